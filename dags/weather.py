@@ -23,10 +23,6 @@ def interval_and_checkpoint(name: str, pipeline: str) -> tuple[Any, Any]:
     """Return the task that processes an interval of a pipeline, and the task that commits its checkpoint.
 
     If one pipeline of a DAG fails, the checkpoints of the pipelines before it stay committed.
-
-    Args:
-        name: The id of the processing task.
-        pipeline: The import path of the pipeline, as in "module:NAME".
     """
     process = StatefulMicroBatchOperator(
         task_id=name,

@@ -119,12 +119,7 @@ class RunningAggregate(ArrowProcessor):
     declared_aggregates: Mapping[str, Aggregate] = {}
 
     def __init_subclass__(cls, **arguments: Any) -> None:
-        """Collect the aggregates that the new class declares or inherits.
-
-        Raises:
-            UsageError: An aggregate has the name of a member of `RunningAggregate`, such as `init`, and would replace
-                it.
-        """
+        """Collect the aggregates that the new class declares or inherits."""
         super().__init_subclass__(**arguments)
         for name, value in vars(cls).items():
             if isinstance(value, Aggregate) and hasattr(RunningAggregate, name):
@@ -219,12 +214,7 @@ def spelled_aggregates(aggregates: Mapping[str, Aggregate], names: Sequence[str]
 
 
 def aggregate_fields(aggregates: Mapping[str, Aggregate], handle: Any) -> list[StructField]:
-    """Return an output field for each aggregate.
-
-    Args:
-        aggregates: Aggregates by the name of their output column.
-        handle: The handle that Cairn passes to each processor.
-    """
+    """Return an output field for each aggregate."""
     types = {f.name: f.dataType for f in handle.input_schema.fields}
     return [StructField(name, a.result_type(types.get(a.column))) for name, a in aggregates.items()]
 
@@ -236,10 +226,6 @@ def state_fields(
 
     The field's metadata names the aggregate's input column and `ignore_nulls`. So Cairn refuses changed code that
     computes the same output column in another way.
-
-    Args:
-        aggregates: Aggregates by the name of their output column.
-        parts: The names and Spark types of each aggregate's parts, as `plan_fields` returns them.
     """
     return [
         StructField(f"{name}_{part}", of, metadata=_metadata(name, part, aggregates[name]))
@@ -263,16 +249,7 @@ def check_declared(owner: str, aggregates: Mapping[str, Aggregate]) -> None:
 
 
 def check_ttl(owner: str, ttl_ms: Any, pipeline: Any = None) -> None:
-    """Check the setting `ttl_ms`.
-
-    Args:
-        owner: Name of the processor's class.
-        ttl_ms: The setting.
-        pipeline: The `Pipeline`; None checks the value alone.
-
-    Raises:
-        UsageError: The value is no positive number of milliseconds, or the pipeline's `time_mode` has no time to live.
-    """
+    """Check the setting `ttl_ms`."""
     if ttl_ms is None:
         return
     if isinstance(ttl_ms, bool) or not isinstance(ttl_ms, Integral) or not 0 < int(ttl_ms) <= MAX_TIME_MS:
@@ -293,19 +270,7 @@ def plan_fields(
     *,
     merged: bool = False,
 ) -> dict[str, list[tuple[str, DataType]]]:
-    """Return the state fields of each aggregate: by aggregate name, the names and Spark types of its parts.
-
-    Args:
-        owner: Name of the processor's class, for error messages.
-        aggregates: Aggregates by the name of their output column.
-        input_schema: Schema of the pipeline's input.
-        key_schema: Schema of the key columns.
-        merged: True if the processor calls `Aggregate.merge`.
-
-    Raises:
-        UsageError: There is no aggregate, two output columns have one name, or an aggregate does not fit its input
-            column.
-    """
+    """Return the state fields of each aggregate: by aggregate name, the names and Spark types of its parts."""
     check_declared(owner, aggregates)
     types = {f.name: f.dataType for f in input_schema.fields}
     taken = {name.lower(): f"key column {name!r}" for name in key_schema.names}
@@ -344,13 +309,9 @@ class _UnfitError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arrivals:
-    """Order of arrival of the rows of a batch. Rows of an earlier interval come first.
+    """Order of arrival of the rows of a batch. Rows of an earlier interval come first."""
 
-    Attributes:
-        interval_ms: End of the interval, in milliseconds since the epoch.
-        numbers: For each row, its number among the rows of its key in the interval.
-    """
-
+    # End of the interval, in milliseconds since the epoch.
     interval_ms: int
     numbers: Int64s
 
@@ -360,10 +321,6 @@ class Groups:
 
     Every key has at least one row, or the batch has no rows at all. Without rows, `Aggregate.step` leaves the stored
     fields as they are, and returns the aggregates' values.
-
-    Args:
-        batch: The rows.
-        arrivals: Order of arrival of the rows, for state that has the fields of `Aggregate.parts_to_merge`.
     """
 
     def __init__(self, batch: KeyedBatch, arrivals: Arrivals | None = None) -> None:
@@ -399,16 +356,7 @@ class Groups:
 
 
 class _Column:
-    """The non-null values of a column, grouped by key.
-
-    Attributes:
-        array: All rows of the column, nulls included.
-        rows: Positions of the rows that are not null.
-        counts: For each key, the number of its values.
-        present: Indexes of the keys that have a value.
-        starts: For each present key, the index of its first value in `rows`, which leaves out nulls.
-        owners: For each element of `rows`, the index of its key.
-    """
+    """The non-null values of a column, grouped by key."""
 
     present: Int64s | slice
 
@@ -439,15 +387,7 @@ class _Column:
         return self.values.astype(np.float64)
 
     def reduced(self, fold: np.ufunc, values: Array) -> Array:
-        """Reduce the values of each key to one value. Keys without a non-null value are left out.
-
-        Args:
-            fold: The NumPy ufunc that combines two values, such as `np.add` or `np.minimum`.
-            values: One element for each non-null row of the column, key after key.
-
-        Returns:
-            One element for each key in `present`.
-        """
+        """Reduce the values of each key to one value. Keys without a non-null value are left out."""
         if len(values) == len(self.starts):
             return values
         folded: Array = fold.reduceat(values, self.starts, axis=0)
@@ -1160,14 +1100,7 @@ def _overflow(what: str, name: str, of: pa.DataType, column: _Column, overflows:
 
 
 def _running_sums(values: Doubles, before: Doubles, starts: Int64s, lengths: Int64s) -> Doubles:
-    """Return for each value the sum of its key's values up to this value, added from left to right.
-
-    Args:
-        values: Values of all keys, key after key.
-        before: The sum of each key before its first value.
-        starts: Position of each key's first value.
-        lengths: Number of each key's values.
-    """
+    """Return for each value the sum of its key's values up to this value, added from left to right."""
     running = values.copy()
     running[starts] += before
     at, left = starts, lengths
@@ -1197,15 +1130,7 @@ def _counts_of(stored: Groups) -> Int64s:
 
 
 def _arrivals_of(groups: Groups, old: Parts, keys: Any, rows: Int64s, replaced: Bools) -> Parts:
-    """Return the arrival of each key's value; nothing if the state does not have these fields.
-
-    Args:
-        groups: The rows of the batch.
-        old: The stored fields.
-        keys: Indexes of the keys that have a row.
-        rows: For each of these keys, the row of its value in the batch.
-        replaced: For each of these keys, True if its value now comes from this row.
-    """
+    """Return the arrival of each key's value; nothing if the state does not have these fields."""
     if groups.arrivals is None:
         return {part: old[part] for part in _ARRIVAL if part in old}
     interval_ms, number = (numbers(old[part]).copy() for part in _ARRIVAL)
@@ -1225,14 +1150,6 @@ def _taken(rows: pa.Table, chosen: Int64s) -> Parts:
 
 
 def _picked(before: pa.Array, array: pa.Array, rows: Int64s, places: Int64s) -> pa.Array:
-    """Return one element for each key: its stored element, or a new element from the batch.
-
-    Args:
-        before: The stored elements, one per key.
-        array: A column of the batch.
-        rows: Positions of the new elements in `array`.
-        places: For each key, the index of its element in the concatenation of `before` and the new elements. For
-            instance, index `len(before)` is the first new element, `array[rows[0]]`.
-    """
+    """Return one element for each key: its stored element, or a new element from the batch."""
     new = array.take(pa.array(rows)).cast(before.type)
     return pa.concat_arrays([before, new]).take(pa.array(places))

@@ -64,11 +64,6 @@ def array_of(values: Array, of: pa.DataType, valid: Bools | None = None) -> pa.A
     """Convert NumPy values to an Arrow array.
 
     This is the inverse of `numbers`, except that decimals come as four unsigned 32-bit limbs.
-
-    Args:
-        values: One value, or one row of limbs, per element.
-        of: Type of the result.
-        valid: False for each null. None means no nulls.
     """
     count = len(values)
     if pa.types.is_boolean(of):

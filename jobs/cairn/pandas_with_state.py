@@ -126,14 +126,7 @@ class PandasWithState(StatefulProcessor):  # type: ignore[misc]
     def _call(
         self, key: Any, frames: Iterable[pd.DataFrame], times: Any, fired_ms: int | None
     ) -> Iterator[pd.DataFrame]:
-        """Call the user's function, yield its rows, and store the state that it left.
-
-        Args:
-            key: The key's values.
-            frames: The key's rows; one empty frame after a timeout.
-            times: Spark's `TimerValues`.
-            fired_ms: Expiry of the timer that fires, in milliseconds since the epoch; None for input rows.
-        """
+        """Call the user's function, yield its rows, and store the state that it left."""
         value = self._state.get()
         watermark_ms = times.getCurrentWatermarkInMs()
         state = GroupState(
@@ -183,14 +176,7 @@ class PandasWithState(StatefulProcessor):  # type: ignore[misc]
 
 
 def columns_of(schema: str | StructType) -> dict[str, str | DataType]:
-    """Return the columns of a schema with their types.
-
-    Returns:
-        By column name, Spark's short name of the type, such as "bigint"; for a nested type, the type itself.
-
-    Raises:
-        UsageError: The text is not a list of `name type`, or `parse_ddl_locally` can't read a nested type.
-    """
+    """Return the columns of a schema with their types."""
     if isinstance(schema, StructType):
         short = {field.name: field.dataType.simpleString() for field in schema.fields}
         return {f.name: f.dataType if short[f.name].startswith(_NESTED) else short[f.name] for f in schema.fields}
@@ -223,10 +209,6 @@ def as_spark_gives(frame: pd.DataFrame, columns: dict[str, str | DataType]) -> p
     """Return the frame with the dtypes that a function of `applyInPandasWithState` gets from Spark.
 
     These dtypes follow from the columns' SQL types by Arrow's conversion to pandas, such as int32 for INT.
-
-    Args:
-        frame: The rows of one key.
-        columns: The type of each column, as `columns_of` returns it.
     """
     return pd.DataFrame({name: _series(frame[name], kind) for name, kind in columns.items()}, index=frame.index)
 
@@ -253,13 +235,7 @@ def _series(values: pd.Series[Any], kind: str | DataType) -> pd.Series[Any]:
 
 
 def scalar(value: Any, kind: str | DataType) -> Any:
-    """Convert a key value to the type that a cell of its column has in the DataFrames of `applyInPandasWithState`.
-
-    Args:
-        value: The value of one key column.
-        kind: The type of this column: the DDL name of a simple type, such as "bigint", or a `DataType` for an array, a
-            map or a struct.
-    """
+    """Convert a key value to the type that a cell of its column has in the DataFrames of `applyInPandasWithState`."""
     if isinstance(kind, DataType):
         return None if value is None else _series(pd.Series([value]), kind).iloc[0]
     dtype = _NUMBERS.get(kind)

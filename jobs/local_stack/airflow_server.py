@@ -57,11 +57,7 @@ class AirflowClient(AirflowRest):
         return frozenset(part for part in _PARTS if health[part]["status"] == "healthy")
 
     def has_dag(self, dag_id: str) -> bool:
-        """Return True if Airflow knows the DAG.
-
-        Raises:
-            RuntimeError: A DAG file can't be imported. The message holds the stack traces.
-        """
+        """Return True if Airflow knows the DAG."""
         if errors := self.call("GET", "/api/v2/importErrors")["import_errors"]:
             raise RuntimeError("\n".join(f"{e['filename']}: {e['stack_trace']}" for e in errors))
         try:
@@ -73,13 +69,7 @@ class AirflowClient(AirflowRest):
         return True
 
     def trigger(self, dag_id: str, logical_date: str | None = None, **more: Any) -> dict[str, Any]:
-        """Start a manual run.
-
-        Args:
-            dag_id: The DAG.
-            logical_date: The logical date as ISO text; None for a run without one.
-            more: Other fields of the request, such as `data_interval_start`, `data_interval_end` and `conf`.
-        """
+        """Start a manual run."""
         run: dict[str, Any] = self.call(
             "POST", f"/api/v2/dags/{dag_id}/dagRuns", {"logical_date": logical_date, **more}
         )
@@ -149,15 +139,7 @@ class AirflowClient(AirflowRest):
     def clear(
         self, dag_id: str, run_id: str, task_ids: Iterable[str], *, downstream: bool = True, future: bool = False
     ) -> None:
-        """Clear tasks of a run, so that Airflow runs them again.
-
-        Args:
-            dag_id: The DAG.
-            run_id: The run.
-            task_ids: The tasks to clear.
-            downstream: True to clear the tasks downstream of these tasks too.
-            future: True to clear the same tasks of all later runs too.
-        """
+        """Clear tasks of a run, so that Airflow runs them again."""
         self.call(
             "POST",
             f"/api/v2/dags/{dag_id}/clearTaskInstances",
@@ -187,21 +169,7 @@ class AirflowClient(AirflowRest):
         timeout_s: float,
         check: Callable[[], None] = lambda: None,
     ) -> dict[str, str]:
-        """Wait until all given runs have ended.
-
-        Args:
-            dag_id: The DAG.
-            run_ids: The runs to wait for.
-            timeout_s: The longest time to wait, in seconds.
-            check: A function that is called every second, or every ten seconds for hundreds of runs. It may raise an
-                error to end the wait.
-
-        Returns:
-            The final state of each run, by run id.
-
-        Raises:
-            TimeoutError: A run did not end within the timeout.
-        """
+        """Wait until all given runs have ended."""
         wanted, deadline_s = set(run_ids), time.monotonic() + timeout_s
         while True:
             check()
@@ -227,20 +195,6 @@ class AirflowServer(Server):
 
     Every user of the machine can reach the port. So Airflow demands the password of the user `admin`. The password is
     random, and stays the same for every start with the same `home`. Commands of this user find the password in a file.
-
-    Args:
-        repo_root: The root folder of the repository, which contains the configuration, the DAGs and the plugins.
-        home: AIRFLOW_HOME, the folder of the database and the logs.
-        port: The preferred port; 0 for any.
-        log_dir: The folder of the components' logs; None for a folder in `home`.
-        database_dir: The folder of PostgreSQL's data; None for a folder in `home`.
-        env: More environment variables for the components.
-        python: The Python that runs the components; None for this Python.
-
-    Attributes:
-        client: The client of the REST API.
-        database: A text that says which database Airflow uses; valid after `start`.
-        env: The environment of the components. Airflow's command line needs the same variables.
     """
 
     def __init__(
@@ -291,11 +245,7 @@ class AirflowServer(Server):
         }
 
     def start(self) -> None:
-        """Create or migrate the database, which takes some seconds, and start the components.
-
-        Raises:
-            RuntimeError: The database can't be set up, or another server uses its folder.
-        """
+        """Create or migrate the database, which takes some seconds, and start the components."""
         if not os.environ.get(_DATABASE) and not self.env.get(_DATABASE):
             self._start_database()
         migrate = [self.python, "-c", "from airflow.utils.db import initdb; initdb()"]
@@ -312,15 +262,7 @@ class AirflowServer(Server):
             self.processes.start(name, command, env=self.env, cwd=self.repo_root)
 
     def wait_until_ready(self, timeout_s: float = 180) -> None:
-        """Wait until Airflow is healthy.
-
-        Args:
-            timeout_s: The longest time without a further healthy part, in seconds. It grows on a slow machine.
-
-        Raises:
-            TimeoutError: No further part of Airflow became healthy within the timeout.
-            RuntimeError: A process of Airflow has ended.
-        """
+        """Wait until Airflow is healthy."""
         patience = Patience(time.monotonic(), least_s=timeout_s)
         while (healthy := self.client.healthy_parts()) != _PARTS:
             self.processes.check_alive()
@@ -332,12 +274,7 @@ class AirflowServer(Server):
             time.sleep(0.5)
 
     def wait_for_dag(self, dag_id: str, timeout_s: float = 60) -> None:
-        """Wait until Airflow has parsed a DAG.
-
-        Raises:
-            TimeoutError: Airflow has not parsed the DAG within the timeout.
-            RuntimeError: A DAG file can't be imported, or a process of Airflow has ended.
-        """
+        """Wait until Airflow has parsed a DAG."""
         deadline_s = time.monotonic() + timeout_s
         while not self.client.has_dag(dag_id):
             self.processes.check_alive()
@@ -387,9 +324,6 @@ def _password(file: Path) -> str:
 
     Airflow reads the password from the file. If the file is missing, it is created with a random password, readable by
     this user only.
-
-    Raises:
-        RuntimeError: The file has no password of the user `admin`.
     """
     with suppress(FileExistsError), os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as made:
         json.dump({ADMIN: new_secret()}, made)

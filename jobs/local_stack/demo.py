@@ -50,11 +50,7 @@ say = _lines.say
 
 
 def main() -> int:
-    """Run the demo, and stop all processes that it started.
-
-    Returns:
-        The exit code: 0 if every day was processed, 1 if not, and 130 after an interruption.
-    """
+    """Run the demo, and stop all processes that it started."""
     days = int(os.environ.get("DAYS", "14"))
     if not 1 <= days <= 365:
         print(f"DAYS={days} is out of range: the flights are of 2013, so set DAYS to 1 to 365")
@@ -105,18 +101,7 @@ def run_demo(days: int) -> int:
 def show(
     days: int, spark: SparkConnectServer, airflow: AirflowServer, env: dict[str, str], stack: ExitStack
 ) -> str | None:
-    """Start Spark and Airflow, run the days and report the results.
-
-    Args:
-        days: The number of days.
-        spark: The Spark Connect server, not started yet.
-        airflow: The Airflow server, not started yet.
-        env: The environment of the pipeline.
-        stack: The stack that receives the callback which ends unfinished runs.
-
-    Returns:
-        The verdict; None if a day failed.
-    """
+    """Start Spark and Airflow, run the days and report the results."""
     start(spark, airflow, env)
     client = airflow.client
     last_day = FIRST_DAY + timedelta(days=days - 1)
@@ -160,13 +145,7 @@ def start(spark: SparkConnectServer, airflow: AirflowServer, env: dict[str, str]
 
 
 def pipeline_env(data: Path, flights: Path, spark: SparkConnectServer) -> dict[str, str]:
-    """Return the environment variables with which Airflow's components run the pipeline.
-
-    Args:
-        data: The folder for the pipeline's state and other results.
-        flights: The folder of the input files, one for each day.
-        spark: The Spark Connect server that the pipeline's tasks use.
-    """
+    """Return the environment variables with which Airflow's components run the pipeline."""
     return {
         "CAIRN_DATA": str(data),
         "CAIRN_ROOT": f"file://{data}/state",
@@ -179,11 +158,7 @@ def pipeline_env(data: Path, flights: Path, spark: SparkConnectServer) -> dict[s
 
 
 def land_flights(env: dict[str, str]) -> None:
-    """Write the input files of the whole year, so that a user can continue in the UI after the demo.
-
-    Raises:
-        RuntimeError: The program `pipelines.land_flights` failed.
-    """
+    """Write the input files of the whole year, so that a user can continue in the UI after the demo."""
     command = [sys.executable, "-m", "pipelines.land_flights", "--to", str(FLIGHTS)]
     done = subprocess.run(command, cwd=ROOT, env={**os.environ, **env}, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -196,10 +171,6 @@ def prepare(client: AirflowClient, last_day: datetime) -> None:
 
     An earlier demo may have left them in Airflow's database. Airflow creates a backfill only if no other backfill of
     the DAG is active. It notices the end of a backfill up to 30 s late.
-
-    Args:
-        client: The client of Airflow's REST API.
-        last_day: The last day of the demo. Runs from 2013-01-01 up to this day are failed.
     """
     for backfill in client.active_backfills(DAG):
         client.cancel_backfill(backfill["id"])
@@ -213,10 +184,6 @@ def settle(client: AirflowClient, last_day: datetime) -> None:
 
     The backfill is not cancelled. Cancelling would pause the backfill for ever. If a user cleared one of its runs
     later, that run would never start. The last day is failed first, so that no other day starts meanwhile.
-
-    Args:
-        client: The client of Airflow's REST API.
-        last_day: The last day of the demo.
     """
     # An Airflow that is shutting down may not answer. `prepare` of the next demo ends the remaining runs.
     with suppress(RestError, OSError):
@@ -232,11 +199,6 @@ class DriverKiller:
     """Killer of one Spark driver of this program's Airflow, after the driver has run for some time.
 
     If the driver of the chosen day ends earlier, the killer tries the next day with half the time.
-
-    Args:
-        processes: Airflow's processes.
-        day: The day whose driver is killed.
-        after_s: The age at which the driver is killed, in seconds.
     """
 
     def __init__(self, processes: OwnedProcesses, day: datetime, *, after_s: float = 0.8) -> None:
@@ -288,14 +250,7 @@ class DriverKiller:
 
 
 class DayWatcher:
-    """Watcher of the demo's days, which prints their progress.
-
-    Args:
-        airflow: The Airflow server that runs the days.
-        killer: The killer of one Spark driver.
-        last_day: The last day of the demo.
-        began: The time at which the demo began. Tries of tasks that started earlier belong to an earlier demo.
-    """
+    """Watcher of the demo's days, which prints their progress."""
 
     def __init__(self, airflow: AirflowServer, killer: DriverKiller, last_day: datetime, began: datetime) -> None:
         self._airflow = airflow
@@ -310,12 +265,7 @@ class DayWatcher:
         self._patience = Patience(self._ended_s, least_s=_LEAST_PATIENCE_S)
 
     def watch(self) -> dict[str, Any] | None:
-        """Print the progress until all days have ended.
-
-        Returns:
-            The first run that failed, or the first unfinished run if nothing made progress for long; None if all days
-            succeeded.
-        """
+        """Print the progress until all days have ended."""
         total, next_poll_s = (self._last_day - FIRST_DAY).days + 1, 0.0
         while len(self._finished) < total:
             self._killer.look()
@@ -378,11 +328,7 @@ class DayWatcher:
 
 
 def activity_of(tasks: Sequence[tuple[str, str, str | None]]) -> str:
-    """Return a line that names the task at which Airflow works now.
-
-    Args:
-        tasks: Day, name and state of each task of the running days, the first day first.
-    """
+    """Return a line that names the task at which Airflow works now."""
     active = [(day, name, state) for day, name, state in tasks if state not in (None, "success", "skipped")]
     if not active:
         return f"{tasks[0][0]}: Airflow schedules the next task" if tasks else "Airflow starts the next day"
@@ -411,14 +357,7 @@ def tries(client: AirflowClient, run_id: str, task_id: str, began: datetime) -> 
 
 
 def results_of(client: AirflowClient, last_day: datetime, began: datetime) -> list[DayResult]:
-    """Return the results of the demo's days, ascending by day.
-
-    Args:
-        client: The client of Airflow's REST API.
-        last_day: The last day of the demo. The first day is 2013-01-01.
-        began: The time at which the demo began. Tries of tasks that started earlier belong to an earlier demo and are
-            not counted.
-    """
+    """Return the results of the demo's days, ascending by day."""
     results = []
     for run in demo_runs(client, last_day):
         run_id = run["dag_run_id"]

@@ -10,30 +10,21 @@ _COLUMNS = "{:10}  {:>10}  {:>7}  {:>6}  {:>10}  {:>10}  {:>7}  {:>5}"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DayResult:
-    """Result of one day of the demo.
-
-    Attributes:
-        day: The day, as in "2013-01-01".
-        checkpoint: The id of the day's checkpoint.
-        input_rows: The number of flights.
-        keys: The number of keys with state after the day.
-        uploaded_bytes: The bytes of state that the day uploaded.
-        state_bytes: The size of the whole state after the day. A full checkpoint would upload these bytes.
-        seconds: The time from the start to the end of the day's run in Airflow.
-        tries: The number of tries of the task `process`.
-        expectations: The number of data checks that passed; None if the checkpoint was not validated.
-        entries: The number of entries that validation restored; None without validation.
-    """
+    """Result of one day of the demo."""
 
     day: str
     checkpoint: int
     input_rows: int
     keys: int
+    # The bytes of state that the day uploaded.
     uploaded_bytes: int
+    # The size of the whole state after the day. A full checkpoint would upload these bytes.
     state_bytes: int
     seconds: float
     tries: int
+    # The number of data checks that passed; None if the checkpoint was not validated.
     expectations: int | None = None
+    # The number of entries that validation restored; None without validation.
     entries: int | None = None
 
 
@@ -75,12 +66,7 @@ def sums_of(results: Sequence[DayResult]) -> list[str]:
 
 
 def verdict_of(results: Sequence[DayResult], killed_day: str | None) -> str:
-    """Return the verdict on a demo whose days all succeeded, as one sentence.
-
-    Args:
-        results: The results of the days.
-        killed_day: The day whose driver was killed; None if no driver was killed.
-    """
+    """Return the verdict on a demo whose days all succeeded, as one sentence."""
     parts = [_count(len(results), "day")]
     recovered = " and recovered" if any(r.day == killed_day and r.tries > 1 for r in results) else ""
     parts.append(f"1 driver killed{recovered}" if killed_day else "no driver killed")

@@ -34,11 +34,7 @@ class Server(ABC):
 
     @abstractmethod
     def wait_until_ready(self) -> None:
-        """Wait until the server answers.
-
-        Raises:
-            TimeoutError: The server does not answer within its timeout of one to three minutes.
-        """
+        """Wait until the server answers."""
 
     @abstractmethod
     def stop(self) -> None:
@@ -64,10 +60,6 @@ class OwnedProcesses:
 
     Start the children from a thread that lives as long as the children should: the kernel ends a child when the thread
     that started it ends.
-
-    Attributes:
-        log_dir: The folder of the children's logs.
-        owner: The value of the environment variable CAIRN_OWNER, which marks the children and their descendants.
     """
 
     def __init__(self, log_dir: Path) -> None:
@@ -81,13 +73,6 @@ class OwnedProcesses:
 
         The output goes to a file, because a pipe without a reader would block the child. The method adds the variable
         CAIRN_OWNER to the child's environment, by which `pids` finds the child and its descendants.
-
-        Args:
-            name: The name of the child and of its log.
-            command: The program and its arguments.
-            env: The child's environment. The method adds CAIRN_OWNER.
-            cwd: The child's working directory.
-            user: The arguments of `Popen` that choose the child's user.
         """
         self.log_dir.mkdir(parents=True, exist_ok=True)
         with self.log_path(name).open("wb") as log:
@@ -138,11 +123,7 @@ class OwnedProcesses:
         return self.log_dir / f"{name}.log"
 
     def check_alive(self) -> None:
-        """Check that all children run.
-
-        Raises:
-            RuntimeError: A child has ended. The message holds the end of its log.
-        """
+        """Check that all children run."""
         for name, child in self._children.items():
             if child.poll() is not None:
                 tail = self.log_path(name).read_text(errors="replace")[-3000:]
@@ -153,12 +134,7 @@ class OwnedProcesses:
         return self._children.pop(name).wait()
 
     def stop(self, *, grace_s: float = 20, signal_number: int = signal.SIGTERM) -> None:
-        """Send a signal to the children. After the grace time, send SIGKILL to all processes that still run.
-
-        Args:
-            grace_s: The grace time in seconds.
-            signal_number: The signal.
-        """
+        """Send a signal to the children. After the grace time, send SIGKILL to all processes that still run."""
         for child in self._children.values():
             with contextlib.suppress(ProcessLookupError):
                 child.send_signal(signal_number)
@@ -193,9 +169,6 @@ def claim_port(preferred: int = 0) -> int:
     A server binds its port seconds after its parent chose the port. Without a claim, two demos that start together
     could choose the same port. Then the second server would fail to start, or its parent would talk to the server of
     the first demo.
-
-    Args:
-        preferred: The port to take if it is free and unclaimed; 0 for any port.
     """
     while not _claim(port := free_port(preferred)):
         preferred = 0
@@ -203,11 +176,7 @@ def claim_port(preferred: int = 0) -> int:
 
 
 def free_port(preferred: int = 0) -> int:
-    """Choose a port of the loopback interface that is free now.
-
-    Args:
-        preferred: The port to take if it is free; 0 for any port.
-    """
+    """Choose a port of the loopback interface that is free now."""
     lowest_outgoing = _lowest_port_of_outgoing_connections()
     others = random.sample(range(20_000, lowest_outgoing), 100) if lowest_outgoing > 20_100 else []
     for port in [*([preferred] if preferred else []), *others]:

@@ -10,11 +10,6 @@ class Patience:
 
     A fixed limit on the whole wait fails on a slow machine. So only the time since the last sign of progress counts. If
     the machine needed long between earlier signs, the limit grows with that time.
-
-    Args:
-        now_s: The present time of a monotonic clock, in seconds.
-        least_s: The least limit, in seconds.
-        factor: The limit is at least this many times the longest time between two signs.
     """
 
     def __init__(self, now_s: float, *, least_s: float, factor: float = 5) -> None:
@@ -30,12 +25,7 @@ class Patience:
         return max(self._least_s, self._factor * self._longest_s)
 
     def is_over(self, signs: Hashable, now_s: float) -> bool:
-        """Return True if no sign has changed for longer than the limit.
-
-        Args:
-            signs: Values that change if, and only if, the awaited work makes progress.
-            now_s: The present time of the clock, in seconds.
-        """
+        """Return True if no sign has changed for longer than the limit."""
         if signs != self._signs:
             self._longest_s = max(self._longest_s, now_s - self._moved_s)
             self._moved_s, self._signs = now_s, signs

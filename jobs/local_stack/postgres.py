@@ -44,11 +44,7 @@ class PostgresUnavailable(RuntimeError):
 
 
 class Postgres(Server):
-    """A PostgreSQL server whose data are in one folder. The first start creates the data.
-
-    Attributes:
-        folder: The folder with the data.
-    """
+    """A PostgreSQL server whose data are in one folder. The first start creates the data."""
 
     def __init__(self, folder: Path, *, log_dir: Path) -> None:
         self.folder = folder
@@ -62,13 +58,7 @@ class Postgres(Server):
         return f"postgresql+psycopg://airflow@/postgres?host={quote(str(self._sockets), safe='/')}"
 
     def start(self) -> None:
-        """Start the server without waiting for it.
-
-        Raises:
-            PostgresUnavailable: The wheel is missing, the server's user can't enter the folder, or the data can't be
-                created.
-            RuntimeError: Another server uses this folder.
-        """
+        """Start the server without waiting for it."""
         programs = _programs()
         if (other := self._running()) is not None:
             raise RuntimeError(
@@ -90,12 +80,7 @@ class Postgres(Server):
         )
 
     def wait_until_ready(self, timeout_s: float = 60) -> None:
-        """Wait until the server answers.
-
-        Raises:
-            TimeoutError: The server does not answer within the timeout.
-            RuntimeError: The server's process has ended.
-        """
+        """Wait until the server answers."""
         deadline_s = time.monotonic() + timeout_s
         ready = [str(_programs() / "pg_isready"), "-q", "-h", str(self._sockets)]
         while subprocess.run(ready, check=False, cwd="/").returncode:

@@ -15,12 +15,7 @@ _INDENT = " " * 10
 
 
 def fold(text: str, *, indent: str = "") -> str:
-    """Break a text into lines of at most 80 columns. A longer word, such as a path, stays whole.
-
-    Args:
-        text: The text. Its own line breaks stay.
-        indent: Text before each line but the first.
-    """
+    """Break a text into lines of at most 80 columns. A longer word, such as a path, stays whole."""
     lines = [
         textwrap.fill(line, WIDTH - len(indent), break_long_words=False, break_on_hyphens=False)
         for line in text.splitlines()
@@ -32,11 +27,6 @@ class ProgressLines:
     """Lines with the seconds since the program's start, and a line after each long silence.
 
     Within a `with` block, a thread fills silences: it prints the present activity and its duration.
-
-    Args:
-        silence_s: The time without a line after which the present activity is printed, in seconds.
-        clock: A monotonic clock, in seconds.
-        write: The function that prints a line.
     """
 
     def __init__(
@@ -62,11 +52,7 @@ class ProgressLines:
             self._write(f"{self._said_s - self._began_s:6.1f} s  {fold(text, indent=_INDENT)}")
 
     def do(self, activity: str) -> None:
-        """Set the text that names the running task. It is printed only after a silence.
-
-        Args:
-            activity: The actor and the action, as in "Airflow starts". An equal text continues the present activity.
-        """
+        """Set the text that names the running task. It is printed only after a silence."""
         if activity != self._activity:
             self._activity, self._activity_s = activity, self._clock()
 

@@ -17,13 +17,7 @@ _STARTED = re.compile(r"\S+ -m cairn\.driver\.driver (?P<command>.+)")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunningDriver:
-    """A driver process.
-
-    Attributes:
-        pid: Process id of the driver.
-        task: Process id of the Airflow task that asked for the driver.
-        command: Command of the driver with its options, such as `process --pipeline …`.
-    """
+    """A driver process."""
 
     pid: int
     task: int
@@ -37,13 +31,7 @@ class RunningDriver:
 
     @classmethod
     def parse(cls, words: str, pid: int, parent: int) -> Self | None:
-        """Return the driver with this command line; None if the command line is another program's.
-
-        Args:
-            words: The command line, with a space between arguments.
-            pid: Process id.
-            parent: Process id of the parent. The parent of a forked driver is the host process, not a task.
-        """
+        """Return the driver with this command line; None if the command line is another program's."""
         if found := _FORKED.fullmatch(words):
             return cls(pid=pid, task=int(found["task"]), command=found["command"])
         if found := _STARTED.fullmatch(words):

@@ -32,15 +32,6 @@ class SparkConnectServer(Server):
 
     Every client that reaches the port can run code in the server. So the server demands a token. Drivers of this user
     find the token in a file.
-
-    Args:
-        repo_root: The root folder of the repository.
-        log_dir: The folder of the server's log.
-        port: The preferred port; 0 for any.
-        cores: The number of cores for tasks inside the server.
-        token: The token that the server demands; None for a random token.
-        master: The Spark master that runs the tasks; None to run them inside the server.
-        conf: More of Spark's configuration, by name.
     """
 
     def __init__(
@@ -90,16 +81,7 @@ class SparkConnectServer(Server):
             self._kept.enter_context(kept_secret("spark-connect", self.port, self.token))
 
     def wait_until_ready(self, timeout_s: float = 120) -> None:
-        """Wait until the server answers.
-
-        Args:
-            timeout_s: The longest time without a further line in the server's log, in seconds. It grows on a slow
-                machine.
-
-        Raises:
-            TimeoutError: The server does not answer, and its log did not grow within the timeout.
-            RuntimeError: The server's process has ended.
-        """
+        """Wait until the server answers."""
         patience = Patience(time.monotonic(), least_s=timeout_s)
         while True:
             self._processes.check_alive()

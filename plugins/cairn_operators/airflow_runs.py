@@ -23,12 +23,6 @@ def predecessor_runs(context: Any, start: datetime, end: datetime, tasks: Sequen
     of the interval before has a logical date after `start`: Airflow gives a manual run the last interval that has ended
     before the run's logical date. A scheduled run's logical date is its interval's start. So the search stops at the
     first scheduled or backfill run with a logical date before `start`.
-
-    Args:
-        context: Airflow's context of the running task.
-        start: Start of the task's own data interval.
-        end: End of the task's own data interval.
-        tasks: Ids of the tasks whose states are read: the process task and the checkpoint task.
     """
     from cairn_operators.predecessor import PredecessorRun
 

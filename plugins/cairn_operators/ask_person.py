@@ -9,13 +9,7 @@ APPROVE, REJECT = "Approve", "Reject"
 
 
 def ask_person(context: Any, subject: str, text: str) -> None:
-    """Ask a person to approve or reject. The calling operator then defers its task until the answer.
-
-    Args:
-        context: Airflow's context of the running task.
-        subject: The question.
-        text: Lines that the person reads before the answer.
-    """
+    """Ask a person to approve or reject. The calling operator then defers its task until the answer."""
     from airflow.sdk.execution_time.hitl import upsert_hitl_detail
 
     upsert_hitl_detail(

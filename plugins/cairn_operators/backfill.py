@@ -151,14 +151,7 @@ class RunIntervalsOperator(DriverOperator):
 
 
 def tell_asset(context: Any, alias: AssetAlias, asset: Asset, committed: Sequence[dict[str, Any]]) -> None:
-    """Add an event to a pipeline's asset for each checkpoint that a driver committed.
-
-    Args:
-        context: Airflow's context of the running task.
-        alias: The task's outlet, through which the events are added.
-        asset: The asset of the pipeline.
-        committed: Summary of each checkpoint, as the driver printed it.
-    """
+    """Add an event to a pipeline's asset for each checkpoint that a driver committed."""
     if (events := context.get("outlet_events")) is None:
         return
     for summary in committed:
@@ -169,15 +162,7 @@ def tell_asset(context: Any, alias: AssetAlias, asset: Asset, committed: Sequenc
 
 
 def day_or_instant(name: str, text: str) -> str:
-    """Check a day or an instant before a driver starts, and return it without spaces around it.
-
-    Args:
-        name: Name of the argument, for the error message.
-        text: A day or an instant in ISO format.
-
-    Raises:
-        AirflowFailException: The text is neither a day nor an instant.
-    """
+    """Check a day or an instant before a driver starts, and return it without spaces around it."""
     from state_backend.values.day_or_instant import first_instant
     from state_backend.values.errors import UsageError
 

@@ -16,14 +16,6 @@ def check_pipeline_and_root(dag_id: str, pipeline: str, root: str) -> None:
 
     The function checks only the form of both values, and accepts any template. It does not search for the pipeline's
     module, since a search would import packages with each parse of the DAG file.
-
-    Args:
-        dag_id: Id of the DAG, for the error message.
-        pipeline: The `Pipeline`, as `module:NAME`.
-        root: URL of the folder that holds the pipelines.
-
-    Raises:
-        ValueError: `pipeline` is not written as `module:NAME`, or `root` is no storage URL.
     """
     if "{" not in pipeline and not _PIPELINE.fullmatch(pipeline):
         raise ValueError(f"DAG {dag_id}: pipeline {pipeline!r} is not module:NAME, as in pipelines.clicks:CLICKS")

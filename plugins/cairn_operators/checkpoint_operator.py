@@ -272,11 +272,6 @@ def send_metrics(pipeline_name: str, record: Record, duration: timedelta) -> Non
     - `cairn.checkpoint.lag_s` is a gauge: the seconds from the interval's end to now, right after the commit.
     - `cairn.checkpoint.<count>` is a gauge for each count of the summary, such as `keys`.
     - `cairn.interval.<phase>` is the time of the slowest shard in a phase, such as restore, process or upload.
-
-    Args:
-        pipeline_name: Name of the pipeline.
-        record: The record of the checkpoint.
-        duration: Time of commit, publish and clean-up.
     """
     from state_backend.inspection.describe import summarise
 
@@ -320,12 +315,7 @@ def _maker(task: Any) -> Any:
 
 
 def again_command(context: Any, task: Any) -> str:
-    """Return the command that clears `task` and its downstream tasks in the current run.
-
-    Args:
-        context: Airflow's context of the running task.
-        task: The operator of the task to clear.
-    """
+    """Return the command that clears `task` and its downstream tasks in the current run."""
     from state_backend.values.airflow_commands import clear_command
 
     run = context["dag_run"]

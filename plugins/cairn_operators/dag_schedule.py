@@ -17,27 +17,14 @@ _NOT_CRON = ("@once", "@continuous")
 
 
 def with_data_intervals(schedule: Any, start_date: datetime) -> Any:
-    """Return a timetable whose data intervals extend from each scheduled time to the next.
-
-    Args:
-        schedule: The DAG's schedule. A cron text or a timedelta is converted; any other schedule is returned unchanged.
-        start_date: Start of the first interval. Its time zone is also the time zone of a cron text.
-    """
+    """Return a timetable whose data intervals extend from each scheduled time to the next."""
     if isinstance(schedule, str) and schedule not in _NOT_CRON:
         return CronDataIntervalTimetable(schedule, timezone=pendulum.instance(start_date).timezone)
     return DeltaDataIntervalTimetable(schedule) if isinstance(schedule, timedelta) else schedule
 
 
 def timetable_of_pipeline(dag_id: str, pipeline: str) -> Any:
-    """Return the timetable of the schedule that a `Pipeline` declares.
-
-    Args:
-        dag_id: Id of the DAG, for the error message.
-        pipeline: The `Pipeline`, as `module:NAME`.
-
-    Raises:
-        ValueError: The pipeline declares no schedule, or the source of its module does not show the schedule.
-    """
+    """Return the timetable of the schedule that a `Pipeline` declares."""
     from state_backend.values.errors import UsageError
     from state_backend.values.schedule import Cron
 
@@ -60,10 +47,6 @@ def check_same_schedule(dag: Any, pipeline: str) -> None:
 
     The check is skipped if the source of the pipeline's module does not show a schedule. The task `process` repeats the
     check with the imported pipeline.
-
-    Args:
-        dag: The DAG.
-        pipeline: The `Pipeline`, as `module:NAME`.
     """
     from state_backend.values.errors import UsageError
     from state_backend.values.schedule import are_same, decode
@@ -88,9 +71,6 @@ def schedule_of_dag(dag: Any) -> dict[str, Any] | None:
 
     The result is None for a timetable whose intervals neither a cron expression nor a timedelta describes: assets, manual
     runs only, a relativedelta, or a class of the user's own.
-
-    Args:
-        dag: The DAG of a running task.
     """
     from state_backend.values.schedule import Cron, Every, encode
 

@@ -40,17 +40,7 @@ def docs_root() -> Path:
 
 
 def docs_url(page: str, root: Path, base_url: str) -> str:
-    """Return the URL at which a browser opens a page of Data Docs (Great Expectations' HTML reports of validations).
-
-    Args:
-        page: Path of the page's file.
-        root: Folder that Airflow's UI shows.
-        base_url: URL of Airflow's UI.
-
-    Returns:
-        A path of Airflow's UI if the page lies in `root`. Otherwise a `file://` URL, which only a browser on the same
-        machine can open.
-    """
+    """Return the URL at which a browser opens a page of Data Docs (Great Expectations' HTML reports of validations)."""
     path = Path(page).resolve()
     try:
         inside = path.relative_to(root.resolve())

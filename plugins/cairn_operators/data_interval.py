@@ -13,12 +13,7 @@ from airflow.sdk.exceptions import AirflowFailException
 
 
 def data_interval(context: Any) -> tuple[datetime, datetime]:
-    """Return start and end of the run's data interval.
-
-    Raises:
-        AirflowFailException: The run has no data interval, or its interval has no length. State is kept per interval,
-            so the run can't be processed. The message says what to do.
-    """
+    """Return start and end of the run's data interval."""
     start, end = context.get("data_interval_start"), context.get("data_interval_end")
     if start is None or end is None or not start < end:
         timetable = getattr(context.get("dag"), "timetable", None)
@@ -91,11 +86,6 @@ def is_due(end: datetime, start: datetime, every: timedelta | None) -> bool:
 
     The time is counted from `start`, not from the last run. So a re-run of an old interval gets the same answer as the
     first run of that interval.
-
-    Args:
-        end: End of the interval.
-        start: Start date of the DAG.
-        every: The time between two due intervals, such as 7 days; None makes each interval due.
     """
     if every is None:
         return True

@@ -24,21 +24,7 @@ _SESSION_KEY = "cairn_spark_session"
 
 
 class DriverOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not type-checked here
-    """A task that runs one command of `cairn.driver.driver` in a process of its own.
-
-    Args:
-        pipeline: The `Pipeline`, as `module:NAME`.
-        root: URL of the folder that holds the pipelines.
-        spark_conn_id: Connection to Spark.
-        storage_conn_id: Connection of type `google_cloud_platform` or `aws` for the root. None: the host's own identity.
-        spark_conf: Spark's configuration. It takes precedence over the configuration in the connection. Airflow shows
-            it with the task, and secrets as `***`.
-        **kwargs: More arguments of Airflow's `BaseOperator`. `doc_md` is by default the docstring of the operator's
-            class.
-
-    Attributes:
-        driver_module: Module that the driver process runs. Tests put another module here.
-    """
+    """A task that runs one command of `cairn.driver.driver` in a process of its own."""
 
     template_fields: Sequence[str] = ("pipeline", "root", "spark_conn_id", "storage_conn_id", "spark_conf")
     ui_color = "#e9d8c4"
@@ -142,10 +128,6 @@ def check_conf(conf: Mapping[str, Any], params: Iterable[str]) -> None:
     """Raise `AirflowFailException` if a run's configuration has a misspelt parameter, which Airflow would ignore.
 
     Names that resemble no parameter pass: they may be for other tasks of the DAG.
-
-    Args:
-        conf: Configuration with which a person triggered the run.
-        params: Names of the DAG's parameters.
     """
     from state_backend.values.similar_names import similar_to
 

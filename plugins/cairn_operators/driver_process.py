@@ -38,10 +38,6 @@ class DriverProcess:
     """A runner of one driver at a time.
 
     `stop` may be called at any time, also from a signal handler, and more than once.
-
-    Args:
-        module: Module with the driver's command line.
-        dag_id: The DAG that commands in error messages name.
     """
 
     def __init__(self, module: str, dag_id: str) -> None:
@@ -56,18 +52,7 @@ class DriverProcess:
         environment: Mapping[str, str] | None = None,
         private: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
-        """Run the driver until it ends, and return its result.
-
-        Args:
-            arguments: Arguments of the driver's command line.
-            log_line: Receives each line of the driver's output.
-            environment: Variables to add to the driver's environment.
-            private: Secret settings, which the driver gets as JSON on its stdin.
-
-        Raises:
-            AirflowException: The driver failed, and a retry may help.
-            AirflowFailException: The driver failed, and a retry can't help.
-        """
+        """Run the driver until it ends, and return its result."""
         from state_backend.adapters.work_folders import work_folder
         from state_backend.values.hide_secrets import hide
 
@@ -164,12 +149,7 @@ def _path_of_the_task() -> list[str]:
 
 
 def _lines(process: subprocess.Popen[bytes] | WarmDriver) -> Iterator[str]:
-    """Yield the lines of the driver's output until the driver ends, even if a child of the driver keeps the pipe open.
-
-    Raises:
-        AirflowException: Airflow's supervisor process of this task has died. Airflow may already be running another
-            try, so this try must stop.
-    """
+    """Yield the lines of the driver's output until the driver ends, even if a child of the driver keeps the pipe open."""
     assert process.stdout is not None
     supervisor, rest = os.getppid(), b""
     with process.stdout as pipe:

@@ -19,10 +19,6 @@ def failure_of(error: CairnError, dag_id: str) -> AirflowException:
     """Return the exception that a task raises for an error of Cairn.
 
     If the error names intervals to run first, the message ends with the command that runs them.
-
-    Args:
-        error: The error.
-        dag_id: The DAG that the command names.
     """
     from state_backend.values.airflow_commands import with_command
 
@@ -35,10 +31,6 @@ def failure(type_name: str, message: str) -> AirflowException:
     The task is retried if the error may pass: the storage failed, an attempt was lost, or user code or its input
     failed. It is also retried if the class is not in `state_backend.values.errors`. It fails for good if the call is
     wrong or state is unusable.
-
-    Args:
-        type_name: Name of the error's class.
-        message: Message of the error.
     """
     from state_backend.values import errors
 
@@ -56,9 +48,6 @@ def exit_failure(return_code: int) -> AirflowException:
     """Return the exception for a driver that ended without a result.
 
     Airflow retries the task. A retry is safe: it takes what the driver committed or prepared, and computes the rest.
-
-    Args:
-        return_code: Exit code of the process; negative for the signal that killed it.
     """
     if return_code < 0:
         try:

@@ -41,40 +41,29 @@ _INTERVAL_COLUMNS = ({"name": "interval_start", "type": "timestamp"}, {"name": "
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Field:
-    """A column, or a part of a nested column.
-
-    Attributes:
-        name: Name of the column or part. The elements of an array have the name `_element`; the keys and the values of a map have
-            the names `key` and `value`.
-        type: Spark's name for the type; `struct`, `array` or `map` for a nested type.
-        fields: Parts of a nested type; empty for other types.
-    """
+    """A column, or a part of a nested column."""
 
     name: str
     type: str
+    # Parts of a nested type; empty for other types.
     fields: tuple[Field, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dataset:
-    """A folder or a table.
-
-    Attributes:
-        namespace: Namespace in OpenLineage, such as `s3://bucket`.
-        name: Name in the namespace.
-        version: The version; None if it is unknown.
-        fields: The columns; None if they are unknown.
-        rows: Rows that the checkpoint wrote; None for an input.
-        size_bytes: Bytes that the checkpoint wrote; None for an input or a table.
-        files: Files that the checkpoint wrote; None for an input or a table.
-    """
+    """A folder or a table."""
 
     namespace: str
     name: str
+    # The version; None if it is unknown.
     version: str | None = None
+    # The columns; None if they are unknown.
     fields: tuple[Field, ...] | None = None
+    # Rows that the checkpoint wrote; None for an input.
     rows: int | None = None
+    # Bytes that the checkpoint wrote; None for an input or a table.
     size_bytes: int | None = None
+    # Files that the checkpoint wrote; None for an input or a table.
     files: int | None = None
 
 
@@ -82,9 +71,6 @@ def dataset_of(url: str) -> Dataset | None:
     """Return the dataset that a URL names; None for other texts and other schemes.
 
     Names contain no user name, no password and no query of the URL.
-
-    Args:
-        url: Such as `s3://bucket/folder`, `file:///folder` or `postgres://host/database/schema/table`.
     """
     scheme, separator, rest = url.strip().partition("://")
     scheme = scheme.lower()
@@ -114,9 +100,6 @@ def inputs_of(source_position: dict[str, Any]) -> tuple[Dataset, ...]:
 
     A URL may be a value or a key, at any depth. For a file, the dataset is the file's folder. A `version` in the same
     object as the URL is the dataset's version.
-
-    Args:
-        source_position: The position that the pipeline's source returned.
     """
     found: dict[tuple[str, str], Dataset] = {}
     for url, version in _urls(source_position, None):
@@ -130,13 +113,7 @@ def inputs_of(source_position: dict[str, Any]) -> tuple[Dataset, ...]:
 
 
 def outputs_of(record: Record, pipeline_url: str, tables: Sequence[tuple[str, bool]] = ()) -> tuple[Dataset, ...]:
-    """Return the folder of the pipeline's output, and the tables of its sink. The columns of late rows are unknown.
-
-    Args:
-        record: Record of the checkpoint.
-        pipeline_url: URL of the pipeline's folder.
-        tables: The URL of each table of the sink, and True if the table has late rows.
-    """
+    """Return the folder of the pipeline's output, and the tables of its sink. The columns of late rows are unknown."""
     schema = table_schema(map(parse_struct, record.output_schemas)).to_json() if record.output_schemas else None
     files = [output for output in record.content.outputs if not output.late]
     rows = sum(output.rows for output in files)

@@ -54,13 +54,7 @@ class CairnCheckpointRunFacet(RunFacet):  # type: ignore[misc]  # OpenLineage is
 
 
 def lineage_of(record: Record, pipeline_url: str, tables: Sequence[tuple[str, bool]] = ()) -> OperatorLineage:
-    """Return inputs, outputs and checkpoint of a record.
-
-    Args:
-        record: Record of the checkpoint.
-        pipeline_url: URL of the pipeline's folder.
-        tables: The URL of each table of the sink, and True if the table has late rows.
-    """
+    """Return inputs, outputs and checkpoint of a record."""
     return OperatorLineage(
         inputs=[
             InputDataset(namespace=d.namespace, name=d.name, facets=_facets(d))

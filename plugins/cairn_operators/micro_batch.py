@@ -192,23 +192,10 @@ class StatefulMicroBatchOperator(DriverOperator):
 
         The awaited runs are the runs of the interval before, whose checkpoint this interval starts from.
 
-        Args:
-            context: Airflow's context of the running task.
-            start: Start of the interval to process.
-            end: End of the interval to process.
-            since_ms: When the task began to wait, in ms since the epoch. `wait_timeout` counts from this time.
-            alone_since_ms: The time, in ms since the epoch, from which `start_patience` counts. Since this time all awaited
-                runs have been queued, and no run with an earlier logical date has been running. None if the task has
-                not waited in this state. After `start_patience` the task no longer waits, because Airflow may start the
-                queued runs only after the task's own run has ended.
-
-        Returns:
-            True if the log already has a result of the interval that later intervals may start from.
-
-        Raises:
-            TaskDeferred: The task gives its worker slot back and waits in the triggerer.
-            AirflowException: The storage failed, and a retry may help.
-            AirflowFailException: The interval is refused, or the longest wait is over.
+        `alone_since_ms`: The time, in ms since the epoch, from which `start_patience` counts. Since this time all
+        awaited runs have been queued, and no run with an earlier logical date has been running. None if the task has
+        not waited in this state. After `start_patience` the task no longer waits, because Airflow may start the
+        queued runs only after the task's own run has ended.
         """
         from cairn_operators.predecessor import Wait
 
@@ -228,23 +215,7 @@ class StatefulMicroBatchOperator(DriverOperator):
     def _decide(
         self, context: Any, start: datetime, end: datetime, alone_since_ms: int | None
     ) -> tuple[Log, Go | Wait]:
-        """Ask Airflow for the runs of the interval before, read the log, and decide to process the interval or to wait.
-
-        Args:
-            context: Airflow's context of the running task.
-            start: Start of the interval to process.
-            end: End of the interval to process.
-            alone_since_ms: The time, in ms since the epoch, from which `start_patience` counts. Since this time all runs of
-                the interval before have been queued, and no run with an earlier logical date has been running. None if
-                the task has not waited in this state. After `start_patience` the task no longer waits for these runs.
-
-        Returns:
-            The log, and the decision.
-
-        Raises:
-            AirflowException: The storage failed, and a retry may help.
-            AirflowFailException: The interval is refused.
-        """
+        """Ask Airflow for the runs of the interval before, read the log, and decide to process the interval or to wait."""
         from cairn_operators.airflow_runs import is_earlier_blocked, is_earlier_running, predecessor_runs
         from cairn_operators.predecessor import Refuse, Wait, plan_start
         from state_backend.adapters.open_storage import open_storage
@@ -290,15 +261,7 @@ class StatefulMicroBatchOperator(DriverOperator):
         return join_url(self.root, self.pipeline_name)
 
     def _await_commit(self, until_s: float, context: Any, log: Log, start: datetime, wait: Wait) -> None:
-        """Read the log again and again until it has the checkpoint of the interval before. Airflow is not asked.
-
-        Args:
-            until_s: Time of `time.monotonic()` at which the wait ends in any case.
-            context: Airflow's context of the running task.
-            log: The log as the task has read it. Only newer records are read.
-            start: Start of the task's own interval, which is the end of the awaited checkpoint's interval.
-            wait: The decision to wait. It names the runs whose commit ends the wait.
-        """
+        """Read the log again and again until it has the checkpoint of the interval before. Airflow is not asked."""
         trigger = self._trigger(context, log, start, wait, until_ms=0)
         url = self._url()
         pause_s = self.poll.total_seconds() if is_over_network(url) else min(_LOOK_S, self.poll.total_seconds())
@@ -458,15 +421,7 @@ def _is_newest_first(context: Any) -> bool:
 
 
 def check_mode(task_id: str, mode: str) -> None:
-    """Raise an error if `mode` is no form of a checkpoint.
-
-    Args:
-        task_id: Id of the task, for the error message.
-        mode: One of `MODES`, or a Jinja template. The driver checks a template's value after Airflow has rendered it.
-
-    Raises:
-        ValueError: `mode` is neither one of `MODES` nor a template.
-    """
+    """Raise an error if `mode` is no form of a checkpoint."""
     if mode not in MODES and "{" not in mode:
         raise ValueError(f"{task_id}: mode {mode!r} is not one of {', '.join(MODES)}")
 
@@ -480,11 +435,6 @@ def before_us(run: Any, ti: Any, now: datetime) -> dict[str, int]:
 
     The operator adds later phases. In the phase `order` the task asks Airflow and the log about the interval before,
     and may wait in its worker slot. After a wait in the triggerer, the phase `wait` replaces `scheduler` and `task`.
-
-    Args:
-        run: Airflow's run of the DAG.
-        ti: Airflow's task instance.
-        now: The time at which the task's code began.
     """
     if (started := getattr(ti, "start_date", None)) is None:
         return {}
@@ -496,14 +446,7 @@ def before_us(run: Any, ti: Any, now: datetime) -> dict[str, int]:
 
 
 def granted(permissions: Mapping[str, bool | str]) -> Permissions:
-    """Return a task's permissions as flags.
-
-    Args:
-        permissions: Values by name, after Airflow has rendered their templates: bools or texts such as "True".
-
-    Raises:
-        AirflowFailException: A value is neither true nor false, or a permission is unknown.
-    """
+    """Return a task's permissions as flags."""
     from state_backend.values.errors import UsageError
     from state_backend.values.records import Permissions
 

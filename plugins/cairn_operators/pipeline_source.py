@@ -18,16 +18,7 @@ if TYPE_CHECKING:
 
 
 def pipeline_name_of(pipeline: str, *, otherwise: str | None = None) -> str:
-    """Return the `name` of a `Pipeline`.
-
-    Args:
-        pipeline: The `Pipeline`, as `module:NAME`.
-        otherwise: Name to return if the source does not show it; None raises `ValueError`.
-
-    Raises:
-        ValueError: `otherwise` is None, and the module's source can't be read or has no assignment such as
-            `NAME = Pipeline(name="clicks", …)`.
-    """
+    """Return the `name` of a `Pipeline`."""
     module, _, variable = pipeline.partition(":")
     name = _name_in_source(module, variable) or otherwise
     if name is None:
@@ -39,17 +30,7 @@ def pipeline_name_of(pipeline: str, *, otherwise: str | None = None) -> str:
 
 
 def declared_schedule(pipeline: str) -> Schedule | None:
-    """Return the `schedule` that a `Pipeline` declares; None if it declares none.
-
-    Args:
-        pipeline: The `Pipeline`, as `module:NAME`.
-
-    Raises:
-        ValueError: The module's source can't be read, or has no assignment such as `NAME = Pipeline(name="clicks", …)`.
-            Or the value of `schedule` can't be read from the source alone, because a function returns it or another
-            module defines it. A cron text takes its time zone from `start`, so the same holds for `start` then.
-        UsageError: The value of `schedule` is no schedule.
-    """
+    """Return the `schedule` that a `Pipeline` declares; None if it declares none."""
     from state_backend.values.schedule import schedule_of
     from state_backend.values.zones import name_of
 
@@ -79,16 +60,7 @@ def declared_schedule(pipeline: str) -> Schedule | None:
 
 
 def _shown(node: ast.expr, assigned: Mapping[str, ast.expr], argument: str) -> Any:
-    """Return the value of an expression of constants, datetimes, timedeltas, zones and `Cron`.
-
-    Args:
-        node: The expression.
-        assigned: The module's variables, with the expressions that they stand for.
-        argument: Name of the argument, for the error message.
-
-    Raises:
-        ValueError: The expression has other parts.
-    """
+    """Return the value of an expression of constants, datetimes, timedeltas, zones and `Cron`."""
     from state_backend.values.schedule import Cron
 
     makers = {"datetime": datetime, "timedelta": timedelta, "ZoneInfo": ZoneInfo, "timezone": timezone, "Cron": Cron}

@@ -27,22 +27,14 @@ _ENDED_BADLY = frozenset({"failed", "upstream_failed", "skipped", "removed"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PredecessorRun:
-    """A run whose data interval ends where the task's own interval starts, as Airflow reports it.
-
-    Attributes:
-        run_id: Airflow's id of the run.
-        state: Airflow's state of the run, such as queued, running or failed.
-        clear_number: How often the run was cleared.
-        wanted: Ids of the run's process task and of its checkpoint task, which must both succeed before there is a
-            checkpoint.
-        tasks: Airflow's state of the tasks in `wanted`, by task id. A state of None means that Airflow has not
-            scheduled the task yet, or that a person has cleared it.
-    """
+    """A run whose data interval ends where the task's own interval starts, as Airflow reports it."""
 
     run_id: str
     state: str
     clear_number: int
     wanted: tuple[str, ...]
+    # Airflow's state of the tasks in `wanted`, by task id. A state of None means that Airflow has not scheduled the
+    # task yet, or that a person has cleared it.
     tasks: Mapping[str, str | None]
 
     @property
@@ -57,39 +49,26 @@ class PredecessorRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Go:
-    """The decision to process the interval now.
+    """The decision to process the interval now."""
 
-    Attributes:
-        reason: Explanation for the task log; empty if there is nothing to explain.
-        there: True if the log already has a result of the interval that later intervals may start from. The driver
-            keeps this result if code and input are the same.
-    """
-
+    # Explanation for the task log; empty if there is nothing to explain.
     reason: str = ""
     there: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wait:
-    """The decision to wait until a run of the interval before has committed or ended, or its stale result is replaced.
-
-    Attributes:
-        reason: The runs and the states of their tasks, for the task log.
-        runs: The runs that may still commit the checkpoint before the interval; empty if no such run is at work.
-        alone: True if all `runs` are queued and no run with an earlier logical date is running. Then the waiting run
-            itself may be the only thing that keeps `runs` from starting. Without `runs`, an earlier run counts.
-        soon: True if each of `runs` is computing its interval or has computed it. The task then waits in its worker
-            slot, since the wait will probably be short.
-        heal_to: Start of the last stale interval, which must be run again; None if the task waits for `runs`.
-        begins: Start of the interval of `runs`, if the checkpoint that ends there is not committed yet: `runs` wait too.
-            None if that checkpoint is committed, or if the task waits for no run.
-    """
+    """The decision to wait until a run of the interval before has committed or ended, or its stale result is replaced."""
 
     reason: str
+    # The runs that may still commit the checkpoint before the interval; empty if no such run is at work.
     runs: tuple[PredecessorRun, ...]
     alone: bool
     soon: bool
+    # Start of the last stale interval, which must be run again; None if the task waits for `runs`.
     heal_to: datetime | None = None
+    # Start of the interval of `runs`, if the checkpoint that ends there is not committed yet: `runs` wait too. None if
+    # that checkpoint is committed, or if the task waits for no run.
     begins: datetime | None = None
 
 
@@ -98,15 +77,11 @@ class Refuse:
     """The decision to fail the task for good, because no retry can help.
 
     The base checkpoint is missing or unusable and no run is about to make it, or the interval itself is not allowed.
-
-    Attributes:
-        error: Name of the class of the `CairnError`.
-        message: Text for the user.
-        rerun: Intervals to run first; None if no re-run helps.
     """
 
     error: str
     message: str
+    # Intervals to run first; None if no re-run helps.
     rerun: Rerun | None
 
 
@@ -133,22 +108,6 @@ def plan_start(
     If the base is stale and none of `runs` is about to replace it, the task waits too. If it failed, Airflow would start
     the runs of later intervals, and they would fail one by one. The exception is the same: an earlier run that is
     queued for `patience` may wait for the task's own run to end.
-
-    Args:
-        log: The pipeline's log, read after Airflow was asked for `runs`.
-        pipeline: Name of the pipeline.
-        interval: The interval to process.
-        permissions: Permissions of the run, such as to start after a gap.
-        runs: The runs whose data interval ends where `interval` starts.
-        earlier_running: True if a run with a logical date before the interval's start is running.
-        earlier_queued: True if an earlier run is queued that Airflow may start only after the task's own run has ended.
-            It counts only if the base is stale.
-        alone_for: How long the task has been waiting for runs that are all queued, while no earlier run is running.
-        patience: The value of `alone_for` at which the task no longer waits for these runs.
-        schedule: The DAG's schedule; None for the recorded one.
-
-    Returns:
-        `Go` to process the interval now, `Wait` to wait for a run, `Refuse` to fail for good.
     """
     open_runs = tuple(run for run in runs if run.pending and not _has_committed(log, run, interval))
     left_alone = ""
@@ -200,25 +159,14 @@ def plan_start(
 
 
 def _result(log: Log, interval: Interval, pipeline_start_ms: int) -> Result | None:
-    """Return the interval's result in the log; None without a result, or if later commits made it unusable.
-
-    Args:
-        log: The pipeline's log.
-        interval: The interval.
-        pipeline_start_ms: `Pipeline.start` in ms since the epoch: the interval that begins there needs no base.
-    """
+    """Return the interval's result in the log; None without a result, or if later commits made it unusable."""
     start = from_ms(pipeline_start_ms)
     result = results_of(log, [interval], Interval(start, start + timedelta(milliseconds=1))).get(interval)
     return result if result is not None and result.spoilt is None else None
 
 
 def is_unfinished(wanted: Sequence[str], tasks: Mapping[str, str | None]) -> bool:
-    """Return True if a run's tasks have not all succeeded yet, and none has failed or been skipped.
-
-    Args:
-        wanted: Ids of the tasks that must succeed.
-        tasks: Airflow's state of each task, by task id; None for a task that is not scheduled yet.
-    """
+    """Return True if a run's tasks have not all succeeded yet, and none has failed or been skipped."""
     states = [tasks.get(name) for name in wanted]
     return any(state != "success" for state in states) and not any(state in _ENDED_BADLY for state in states)
 

@@ -26,11 +26,6 @@ def pause_s(waited_s: float, poll_s: float, *, local: bool) -> float:
     charges each request, so there the pause grows: a twentieth of the wait so far, at least `poll_s` and at most two
     seconds. So a trigger that has waited ten seconds notices the checkpoint at most half a second late, and later at
     most two seconds late.
-
-    Args:
-        waited_s: Seconds since the wait began.
-        poll_s: Shortest pause in seconds.
-        local: True if the trigger reads a local file.
     """
     return poll_s if local else max(poll_s, min(_SLOWEST_S, waited_s / _SHARE_OF_WAIT))
 
@@ -52,20 +47,6 @@ class PreviousCheckpointTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow i
     The trigger asks a local storage for the next record every `poll_s` seconds, and an object store less and less often
     (`pause_s`). It asks Airflow every five seconds for the states of the runs' tasks. If the storage does not answer,
     the trigger asks again.
-
-    Args:
-        url: URL of the pipeline's folder; None asks Airflow only.
-        head_id: Id of the newest record that the task has read.
-        end_ms: End of the awaited checkpoint's interval, in ms since the epoch.
-        dag_id: The DAG of the runs.
-        clear_numbers: By id of an awaited run, how often a person had cleared the run when the wait began. Each record
-            keeps its run's number of clears. A record with another number does not end the wait: the run made it before
-            the last clear. Empty: the checkpoint is stale, and no run is about to replace it.
-        task_ids: Ids of the runs' `process` task and `checkpoint` task.
-        queued: Ids of the awaited runs that were queued when the wait began.
-        until_ms: When to end the wait in any case, in ms since the epoch.
-        poll_s: Shortest time between two requests to the storage, in seconds.
-        begins_ms: Start of the awaited runs' interval, in ms since the epoch; None does not end the wait early.
     """
 
     def __init__(
@@ -135,9 +116,6 @@ class PreviousCheckpointTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow i
         """Return the id of the awaited checkpoint; None if the log does not have it yet or the storage does not answer.
 
         Each call reads only the records that were added since the call before.
-
-        Args:
-            url: URL of the pipeline's folder.
         """
         from state_backend.adapters.open_storage import open_storage
         from state_backend.checkpoint.log import interval_of, run_of

@@ -35,18 +35,10 @@ another pipeline with this state.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Restoration:
-    """The plan of one restore.
-
-    Attributes:
-        kind: "rewind" goes back to a checkpoint, "fork" starts another pipeline with it, "savepoint" restores a
-            savepoint.
-        checkpoint: Id of the checkpoint to restore; None for a savepoint.
-        discards: Ids of the newer checkpoints that the restore would discard: no interval would start from them.
-        text: Description of the restore for the task log, and for the person who has to agree.
-        retracts: The later intervals, as text, whose output the restore would delete.
-    """
+    """The plan of one restore."""
 
     kind: Literal["rewind", "fork", "savepoint"]
+    # Id of the checkpoint to restore; None for a savepoint.
     checkpoint: int | None
     discards: frozenset[int]
     text: str
@@ -349,19 +341,7 @@ def _coordinator_of(root: str, name: str) -> Coordinator:
 
 
 def parse_target(text: str) -> int | str | datetime:
-    """Parse the target of a restore.
-
-    Args:
-        text: A checkpoint's id, the end of an interval (ISO format with a time zone), `latest`, or a savepoint's folder
-            (a URL or an absolute path).
-
-    Returns:
-        An int for an id, a datetime with a time zone for the end of an interval, the text itself for `latest` or a
-        folder.
-
-    Raises:
-        AirflowFailException: The text is none of these.
-    """
+    """Parse the target of a restore."""
     text = text.strip()
     if text == "latest" or "://" in text or text.startswith("/"):
         return text

@@ -26,9 +26,6 @@ class RetriesOverHalfAnHour(RetryPolicy):  # type: ignore[misc]
 
     The default of seven retries takes half an hour. An exception of the user's code is retried three times, 5 seconds
     apart.
-
-    Args:
-        retries: The number of retries of the task.
     """
 
     def __init__(self, retries: int) -> None:
@@ -40,12 +37,6 @@ class RetriesOverHalfAnHour(RetryPolicy):  # type: ignore[misc]
         """Return whether and when Airflow tries the task again. Airflow calls this in the task's process.
 
         Airflow never makes more retries than the task's `retries`, even if this method returns a retry.
-
-        Args:
-            exception: The exception of the failed try.
-            try_number: Number of the failed try. A clear does not reset it.
-            max_tries: The try number after which Airflow gives up. A clear raises it by the number of retries.
-            context: Airflow's context of the task; not used.
         """
         # A clear does not reset `try_number`: Airflow sets `max_tries` to the tries so far plus the retries. So
         # `failure` is the number of failures since the clear.

@@ -28,11 +28,7 @@ class _Location(BaseHook):  # type: ignore[misc]  # Airflow is not type-checked 
         return spark_location(self.spark_conn_id).url
 
     def test_connection(self) -> tuple[bool, str]:
-        """Try to open a TCP connection to each host of the URL, with a timeout of 5 s.
-
-        Returns:
-            True if all hosts accepted the connection or the URL has no host; and a message for the UI.
-        """
+        """Try to open a TCP connection to each host of the URL, with a timeout of 5 s."""
         url = self.get_conn()
         hosts = [part for part in url.partition("://")[2].partition("/")[0].split(",") if part]
         for host in hosts:

@@ -32,14 +32,10 @@ class SparkLocation:
     """The address of Spark, and the settings that only the driver may see.
 
     Any user of the host can read the arguments of a process. So `token` and `conf` go to the driver on its stdin.
-
-    Attributes:
-        url: URL of the Spark Connect server or of the master. It may be shown and logged.
-        token: Token for a Spark Connect server; None if the connection has none.
-        conf: Spark's configuration by name.
     """
 
     url: str
+    # Token for a Spark Connect server; None if the connection has none.
     token: str | None = field(default=None, repr=False)
     conf: Mapping[str, str] = field(default_factory=dict, repr=False)
 
@@ -48,14 +44,6 @@ def spark_location(conn_id: str, conf: Mapping[str, Any] | None = None) -> Spark
     """Return the address and the settings of Spark that a connection gives.
 
     If the default connection does not exist, Spark runs inside the driver on all cores.
-
-    Args:
-        conn_id: Id of the Airflow connection.
-        conf: Spark's configuration. It takes precedence over the configuration in the connection.
-
-    Raises:
-        AirflowFailException: A connection other than the default does not exist or does not lead to Spark, a connection
-            to a Spark master has a token, or a configuration is not a JSON object of texts, numbers and booleans.
     """
     try:
         connection = BaseHook.get_connection(conn_id)
@@ -102,15 +90,6 @@ def spark_url(conn_type: str, host: str | None, port: int | None, schema: str | 
     Airflow splits the connection URI spark://host:7077 into type `spark`, host `host` and port 7077. This function puts
     the scheme back. For the type `generic`, which Airflow stores in place of an unknown type, the scheme in the host
     decides.
-
-    Args:
-        conn_type: Type of the connection.
-        host: Host, with or without a scheme.
-        port: Port; None for the default port of Spark Connect, or for a master without a port.
-        schema: Path of the connection URI. For Spark Connect it holds the URL's parameters.
-
-    Raises:
-        AirflowFailException: The type does not lead to Spark.
     """
     host = host or ""
     if conn_type == "generic" and host:
@@ -180,12 +159,7 @@ def _parsed(conn_id: str, conf: Any) -> Mapping[str, Any]:
 
 
 def _texts(what: str, conf: Mapping[str, Any]) -> dict[str, str]:
-    """Convert the values of Spark's settings to texts, and let Airflow mask the secret ones in the task's logs.
-
-    Args:
-        what: Where the settings come from, for the error message.
-        conf: The settings by name.
-    """
+    """Convert the values of Spark's settings to texts, and let Airflow mask the secret ones in the task's logs."""
     plain = {name: value.text if isinstance(value, Hidden) else value for name, value in conf.items()}
     texts, redaction = {}, redaction_of(plain)
     for name, value in plain.items():

@@ -29,19 +29,7 @@ _REFUSED = {
 
 @contextmanager
 def storage_credentials(conn_id: str | None) -> Iterator[dict[str, str]]:
-    """Yield the environment variables with which a process signs in as the account of a connection.
-
-    Args:
-        conn_id: Id of the connection; None for the identity that the process has without a connection.
-
-    Yields:
-        Values of the variables by name; an empty dict without a connection. If a variable names a file, use the file only
-        inside the `with` block: it may be deleted at the end.
-
-    Raises:
-        AirflowFailException: The connection has another type, a field that Cairn does not support, or a value that is
-            wrong.
-    """
+    """Yield the environment variables with which a process signs in as the account of a connection."""
     if conn_id is None:
         yield {}
         return
@@ -135,14 +123,7 @@ def _private_file(file: Path, text: str) -> str:
 
 @contextmanager
 def as_storage_identity(conn_id: str | None) -> Iterator[None]:
-    """Set the environment variables for a connection's storage credentials until the `with` block ends.
-
-    Args:
-        conn_id: Id of the connection; None leaves the process as it is.
-
-    Raises:
-        AirflowFailException: The connection has another type, a field that Cairn does not support, or a wrong value.
-    """
+    """Set the environment variables for a connection's storage credentials until the `with` block ends."""
     with storage_credentials(conn_id) as environment:
         before = {name: os.environ.get(name) for name in environment}
         os.environ.update(environment)
@@ -164,12 +145,7 @@ def _fields(extra: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _key(conn_id: str, value: Any) -> str:
-    """Return a service account's key as JSON text, and let Airflow mask its secrets.
-
-    Args:
-        conn_id: Id of the connection, for the error message.
-        value: The connection's `keyfile_dict`: an object or JSON text.
-    """
+    """Return a service account's key as JSON text, and let Airflow mask its secrets."""
     try:
         key = json.loads(value) if isinstance(value, str) else value
     except ValueError:

@@ -43,12 +43,6 @@ class WarmDriver:
     """A driver that is a fork of the host process, which has imported a driver's packages before.
 
     The class has those members of `Popen` that `DriverProcess` uses.
-
-    Args:
-        pid: Process id of the driver.
-        connection: Socket to the host process, which sends the driver's exit code.
-        lifeline: Socket whose other end the driver holds. The kernel kills the driver when this end closes.
-        stdout: Output of the driver.
     """
 
     stdin = None
@@ -65,11 +59,7 @@ class WarmDriver:
         return self._await(0)
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait until the driver has ended, and return its exit code.
-
-        Raises:
-            subprocess.TimeoutExpired: The driver still runs after `timeout` seconds.
-        """
+        """Wait until the driver has ended, and return its exit code."""
         code = self._await(timeout)
         if code is None:
             raise subprocess.TimeoutExpired("driver", timeout or 0)
@@ -98,19 +88,7 @@ class WarmDriver:
 def start_warm(
     module: str, arguments: Sequence[str], *, cwd: Path, environment: Mapping[str, str], private: bytes | None
 ) -> WarmDriver | None:
-    """Ask the host process, which has already imported a driver's packages, to fork a driver.
-
-    Args:
-        module: Module with the driver's command line.
-        arguments: Arguments of the command line.
-        cwd: Working directory of the driver.
-        environment: Environment variables of the driver.
-        private: Bytes for the driver's stdin; None for an empty stdin.
-
-    Returns:
-        The driver; None if no host process with this environment is running, or if the fork failed. Then the caller
-        starts a driver as a normal process.
-    """
+    """Ask the host process, which has already imported a driver's packages, to fork a driver."""
     if sys.platform != "linux":
         return None
     try:
@@ -128,10 +106,6 @@ def start_host_if_it_pays(*, cwd: Path, environment: Mapping[str, str]) -> None:
     function after a driver was started as a normal process. It never starts two host processes within 30 s. If the path of
     the folder for temporary files is too long for a socket, it starts none. It ignores errors of the file system, since
     the next driver tries again.
-
-    Args:
-        cwd: Working directory of the host process.
-        environment: Environment variables of the host process.
     """
     if sys.platform != "linux":
         return
@@ -191,9 +165,6 @@ def _folder() -> Path:
     """Return the folder with the sockets on which this user's host processes accept requests.
 
     A host process (`cairn.driver.driver_host`) has imported the packages of a driver, and forks warm drivers.
-
-    Raises:
-        PermissionError: Another user owns the folder or may access it, or it is a symbolic link.
     """
     folder = Path(tempfile.gettempdir(), f"cairn-warm-{os.getuid()}")
     folder.mkdir(mode=0o700, exist_ok=True)

@@ -13,11 +13,7 @@ from cairn_ui.find_pipelines import PipelineRef
 
 
 class Rights:
-    """The rights of one user. Use an object for one request only, since it keeps the auth manager's answers.
-
-    Args:
-        user: Airflow's user of the request.
-    """
+    """The rights of one user. Use an object for one request only, since it keeps the auth manager's answers."""
 
     def __init__(self, user: Any) -> None:
         self._user = user
@@ -56,10 +52,6 @@ class Rights:
         """Return True if the user may read all pipelines with this name, whose Data Docs share one folder.
 
         The answer is False if no pipeline has this name, as after its DAG was deleted: then no right can be checked.
-
-        Args:
-            name: Name of the pipeline.
-            refs: All pipelines of this Airflow, from `DagsInDatabase.pipelines`.
         """
         named = [ref for ref in refs if ref.name == name]
         return bool(named) and all(self.may_read(ref) for ref in named)

@@ -114,16 +114,7 @@ def schedules_of(dag_ids: Collection[str]) -> dict[str, Schedule]:
 
 
 def last_savepoint(dag_id: str, task_id: str) -> dict[str, Any] | None:
-    """Return the newest result of a savepoint task.
-
-    Args:
-        dag_id: Id of the DAG.
-        task_id: Id of the DAG's savepoint task.
-
-    Returns:
-        The task's result, with the checkpoint's id and the savepoint's folder, and the id of the run. None if Airflow's
-        database has no result of the task.
-    """
+    """Return the newest result of a savepoint task."""
     with create_session() as session:
         xcom = session.execute(
             select(XComModel.value, XComModel.run_id)
@@ -142,9 +133,6 @@ def json_object(value: Any) -> dict[str, Any] | None:
 
     Airflow's own function is not used. It creates an instance of any class that the JSON names. So the author of a task
     could run code inside the API server.
-
-    Returns:
-        The object; None if the value is not a JSON object, or if the object names a class.
     """
     if isinstance(value, str):
         try:
@@ -155,11 +143,7 @@ def json_object(value: Any) -> dict[str, Any] | None:
 
 
 def airflow_url(request_url: str) -> str:
-    """Return the URL of this Airflow: `[api] base_url`, else the URL of the request.
-
-    Args:
-        request_url: Scheme, host and port of the browser's request.
-    """
+    """Return the URL of this Airflow: `[api] base_url`, else the URL of the request."""
     return (conf.get("api", "base_url", fallback="") or request_url).rstrip("/")
 
 

@@ -55,10 +55,6 @@ def last_runs(dag_ids: Collection[str], most: int) -> dict[str, tuple[Run, ...]]
     """Return the newest runs of each DAG, oldest first. Runs without a logical date are left out.
 
     Each DAG is a query of its own: the index of DAGs and logical dates then finds the runs, however many the DAG has.
-
-    Args:
-        dag_ids: Ids of the DAGs.
-        most: Largest number of runs of one DAG.
     """
     found = {}
     with create_session() as session:
@@ -70,13 +66,7 @@ def last_runs(dag_ids: Collection[str], most: int) -> dict[str, tuple[Run, ...]]
 
 
 def runs_after(dag_id: str, start: datetime | None, most: int) -> tuple[Run, ...]:
-    """Return the first runs of a DAG whose data interval begins at or after a time, oldest first.
-
-    Args:
-        dag_id: Id of the DAG.
-        start: The time; None for the DAG's first runs.
-        most: Largest number of runs.
-    """
+    """Return the first runs of a DAG whose data interval begins at or after a time, oldest first."""
     asked = select(DagRun).where(DagRun.dag_id == dag_id, DagRun.logical_date.is_not(None))
     if start is not None:  # A logical date is never before the start of its interval, and has an index.
         asked = asked.where(DagRun.logical_date >= start, DagRun.data_interval_start >= start)
@@ -160,13 +150,7 @@ class Reasons:
         self._known: dict[tuple[str, str, TaskTry], str] = {}
 
     def reason(self, dag_id: str, run_id: str, one: TaskTry) -> str | None:
-        """Return why a try failed, in one line; None if neither its log nor the database has a reason.
-
-        Args:
-            dag_id: Id of the DAG.
-            run_id: Id of the run.
-            one: The try, which has ended.
-        """
+        """Return why a try failed, in one line; None if neither its log nor the database has a reason."""
         key = (dag_id, run_id, one)
         if (known := self._known.get(key)) is not None:
             return known

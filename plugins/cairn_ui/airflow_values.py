@@ -13,43 +13,32 @@ UNFINISHED = ("queued", "running")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
-    """The schedule of a DAG, as Airflow reports it.
-
-    Attributes:
-        paused: The DAG is paused.
-        asked_end: The latest end of a data interval among the DAG's runs, in whatever state; None without runs.
-        next_due: When Airflow should create the next run; None if the schedule has no further run.
-        running: Number of runs that have not ended.
-    """
+    """The schedule of a DAG, as Airflow reports it."""
 
     paused: bool
+    # The latest end of a data interval among the DAG's runs, in whatever state; None without runs.
     asked_end: datetime | None
+    # When Airflow should create the next run; None if the schedule has no further run.
     next_due: datetime | None
     running: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """A run of a DAG.
-
-    Attributes:
-        run_id: Airflow's id of the run.
-        state: Airflow's state of the run.
-        start: Start of the data interval; None if the run has no data interval.
-        end: End of the data interval; None if the run has no data interval.
-        due: Time at which Airflow may start the run (`run_after`).
-        queued: Time at which the run began to wait for its turn; None if it is not known.
-        began: Start of the run; None before it.
-        ended: End of the run; None before it.
-    """
+    """A run of a DAG."""
 
     run_id: str
     state: str
+    # Start of the data interval; None if the run has no data interval.
     start: datetime | None
+    # End of the data interval; None if the run has no data interval.
     end: datetime | None
     due: datetime | None
+    # Time at which the run began to wait for its turn; None if it is not known.
     queued: datetime | None = None
+    # Start of the run; None before it.
     began: datetime | None = None
+    # End of the run; None before it.
     ended: datetime | None = None
 
     @property
@@ -70,28 +59,22 @@ class Run:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskTry:
-    """One try of a task of a run.
-
-    Attributes:
-        task_id: Id of the task.
-        map_index: Number of the task among the mapped tasks of its id; -1 for a task that is not mapped.
-        try_number: Number of the try, from 1.
-        state: Airflow's state of the try; None before Airflow has scheduled it.
-        scheduled: Time at which the scheduler found that the task may run; None before it.
-        queued: Time at which the scheduler gave the task to the executor; None before it.
-        began: Start of the try; None before it.
-        ended: End of the try; None before it.
-        retry_reason: The reason that the retry policy gave for another try; None without one.
-    """
+    """One try of a task of a run."""
 
     task_id: str
     map_index: int = -1
     try_number: int
+    # Airflow's state of the try; None before Airflow has scheduled it.
     state: str | None
+    # Time at which the scheduler found that the task may run; None before it.
     scheduled: datetime | None = None
+    # Time at which the scheduler gave the task to the executor; None before it.
     queued: datetime | None = None
+    # Start of the try; None before it.
     began: datetime | None
+    # End of the try; None before it.
     ended: datetime | None
+    # The reason that the retry policy gave for another try; None without one.
     retry_reason: str | None = None
 
     @property

@@ -18,51 +18,34 @@ Why = Literal["failed", "quarantined", "stale", "descends", "replaced", "missing
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unusable:
-    """A retained checkpoint from which no interval may start.
-
-    Attributes:
-        id: Id of the checkpoint.
-        interval: Interval of the checkpoint.
-        why: Its state: quarantined, descends (from a quarantined checkpoint), stale or replaced.
-        by: Id of the commit that made it stale or replaced it, or of its quarantined ancestor; None for a quarantined
-            checkpoint.
-    """
+    """A retained checkpoint from which no interval may start."""
 
     id: int
     interval: Interval
     why: Why
+    # Id of the commit that made it stale or replaced it, or of its quarantined ancestor; None for a quarantined
+    # checkpoint.
     by: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trouble:
-    """An interval that has no usable checkpoint, although it should.
-
-    Attributes:
-        interval: The interval.
-        why: Its run failed, its newest checkpoint is unusable, or it has no run at all (missing).
-        since: Time at which the run failed, or at which a missing run was due. None for an unusable checkpoint: only the
-            storage knows the time of that commit or quarantine.
-        run_id: The run that failed; None otherwise.
-        checkpoint: The unusable checkpoint; None otherwise.
-    """
+    """An interval that has no usable checkpoint, although it should."""
 
     interval: Interval
     why: Why
+    # Time at which the run failed, or at which a missing run was due. None for an unusable checkpoint: only the storage
+    # knows the time of that commit or quarantine.
     since: datetime | None = None
+    # The run that failed; None otherwise.
     run_id: str | None = None
+    # The unusable checkpoint; None otherwise.
     checkpoint: Unusable | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Broken:
-    """The intervals at the end of a pipeline that have no usable checkpoint.
-
-    Attributes:
-        first: The first of them.
-        last: Interval of the last one.
-        counts: Number of intervals for each reason, such as ("failed", 2). Of missing intervals, only the first counts.
-    """
+    """The intervals at the end of a pipeline that have no usable checkpoint."""
 
     first: Trouble
     last: Interval
@@ -79,13 +62,6 @@ def broken_since(
     """Return since when a pipeline is broken; None if no interval after the last usable checkpoint is in trouble.
 
     An interval that is in progress for the first time is not in trouble.
-
-    Args:
-        unusable: The unusable checkpoints after the last usable one.
-        runs: The runs of intervals after the last usable checkpoint.
-        expected: The interval that follows the last usable checkpoint; None if it is not known.
-        schedule: The schedule of the DAG; None if Airflow has none.
-        now: The time of the page.
     """
     newest: dict[Interval, Unusable] = {}
     for one in sorted(unusable, key=lambda u: u.id):
@@ -136,12 +112,6 @@ def lag_of(
     """Return how far a pipeline lags behind: from the end of its last usable interval until now.
 
     After the last run of a schedule, the lag ends at the end of the last interval that has a run or a checkpoint.
-
-    Args:
-        processed_until: End of the last interval with a usable checkpoint; None without one.
-        newest_end: End of the last interval with a checkpoint, usable or not; None without one.
-        schedule: The schedule of the DAG; None if Airflow has none.
-        now: The time of the page.
     """
     if processed_until is None:
         return None

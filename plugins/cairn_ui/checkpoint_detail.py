@@ -33,18 +33,7 @@ _GROUPS = 100
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shard:
-    """One shard of a checkpoint.
-
-    Attributes:
-        shard: Number of the shard.
-        first: First key group.
-        last: Last key group.
-        entries: Number of entries.
-        bytes: Bytes of its files.
-        files: Number of its files.
-        entries_share: Number of entries divided by that of the shard with most entries, 0 to 1.
-        bytes_share: Bytes divided by those of the largest shard, 0 to 1.
-    """
+    """One shard of a checkpoint."""
 
     shard: int
     first: int
@@ -58,83 +47,53 @@ class Shard:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateVersion:
-    """One version of a state's schema.
-
-    Attributes:
-        version: Number of the version.
-        value: Names and types of the value's fields, such as `user string, points array<int>`.
-        user_key: Names and types of the fields of a map state's key, in the same form; None for other kinds of state.
-    """
+    """One version of a state's schema."""
 
     version: int
     value: str
+    # Names and types of the fields of a map state's key, in the same form; None for other kinds of state.
     user_key: str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class State:
-    """One state variable.
-
-    Attributes:
-        name: Name of the variable.
-        kind: Kind of the state: value, list, map or timers.
-        ttl_ms: Time to live in ms; None without expiry.
-        versions: Versions of the state's schema, newest last.
-    """
+    """One state variable."""
 
     name: str
     kind: str
+    # Time to live in ms; None without expiry.
     ttl_ms: int | None
     versions: tuple[StateVersion, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Action:
-    """An action on a checkpoint: a command to copy, or a DAG that does the same.
-
-    Attributes:
-        title: Name of the action.
-        why: What the action does, and when it is useful.
-        command: The command.
-        dag_id: The DAG that does the same; None if no DAG does it.
-        conf: JSON with the parameters to trigger this DAG with; None without a DAG.
-    """
+    """An action on a checkpoint: a command to copy, or a DAG that does the same."""
 
     title: str
     why: str
     command: str
+    # The DAG that does the same; None if no DAG does it.
     dag_id: str | None = None
+    # JSON with the parameters to trigger this DAG with; None without a DAG.
     conf: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Detail:
-    """The values of the page of one checkpoint.
-
-    Attributes:
-        row: The checkpoint as a row of the history.
-        source: Where the state came from, in two cases. If no interval computed the state: how it was made, such as "went
-            back to checkpoint 3". If a re-run of an interval reproduced an earlier state: "same result as checkpoint
-            3". None for every other checkpoint.
-        reason: Why validation refused the checkpoint, or an earlier checkpoint from which it was computed; None if
-            validation refused neither.
-        findings: What validation found in the refused checkpoint.
-        shards: The checkpoint's shards.
-        skew: Bytes of the largest shard divided by the mean of all shards; None with fewer than two shards.
-        states: The processor's state variables.
-        source_position: The source position as JSON.
-        outputs: The output files, at most 200.
-        more_outputs: Number of output files that are not in `outputs`.
-        metadata: Names and values of more fields of the record.
-        totals: Names and values of the record's counts.
-        actions: Commands that make sense for this checkpoint.
-    """
+    """The values of the page of one checkpoint."""
 
     row: Row
+    # Where the state came from, in two cases. If no interval computed the state: how it was made, such as "went back to
+    # checkpoint 3". If a re-run of an interval reproduced an earlier state: "same result as checkpoint 3". None for
+    # every other checkpoint.
     source: str | None
+    # Why validation refused the checkpoint, or an earlier checkpoint from which it was computed; None if validation
+    # refused neither.
     reason: str | None
     findings: tuple[str, ...]
     shards: tuple[Shard, ...]
+    # Bytes of the largest shard divided by the mean of all shards; None with fewer than two shards.
     skew: float | None
     states: tuple[State, ...]
     source_position: str
@@ -147,40 +106,18 @@ class Detail:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """One count or setting of two checkpoints.
-
-    Attributes:
-        name: Name of the count or setting.
-        first: Value in the first checkpoint.
-        second: Value in the second checkpoint.
-        by: Second value minus first value; None if a value is not a number.
-    """
+    """One count or setting of two checkpoints."""
 
     name: str
     first: Any
     second: Any
+    # Second value minus first value; None if a value is not a number.
     by: int | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """The difference between two checkpoints.
-
-    Attributes:
-        first: Id of the first checkpoint.
-        second: Id of the second checkpoint.
-        same_state: The digests and the schemas of both are equal.
-        same_code: The code hashes of both are equal.
-        changes: Counts and settings of both; the ones that differ come first.
-        states: Names of the states under "added", "removed" and "changed": only in the second checkpoint, only in the
-            first, with another schema.
-        groups: Key group, entries in the first and entries in the second, for key groups that differ; None if the two
-            have different numbers of key groups.
-        more_groups: Number of key groups that differ and are not in `groups`.
-        files: Number and bytes of the state files that both have ("shared"), that only the first has ("only_first") and
-            that only the second has ("only_second").
-        command: The command that compares the entries of both.
-    """
+    """The difference between two checkpoints."""
 
     first: int
     second: int
@@ -188,20 +125,18 @@ class Comparison:
     same_code: bool
     changes: tuple[Change, ...]
     states: dict[str, list[str]]
+    # Key group, entries in the first and entries in the second, for key groups that differ; None if the two have
+    # different numbers of key groups.
     groups: tuple[tuple[int, int, int], ...] | None
     more_groups: int
+    # Number and bytes of the state files that both have ("shared"), that only the first has ("only_first") and that
+    # only the second has ("only_second").
     files: dict[str, dict[str, int]]
     command: str
 
 
 def manifests_of(record: Record, storage: Storage) -> list[ShardManifest]:
-    """Return the manifests of a checkpoint's shards. A manifest that is not part of the record is read from its file.
-
-    Raises:
-        NotFound: A manifest's file was deleted.
-        CorruptFile: A manifest's file is damaged.
-        CorruptRecord: A manifest can't be decoded.
-    """
+    """Return the manifests of a checkpoint's shards. A manifest that is not part of the record is read from its file."""
     return [manifest_of(ref, storage) for ref in record.content.shards]
 
 
@@ -214,17 +149,7 @@ def detail_of(
     docs: str | None,
     airflow: str | None = None,
 ) -> Detail:
-    """Return the values of the page of one retained checkpoint.
-
-    Args:
-        ref: The pipeline.
-        reading: The pipeline as it was read.
-        record: The checkpoint's record.
-        manifests: The manifests of its shards.
-        written_ms: Commit time in ms since the epoch; None if it is not known.
-        docs: Path of the checkpoint's newest page of Data Docs; None without a page.
-        airflow: URL of Airflow for the commands' `--airflow`; None leaves the option out.
-    """
+    """Return the values of the page of one retained checkpoint."""
     said = describe_checkpoint(reading.log, record, manifests)
     shards = _shards(said["shards"])
     sizes = [s.bytes for s in shards]
@@ -262,14 +187,7 @@ def detail_of(
 
 
 def actions_of(ref: PipelineRef, log: Log, record: Record, airflow: str | None = None) -> tuple[Action, ...]:
-    """Return the commands that make sense for a retained checkpoint. The page only shows them.
-
-    Args:
-        ref: The pipeline.
-        log: The pipeline's log.
-        record: The checkpoint's record.
-        airflow: URL of Airflow for the commands' `--airflow`; None leaves the option out.
-    """
+    """Return the commands that make sense for a retained checkpoint. The page only shows them."""
     newest = newest_state(log)
     stale = log.retained[record.id].stale_by if record.id in log.retained else None
     unusable = stale is not None or log.quarantine_above(record.id) is not None
@@ -360,15 +278,7 @@ def comparison_of(
     second: Record,
     others: Sequence[ShardManifest],
 ) -> Comparison:
-    """Compare two retained checkpoints by their records and manifests. No state is read.
-
-    Args:
-        ref: The pipeline.
-        first: Record of the first checkpoint.
-        manifests: Manifests of the first checkpoint's shards.
-        second: Record of the second checkpoint.
-        others: Manifests of the second checkpoint's shards.
-    """
+    """Compare two retained checkpoints by their records and manifests. No state is read."""
     said = describe_difference(first, manifests, second, others)
     changes = [_change(name.replace("_", " "), *pair) for name, pair in said["totals"].items()]
     changes += [

@@ -19,14 +19,7 @@ _ORDER = ("plan", "restore", "read", "process", "timers", "expire", "consolidate
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Phase:
-    """One phase of an interval, such as restore or upload.
-
-    Attributes:
-        name: Name of the phase.
-        seconds: Duration in the slowest shard.
-        share: Duration divided by the sum of all phases' durations, 0 to 1.
-        colour: Number of the phase's colour, 0 to 9: the same on all pages.
-    """
+    """One phase of an interval, such as restore or upload."""
 
     name: str
     seconds: float
@@ -36,45 +29,23 @@ class Phase:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One entry of the log as a table row. Values that a tombstone or a sweep does not have are None.
-
-    Attributes:
-        id: Id of the entry.
-        kind: Kind of the commit, such as interval, restore, consolidate or forget; or sweep.
-        state: State in words, such as `completed` or `stale by 12`; `sweep` for a sweep.
-        tone: Tone of the state's chip: good, info, warn or bad.
-        interval: The interval; None for a sweep.
-        base: Id of the base; None if the interval started from empty state.
-        run: The run that committed; None for a sweep.
-        whole: The checkpoint is retained and its record is complete.
-        in_airflow: Airflow's database still has the run.
-        committed: Time of the commit; None if it is not known.
-        mode: Form of the checkpoint: changelog, full or incremental; None for a restore.
-        new_bytes: Bytes that the interval uploaded.
-        full_bytes: Bytes of the whole state.
-        files_written: Number of files that the interval uploaded.
-        files_shared: Number of files that older checkpoints have too.
-        keys: Number of keys with state.
-        keys_touched: Number of keys that the interval processed.
-        input_rows: Number of input rows.
-        seconds: Sum of the phases' durations.
-        phases: Phases in the order in which they happen.
-        validated: Modes ("fast", "full") of the validations that the checkpoint passed.
-        docs: Path of the checkpoint's newest page of Data Docs.
-        code: The code's version, or a short form of its hash.
-        code_hash: Hash of the code.
-    """
+    """One entry of the log as a table row. Values that a tombstone or a sweep does not have are None."""
 
     id: int
     kind: str
     state: str
     tone: str
+    # The interval; None for a sweep.
     interval: Interval | None
+    # Id of the base; None if the interval started from empty state.
     base: int | None
+    # The run that committed; None for a sweep.
     run: RunRef | None
     whole: bool
     in_airflow: bool = False
+    # Time of the commit; None if it is not known.
     committed: datetime | None = None
+    # Form of the checkpoint: changelog, full or incremental; None for a restore.
     mode: str | None = None
     new_bytes: int | None = None
     full_bytes: int | None = None
@@ -93,18 +64,13 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Page:
-    """One page of the history.
-
-    Attributes:
-        rows: The checkpoints, newest first.
-        head: Id of the newest entry of the log.
-        newer: Value of the URL parameter `before` for the page with newer entries; None on the first page.
-        older: Value of the URL parameter `before` for the page with older entries; None on the last page.
-    """
+    """One page of the history."""
 
     rows: tuple[Row, ...]
     head: int
+    # Value of the URL parameter `before` for the page with newer entries; None on the first page.
     newer: int | None
+    # Value of the URL parameter `before` for the page with older entries; None on the last page.
     older: int | None
 
     @property
@@ -115,13 +81,7 @@ class Page:
 
 
 def ids_of_page(head: int, before: int | None, size: int = PAGE) -> list[int]:
-    """Return the ids of a page in descending order. No read is needed, since the ids of log entries have no gaps.
-
-    Args:
-        head: Id of the newest entry of the log.
-        before: Show only entries with smaller ids; None shows the newest.
-        size: Number of ids on a page.
-    """
+    """Return the ids of a page in descending order. No read is needed, since the ids of log entries have no gaps."""
     first = head if before is None else min(head, before - 1)
     return list(range(first, max(0, first - size), -1))
 
@@ -129,15 +89,7 @@ def ids_of_page(head: int, before: int | None, size: int = PAGE) -> list[int]:
 def page_of(
     reading: Reading, before: int | None, written_ms: Mapping[int, int], docs: Mapping[int, str], size: int = PAGE
 ) -> Page:
-    """Return one page of the history.
-
-    Args:
-        reading: The pipeline as it was read.
-        before: Show only entries with smaller ids; None shows the newest.
-        written_ms: Commit times in ms since the epoch, by id.
-        docs: Path of the newest page of Data Docs, by id.
-        size: Number of entries on a page.
-    """
+    """Return one page of the history."""
     log = reading.log
     ids = ids_of_page(log.head_id, before, size)
     prefetch(log, ids)
@@ -153,14 +105,7 @@ def page_of(
 
 
 def row_of(reading: Reading, checkpoint_id: int, written_ms: int | None = None, docs: str | None = None) -> Row:
-    """Return one entry of the log as a table row.
-
-    Args:
-        reading: The pipeline as it was read.
-        checkpoint_id: Id of the entry.
-        written_ms: Commit time in ms since the epoch; None if it is not known.
-        docs: Path of the checkpoint's newest page of Data Docs; None without a page.
-    """
+    """Return one entry of the log as a table row."""
     log = reading.log
     entry = log.entries[checkpoint_id]
     kind, base = source_of(log, checkpoint_id)
@@ -206,11 +151,7 @@ def row_of(reading: Reading, checkpoint_id: int, written_ms: int | None = None, 
 
 
 def phases_of(durations_us: Mapping[str, int]) -> tuple[Phase, ...]:
-    """Return an interval's phases in the order in which they happen. Their shares sum to 1.
-
-    Args:
-        durations_us: Duration of each phase in microseconds, by name.
-    """
+    """Return an interval's phases in the order in which they happen. Their shares sum to 1."""
     whole = sum(durations_us.values())
     names = sorted(durations_us, key=lambda n: (_ORDER.index(n) if n in _ORDER else len(_ORDER), n))
     return tuple(
@@ -225,12 +166,7 @@ def phases_of(durations_us: Mapping[str, int]) -> tuple[Phase, ...]:
 
 
 def mode_of(record: Record) -> str:
-    """Derive the form of a checkpoint from its files, since the record does not name it.
-
-    Returns:
-        `changelog` if a shard has segments to replay, `full` if all files were uploaded by this interval, else
-        `incremental`.
-    """
+    """Derive the form of a checkpoint from its files, since the record does not name it."""
     content = record.content
     if any(_has_segments(ref) for ref in content.shards):
         return "changelog"
@@ -250,11 +186,6 @@ def ids_of_run(log: Log, run_id: str, interval: Interval | None) -> list[int]:
     """Return the ids of the checkpoints that a run committed, ascending.
 
     The function searches the retained checkpoints, and all commits that overlap the run's interval.
-
-    Args:
-        log: The pipeline's log.
-        run_id: Airflow's id of the run.
-        interval: The run's interval; None searches only the retained checkpoints.
     """
     near = {e.id for e in log.commits_near(interval)} if interval is not None and log.head_id else set()
     found = []

@@ -14,32 +14,21 @@ _LISTED = 500
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DocsPage:
-    """One page of Data Docs.
-
-    Attributes:
-        path: Path below the folder of all Data Docs, with `/`.
-        pipeline: Name of the pipeline.
-        of: What was validated, in words: such as `checkpoint 3`, an attempt or a savepoint.
-        table: The state that the page of Great Expectations is about; None for Cairn's page with all checks.
-        at: Time of the validation; None if it is unknown.
-        checkpoint: Id of the validated checkpoint; None if an attempt or a savepoint was validated.
-    """
+    """One page of Data Docs."""
 
     path: str
     pipeline: str
     of: str
+    # The state that the page of Great Expectations is about; None for Cairn's page with all checks.
     table: str | None
+    # Time of the validation; None if it is unknown.
     at: datetime | None
+    # Id of the validated checkpoint; None if an attempt or a savepoint was validated.
     checkpoint: int | None
 
 
 def pages_in(root: Path, pipeline: str | None = None) -> list[DocsPage]:
-    """Return the newest pages of Data Docs, at most 500, newest first.
-
-    Args:
-        root: The folder of all Data Docs.
-        pipeline: List only pages of the pipeline with this name; None lists pages of all pipelines.
-    """
+    """Return the newest pages of Data Docs, at most 500, newest first."""
     folders = (
         [root / pipeline]
         if pipeline is not None
@@ -65,10 +54,6 @@ def of_checkpoints(root: Path, pipeline: str) -> dict[int, str]:
     """Return, for each checkpoint with Data Docs, the path of its page with all checks by checkpoint id.
 
     A checkpoint that an earlier release validated has pages of Great Expectations only. The newest one is returned.
-
-    Args:
-        root: The folder of all Data Docs.
-        pipeline: Name of the pipeline.
     """
     found: dict[int, str] = {}
     if "/" in pipeline or pipeline.startswith("."):

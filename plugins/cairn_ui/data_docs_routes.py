@@ -42,12 +42,7 @@ add_error_pages(app, _checkpoints)
 
 @app.get("/", response_model=None)
 def listing(request: Request, rights: Asks) -> Response:
-    """Show the list of Data Docs by pipeline, newest first.
-
-    Args:
-        request: The request.
-        rights: Tells which DAGs and pipelines the logged-in user may read.
-    """
+    """Show the list of Data Docs by pipeline, newest first."""
     pages, refs = pages_in(docs_root()), routes.dags.pipelines()
     keys = {ref.name: ref.key for ref in rights.readable(refs)}
     names = [name for name in sorted({page.pipeline for page in pages}) if rights.may_read_docs(name, refs)]
@@ -65,16 +60,7 @@ def listing(request: Request, rights: Asks) -> Response:
 
 @app.get("/{path:path}", response_model=None)
 def page(path: str, rights: Asks) -> Response:
-    """Serve a file of the Data Docs. A folder stands for its `index.html`.
-
-    Args:
-        path: Path of the file below the folder of all Data Docs.
-        rights: Tells which pipelines the logged-in user may read.
-
-    Raises:
-        HTTPException: 404 if the file does not exist. 403 if the user may not read one of the pipelines with the name of
-            the file's pipeline: pipelines of one name share one folder, so the file may belong to any of them.
-    """
+    """Serve a file of the Data Docs. A folder stands for its `index.html`."""
     root = docs_root()
     file = page_in(root, path)
     if file is None:

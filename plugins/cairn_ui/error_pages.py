@@ -17,12 +17,7 @@ from cairn_ui.render_template import HEADERS, render
 
 
 class NotInPipeline(HTTPException):
-    """The answer 404 to a user who may read the pipeline.
-
-    Args:
-        ref: The pipeline.
-        detail: What is missing.
-    """
+    """The answer 404 to a user who may read the pipeline."""
 
     def __init__(self, ref: PipelineRef, detail: str) -> None:
         super().__init__(404, detail)
@@ -30,12 +25,7 @@ class NotInPipeline(HTTPException):
 
 
 def add_error_pages(app: FastAPI, base_of: Callable[[Request], str]) -> None:
-    """Let an application answer errors with pages.
-
-    Args:
-        app: The application.
-        base_of: Returns the path at which Airflow serves the pages about checkpoints.
-    """
+    """Let an application answer errors with pages."""
 
     def answer(request: Request, status: int, detail: str, ref: PipelineRef | None = None) -> Response:
         html = render(

@@ -21,29 +21,23 @@ _NOT_SLUG = re.compile(r"[^A-Za-z0-9_.-]+")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineRef:
-    """A pipeline, and the DAG and tasks that run it.
-
-    Attributes:
-        name: Name of the pipeline.
-        root: URL of the folder that holds the pipelines.
-        dag_id: The DAG that commits the checkpoints; None if only the setting CAIRN_UI_PIPELINES names the pipeline.
-        storage_conn_id: Connection of type `google_cloud_platform` or `aws` for the root. None: the host's own identity.
-        code: The `Pipeline`, as `module:NAME`; None if it is not known.
-        process: Id of the DAG's task that processes intervals; None if it has none.
-        commit: Id of the DAG's task that commits; None without a DAG.
-        validate: Id of the DAG's task that validates; None if it has none.
-        savepoint: Id of the DAG's task that takes savepoints; None if it has none.
-        restore_dags: Ids of the DAGs that restore this pipeline.
-    """
+    """A pipeline, and the DAG and tasks that run it."""
 
     name: str
     root: str
+    # The DAG that commits the checkpoints; None if only the setting CAIRN_UI_PIPELINES names the pipeline.
     dag_id: str | None = None
+    # Connection of type `google_cloud_platform` or `aws` for the root. None: the host's own identity.
     storage_conn_id: str | None = None
+    # The `Pipeline`, as `module:NAME`; None if it is not known.
     code: str | None = None
+    # Id of the DAG's task that processes intervals; None if it has none.
     process: str | None = None
+    # Id of the DAG's task that commits; None without a DAG.
     commit: str | None = None
+    # Id of the DAG's task that validates; None if it has none.
     validate: str | None = None
+    # Id of the DAG's task that takes savepoints; None if it has none.
     savepoint: str | None = None
     restore_dags: tuple[str, ...] = ()
 
@@ -108,13 +102,7 @@ def restores_of(serialized: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def configured(setting: str) -> list[PipelineRef]:
-    """Return the pipelines that the setting CAIRN_UI_PIPELINES lists.
-
-    Args:
-        setting: Value of the setting: URLs of pipelines' folders, separated by white space, such as
-            `gs://bucket/state/clicks file:///state/rides`. The last part of a URL is the pipeline's name. `connection@`
-            before a URL names the Airflow connection to read the folder with.
-    """
+    """Return the pipelines that the setting CAIRN_UI_PIPELINES lists."""
     found = []
     for word in setting.split():
         conn, at, url = word.rpartition("@") if "@" in word.partition("://")[0] else ("", "", word)
@@ -128,10 +116,6 @@ def all_pipelines(dags: Iterable[tuple[str, Mapping[str, Any]]], setting: str) -
 
     A pipeline of a DAG is one that a task of the DAG commits. If the setting lists the same pipeline, the result has it
     once, with the DAG. So only users who may read the DAG may read the pipeline.
-
-    Args:
-        dags: Id and serialized form of each DAG.
-        setting: Value of the setting: URLs of pipelines' folders, separated by white space.
     """
     every = list(dags)
     found = [ref for dag_id, data in every for ref in pipelines_of(dag_id, data)]

@@ -43,27 +43,18 @@ class Entry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """The result of a look-up.
-
-    Attributes:
-        typed: The key as the user typed it.
-        key: The key as JSON; None if the look-up failed.
-        entries: The key's entries in the checkpoint.
-        steps: Lines about each checkpoint that changed the key, newest first.
-        more: True if older checkpoints were not searched.
-        replay: The command that replays the checkpoint's interval for the key; None if it ran no processor, or if the
-            key is too long for a command.
-        problem: Why the look-up failed; None if it did not fail.
-        too_much: True if a limit was exceeded.
-        seconds: How long the look-up took.
-    """
+    """The result of a look-up."""
 
     typed: str
+    # The key as JSON; None if the look-up failed.
     key: str | None = None
     entries: tuple[Entry, ...] = ()
     steps: tuple[tuple[str, ...], ...] = ()
     more: bool = False
+    # The command that replays the checkpoint's interval for the key; None if it ran no processor, or if the key is too
+    # long for a command.
     replay: str | None = None
+    # Why the look-up failed; None if it did not fail.
     problem: str | None = None
     too_much: bool = False
     seconds: float = 0.0
@@ -73,17 +64,7 @@ _running = threading.Lock()
 
 
 def look_up(ref: PipelineRef, checkpoint: int, typed: str, environment: Mapping[str, str]) -> Found:
-    """Look up a key in a checkpoint.
-
-    Args:
-        ref: The pipeline.
-        checkpoint: Id of the checkpoint.
-        typed: The key as the user typed it.
-        environment: Variables to add to the environment of the process.
-
-    Raises:
-        Busy: Another look-up is running.
-    """
+    """Look up a key in a checkpoint."""
     if not _running.acquire(blocking=False):
         raise Busy
     try:
@@ -102,13 +83,7 @@ def look_up(ref: PipelineRef, checkpoint: int, typed: str, environment: Mapping[
 
 
 def found_in(ref: PipelineRef, typed: str, ended: Ended) -> Found:
-    """Return the result of a look-up whose process has ended. A pure function.
-
-    Args:
-        ref: The pipeline.
-        typed: The key as the user typed it.
-        ended: The process.
-    """
+    """Return the result of a look-up whose process has ended. A pure function."""
     if ended.code is None:
         problem = f"The look-up took longer than {span(_SECONDS)}. The command line has no such limit."
         return Found(typed=typed, problem=problem, too_much=True)

@@ -30,11 +30,7 @@ def shows_values() -> bool:
 
 
 async def typed_key(request: Request) -> str:
-    """Return the key in the request's form.
-
-    Raises:
-        HTTPException: 413 if the form is too long.
-    """
+    """Return the key in the request's form."""
     body = b""
     # A form writes one byte of the key as up to three, such as `%3D`.
     most = 3 * key_lookup.MOST_KEY_BYTES
@@ -55,25 +51,11 @@ TypedKey = Annotated[str, Depends(typed_key)]
 def add_look_up(
     app: FastAPI, look: Callable[[Rights, str], tuple[PipelineRef, Look]], page: Callable[..., Response]
 ) -> None:
-    """Add the page to the application.
-
-    Args:
-        app: The application.
-        look: Returns the pipeline that a URL names, if the user may read it, with its log.
-        page: Renders a page of one pipeline.
-    """
+    """Add the page to the application."""
 
     @app.post("/p/{key}/checkpoint/{number}/key", **PAGE)
     def look_up_key(request: Request, rights: Asks, key: str, number: int, typed: TypedKey) -> Response:
-        """Show state and history of one key.
-
-        Args:
-            request: The request.
-            rights: Tells which DAGs and pipelines the logged-in user may read.
-            key: The part of the URL that identifies the pipeline (`PipelineRef.key`).
-            number: Id of the checkpoint.
-            typed: The key as the user typed it.
-        """
+        """Show state and history of one key."""
         ref, found = look(rights, key)
         if not shows_values():
             raise HTTPException(404, "This Airflow shows no keys and values ([cairn] show_values is false)")

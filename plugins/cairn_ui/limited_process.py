@@ -30,16 +30,11 @@ _OUT_OF_MEMORY = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
-    """A process that has ended.
+    """A process that has ended."""
 
-    Attributes:
-        code: Exit code; negative for the signal that killed the process; None if it took too long and was killed.
-        said: At most the first `said_bytes + 1` bytes of the output. If it is longer than `said_bytes`, the output was cut.
-        errors: The error output, cut at the same length.
-        seconds: How long the process ran.
-    """
-
+    # Exit code; negative for the signal that killed the process; None if it took too long and was killed.
     code: int | None
+    # At most the first `said_bytes + 1` bytes of the output. If it is longer than `said_bytes`, the output was cut.
     said: bytes
     errors: str
     seconds: float
@@ -62,16 +57,7 @@ def run_module(
     said_bytes: int,
     given: bytes = b"",
 ) -> Ended:
-    """Run `python -m` with these arguments.
-
-    Args:
-        arguments: The module, and its arguments. Other users of the host can read them.
-        environment: Variables to add to the environment of the process.
-        seconds: The process is killed after this time.
-        memory_bytes: Largest memory for the process's data (RLIMIT_DATA).
-        said_bytes: Limit of the output. The result has at most one byte more than this limit.
-        given: The process's standard input.
-    """
+    """Run `python -m` with these arguments."""
     root, began_s = repo_root(), time.monotonic()
     path = os.pathsep.join(filter(None, [str(root / "jobs"), str(root), os.environ.get("PYTHONPATH")]))
     # Each library gets one thread and uses the common heap. Otherwise memory that libraries reserve without using it

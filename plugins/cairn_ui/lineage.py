@@ -19,14 +19,7 @@ PAGE = 60
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """A line through one row of the graph.
-
-    Attributes:
-        x1: Lane (column of the graph) of the upper end, from 0.
-        y1: Height of the upper end within the row: 0 is the row's top, 1 its bottom.
-        x2: Lane of the lower end.
-        y2: Height of the lower end within the row.
-    """
+    """A line through one row of the graph."""
 
     x1: int
     y1: float
@@ -36,13 +29,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placed:
-    """The place of one checkpoint in the graph.
-
-    Attributes:
-        id: Id of the checkpoint.
-        lane: Lane (column of the graph) of the checkpoint, from 0.
-        lines: All lines through the checkpoint's row, including lines between other checkpoints.
-    """
+    """The place of one checkpoint in the graph."""
 
     id: int
     lane: int
@@ -51,35 +38,25 @@ class Placed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
-    """One row of the graph.
-
-    Attributes:
-        placed: Place of the checkpoint in the graph: its lane (a column of the graph), and the lines through its row.
-        row: The checkpoint as a row of the history.
-        source: Where the state came from, in two cases. If no interval computed the state: how it was made, such as "went
-            back to checkpoint 3". If a re-run of an interval reproduced an earlier state: "same result as checkpoint
-            3". None for every other checkpoint.
-    """
+    """One row of the graph."""
 
     placed: Placed
     row: Row
+    # Where the state came from, in two cases. If no interval computed the state: how it was made, such as "went back to
+    # checkpoint 3". If a re-run of an interval reproduced an earlier state: "same result as checkpoint 3". None for
+    # every other checkpoint.
     source: str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Graph:
-    """One page of the graph.
-
-    Attributes:
-        nodes: The rows, newest first.
-        lanes: Number of lanes (columns of the graph) side by side.
-        newer: Value of the URL parameter `before` for the page with newer checkpoints; None on the first page.
-        older: Value of the URL parameter `before` for the page with older checkpoints; None on the last page.
-    """
+    """One page of the graph."""
 
     nodes: tuple[Node, ...]
     lanes: int
+    # Value of the URL parameter `before` for the page with newer checkpoints; None on the first page.
     newer: int | None
+    # Value of the URL parameter `before` for the page with older checkpoints; None on the last page.
     older: int | None
 
 
@@ -87,12 +64,6 @@ def place(edges: Iterable[tuple[int, int | None]]) -> tuple[tuple[Placed, ...], 
     """Assign a lane (a column of the graph) to each checkpoint, and draw a line from each checkpoint down to its base.
 
     A checkpoint without a line from above gets the first free lane. A lane is free if no line runs through it.
-
-    Args:
-        edges: The id of each checkpoint and the id of its base or None, newest checkpoint first.
-
-    Returns:
-        The places in the same order, and the number of lanes.
     """
     lanes: list[int | None] = []  # For each lane, the id of the base that its line leads to; None for a free lane.
     placed, widest = [], 0
@@ -128,11 +99,6 @@ def graph_of(reading: Reading, before: int | None, size: int = PAGE) -> Graph:
 
     The page leaves out sweeps, whose records are in the log too but hold no checkpoint. So it may have fewer rows than
     `size`.
-
-    Args:
-        reading: The pipeline as it was read.
-        before: Show only entries with smaller ids; None shows the newest.
-        size: Number of log entries that a page covers, including sweeps.
     """
     log = reading.log
     ids = ids_of_page(log.head_id, before, size)

@@ -13,18 +13,12 @@ from state_backend.values.intervals import Interval, format_instant
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """The next step of a user.
-
-    Attributes:
-        text: What to do.
-        command: A command to copy; None without one.
-        link: Text of a link; None without one.
-        href: Where the link leads, without the path at which Airflow serves these pages or its own.
-        airflow: The link leads to a page of Airflow itself.
-    """
+    """The next step of a user."""
 
     text: str
+    # A command to copy; None without one.
     command: str | None = None
+    # Text of a link; None without one.
     link: str | None = None
     href: str = "/"
     airflow: bool = False
@@ -32,12 +26,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal:
-    """The heading and the next step of an error page.
-
-    Attributes:
-        heading: What happened.
-        step: What to do.
-    """
+    """The heading and the next step of an error page."""
 
     heading: str
     step: Step
@@ -66,12 +55,7 @@ _FAILED = Refusal(
 
 
 def after_error(status: int, ref: PipelineRef | None = None) -> Refusal:
-    """Return heading and next step of the page for an HTTP status.
-
-    Args:
-        status: The status.
-        ref: The pipeline whose page has the error, if the user may read it; None otherwise.
-    """
+    """Return heading and next step of the page for an HTTP status."""
     found = _REFUSALS.get(status, _FAILED)
     if status == 404 and ref is not None:
         step = Step(
@@ -90,11 +74,7 @@ def after_failed_read(ref: PipelineRef) -> Step | None:
 
 
 def without_pipeline(dag_id: str | None) -> Step:
-    """Return the next step if there is no pipeline to show.
-
-    Args:
-        dag_id: The DAG whose pipelines were asked for; None for all pipelines.
-    """
+    """Return the next step if there is no pipeline to show."""
     if dag_id is not None:
         return _to_list(f"No task of DAG {dag_id} commits or restores checkpoints that you may see.")
     return Step(
@@ -105,12 +85,7 @@ def without_pipeline(dag_id: str | None) -> Step:
 
 
 def without_checkpoint(ref: PipelineRef, schedule: Schedule | None) -> Step:
-    """Return the next step if a pipeline has no checkpoint.
-
-    Args:
-        ref: The pipeline.
-        schedule: The schedule of its DAG; None if Airflow has none.
-    """
+    """Return the next step if a pipeline has no checkpoint."""
     words = ["cairn", "status", "--root", ref.root, "--pipeline", ref.name]
     command = shlex.join(words if ref.dag_id in (None, ref.name) else [*words, "--dag", str(ref.dag_id)])
     advice = "For advice on the first interval, run the command below."
@@ -132,12 +107,7 @@ def without_checkpoint(ref: PipelineRef, schedule: Schedule | None) -> Step:
 
 
 def without_trial(ref: PipelineRef, interval: Interval | None) -> Step:
-    """Return the next step if a pipeline has no trial.
-
-    Args:
-        ref: The pipeline.
-        interval: The interval of its newest checkpoint; None without checkpoints.
-    """
+    """Return the next step if a pipeline has no trial."""
     start = "START" if interval is None else format_instant(interval.start)
     words = ["cairn", "try", "--code", ref.code or "module:NAME", "--from", start, "--to", start]
     command = shlex.join([*words, "--name", "first", "--root", ref.root])

@@ -30,55 +30,43 @@ _COUNTED = ("completed", "stale", "replaced", "quarantined", "descends", "droppe
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chip:
-    """A coloured label on a page.
-
-    Attributes:
-        tone: What the label's colour means: good, info, warn or bad.
-        text: Text of the label.
-        title: Explanation, shown beside the label; empty for none.
-    """
+    """A coloured label on a page."""
 
     tone: Tone
     text: str
+    # Explanation, shown beside the label; empty for none.
     title: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OverviewRow:
-    """One pipeline in the list of pipelines.
-
-    Attributes:
-        ref: The pipeline.
-        problem: Why the pipeline could not be read now; None if the read succeeded.
-        read: Time of the newest successful read; None if the pipeline was never read.
-        last_id: Id of the last checkpoint: the usable checkpoint (not stale, replaced, quarantined or dropped) whose
-            interval ends last, or the retained checkpoint whose interval ends last if none is usable. None without
-            checkpoints.
-        interval: Interval of the last checkpoint; None without checkpoints.
-        committed: Time at which the last checkpoint was committed; None if it is not known.
-        age: Time since the last checkpoint was committed, in words.
-        due: Label such as "on time" or "late by 3 h"; None if Airflow has no schedule.
-        state_bytes: Bytes of the last checkpoint's state; None without checkpoints.
-        keys: Number of keys with a value state in the last checkpoint; None if the processor declares no value state.
-        health: Problems of the pipeline, worst first.
-        stored: Size of the pipeline's folder; None before the first count.
-        lag: Time from the end of the last interval with a usable checkpoint to now; None without one.
-        bars: The bars of the DAG's last runs; None without a DAG.
-    """
+    """One pipeline in the list of pipelines."""
 
     ref: PipelineRef
+    # Why the pipeline could not be read now; None if the read succeeded.
     problem: str | None
+    # Time of the newest successful read; None if the pipeline was never read.
     read: datetime | None
+    # Id of the last checkpoint: the usable checkpoint (not stale, replaced, quarantined or dropped) whose interval ends
+    # last, or the retained checkpoint whose interval ends last if none is usable. None without checkpoints.
     last_id: int | None = None
+    # Interval of the last checkpoint; None without checkpoints.
     interval: Interval | None = None
+    # Time at which the last checkpoint was committed; None if it is not known.
     committed: datetime | None = None
     age: str = "–"
+    # Label such as "on time" or "late by 3 h"; None if Airflow has no schedule.
     due: Chip | None = None
+    # Bytes of the last checkpoint's state; None without checkpoints.
     state_bytes: int | None = None
+    # Number of keys with a value state in the last checkpoint; None if the processor declares no value state.
     keys: int | None = None
     health: tuple[Chip, ...] = ()
+    # Size of the pipeline's folder; None before the first count.
     stored: Stored | None = None
+    # Time from the end of the last interval with a usable checkpoint to now; None without one.
     lag: timedelta | None = None
+    # The bars of the DAG's last runs; None without a DAG.
     bars: Bars | None = None
 
     @property
@@ -89,83 +77,58 @@ class OverviewRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pointer:
-    """A card of the overview that names one checkpoint.
-
-    Attributes:
-        title: Title of the card, such as "Latest validated".
-        checkpoint: Id of the checkpoint; None if there is no such checkpoint.
-        interval: The checkpoint's interval; None if it is not known.
-        note: A remark about the checkpoint, such as when it was committed.
-        nothing: Text of the card if `checkpoint` is None.
-    """
+    """A card of the overview that names one checkpoint."""
 
     title: str
+    # Id of the checkpoint; None if there is no such checkpoint.
     checkpoint: int | None
+    # The checkpoint's interval; None if it is not known.
     interval: Interval | None
     note: str
+    # Text of the card if `checkpoint` is None.
     nothing: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal:
-    """A quarantined checkpoint.
-
-    Attributes:
-        id: Id of the checkpoint.
-        reason: Why validation refused it.
-        findings: What validation found.
-        docs: Path of the checkpoint's newest page of Data Docs; None without a page.
-    """
+    """A quarantined checkpoint."""
 
     id: int
     reason: str
     findings: tuple[str, ...]
+    # Path of the checkpoint's newest page of Data Docs; None without a page.
     docs: str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Next:
-    """Whether the pipeline's next interval can start now.
+    """Whether the pipeline's next interval can start now."""
 
-    Attributes:
-        interval: The next interval; None before the first checkpoint.
-        base: Id of the checkpoint that the interval would start from; None for empty state, or if it can't start.
-        headline: First line of the reason why the interval can't start; None if it can.
-        rest: The other lines of the reason.
-        command: Command after which the interval can start; None if no command helps.
-    """
-
+    # The next interval; None before the first checkpoint.
     interval: Interval | None
+    # Id of the checkpoint that the interval would start from; None for empty state, or if it can't start.
     base: int | None
+    # First line of the reason why the interval can't start; None if it can.
     headline: str | None
     rest: str
+    # Command after which the interval can start; None if no command helps.
     command: str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overview:
-    """The values of a pipeline's overview page.
-
-    Attributes:
-        next: Whether the next interval can start now.
-        pointers: The latest completed, validated and restored checkpoint, and the last savepoint.
-        counts: Number of checkpoints in each state that occurs, such as ("completed", 12).
-        health: Problems of the pipeline, worst first.
-        due: Label such as "on time" or "late by 3 h"; None if Airflow has no schedule.
-        unpublished: Intervals whose output the sink has not taken, each with the checkpoint's id.
-        quarantined: The newest quarantined checkpoints.
-        more_quarantined: Number of quarantined checkpoints that are not in `quarantined`.
-        runs: Since when the pipeline is broken, its lag and its last runs; None before `routes` adds them.
-    """
+    """The values of a pipeline's overview page."""
 
     next: Next
     pointers: tuple[Pointer, ...]
     counts: tuple[tuple[str, int], ...]
     health: tuple[Chip, ...]
+    # Label such as "on time" or "late by 3 h"; None if Airflow has no schedule.
     due: Chip | None
     unpublished: tuple[tuple[Interval, int], ...]
     quarantined: tuple[Refusal, ...]
     more_quarantined: int
+    # Since when the pipeline is broken, its lag and its last runs; None before `routes` adds them.
     runs: PipelineRuns | None = None
 
     @property
@@ -175,15 +138,7 @@ class Overview:
 
 
 def lateness(furthest: datetime | None, schedule: Schedule | None, now: datetime) -> Chip | None:
-    """Return a chip such as "on time" or "late by 3 h"; None without a schedule.
-
-    Args:
-        furthest: Time up to which the pipeline is processed: the end of the last interval with a usable checkpoint (not
-            stale, replaced, quarantined or dropped), or with any retained checkpoint if none is usable. None without
-            checkpoints.
-        schedule: The DAG's schedule; None if Airflow has none.
-        now: The time of the page.
-    """
+    """Return a chip such as "on time" or "late by 3 h"; None without a schedule."""
     if schedule is None:
         return None
     behind = schedule.asked_end if furthest is None or (schedule.asked_end or now) > furthest else None
@@ -274,18 +229,7 @@ def overview_row(
     now: datetime,
     bars: Bars | None = None,
 ) -> OverviewRow:
-    """Return one pipeline for the list of pipelines.
-
-    Args:
-        ref: The pipeline.
-        look: What the log reader returned for the pipeline.
-        schedule: The DAG's schedule; None if Airflow has none.
-        stored: Size of the pipeline's folder; None if it is not known.
-        written_ms: Commit time of the retained checkpoint whose interval ends last, in ms since the epoch; None if it
-            is not known.
-        now: The time of the page.
-        bars: The bars of the DAG's last runs; None without a DAG.
-    """
+    """Return one pipeline for the list of pipelines."""
     reading = look.reading
     if reading is None:
         return OverviewRow(ref=ref, problem=look.problem, read=None)
@@ -332,13 +276,7 @@ def keys_of(record: Record) -> int | None:
 
 
 def next_of(ref: PipelineRef, reading: Reading, airflow: str | None = None) -> Next:
-    """Return whether the next interval can start now, and if not, the reason and the command that helps.
-
-    Args:
-        ref: The pipeline.
-        reading: The pipeline as it was read.
-        airflow: URL of Airflow for the command's `--airflow`; None leaves the option out.
-    """
+    """Return whether the next interval can start now, and if not, the reason and the command that helps."""
     status = reading.status
     headline, _, rest = (status.problem or "").partition("\n")
     if status.rerun is None:
@@ -362,18 +300,7 @@ def overview(
     now: datetime,
     airflow: str | None = None,
 ) -> Overview:
-    """Return the values of a pipeline's overview page.
-
-    Args:
-        ref: The pipeline.
-        reading: The pipeline as it was read.
-        schedule: The DAG's schedule; None if Airflow has none.
-        savepoint: Result of the task that took the last savepoint; None if Airflow has no such result.
-        written_ms: Commit times in ms since the epoch, by checkpoint id.
-        docs: Path of the newest page of Data Docs, by checkpoint id.
-        now: The time of the page.
-        airflow: URL of Airflow for the commands' `--airflow`; None leaves the option out.
-    """
+    """Return the values of a pipeline's overview page."""
     log, newest = reading.log, furthest(reading)
     done = {c.id: c for c in log.completed()}
     passed = newest_validated(reading)

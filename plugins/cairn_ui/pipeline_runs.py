@@ -21,43 +21,31 @@ from state_backend.values.schedule import next_interval
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailedTry:
-    """A try that failed.
-
-    Attributes:
-        run_id: The run.
-        of: The try.
-        reason: Why it failed, in one line; None if neither its log nor the database has a reason.
-    """
+    """A try that failed."""
 
     run_id: str
     of: TaskTry
+    # Why it failed, in one line; None if neither its log nor the database has a reason.
     reason: str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineRuns:
-    """What the overview of a pipeline tells about its runs.
+    """What the overview of a pipeline tells about its runs."""
 
-    Attributes:
-        broken: The intervals at the end without a usable checkpoint; None if the pipeline is not broken.
-        since: Time since when the pipeline is broken; None if it is not broken, or if the time is not known.
-        until: End of the last interval with a usable checkpoint; None without one.
-        lag: Time from `until` to now; None without a usable checkpoint.
-        bars: The bars of the last runs.
-        waiting: The DAGs that wait for the pipeline's asset and that the user may read.
-        asset: URI of the pipeline's asset.
-        failed: Tries that failed: of the run that broke the pipeline, or else of the last run.
-        command: The command that runs the intervals in trouble again; None if the pipeline is not broken or has no DAG.
-    """
-
+    # The intervals at the end without a usable checkpoint; None if the pipeline is not broken.
     broken: Broken | None
+    # Time since when the pipeline is broken; None if it is not broken, or if the time is not known.
     since: datetime | None
+    # End of the last interval with a usable checkpoint; None without one.
     until: datetime | None
+    # Time from `until` to now; None without a usable checkpoint.
     lag: timedelta | None
     bars: Bars
     waiting: tuple[WaitingDag, ...]
     asset: str
     failed: tuple[FailedTry, ...]
+    # The command that runs the intervals in trouble again; None if the pipeline is not broken or has no DAG.
     command: str | None
 
 
@@ -118,12 +106,7 @@ def following(log: Log, usable: Record | None) -> Interval | None:
 
 
 def run_to_explain(broken: Broken | None, runs: Sequence[Run]) -> str | None:
-    """Return the run whose failed tries the overview explains; None if no run needs it.
-
-    Args:
-        broken: The intervals at the end without a usable checkpoint; None if the pipeline is not broken.
-        runs: The last runs, oldest first.
-    """
+    """Return the run whose failed tries the overview explains; None if no run needs it."""
     if broken is not None and broken.first.run_id is not None:
         return broken.first.run_id
     return runs[-1].run_id if runs and (runs[-1].unfinished or runs[-1].state == "failed") else None

@@ -20,11 +20,7 @@ _CHECKPOINTS, _DOCS = "/cairn/checkpoints", "/cairn/docs"
 
 
 class Mounted:
-    """An ASGI application whose module is imported when the first request arrives.
-
-    Args:
-        module: Name of a module with the application `app`.
-    """
+    """An ASGI application whose module is imported when the first request arrives."""
 
     def __init__(self, module: str) -> None:
         self._module = module
@@ -66,9 +62,6 @@ class Preload:
 
         The executor's workers are forks of the scheduler, so they need not import these modules for each task. Airflow
         calls this method when one of its processes starts, such as the scheduler or a task.
-
-        Args:
-            component: Airflow's object for the process that starts; not used.
         """
         if sys.argv[1:2] == ["scheduler"] and "LocalExecutor" in conf.get("core", "executor"):
             for module in _NEEDED_BY_TASKS:

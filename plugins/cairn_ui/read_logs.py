@@ -53,12 +53,7 @@ class Reader:
     """A reader and cache of pipelines' logs. Several threads may use it at once."""
 
     def __init__(self, opened: Callable[[PipelineRef], Storage], *, clock: Callable[[], float] = time.time) -> None:
-        """Create an empty cache.
-
-        Args:
-            opened: Opens the storage of a pipeline's folder.
-            clock: Returns the time in seconds since the epoch.
-        """
+        """Create an empty cache."""
         self._open = opened
         self._clock = clock
         self._lock = threading.Lock()
@@ -72,10 +67,6 @@ class Reader:
         """Read a pipeline, or return its last reading if that is younger than two seconds.
 
         If the read fails or takes too long, the result has the last reading and the problem.
-
-        Args:
-            ref: The pipeline.
-            wait_s: Longest wait in seconds.
         """
         return self._look(ref, wait_s, self._clock() - FRESH_S)
 
@@ -96,12 +87,7 @@ class Reader:
             )
 
     def look_at_all(self, refs: Collection[PipelineRef], wait_s: float = WAIT_S / 2) -> dict[str, Look]:
-        """Read several pipelines at the same time, as `look` does, and return the results by `PipelineRef.key`.
-
-        Args:
-            refs: The pipelines.
-            wait_s: Longest wait for all pipelines together, in seconds.
-        """
+        """Read several pipelines at the same time, as `look` does, and return the results by `PipelineRef.key`."""
         # A reading stays fresh for the whole call, also if another pipeline takes all of the time.
         until_s, fresh_since_s = time.monotonic() + wait_s, self._clock() - FRESH_S
         for ref in refs:
@@ -111,29 +97,13 @@ class Reader:
         return {ref.key: self._look(ref, max(0.0, until_s - time.monotonic()), fresh_since_s) for ref in refs}
 
     def ask(self, ref: PipelineRef, what: str, work: Callable[[Storage], T], wait_s: float = WAIT_S) -> T:
-        """Run `work` in a thread, and return its result.
-
-        Args:
-            ref: The pipeline.
-            what: Name of the work. If work of this name is already running for the pipeline, the call waits for that
-                result and does not start `work`.
-            work: A function that reads the storage of the pipeline's folder.
-            wait_s: Longest wait in seconds.
-
-        Raises:
-            NotAnswered: `work` has not ended within `wait_s`.
-            CairnError: `work` raised it. Any other exception of `work` is raised too.
-        """
+        """Run `work` in a thread, and return its result."""
         return self._run(ref, what, lambda: work(self._storage(ref)), wait_s)
 
     def written(self, ref: PipelineRef, log: Log, ids: Collection[int]) -> dict[int, int]:
         """Return when the storage wrote the given records, in ms since the epoch, by id.
 
         Sweeps are left out, and tombstones too: retention wrote the file of a tombstone long after the commit.
-
-        Raises:
-            NotAnswered: The storage did not answer in time.
-            CairnError: The storage failed.
         """
         known = self._written.setdefault(ref.key, {})
         whole = [n for n in ids if n not in known and isinstance(log.entry(n), Record)]

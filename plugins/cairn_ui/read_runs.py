@@ -44,12 +44,7 @@ _WAITING = 50
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Readers:
-    """The caches that pages share.
-
-    Attributes:
-        logs_of_pipelines: Reads the logs of pipelines.
-        logs_of_tries: Reads the logs of tries of tasks.
-    """
+    """The caches that pages share."""
 
     logs_of_pipelines: Reader
     logs_of_tries: airflow_runs.Reasons
@@ -63,20 +58,7 @@ def bars(log: Log, runs: Sequence[Run], now: datetime) -> Bars:
 def pipeline_runs_of(
     ref: PipelineRef, reading: Reading, schedule: Schedule | None, rights: Rights, readers: Readers, airflow: str
 ) -> PipelineRuns:
-    """Return since when a pipeline is broken, its lag, its last runs, and who waits for it.
-
-    Args:
-        ref: The pipeline.
-        reading: The pipeline as it was read.
-        schedule: The schedule of its DAG; None if Airflow has none.
-        rights: Tells which DAGs and logs the logged-in user may read.
-        readers: The caches that pages share.
-        airflow: URL of Airflow for the command's `--airflow`.
-
-    Raises:
-        NotAnswered: The storage did not answer in time.
-        CairnError: The storage failed.
-    """
+    """Return since when a pipeline is broken, its lag, its last runs, and who waits for it."""
     now, log, asset = datetime.now(UTC), reading.log, asset_of(ref.name)
     reader = readers.logs_of_pipelines
     usable, unusable, words = reader.ask(ref, "unusable checkpoints", lambda _: _unusable(reading))
@@ -131,13 +113,6 @@ def failed_tries(
     """Return the failed tries of a run, with their reasons if the user may read logs.
 
     A reason is missing if the log can't be read within two seconds. A later call may have it.
-
-    Args:
-        ref: A pipeline of the run's DAG.
-        run_id: The run.
-        rights: Tells which logs the logged-in user may read.
-        readers: The caches that pages share.
-        tries: The run's tries; None reads them from Airflow's database.
     """
     dag_id = ref.dag_id or ""
     failed = tries_to_explain(airflow_runs.tries_of(dag_id, run_id) if tries is None else tries)

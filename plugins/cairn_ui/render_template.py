@@ -63,12 +63,7 @@ def environment() -> Environment:
 
 
 def render(template: str, **values: Any) -> str:
-    """Return the HTML of a page.
-
-    Args:
-        template: Name of the template's file.
-        **values: The names that the template uses.
-    """
+    """Return the HTML of a page."""
     return environment().get_template(template).render(**values)
 
 

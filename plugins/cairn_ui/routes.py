@@ -98,24 +98,13 @@ def static(name: str) -> Response:
 
 @app.get("/", **PAGE)
 def pipelines(request: Request, rights: Asks) -> Response:
-    """Show all pipelines that the user may read.
-
-    Args:
-        request: The request.
-        rights: Tells which DAGs and pipelines the logged-in user may read.
-    """
+    """Show all pipelines that the user may read."""
     return _list(request, rights.readable(dags.pipelines()), None)
 
 
 @app.get("/dag/{dag_id}", **PAGE)
 def of_dag(request: Request, rights: Asks, dag_id: str) -> Response:
-    """Show the pipelines that a DAG commits or restores. If there is only one, redirect to its overview.
-
-    Args:
-        request: The request.
-        rights: Tells which DAGs and pipelines the logged-in user may read.
-        dag_id: Id of the DAG.
-    """
+    """Show the pipelines that a DAG commits or restores. If there is only one, redirect to its overview."""
     refs = [r for r in rights.readable(dags.pipelines()) if dag_id == r.dag_id or dag_id in r.restore_dags]
     if len(refs) == 1:
         return RedirectResponse(f"{_base(request)}/p/{quote(refs[0].key)}/", headers=HEADERS)
@@ -165,13 +154,7 @@ def _row(
 
 @app.get("/p/{key}/", **PAGE)
 def of_overview(request: Request, rights: Asks, key: str) -> Response:
-    """Show the problems of a pipeline, its latest checkpoints, and whether its next interval can start.
-
-    Args:
-        request: The request.
-        rights: Tells which DAGs and pipelines the logged-in user may read.
-        key: The part of the URL that identifies the pipeline (`PipelineRef.key`).
-    """
+    """Show the problems of a pipeline, its latest checkpoints, and whether its next interval can start."""
     ref, look = _look(rights, key)
     schedule = _schedule(ref)
 
@@ -198,14 +181,7 @@ def of_overview(request: Request, rights: Asks, key: str) -> Response:
 
 @app.get("/p/{key}/history", **PAGE)
 def of_history(request: Request, rights: Asks, key: str, before: Annotated[int | None, Query(ge=1)] = None) -> Response:
-    """Show checkpoints, newest first.
-
-    Args:
-        request: The request.
-        rights: Tells which DAGs and pipelines the logged-in user may read.
-        key: The part of the URL that identifies the pipeline (`PipelineRef.key`).
-        before: Show only entries with smaller ids; None shows the newest.
-    """
+    """Show checkpoints, newest first."""
     ref, look = _look(rights, key)
 
     def view(reading: Reading) -> history.Page:
@@ -224,14 +200,7 @@ def of_history(request: Request, rights: Asks, key: str, before: Annotated[int |
 
 @app.get("/p/{key}/lineage", **PAGE)
 def of_lineage(request: Request, rights: Asks, key: str, before: Annotated[int | None, Query(ge=1)] = None) -> Response:
-    """Show checkpoints and their bases as a graph, newest first.
-
-    Args:
-        request: The request.
-        rights: Tells which DAGs and pipelines the logged-in user may read.
-        key: The part of the URL that identifies the pipeline (`PipelineRef.key`).
-        before: Show only entries with smaller ids; None shows the newest.
-    """
+    """Show checkpoints and their bases as a graph, newest first."""
     ref, look = _look(rights, key)
     return _of_pipeline(
         request,
@@ -250,15 +219,7 @@ def of_trends(
     first: Annotated[int | None, Query(ge=1)] = None,
     last: Annotated[int | None, Query(ge=1)] = None,
 ) -> Response:
-    """Show charts of the retained checkpoints.
-
-    Args:
-        request: The request.
-        rights: Tells which DAGs and pipelines the logged-in user may read.
-        key: The part of the URL that identifies the pipeline (`PipelineRef.key`).
-        first: Lowest id to draw; None for no limit.
-        last: Highest id to draw; None for no limit.
-    """
+    """Show charts of the retained checkpoints."""
     ref, look = _look(rights, key)
     return _of_pipeline(
         request,
@@ -277,12 +238,6 @@ def of_checkpoint(request: Request, rights: Asks, key: str, number: int) -> Resp
 
     A sweep adds a record without a checkpoint to the log, with a number of the same series. The page of a sweep or of a
     dropped checkpoint shows only what its row in the history shows.
-
-    Args:
-        request: The request.
-        rights: Tells which DAGs and pipelines the logged-in user may read.
-        key: The part of the URL that identifies the pipeline (`PipelineRef.key`).
-        number: Id of the checkpoint, or number of the sweep's record in the log.
     """
     ref, look = _look(rights, key)
 
@@ -314,15 +269,7 @@ def compare(
     first: Annotated[int | None, Query(ge=1)] = None,
     second: Annotated[int | None, Query(ge=1)] = None,
 ) -> Response:
-    """Show the difference between two checkpoints. Without two ids, show a form to choose them.
-
-    Args:
-        request: The request.
-        rights: Tells which DAGs and pipelines the logged-in user may read.
-        key: The part of the URL that identifies the pipeline (`PipelineRef.key`).
-        first: Id of the first checkpoint; None shows the form.
-        second: Id of the second checkpoint; None shows the form.
-    """
+    """Show the difference between two checkpoints. Without two ids, show a form to choose them."""
     ref, look = _look(rights, key)
 
     def view(reading: Reading) -> Any:
@@ -350,13 +297,7 @@ def compare(
 
 @app.get("/p/{key}/trials", **PAGE)
 def of_trials(request: Request, rights: Asks, key: str) -> Response:
-    """Show the list of the pipeline's trials.
-
-    Args:
-        request: The request.
-        rights: Tells which DAGs and pipelines the logged-in user may read.
-        key: The part of the URL that identifies the pipeline (`PipelineRef.key`).
-    """
+    """Show the list of the pipeline's trials."""
     ref, look = _look(rights, key)
 
     def read(_: Storage) -> list[trials.TrialRow]:
@@ -369,14 +310,7 @@ def of_trials(request: Request, rights: Asks, key: str) -> Response:
 
 @app.get("/p/{key}/trials/{name}", **PAGE)
 def of_trial(request: Request, rights: Asks, key: str, name: str) -> Response:
-    """Show, for each interval of a trial, whether its result equals production's.
-
-    Args:
-        request: The request.
-        rights: Tells which DAGs and pipelines the logged-in user may read.
-        key: The part of the URL that identifies the pipeline (`PipelineRef.key`).
-        name: Name of the trial.
-    """
+    """Show, for each interval of a trial, whether its result equals production's."""
     ref, look = _look(rights, key)
 
     def view(reading: Reading) -> trials.TrialPage:
@@ -395,16 +329,7 @@ def of_trial_rows(
     start: datetime,
     by: Annotated[str, Query(max_length=2000)] = "",
 ) -> Response:
-    """Show the rows and entries that differ in one interval of a trial.
-
-    Args:
-        request: The request.
-        rights: Tells which DAGs and pipelines the logged-in user may read.
-        key: The part of the URL that identifies the pipeline (`PipelineRef.key`).
-        name: Name of the trial.
-        start: Start of the interval.
-        by: Columns that identify an output row, separated by commas; empty compares whole rows.
-    """
+    """Show the rows and entries that differ in one interval of a trial."""
     ref, look = _look(rights, key)
     columns = [column for column in map(str.strip, by.split(",")) if column]
 
@@ -450,14 +375,7 @@ def _compare(ref: PipelineRef, asked: tuple[Any, ...], words: list[str]) -> tria
 
 @app.get("/p/{key}/docs/{path:path}", **PAGE)
 def of_docs(request: Request, rights: Asks, key: str, path: str) -> Response:
-    """Show a page of Data Docs below the heading and the tabs of its pipeline.
-
-    Args:
-        request: The request.
-        rights: Tells which DAGs and pipelines the logged-in user may read.
-        key: The part of the URL that identifies the pipeline (`PipelineRef.key`).
-        path: Path of the page below the folder of all Data Docs.
-    """
+    """Show a page of Data Docs below the heading and the tabs of its pipeline."""
     ref = _ref(rights, key)
     page = docs.page_at(path) if rights.may_read_docs(ref.name, dags.pipelines()) else None
     if page is None or page.pipeline != ref.name or page_in(docs_root(), path) is None:
@@ -470,28 +388,13 @@ def of_docs(request: Request, rights: Asks, key: str, path: str) -> Response:
 
 @app.get("/run/{dag_id}/{run_id:path}", **PAGE)
 def of_run(request: Request, rights: Asks, dag_id: str, run_id: str) -> Response:
-    """Show the checkpoints that a run of a DAG restored and committed.
-
-    Args:
-        request: The request.
-        rights: Tells which DAGs and pipelines the logged-in user may read.
-        dag_id: Id of the DAG.
-        run_id: Id of the run.
-    """
+    """Show the checkpoints that a run of a DAG restored and committed."""
     return _run(request, rights, dag_id, run_id, None)
 
 
 @app.get("/task/{dag_id}/{task_id}/{run_id:path}", **PAGE)
 def of_task(request: Request, rights: Asks, dag_id: str, task_id: str, run_id: str) -> Response:
-    """Show the checkpoints that the run of a task instance restored and committed, as a tab of the task instance.
-
-    Args:
-        request: The request.
-        rights: Tells which DAGs and pipelines the logged-in user may read.
-        dag_id: Id of the DAG.
-        task_id: Id of the task.
-        run_id: Id of the run.
-    """
+    """Show the checkpoints that the run of a task instance restored and committed, as a tab of the task instance."""
     return _run(request, rights, dag_id, run_id, task_id)
 
 
@@ -551,12 +454,7 @@ def _commits_of(reading: Reading, run_id: str, interval: Interval | None) -> lis
 
 
 def _would(log: Log, name: str, interval: Interval) -> dict[str, Any]:
-    """Return what would happen if the interval ran now.
-
-    Returns:
-        A dict with `base` (id of the checkpoint that the interval would start from; None for empty state) and `problem`
-        (the reason why the interval can't start; None if it can).
-    """
+    """Return what would happen if the interval ran now."""
     done = log.completed()
     if not done:
         return {"base": None, "problem": None}
@@ -571,16 +469,7 @@ def _would(log: Log, name: str, interval: Interval) -> dict[str, Any]:
 
 
 def _ref(rights: Rights, key: str) -> PipelineRef:
-    """Return the pipeline that a URL names.
-
-    Args:
-        rights: Tells which pipelines the logged-in user may read.
-        key: The part of the URL that identifies the pipeline (`PipelineRef.key`).
-
-    Raises:
-        HTTPException: 404 if there is no such pipeline, or if the user may not read it. Both cases get the same answer,
-            so a user can't find out which pipelines exist.
-    """
+    """Return the pipeline that a URL names."""
     ref = next((r for r in dags.pipelines() if r.key == key), None)
     if ref is None or not rights.may_read(ref):
         raise HTTPException(404, "This pipeline does not exist, or you may not read its DAG")
@@ -603,11 +492,7 @@ def _trials(ref: PipelineRef) -> list[Trial]:
 
 
 def _tried(ref: PipelineRef, reading: Reading, name: str) -> tuple[Trial, list[IntervalDifference]]:
-    """Return a trial's record, and for each of its intervals the difference from production.
-
-    Raises:
-        HTTPException: 404 if the pipeline has no trial of this name.
-    """
+    """Return a trial's record, and for each of its intervals the difference from production."""
 
     def read(_: Storage) -> tuple[Trial, list[IntervalDifference]] | None:
         trial = next((trial for trial in _trials(ref) if trial.name == name), None)
@@ -647,18 +532,7 @@ def _of_pipeline(
     schedule: Schedule | None = None,
     **values: Any,
 ) -> Response:
-    """Render a page of one pipeline.
-
-    Args:
-        request: The request.
-        ref: The pipeline.
-        look: What the log reader returned for the pipeline.
-        template: Name of the template's file.
-        make: Builds the template's value `view` from the reading. If it raises, the page shows the error instead. None
-            for a page that needs no reading.
-        schedule: The schedule of the pipeline's DAG; None reads it from Airflow's database.
-        **values: More names that the template uses.
-    """
+    """Render a page of one pipeline."""
     view, problem = None, look.problem
     if make is not None and look.reading is not None:
         try:

@@ -32,34 +32,20 @@ _OUTCOMES: dict[str, tuple[str, Tone, str]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bar:
-    """The bar of one run.
-
-    Attributes:
-        run: The run.
-        outcome: Outcome in one word: Airflow's state, or the state of the checkpoint if the run succeeded and its
-            checkpoint can't be used.
-        tone: Colour of the bar.
-        sign: One character below the bar, so that the outcome does not depend on the colour.
-        height: Height in pixels. It grows with the run's duration.
-        seconds: Duration from the run's start to its end, or until now; None before the start.
-    """
+    """The bar of one run."""
 
     run: Run
     outcome: str
     tone: Tone
     sign: str
     height: int
+    # Duration from the run's start to its end, or until now; None before the start.
     seconds: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bars:
-    """The bars of a DAG's last runs.
-
-    Attributes:
-        bars: The bars, oldest first.
-        legend: Sign, tone and text for each outcome that occurs, such as ("✗", "bad", "2 failed"); most frequent first.
-    """
+    """The bars of a DAG's last runs."""
 
     bars: tuple[Bar, ...]
     legend: tuple[tuple[str, Tone, str], ...]
@@ -71,13 +57,7 @@ class Bars:
 
 
 def bars_of(runs: Sequence[Run], unusable: Mapping[Interval, str], now: datetime) -> Bars:
-    """Return the bars of the newest runs, at most 20.
-
-    Args:
-        runs: Runs of one DAG, oldest first.
-        unusable: For each interval whose newest checkpoint can't be used, the state of that checkpoint.
-        now: The time of the page: the end of runs that are in progress.
-    """
+    """Return the bars of the newest runs, at most 20."""
     shown = runs[-MOST:]
     longest = max((seconds for run in shown if (seconds := seconds_of(run, now)) is not None), default=0.0)
     bars = tuple(_bar(run, unusable, longest, now) for run in shown)

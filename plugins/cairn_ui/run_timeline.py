@@ -17,15 +17,7 @@ _OTHER = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """One part of a try's bar.
-
-    Attributes:
-        kind: The time passed between two tries, or the try waited for the scheduler, or in the executor's queue, or ran, or
-            ran and failed.
-        at: Start of the part as a share of the run's time, 0 to 1.
-        share: Duration of the part as a share of the run's time, 0 to 1.
-        seconds: Duration of the part.
-    """
+    """One part of a try's bar."""
 
     kind: Kind
     at: float
@@ -35,56 +27,39 @@ class Part:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """One try of a task as a line of the timeline.
-
-    Attributes:
-        of: The try.
-        colour: Number of the task's colour, 0 to 9.
-        parts: The parts of the bar, in the order of time. Parts without a duration are left out. A try that ended before a
-            person cleared the run has no parts.
-        pause: Seconds from the end of the task's try before until the scheduler found that this try may run; None for a
-            first try.
-        scheduler: Seconds from the moment at which the try could run until the scheduler queued it. For a first try, the
-            moment is the end of the run's last task before it, or the start of the run. None if it is not known.
-        queue: Seconds in the executor's queue; None if they are not known.
-        ran: Seconds from start to end, or until now; None before the start.
-    """
+    """One try of a task as a line of the timeline."""
 
     of: TaskTry
     colour: int
     parts: tuple[Part, ...]
+    # Seconds from the end of the task's try before until the scheduler found that this try may run; None for a first
+    # try.
     pause: float | None
+    # Seconds from the moment at which the try could run until the scheduler queued it. For a first try, the moment is
+    # the end of the run's last task before it, or the start of the run. None if it is not known.
     scheduler: float | None
+    # Seconds in the executor's queue; None if they are not known.
     queue: float | None
+    # Seconds from start to end, or until now; None before the start.
     ran: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timeline:
-    """The timeline of a run.
-
-    Attributes:
-        lines: The tries, in the order in which they began. Tries without any time come last.
-        turn: Seconds from the time at which the run was queued until its start; None if it is not known.
-        whole: Seconds from the run's start to its end, or until now; None before the start.
-        totals: Seconds by what they were spent on, in words and with a colour's number or None: each task, and
-            each kind of waiting.
-    """
+    """The timeline of a run."""
 
     lines: tuple[Line, ...]
+    # Seconds from the time at which the run was queued until its start; None if it is not known.
     turn: float | None
+    # Seconds from the run's start to its end, or until now; None before the start.
     whole: float | None
+    # Seconds by what they were spent on, in words and with a colour's number or None: each task, and each kind of
+    # waiting.
     totals: tuple[tuple[str, int | None, float], ...]
 
 
 def timeline_of(run: Run, tries: Sequence[TaskTry], now: datetime) -> Timeline:
-    """Return the timeline of a run.
-
-    Args:
-        run: The run.
-        tries: All tries of its tasks, in any order.
-        now: The time of the page: the end of tries that are in progress.
-    """
+    """Return the timeline of a run."""
     ordered = sorted(tries, key=lambda t: (_first(t) is None, _first(t) or now, t.task_id, t.try_number))
     firsts = [at for one in ordered if (at := _first(one)) is not None]
     began = run.began or min(firsts, default=now)

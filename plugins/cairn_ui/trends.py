@@ -26,25 +26,16 @@ _MOST_POINTS = 600
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Series:
-    """One line of a chart, as values.
-
-    Attributes:
-        name: Name of the series, such as "input" in the chart of rows.
-        values: One value for each checkpoint; None if the checkpoint has no value.
-    """
+    """One line of a chart, as values."""
 
     name: str
+    # One value for each checkpoint; None if the checkpoint has no value.
     values: tuple[float | None, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tick:
-    """A mark at the vertical axis of a chart.
-
-    Attributes:
-        at: The mark's y coordinate in SVG units.
-        text: Label of the mark.
-    """
+    """A mark at the vertical axis of a chart."""
 
     at: float
     text: str
@@ -52,13 +43,7 @@ class Tick:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drawn:
-    """One line of a chart, as it is drawn.
-
-    Attributes:
-        name: Name of the series.
-        path: SVG path of the line, with gaps where values are missing.
-        dots: The x and y coordinates of each value, in SVG units.
-    """
+    """One line of a chart, as it is drawn."""
 
     name: str
     path: str
@@ -67,15 +52,7 @@ class Drawn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spot:
-    """The vertical strip of a chart that belongs to one checkpoint. Coordinates are in SVG units.
-
-    Attributes:
-        id: Id of the checkpoint.
-        x: The x coordinate of the checkpoint's values.
-        left: Left edge of the strip.
-        width: Width of the strip.
-        text: Tooltip of the strip: the checkpoint and its values.
-    """
+    """The vertical strip of a chart that belongs to one checkpoint. Coordinates are in SVG units."""
 
     id: int
     x: float
@@ -86,19 +63,7 @@ class Spot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chart:
-    """One chart.
-
-    Attributes:
-        key: Short name of the chart, for the HTML attribute `data-chart`.
-        title: Title of the chart.
-        drawn: The lines of the chart.
-        ticks: Marks at the vertical axis.
-        spots: A strip for each checkpoint, which shows a tooltip.
-        legend: Name and newest value of each series, as text.
-        logarithmic: The vertical axis is logarithmic.
-        first: Time at the left end of the horizontal axis: the start of the first interval. None without values.
-        last: Time at the right end: the start of the last interval. None without values.
-    """
+    """One chart."""
 
     key: str
     title: str
@@ -107,22 +72,15 @@ class Chart:
     spots: tuple[Spot, ...]
     legend: tuple[tuple[str, str], ...]
     logarithmic: bool
+    # Time at the left end of the horizontal axis: the start of the first interval. None without values.
     first: datetime | None
+    # Time at the right end: the start of the last interval. None without values.
     last: datetime | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trends:
-    """All charts over the same checkpoints, oldest first.
-
-    Attributes:
-        charts: The charts.
-        points: Id and interval of each checkpoint.
-        heading: Heading of the table.
-        table: The same values as text, one line for each checkpoint, for users who can't read charts.
-        left_out: Number of older retained checkpoints that the charts leave out, since they show at most 600.
-        dropped: Number of log entries without values, because their checkpoints were dropped or they are sweeps.
-    """
+    """All charts over the same checkpoints, oldest first."""
 
     charts: tuple[Chart, ...]
     points: tuple[tuple[int, Interval], ...]
@@ -133,13 +91,7 @@ class Trends:
 
 
 def trends_of(reading: Reading, first: int | None = None, last: int | None = None) -> Trends:
-    """Return the charts of a pipeline's retained checkpoints, in the order of their intervals.
-
-    Args:
-        reading: The pipeline as it was read.
-        first: Lowest id to draw; None for no limit.
-        last: Highest id to draw; None for no limit.
-    """
+    """Return the charts of a pipeline's retained checkpoints, in the order of their intervals."""
     log = reading.log
     kept = [c for c in log.completed() if (first or 0) <= c.id <= (last or log.head_id)]
     kept.sort(key=lambda c: (c.content.interval.end, c.id))
@@ -218,16 +170,7 @@ def _charts(records: Sequence[Record]) -> list[tuple[str, str, list[Series], Wor
 def chart_of(
     key: str, title: str, records: Sequence[Record], series: Sequence[Series], words: Words, scale: Scale
 ) -> Chart:
-    """Return one chart, with the coordinates of its lines, marks and strips.
-
-    Args:
-        key: Short name of the chart, for the HTML attribute `data-chart`.
-        title: Title of the chart.
-        records: The checkpoints, oldest first.
-        series: The series, with one value for each checkpoint.
-        words: Function that formats a value as text, such as `1.5 KiB`.
-        scale: Scale of the vertical axis: "linear" or "log".
-    """
+    """Return one chart, with the coordinates of its lines, marks and strips."""
     every = [v for s in series for v in s.values if v is not None]
     height = _heights(every, scale)
     step = (WIDTH - LEFT - 12) / max(1, len(records) - 1)

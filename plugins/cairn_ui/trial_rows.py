@@ -34,16 +34,7 @@ _ASKED_AGAIN_S = 60.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """The limits of one comparison.
-
-    Attributes:
-        rows: Largest number of output rows, of production and trial together.
-        entries: Largest number of entries in the states, of production and trial together.
-        output_bytes: Largest size of the output files, of production and trial together.
-        seconds: Longest time that the process may run.
-        memory_bytes: Largest memory for the process's data (RLIMIT_DATA).
-        said_bytes: Largest size of the answer that the process prints.
-    """
+    """The limits of one comparison."""
 
     rows: int = 1_000_000
     entries: int = 1_000_000
@@ -55,16 +46,11 @@ class Limits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compared:
-    """The result of one comparison.
+    """The result of one comparison."""
 
-    Attributes:
-        found: The answer of `cairn compare --json`; None if the comparison failed.
-        problem: Why the comparison failed; None if it did not fail.
-        too_much: True if it failed because of a limit in `Limits`. The command line has no such limits.
-        seconds: How long the process ran.
-    """
-
+    # The answer of `cairn compare --json`; None if the comparison failed.
     found: Mapping[str, Any] | None
+    # Why the comparison failed; None if it did not fail.
     problem: str | None = None
     too_much: bool = False
     seconds: float = 0.0
@@ -75,14 +61,7 @@ class Busy(Exception):
 
 
 def command_of(ref: PipelineRef, trial: str, start: Any, key: Sequence[str]) -> list[str]:
-    """Return the words of the `cairn compare` command that compares one interval, as a person would type it.
-
-    Args:
-        ref: The pipeline.
-        trial: Name of the trial.
-        start: Start of the interval.
-        key: Columns that identify an output row; empty compares whole rows.
-    """
+    """Return the words of the `cairn compare` command that compares one interval, as a person would type it."""
     words = ["cairn", "compare", trial, "--root", ref.root, "--pipeline", ref.name, "--interval", format_instant(start)]
     return words + [word for name in key for word in ("--key", name)]
 
@@ -109,13 +88,7 @@ def too_much(found: IntervalDifference, limits: Limits) -> str | None:
 
 
 class Comparisons:
-    """A cache of comparisons, which runs at most one comparison at a time. Several threads may use it at once.
-
-    Args:
-        limits: Limits of each comparison; None for the defaults of `Limits`.
-        run: Function that runs the command; None for `run_limited`.
-        clock: Function that returns the time in seconds.
-    """
+    """A cache of comparisons, which runs at most one comparison at a time. Several threads may use it at once."""
 
     def __init__(
         self,
@@ -133,18 +106,7 @@ class Comparisons:
     def known(
         self, ref: PipelineRef, trial: str, found: IntervalDifference, key: Sequence[str]
     ) -> tuple[tuple[Any, ...], Compared | None]:
-        """Look up the comparison of one interval in the cache.
-
-        Returns:
-            The cache's key of the comparison, for `compare`; and its result, or None if the comparison has to run. A
-            failed comparison may run again after 60 s, unless it exceeded a limit.
-
-        Args:
-            ref: The pipeline.
-            trial: Name of the trial.
-            found: The difference between production and trial in the interval, by digests and checksums.
-            key: Columns that identify an output row; empty compares whole rows.
-        """
+        """Look up the comparison of one interval in the cache."""
         asked = (ref.folder, trial, found.interval, tuple(key), _mark(found.old), _mark(found.new))
         why = too_much(found, self.limits)
         if why is not None:
@@ -158,16 +120,7 @@ class Comparisons:
             return asked, compared
 
     def compare(self, asked: tuple[Any, ...], words: Sequence[str], environment: Mapping[str, str]) -> Compared:
-        """Run the command of a comparison, and keep its result.
-
-        Args:
-            asked: The cache's key of the comparison, from `known`.
-            words: The command, from `command_of`.
-            environment: Variables to add to the environment of the process.
-
-        Raises:
-            Busy: Another comparison is running.
-        """
+        """Run the command of a comparison, and keep its result."""
         if not self._running.acquire(blocking=False):
             raise Busy
         try:
@@ -188,13 +141,7 @@ def _mark(made: Made | None) -> tuple[Any, ...] | None:
 
 
 def run_limited(words: Sequence[str], environment: Mapping[str, str], limits: Limits) -> Compared:
-    """Run a `cairn` command with `--json` in a process whose time, memory and output are limited.
-
-    Args:
-        words: The command, from `command_of`.
-        environment: Variables to add to the environment of the process.
-        limits: The limits of the process: `seconds`, `memory_bytes` and `said_bytes`, the size of its output.
-    """
+    """Run a `cairn` command with `--json` in a process whose time, memory and output are limited."""
     ended = run_module(
         ["cairn.command.cli", *words[1:], "--limit", str(EXAMPLES), "--json"],
         environment,
@@ -208,13 +155,7 @@ def run_limited(words: Sequence[str], environment: Mapping[str, str], limits: Li
 
 
 def answer_of(ended: Ended, limits: Limits) -> Compared:
-    """Return the result of a `cairn compare` process that has ended.
-
-    Args:
-        ended: The process.
-        limits: The limits under which the process ran. An output larger than `said_bytes` counts as a failure, and the
-            message about a lack of memory names `memory_bytes`.
-    """
+    """Return the result of a `cairn compare` process that has ended."""
     if ended.code == 0 and len(ended.said) <= limits.said_bytes:
         return Compared(found=json.loads(ended.said), seconds=ended.seconds)
     if ended.code == 0:

@@ -27,25 +27,16 @@ _WORDS: dict[Same, tuple[str, str]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialRow:
-    """One trial in the list.
-
-    Attributes:
-        name: Name of the trial.
-        code: The `Pipeline` with the other code, as `module:NAME`.
-        version: Version of the code; None without one.
-        span: From the start of the first interval to the end of the last.
-        base: Id of production's checkpoint from which the trial began; None if it began from empty state or a
-            savepoint.
-        began: "empty state" or the savepoint from which the trial began; empty if `base` is not None.
-        ends: Time after which a sweep removes the trial.
-        over: True if the time `ends` has passed.
-    """
+    """One trial in the list."""
 
     name: str
     code: str
+    # Version of the code; None without one.
     version: str | None
     span: Interval
+    # Id of production's checkpoint from which the trial began; None if it began from empty state or a savepoint.
     base: int | None
+    # "empty state" or the savepoint from which the trial began; empty if `base` is not None.
     began: str
     ends: datetime
     over: bool
@@ -53,31 +44,20 @@ class TrialRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Side:
-    """The result of one interval in production or in the trial.
-
-    Attributes:
-        checkpoint: Id of the checkpoint.
-        rows: Number of output rows.
-        late_rows: Number of late rows.
-        seconds: Time that the interval took to compute; None if the record is a tombstone.
-        uploaded_bytes: Bytes that the interval uploaded; None if the record is a tombstone.
-    """
+    """The result of one interval in production or in the trial."""
 
     checkpoint: int
     rows: int
     late_rows: int
+    # Time that the interval took to compute; None if the record is a tombstone.
     seconds: float | None
+    # Bytes that the interval uploaded; None if the record is a tombstone.
     uploaded_bytes: int | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """Whether production and the trial have the same state, output or late rows in one interval.
-
-    Attributes:
-        text: The answer in words, such as "the same".
-        tone: Tone of the text's chip: good, warn or quiet.
-    """
+    """Whether production and the trial have the same state, output or late rows in one interval."""
 
     text: str
     tone: str
@@ -85,21 +65,12 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IntervalRow:
-    """One interval of a trial, compared by digests and checksums.
-
-    Attributes:
-        interval: The interval.
-        old: Production's result; None if production has no result of the interval.
-        new: The trial's result; None if the trial has no result of the interval.
-        state: Comparison of the states.
-        output: Comparison of the outputs.
-        late: Comparison of the late rows.
-        other_input: The two results have different source positions.
-        differs: State, output or late rows differ.
-    """
+    """One interval of a trial, compared by digests and checksums."""
 
     interval: Interval
+    # Production's result; None if production has no result of the interval.
     old: Side | None
+    # The trial's result; None if the trial has no result of the interval.
     new: Side | None
     state: Verdict
     output: Verdict
@@ -110,15 +81,7 @@ class IntervalRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialPage:
-    """One trial beside production.
-
-    Attributes:
-        trial: The trial.
-        headline: The result of the whole trial in one line.
-        tone: Tone of the headline's chip: good or warn.
-        rows: The intervals, each with its comparison.
-        commands: Commands for the trial, each with a text that says what the command does.
-    """
+    """One trial beside production."""
 
     trial: TrialRow
     headline: str
@@ -129,31 +92,19 @@ class TrialPage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ColumnRow:
-    """One column of the output, or one field of a state.
-
-    Attributes:
-        name: Name of the column or field.
-        changed: Number of rows or entries in which it differs.
-        mean: Mean of the absolute differences of numbers, or of times in seconds; None for other values.
-        largest: The largest of these differences; None for other values.
-    """
+    """One column of the output, or one field of a state."""
 
     name: str
     changed: int
+    # Mean of the absolute differences of numbers, or of times in seconds; None for other values.
     mean: float | None
+    # The largest of these differences; None for other values.
     largest: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Example:
-    """One output row or state entry that differs.
-
-    Attributes:
-        change: The kind of difference in words, such as "only in production".
-        tone: Tone of the chip that shows `change`: info, warn or bad.
-        what: The key of the row or entry, or the whole row.
-        values: Name, production's value and the trial's value of each column or field that differs.
-    """
+    """One output row or state entry that differs."""
 
     change: str
     tone: str
@@ -163,15 +114,7 @@ class Example:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """The differences in the output, in the late rows or in one state.
-
-    Attributes:
-        title: Name of the part.
-        counts: Number of differences by kind, in words.
-        notes: Remarks, such as the columns that only production or only the trial has.
-        columns: Columns or fields that differ.
-        examples: Some rows or entries that differ.
-    """
+    """The differences in the output, in the late rows or in one state."""
 
     title: str
     counts: str
@@ -182,39 +125,25 @@ class Part:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowsPage:
-    """The differences in one interval of a trial.
-
-    Attributes:
-        trial: The trial.
-        row: The interval, compared by digests and checksums.
-        key: The columns that identify a row, as the user typed them.
-        command: The command that shows the same.
-        parts: The differences in output, late rows and each state; None if the comparison has no result yet.
-        notes: Remarks about differences that `parts` does not show.
-        problem: Why the comparison failed; None if it did not fail.
-        too_much: The comparison exceeds a limit of the page.
-        pending: Text for the user while the comparison is running or has to wait; None otherwise.
-        seconds: Duration of the comparison.
-    """
+    """The differences in one interval of a trial."""
 
     trial: TrialRow
     row: IntervalRow
     key: str
     command: str
+    # The differences in output, late rows and each state; None if the comparison has no result yet.
     parts: tuple[Part, ...] | None
     notes: tuple[str, ...] = ()
+    # Why the comparison failed; None if it did not fail.
     problem: str | None = None
     too_much: bool = False
+    # Text for the user while the comparison is running or has to wait; None otherwise.
     pending: str | None = None
     seconds: float = 0.0
 
 
 def parts_of(found: Mapping[str, Any]) -> tuple[Part, ...]:
-    """Return the differences in output, late rows and each state.
-
-    Args:
-        found: The answer of `cairn compare --json` for one interval.
-    """
+    """Return the differences in output, late rows and each state."""
     parts = [_rows_part("Output", rows) for rows in found["outputs"]]
     parts += [_rows_part("Late rows", rows) for rows in found["late"]]
     return tuple(parts + [_state_part(state) for state in found["states"]])
@@ -227,10 +156,6 @@ def notes_of(row: IntervalRow, found: Mapping[str, Any]) -> tuple[str, ...]:
 
     1. The digests show that the states differ, but retention has dropped one of them. So its entries can't be read.
     2. The checksums show that output files differ, but they contain the same rows.
-
-    Args:
-        row: The interval's row on the page, which compares production and trial by digests and checksums.
-        found: The answer of `cairn compare --json` for the interval.
     """
     notes = []
     if row.state.text == _WORDS["other"][0] and found["states_at"] is None:
@@ -312,12 +237,7 @@ def _text(value: Any) -> str:
 
 
 def row_of(trial: Trial, now: datetime) -> TrialRow:
-    """Return a trial as a row of the list of trials.
-
-    Args:
-        trial: The trial's record.
-        now: The time of the page.
-    """
+    """Return a trial as a row of the list of trials."""
     if trial.base is None:
         began = "empty state"
     elif trial.base.savepoint is not None:
@@ -337,14 +257,7 @@ def row_of(trial: Trial, now: datetime) -> TrialRow:
 
 
 def page_of(ref: PipelineRef, trial: Trial, found: Sequence[IntervalDifference], now: datetime) -> TrialPage:
-    """Return the page of one trial.
-
-    Args:
-        ref: The pipeline.
-        trial: The trial's record.
-        found: The comparison of each interval, from `compare_intervals`.
-        now: The time of the page.
-    """
+    """Return the page of one trial."""
     rows = tuple(interval_row(one) for one in found)
     differing, missing = sum(row.differs for row in rows), sum(row.old is None or row.new is None for row in rows)
     root, name, pipeline, code = (shlex.quote(part) for part in (ref.root, trial.name, ref.name, trial.code))
@@ -362,13 +275,7 @@ def page_of(ref: PipelineRef, trial: Trial, found: Sequence[IntervalDifference],
 
 
 def headline(intervals: int, differing: int, missing: int) -> str:
-    """Return the result of a whole trial in one line.
-
-    Args:
-        intervals: Number of intervals.
-        differing: Number of intervals that differ.
-        missing: Number of intervals of which production or the trial has no result.
-    """
+    """Return the result of a whole trial in one line."""
     if missing == intervals:
         return "nothing to compare yet"
     compared = intervals - missing
@@ -377,11 +284,7 @@ def headline(intervals: int, differing: int, missing: int) -> str:
 
 
 def interval_row(found: IntervalDifference) -> IntervalRow:
-    """Return one interval of a trial, compared by digests and checksums.
-
-    Args:
-        found: The difference between production and trial in the interval, from `compare_intervals`.
-    """
+    """Return one interval of a trial, compared by digests and checksums."""
     state, output, late = (
         Verdict(text=_WORDS[s][0], tone=_WORDS[s][1]) for s in (found.state, found.output, found.late)
     )

@@ -16,18 +16,13 @@ _RAISED = re.compile(r"(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|E
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogLine:
-    """One message of a task's log.
+    """One message of a task's log."""
 
-    Attributes:
-        level: Level of the message, such as "error"; None if the message has none.
-        text: The message.
-        errors: Class and text of each exception that the message reports, the raised one first.
-        signal: Name of the signal that ended the task's process, such as SIGKILL; None without one.
-    """
-
+    # Level of the message, such as "error"; None if the message has none.
     level: str | None
     text: str
     errors: tuple[tuple[str, str], ...] = ()
+    # Name of the signal that ended the task's process, such as SIGKILL; None without one.
     signal: str | None = None
 
 
@@ -37,11 +32,6 @@ def reason_of(log: Iterable[LogLine], events: Sequence[str], retry_reason: str |
     The first of these that exists is the reason: the last exception in the log, with the driver's own exception if the
     driver ended without a result; the last message of the log with the level error or critical; the last event that the scheduler recorded, such as a missing heartbeat; the reason of the
     retry policy.
-
-    Args:
-        log: The messages of the try's log, oldest first.
-        events: Texts of the scheduler's events about the try, oldest first.
-        retry_reason: The reason that the retry policy gave for another try; None without one.
     """
     exception = message = of_driver = None
     for line in log:

@@ -12,20 +12,14 @@ from state_backend.values.records import Record
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """The content of a pipeline's folder at one time.
-
-    Attributes:
-        log: The pipeline's log.
-        status: Whether the next interval can start, and the pipeline's problems.
-        validated: Modes ("fast", "full") of the validations that a checkpoint passed, by checkpoint id.
-        read_s: Time of the read, in seconds since the epoch.
-        took_s: Duration of the read in seconds.
-    """
+    """The content of a pipeline's folder at one time."""
 
     log: Log
     status: Status
     validated: dict[int, frozenset[str]]
+    # Time of the read, in seconds since the epoch.
     read_s: float
+    # Duration of the read in seconds.
     took_s: float
 
     @property
@@ -46,27 +40,19 @@ class Reading:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Look:
-    """The result of a read of one pipeline for a page.
+    """The result of a read of one pipeline for a page."""
 
-    Attributes:
-        reading: The newest successful reading; None if the pipeline was never read.
-        problem: Why the pipeline could not be read now, so `reading` is an older one; None if the read succeeded.
-    """
-
+    # The newest successful reading; None if the pipeline was never read.
     reading: Reading | None
+    # Why the pipeline could not be read now, so `reading` is an older one; None if the read succeeded.
     problem: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stored:
-    """The size of a pipeline's folder.
-
-    Attributes:
-        total: Bytes of all files.
-        files: Number of files.
-        counted_s: Time of the count, in seconds since the epoch.
-    """
+    """The size of a pipeline's folder."""
 
     total: int
     files: int
+    # Time of the count, in seconds since the epoch.
     counted_s: float

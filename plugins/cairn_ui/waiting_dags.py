@@ -8,13 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WaitingDag:
-    """A DAG that runs when assets change.
-
-    Attributes:
-        dag_id: Id of the DAG.
-        waits_for: URIs of the assets that it waits for.
-        writes: URIs of the assets that its tasks write. They wait too.
-    """
+    """A DAG that runs when assets change."""
 
     dag_id: str
     waits_for: tuple[str, ...]
@@ -27,12 +21,6 @@ def waiting_dags(
     """Return the DAGs that wait for an asset, directly or through assets of other waiting DAGs.
 
     The DAGs with the fewest assets in between come first.
-
-    Args:
-        asset: URI of the asset.
-        scheduled_by: For each asset's URI, the DAGs that it schedules.
-        writes: For each DAG, the URIs of the assets that its tasks write.
-        own_dag: The DAG that writes the asset, which does not wait for itself; None without one.
     """
     late, waiting, reached = {asset}, dict[str, set[str]](), [asset]
     for uri in reached:  # The loop goes on with the assets that it adds.

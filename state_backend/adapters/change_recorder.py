@@ -23,11 +23,6 @@ class ChangeRecorder:
 
     A replay of the changes deletes all ranges first, and then writes the entries. So the recorder forgets each entry
     that a later range deletion covers. Above 16 MiB, entries move from memory to a RocksDB in `folder`.
-
-    Args:
-        folder: A local folder, which need not exist.
-        limit_bytes: Above about this many bytes of changes, the recorder stops recording. The checkpoint then uploads
-            SSTs instead of a changelog segment.
     """
 
     def __init__(self, folder: Path, limit_bytes: int) -> None:
@@ -64,11 +59,7 @@ class ChangeRecorder:
             self._new_ranges.append((start, end))
 
     def content_bytes(self) -> int | None:
-        """Return the bytes of keys and values in the changes.
-
-        Returns:
-            The bytes; an upper bound if entries have moved to disk. None if the changes exceed `limit_bytes`.
-        """
+        """Return the bytes of keys and values in the changes."""
         self._forget_deleted()
         total = self._spilled_bytes + content_bytes(self._net.items()) + content_bytes(self._ranges)
         return None if self._given_up or total > self._limit_bytes else total

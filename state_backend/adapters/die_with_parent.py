@@ -19,9 +19,6 @@ def die_with_parent(signal_number: int) -> Callable[[], None] | None:
     The kernel sends the signal when the thread that started the child ends. This function loads libc before the fork,
     because the child of a threaded process must not take locks. The child exits if its parent died before the child
     could ask the kernel for the signal.
-
-    Returns:
-        The function; None if the system is not Linux or has no `prctl`. The caller must then end the child itself.
     """
     if sys.platform != "linux":
         return None

@@ -17,14 +17,7 @@ from pathlib import Path
 
 
 def make_locked_folder(parent: str, prefix: str) -> tuple[Path, int]:
-    """Make a new locked folder.
-
-    Returns:
-        The folder, and the descriptor that holds the lock. Closing the descriptor releases the lock.
-
-    Raises:
-        OSError: The folder can't be made or locked. No folder is left then.
-    """
+    """Make a new locked folder."""
     while True:
         folder = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
         try:
@@ -38,18 +31,7 @@ def make_locked_folder(parent: str, prefix: str) -> tuple[Path, int]:
 
 
 def lock_folder(folder: Path | str, above: int | None = None) -> int | None:
-    """Lock a folder. Programs that this process starts do not inherit the lock.
-
-    Args:
-        folder: The folder's path, or its name in `above`.
-        above: The descriptor of the folder that holds it.
-
-    Returns:
-        The descriptor that holds the lock; None if another process has the lock or the folder was deleted.
-
-    Raises:
-        OSError: The disk can't lock the folder.
-    """
+    """Lock a folder. Programs that this process starts do not inherit the lock."""
     descriptor, held = -1, False
     try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=above)
@@ -64,18 +46,7 @@ def lock_folder(folder: Path | str, above: int | None = None) -> int | None:
 
 
 def remove_unlocked(folder: Path | str, above: int | None = None) -> bool:
-    """Delete a folder that no process has locked.
-
-    Args:
-        folder: The folder's path, or its name in `above`.
-        above: The descriptor of the folder that holds it.
-
-    Returns:
-        True if the folder was deleted; False if another process has the lock.
-
-    Raises:
-        OSError: The disk can't lock the folder.
-    """
+    """Delete a folder that no process has locked."""
     lock = lock_folder(folder, above)
     if lock is None:
         return False

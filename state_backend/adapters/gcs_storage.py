@@ -85,16 +85,7 @@ R = TypeVar("R")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Patience:
-    """Time limits of requests and their retries, in seconds.
-
-    Attributes:
-        deadline_s: A step is given up this long after its beginning.
-        permission_s: A request is repeated for this long if permission is refused. Google's servers learn of a new
-            permission with delay.
-        request_s: Timeout of one request, or the rest of the deadline if that is shorter.
-        first_delay_s: The n-th retry waits for a random time of at most `first_delay_s * 2**(n-1)`.
-        longest_delay_s: Upper limit of this delay.
-    """
+    """Time limits of requests and their retries, in seconds."""
 
     deadline_s: float = 180.0
     permission_s: float = 30.0
@@ -138,20 +129,7 @@ class _Session(AuthorizedSession):  # type: ignore[misc]
 
 
 def _received(response: requests.Response, at_most: int, until_s: float, *, decode: bool) -> bytes:
-    """Wait for bytes of an answer, and return them.
-
-    Args:
-        response: The answer.
-        at_most: The most bytes to return.
-        until_s: The deadline, by the monotonic clock.
-        decode: Decode the Content-Encoding.
-
-    Returns:
-        At least one byte; empty at the end of the answer.
-
-    Raises:
-        requests.ReadTimeout: The deadline is over.
-    """
+    """Wait for bytes of an answer, and return them."""
     data: bytes = response.raw.read1(at_most, decode_content=decode)
     if time.monotonic() > until_s:
         raise requests.ReadTimeout("the server answers too slowly")
@@ -245,14 +223,7 @@ _KEYS: dict[str, Callable[..., Credentials]] = {
 
 
 def credentials_in(key_file: str) -> Credentials:
-    """Return the credentials in a key file, independent of the environment.
-
-    Args:
-        key_file: Path of a JSON key of a service account or a user.
-
-    Raises:
-        UsageError: The file can't be read, or has another type of key.
-    """
+    """Return the credentials in a key file, independent of the environment."""
     try:
         key = json.loads(Path(key_file).read_bytes())
         return _KEYS[key["type"]](key, scopes=_SCOPES)
@@ -273,16 +244,6 @@ class GcsStorage:
     """Storage below `gs://<bucket>/<prefix>`; the prefix may be empty.
 
     Methods raise `UsageError` if there are no credentials, the server refuses them, or the bucket does not exist.
-
-    Args:
-        credentials: Credentials of google.auth. None: application default credentials, or anonymous ones if
-            STORAGE_EMULATOR_HOST is set.
-        project: The project that pays for requests, if the bucket demands one.
-        patience: Time limits of requests.
-
-    Attributes:
-        url: The root, for messages.
-        lists_what_is_there: True, since listings are always current. `ports.storage.lists_late` reads this.
     """
 
     lists_what_is_there = True
@@ -406,10 +367,6 @@ class GcsStorage:
 
         The server answers 404 for an absent file and for an absent bucket. This method lists one file to tell the two
         cases apart. It sends no request if an earlier answer has shown that the bucket exists.
-
-        Args:
-            google: The connection.
-            doing: The action and the file, in words: the text after "can't" in messages.
         """
         if not self._bucket_seen:
             self._page(google, self._root, None, doing, size=1)
@@ -474,9 +431,6 @@ class GcsStorage:
         """Delete files, `BATCH` of them by one request, as `DeletesMany.delete_many` specifies.
 
         The requests have no generation, because no process ever writes files of these names again.
-
-        Returns:
-            The number of files that existed.
         """
         doing, gone = f"delete {len(paths)} files of {self.url}", set[str]()
         with self._connections.lent() as google:
@@ -487,13 +441,6 @@ class GcsStorage:
 
     def _delete_batch(self, google: _Connection, waiting: set[str], gone: set[str], timeout_s: float) -> None:
         """Send one batch request that deletes files.
-
-        Args:
-            google: The connection.
-            waiting: Paths to delete. Deleted and absent files are removed from this set, so that a repeat asks only for
-                the others.
-            gone: The paths of deleted files are added to this set.
-            timeout_s: Timeout of the request, in seconds.
 
         Source: https://cloud.google.com/storage/docs/batch
         """
@@ -587,14 +534,7 @@ class GcsStorage:
             return self._compared(google, _Stored.of(copy), changed(handle, path=path), 0, doing)
 
     def _write(self, path: str, chunks: Iterable[bytes], generation: int, doing: str) -> Handle:
-        """Write a file.
-
-        Args:
-            path: The file's path.
-            chunks: The bytes.
-            generation: The generation that the file must have now; 0 if it must be absent.
-            doing: The action and the file, in words: the text after "can't" in messages.
-        """
+        """Write a file."""
         self._name(path)
         steps, write = _steps(chunks), Write()
         data, whole = next(steps)
@@ -637,13 +577,6 @@ class GcsStorage:
         """Begin an upload session, and return its URL.
 
         The server deletes a session that is never completed, and the session leaves no file.
-
-        Args:
-            google: The connection.
-            path: The path of the file to write.
-            generation: The generation that the file must have when the upload is completed; 0 if it must be absent.
-            write: The write, whose uuid the file's metadata gets.
-            doing: The action and the file, in words: the text after "can't" in messages.
         """
 
         def begin(timeout_s: float) -> str:
@@ -661,18 +594,6 @@ class GcsStorage:
         """Send one piece of an upload session.
 
         A repeat first asks the server how many bytes it has, and continues from there.
-
-        Args:
-            google: The connection.
-            session: The URL of the session.
-            data: The piece.
-            at: The offset of the piece in the file, in bytes.
-            whole: With the last piece, the size and checksum of the whole file; otherwise None.
-            write: The write that the piece belongs to.
-            doing: The action and the file, in words: the text after "can't" in messages.
-
-        Returns:
-            The stored file after the last piece. After other pieces the result has no meaning.
 
         Source: https://cloud.google.com/storage/docs/performing-resumable-uploads
         """
@@ -718,22 +639,6 @@ class GcsStorage:
 
         A request is repeated if its answer is lost. If the first request did write the file, the server refuses the
         repeat, because the file's generation is no longer `generation`.
-
-        Args:
-            google: The connection.
-            path: The file's path.
-            generation: The generation that the file had to have before the write; 0 if it had to be absent.
-            write: The write. `write.uncertain` is true if an earlier request failed but may have written the file.
-            doing: The action and the file, in words: the text after "can't" in messages.
-
-        Returns:
-            The file, if `write.uncertain` is true and the file has the write's uuid: an earlier request wrote it.
-
-        Raises:
-            AlreadyExists: `write.uncertain` is false and `generation` is 0: another process has created the file.
-            PreconditionFailed: `write.uncertain` is false, and the file to replace has another generation.
-            NotFound: `write.uncertain` is false, and the file to replace is absent.
-            UnknownOutcome: `write.uncertain` is true, and the file is absent, lacks the uuid, or can't be read.
         """
         if not write.uncertain:
             if generation == 0:
@@ -751,17 +656,6 @@ class GcsStorage:
         """Check that the server stored the expected bytes, and return `handle`.
 
         If the write created a file with other bytes, the file is deleted. If the write replaced a file, the file stays.
-
-        Args:
-            google: The connection.
-            stored: The size and checksum that the server reports after the write, and the new generation.
-            handle: The path of the file, and the size and checksum of the bytes that were sent or copied.
-            generation: The generation that the write replaced; 0 if the write created the file.
-            doing: The action and the file, in words: the text after "can't" in messages.
-
-        Raises:
-            StorageUnavailable: The server stored other bytes in a new file. The file was deleted.
-            UnknownOutcome: The server stored other bytes in place of an existing file, or the deletion is uncertain.
         """
         self._bucket_seen = True
         if (stored.size_bytes, stored.crc32c) == (handle.size_bytes, handle.crc32c):
@@ -788,24 +682,7 @@ class GcsStorage:
     # --- requests -----------------------------------------------------------------------------------------------------
 
     def _send(self, doing: str, request: Callable[[float], R], write: Write | None = None) -> R:
-        """Send a request, and retry while a retry may help.
-
-        Args:
-            doing: The action and the file, in words: the text after "can't" in messages.
-            request: Sends the request; gets its timeout in seconds.
-            write: The write that the request belongs to; None for requests without effect.
-
-        Returns:
-            The result of `request`.
-
-        Raises:
-            NotFound: The server answers 404 or 410. The caller decides what is absent.
-            PreconditionFailed: The server answers 412. The caller decides what that means.
-            UnknownOutcome: Any other failure of a write that may have taken effect.
-            UsageError: The credentials are refused.
-            PermissionRefused: The identity lacks a permission.
-            StorageUnavailable: The request failed for another reason, or until the deadline.
-        """
+        """Send a request, and retry while a retry may help."""
         patience, began = self._patience, time.monotonic()
         deadline = began + patience.deadline_s
 
@@ -899,10 +776,6 @@ class _Body:
     """The bytes of a file as they arrive, in pieces of `CHUNK_BYTES`.
 
     If a connection breaks, a new request continues where it broke, with the same generation.
-
-    Attributes:
-        crc32c: The checksum of the whole file as the server reports it. None before the first piece, if the server
-            reports none, or if the read began at an offset.
     """
 
     def __init__(
@@ -967,11 +840,7 @@ class _Body:
 
 
 def _answers_of(batch: requests.Response) -> Iterator[tuple[int, int, str]]:
-    """Parse the answer to a batch request.
-
-    Yields:
-        For each answered part, in any order: the number in its Content-ID, its HTTP status, and its body.
-    """
+    """Parse the answer to a batch request."""
     head = f"Content-Type: {batch.headers.get('Content-Type', '')}\r\n\r\n"
     for part in message_from_bytes(head.encode() + batch.content).walk():
         number = re.search(r"(\d+)>?$", part.get("Content-ID", ""))

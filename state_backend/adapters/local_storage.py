@@ -89,20 +89,8 @@ _UNCONFIRMED = (errno.EIO, errno.ESTALE, errno.ETIMEDOUT)
 def os_errors(doing: str, *, may_be_absent: bool = True, advice: Mapping[int, str] | None = None) -> Iterator[None]:
     """Turn an OSError in the block into an error of the storage port.
 
-    Args:
-        doing: The action and the file, in words: the text after "can't" in messages.
-        may_be_absent: A missing file raises `NotFound`. False: it raises `StorageUnavailable`, because the file's
-            folder was deleted.
-        advice: The last words of a message, which tell the user what to do, by errno. For other errnos, and with None,
-            the message ends with the advice in `_ADVICE`, which is about the disk that holds the root.
-
-    Raises:
-        AlreadyExists: The file exists.
-        NotFound: The file is missing, and `may_be_absent` is true.
-        BehindLink: The OSError is `LinkInPath`: a symbolic link stands where Cairn expects a folder or a lock file.
-        UsageError: The name is too long.
-        PermissionRefused: The system refuses permission, or the file system is read-only.
-        StorageUnavailable: Any other error.
+    `may_be_absent`: A missing file raises `NotFound`. False: it raises `StorageUnavailable`, because the file's
+    folder was deleted.
     """
     try:
         yield
@@ -125,28 +113,14 @@ def os_errors(doing: str, *, may_be_absent: bool = True, advice: Mapping[int, st
 
 
 def read_chunks(local: Path, doing: str) -> Iterator[bytes]:
-    """Yield the bytes of a local file in pieces of at most `CHUNK_BYTES`.
-
-    Args:
-        local: The file's path.
-        doing: The action and the file, in words: the text after "can't" in messages.
-
-    Raises:
-        NotFound: The file is missing.
-        PermissionRefused: The system refuses permission.
-        StorageUnavailable: The disk fails.
-    """
+    """Yield the bytes of a local file in pieces of at most `CHUNK_BYTES`."""
     with os_errors(doing), local.open("rb") as file:
         while chunk := file.read(CHUNK_BYTES):
             yield chunk
 
 
 def verified(chunks: Iterable[bytes], handle: Handle, *, url: str) -> Iterator[bytes]:
-    """Yield the chunks, and compare their size and checksum with a handle after the last one.
-
-    Raises:
-        CorruptFile: Size or checksum differ from the handle. Raised after the last chunk.
-    """
+    """Yield the chunks, and compare their size and checksum with a handle after the last one."""
     size_bytes = crc32c = 0
     for chunk in chunks:
         size_bytes += len(chunk)
@@ -163,19 +137,7 @@ def verified(chunks: Iterable[bytes], handle: Handle, *, url: str) -> Iterator[b
 def write_verified(
     chunks: Iterable[bytes], handle: Handle, destination: Path, *, url: str, room_bytes: int = 0
 ) -> None:
-    """Write the bytes of a file to a local path. The path appears only if the bytes match the handle.
-
-    Args:
-        chunks: The bytes.
-        handle: The expected size and checksum.
-        destination: The local path. An existing file is replaced.
-        url: The storage that the bytes come from, for messages.
-        room_bytes: Bytes to allocate first. Without this, the write takes a fifth longer.
-
-    Raises:
-        CorruptFile: The bytes do not match the handle.
-        StorageUnavailable: The local disk is full or fails.
-    """
+    """Write the bytes of a file to a local path. The path appears only if the bytes match the handle."""
     temp = destination.with_name(f".{uuid4().hex}.part")
     with os_errors(f"download {handle.path!r} of {url} to {destination}", may_be_absent=False, advice=_HERE):
         _make_folder(destination.parent)
@@ -194,11 +156,7 @@ def write_verified(
 
 
 def open_url(url: str, *, google_key_file: str | None = None) -> LocalStorage:
-    """Open `file:///absolute/path` or an absolute path. The path is taken as it is, without %-decoding.
-
-    Raises:
-        UsageError: The path, or a part of it, is a file. To every reader a file looks like an empty folder.
-    """
+    """Open `file:///absolute/path` or an absolute path. The path is taken as it is, without %-decoding."""
     root = Path(url.removeprefix("file://"))
     storage = LocalStorage(root)
     with suppress(OSError):  # The first read or write reports that the path can't be read.
@@ -213,9 +171,6 @@ class LocalStorage:
 
     The first write of an instance also deletes files that crashed writers left in `.tmp`: those that were last written
     more than `leftover_min_age_s` seconds ago. A live writer writes to its file all the time, so its file stays.
-
-    Attributes:
-        url: The root, for messages.
     """
 
     def __init__(self, root: Path, *, leftover_min_age_s: float = 86_400.0) -> None:
@@ -285,23 +240,7 @@ class LocalStorage:
         return replace(handle, path=path)
 
     def _linked(self, source: LocalStorage, handle: Handle, into: int, name: str, doing: str) -> bool:
-        """Hard-link a file of another root to a new name in this root.
-
-        Args:
-            source: The storage that has the file.
-            handle: The file. Its bytes are checked before the link is made.
-            into: The descriptor of the folder for the link.
-            name: The name of the link.
-            doing: The action and the file, in words: the text after "can't" in messages.
-
-        Returns:
-            True if the link was made. False if the system refuses the link: the caller then copies the file's bytes.
-            Also False if the file, or a folder of its path below the source's root, is a symbolic link. A hard link to
-            a symbolic link is only a second symbolic link, and would break if the target were deleted.
-
-        Raises:
-            CorruptFile: The file does not match the handle.
-        """
+        """Hard-link a file of another root to a new name in this root."""
         file = source._file(handle.path)
         for _ in verified(read_chunks(file, source._doing("read", handle.path)), handle, url=source.url):
             pass
@@ -328,11 +267,7 @@ class LocalStorage:
         return _info(path, found) if S_ISREG(found.st_mode) else None
 
     def folders(self, path: str) -> tuple[str, ...]:
-        """Return the sorted names of the folders in a folder, without symbolic links. The path "" is the storage itself.
-
-        Returns:
-            The names; an empty tuple if the folder does not exist.
-        """
+        """Return the sorted names of the folders in a folder, without symbolic links. The path "" is the storage itself."""
         with os_errors(self._doing("list", path)):
             try:
                 with self._folder(check_path(path) if path else "") as descriptor, os.scandir(descriptor) as entries:
@@ -383,11 +318,7 @@ class LocalStorage:
             no_follow.remove_tree(above, self._root.name)
 
     def remove_empty(self, up_to: LocalStorage) -> None:
-        """Delete the root and its folders, and the empty folders above it, unless a file exists below the root.
-
-        Args:
-            up_to: A storage whose root is above this root. Its root stays.
-        """
+        """Delete the root and its folders, and the empty folders above it, unless a file exists below the root."""
         if next(iter(self.list("")), None) is not None:
             return
         with suppress(OSError):
@@ -446,15 +377,6 @@ class LocalStorage:
 
         In the block, the caller links or renames the temp file to `path`. `os_errors` turns an OSError of the write or
         of the block into an error of the storage port.
-
-        Args:
-            path: The path of the new file, for the handle.
-            chunks: The bytes of the new file.
-            doing: The action and the file, in words: the text after "can't" in messages.
-
-        Yields:
-            The descriptor of the folder `.tmp`, the temp file's name in `.tmp`, and the handle: `path`, with the size
-            and checksum of the bytes.
         """
         with os_errors(doing, may_be_absent=False), self._folder(TEMP_FOLDER, make=True) as temps:
             self._remove_leftovers(temps)
@@ -521,16 +443,6 @@ class LocalStorage:
 
         Another process may have created an existing folder without having synced it yet. So with `make`, each folder is
         synced once per instance.
-
-        Args:
-            folder: The folder's path; "" for the root.
-            make: Create and sync missing folders.
-
-        Yields:
-            The folder's descriptor.
-
-        Raises:
-            LinkInPath: A folder below the root is a symbolic link.
         """
         with no_follow.closing(
             self._open((*self._own, *folder.split("/")) if folder else self._own, make)
@@ -539,11 +451,7 @@ class LocalStorage:
 
     @contextmanager
     def _above(self) -> Iterator[int]:
-        """Open the folder that holds the root, for the block.
-
-        Raises:
-            LinkInPath: A folder that Cairn made is a symbolic link.
-        """
+        """Open the folder that holds the root, for the block."""
         descriptor = self._open(self._own[:-1], False) if self._own else no_follow.open_root(self._root.parent)
         with no_follow.closing(descriptor):
             yield descriptor
@@ -598,12 +506,6 @@ class LocalStorage:
         """Yield the files below a folder, sorted by path.
 
         Symbolic links are followed, except links without a target, links to themselves, and links to a folder above.
-
-        Args:
-            folder: "" or a path that ends in "/".
-            start: Only files and folders whose name begins with this.
-            behind_link: True if the folder is behind a symbolic link; None if unknown.
-            far: False enters no folder below a linked folder.
         """
         with os_errors(self._doing("list", folder)):
             try:
@@ -708,22 +610,11 @@ def _new_file(folder: int, name: str) -> BinaryIO:
 
 
 def _link(from_: int, name: str, to: int, new_name: str) -> None:
-    """Make a hard link. It fails if the new name is taken, also by a symbolic link.
-
-    Args:
-        from_: The descriptor of the folder that holds the file.
-        name: The file's name in that folder.
-        to: The descriptor of the folder that gets the link.
-        new_name: The link's name in that folder.
-    """
+    """Make a hard link. It fails if the new name is taken, also by a symbolic link."""
     os.link(name, new_name, src_dir_fd=from_, dst_dir_fd=to, follow_symlinks=False)
 
 
 def _path_of(descriptor: int, folder: Path) -> Path:
-    """Return a path that leads to an open folder even after the folder was renamed or replaced by a link.
-
-    Returns:
-        A path under /proc; `folder` on systems without /proc.
-    """
+    """Return a path that leads to an open folder even after the folder was renamed or replaced by a link."""
     path = Path(f"/proc/self/fd/{descriptor}")
     return path if path.exists() else folder

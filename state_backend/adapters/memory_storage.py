@@ -43,9 +43,6 @@ def forget_memory(url: str) -> None:
     """Forget the files of `memory://name`: the next `open_url` with this name opens an empty storage.
 
     A storage object that was opened before this call keeps its files.
-
-    Args:
-        url: The URL, `memory://name`. A folder behind the name is ignored: all files of the name are forgotten.
     """
     name = url.removeprefix("memory://").partition("/")[0]
     with _memories_lock:
@@ -57,12 +54,7 @@ def _system_ms() -> int:
 
 
 class MemoryStorage:
-    """Storage that holds files in a dictionary.
-
-    Attributes:
-        url: The root, for messages.
-        lists_what_is_there: True, since listings are always current. `ports.storage.lists_late` reads this.
-    """
+    """Storage that holds files in a dictionary."""
 
     lists_what_is_there = True
 

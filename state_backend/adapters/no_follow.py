@@ -19,11 +19,7 @@ _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 
 class LinkInPath(OSError):
-    """A symbolic link stands where a folder or a lock file is expected.
-
-    Attributes:
-        link: The path of the link.
-    """
+    """A symbolic link stands where a folder or a lock file is expected."""
 
     def __init__(self, link: str) -> None:
         super().__init__(errno.ELOOP, "a symbolic link in place of a folder or lock file", link)
@@ -31,11 +27,7 @@ class LinkInPath(OSError):
 
 
 def open_folder(folder: Path) -> int:
-    """Open a folder by its path, following links above the last segment only.
-
-    Raises:
-        LinkInPath: The last segment is a symbolic link.
-    """
+    """Open a folder by its path, following links above the last segment only."""
     return _open(str(folder), None)
 
 
@@ -45,16 +37,7 @@ def open_root(root: Path) -> int:
 
 
 def open_below(above: int, name: str, path: str) -> int:
-    """Open a folder inside an open folder.
-
-    Args:
-        above: The descriptor of the open folder.
-        name: The name of the folder to open.
-        path: The path that an error names.
-
-    Raises:
-        LinkInPath: The name is a symbolic link.
-    """
+    """Open a folder inside an open folder."""
     try:
         return _open(name, above)
     except LinkInPath:
@@ -62,16 +45,7 @@ def open_below(above: int, name: str, path: str) -> int:
 
 
 def open_lock(above: int, name: str, path: str) -> int:
-    """Open a lock file in an open folder, and create it if it is missing.
-
-    Args:
-        above: The descriptor of the open folder.
-        name: The name of the file.
-        path: The path that an error names.
-
-    Raises:
-        LinkInPath: The name is a symbolic link.
-    """
+    """Open a lock file in an open folder, and create it if it is missing."""
     try:
         return os.open(name, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666, dir_fd=above)
     except OSError as error:
@@ -99,10 +73,6 @@ def remove_tree(above: int, name: str) -> None:
     """Delete a folder with everything in it. Links are deleted themselves, never the files behind them.
 
     Files that can't be deleted stay, without an error.
-
-    Args:
-        above: The descriptor of the folder that holds the folder.
-        name: The name of the folder. A link or file of this name is deleted too.
     """
     with suppress(FileNotFoundError):
         if S_ISDIR(os.stat(name, dir_fd=above, follow_symlinks=False).st_mode):
@@ -113,12 +83,7 @@ def remove_tree(above: int, name: str) -> None:
 
 
 def remove_empty_folders(above: int, name: str) -> None:
-    """Delete a folder and all folders below it, except those that hold a file at any depth.
-
-    Args:
-        above: The descriptor of the folder that holds the folder.
-        name: The name of the folder.
-    """
+    """Delete a folder and all folders below it, except those that hold a file at any depth."""
     for _, names, _, folder in os.fwalk(name, topdown=False, dir_fd=above):
         for empty in names:
             with suppress(OSError):

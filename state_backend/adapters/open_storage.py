@@ -15,16 +15,7 @@ from state_backend.values.release import WHEEL
 
 
 def open_storage(url: str, *, google_key_file: str | None = None) -> Storage:
-    """Return the storage rooted at a URL (`schemes.py` lists the kinds).
-
-    Args:
-        url: URL of a folder, or an absolute path.
-        google_key_file: File with the key for Google Cloud Storage, read now; None for application default credentials.
-
-    Raises:
-        UsageError: `check_url` refuses the URL, a local path is a file, or the library of the adapter is not installed
-            here.
-    """
+    """Return the storage rooted at a URL (`schemes.py` lists the kinds)."""
     scheme = check_url(url)
     try:
         # The import happens here, so that only users of a kind of storage wait for its libraries.
@@ -45,13 +36,6 @@ def remove_all(url: str, *, dry_run: bool = False) -> tuple[int, int]:
     """Delete all files below a URL, and on a local disk the folders too.
 
     A symbolic link is deleted itself. Files behind a link are neither deleted nor counted.
-
-    Args:
-        url: URL of a folder, or an absolute path.
-        dry_run: Only count.
-
-    Returns:
-        The number of files before the deletion, and their bytes.
     """
     storage = open_storage(url)
     files = [f for f in list_own(storage) if not f.behind_link]
@@ -69,10 +53,6 @@ def remove_empty(url: str, *, up_to: str) -> None:
     """Delete empty folders of a local storage, unless a file exists below the URL.
 
     Object stores have no folders, so nothing happens there.
-
-    Args:
-        url: Folders without files at and below this URL are deleted.
-        up_to: URL of a folder above. Empty folders between it and `url` are deleted; the folder itself stays.
     """
     storage, last = open_storage(url), open_storage(up_to)
     if isinstance(storage, LocalStorage) and isinstance(last, LocalStorage):
@@ -83,10 +63,6 @@ def folders_in(url: str, path: str) -> list[str]:
     """Return the sorted names of the folders in a folder.
 
     On a local disk this includes folders without files, but no symbolic links.
-
-    Args:
-        url: URL of the storage.
-        path: Path of the folder, relative to the URL; "" for the URL itself.
     """
     storage = open_storage(url)
     if hasattr(storage, "folders"):  # An adapter has this method if it can list folders without their files.
@@ -108,11 +84,6 @@ def check_outside(folder: str, to: str, what: str) -> None:
     """Raise `UsageError` if a new folder lies inside the folder of a pipeline or savepoint.
 
     There its files would be deleted with the pipeline, and `cairn sweep` would report them as unknown.
-
-    Args:
-        folder: URL of the pipeline's or savepoint's folder.
-        to: URL of the new folder.
-        what: What the new folder is for, such as "savepoint".
     """
     destination, owner = open_storage(to).url.rstrip("/"), open_storage(folder).url.rstrip("/")
     if f"{destination}/".startswith(f"{owner}/"):
@@ -122,12 +93,7 @@ def check_outside(folder: str, to: str, what: str) -> None:
 
 
 def join_url(url: str, *segments: str) -> str:
-    """Return the URL of a folder below a root.
-
-    Raises:
-        UsageError: `check_url` refuses the root, or `check_path` a segment. An empty root would become the folder `/`,
-            and `s3://` would take the segment as its bucket.
-    """
+    """Return the URL of a folder below a root."""
     check_url(url)
     for segment in segments:
         url = f"{url if url.endswith('/') else url + '/'}{check_path(segment)}"

@@ -146,11 +146,7 @@ class Recorder(Protocol):
     """An object that a `RocksStore` calls after each write, such as `ChangeRecorder`."""
 
     def write(self, changes: Sequence[tuple[bytes, bytes | None]]) -> None:
-        """Take note of changes that the `RocksStore` has just written.
-
-        Args:
-            changes: The key and value of each put; for each deletion, the key and None.
-        """
+        """Take note of changes that the `RocksStore` has just written."""
 
     def delete_range(self, start: bytes, end: bytes) -> None:
         """Take note that the `RocksStore` has just deleted all keys with start <= key < end."""
@@ -161,15 +157,7 @@ class Recorder(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SortedRun:
-    """A sorted run: one file of level 0, or all files of a deeper level. No key is in two files of a run.
-
-    Attributes:
-        size_bytes: Bytes of the run's files, as stored.
-        deletions: The number of deletions among the entries.
-        entries: The number of puts and deletions, range deletions included.
-        raw_bytes: Bytes of keys and values before compression, and 8 for each entry. RocksDB knows only the sum for all
-            runs of level 0; each run gets a share by its size.
-    """
+    """A sorted run: one file of level 0, or all files of a deeper level. No key is in two files of a run."""
 
     size_bytes: int
     entries: int
@@ -181,18 +169,10 @@ class RocksStore:
     """A sorted map of bytes to bytes in one directory. Not thread-safe.
 
     If the process crashes, all changes since the last `capture` are lost.
-
-    Attributes:
-        recorder: The object that gets each change after the store has written the change; None for no recording. The
-            store closes its recorder when it closes.
     """
 
     def __init__(self, directory: Path, options: EngineOptions = EngineOptions()) -> None:
-        """Open the store in `directory`, or create an empty store there.
-
-        Raises:
-            CorruptFile: The store is damaged.
-        """
+        """Open the store in `directory`, or create an empty store there."""
         self.directory = directory
         self.recorder: Recorder | None = None
         self._options = options
@@ -235,12 +215,7 @@ class RocksStore:
         self.close()
 
     def get(self, key: bytes) -> bytes | None:
-        """Return the value of a key; None if the store does not have the key.
-
-        Raises:
-            CorruptFile: A file is damaged or missing. All read methods raise this.
-            StorageUnavailable: The disk fails. All read methods raise this.
-        """
+        """Return the value of a key; None if the store does not have the key."""
         with self._reading:
             value: bytes | None = self._db.get(key)
         return value
@@ -259,13 +234,7 @@ class RocksStore:
     def write_columns(
         self, keys: Sequence[bytes], values: Sequence[bytes | None], deletions: int | None = None
     ) -> None:
-        """Write one value for each key as one atomic batch. The value None deletes the key.
-
-        Args:
-            keys: The keys.
-            values: The value of each key.
-            deletions: The number of values that are None; None counts them.
-        """
+        """Write one value for each key as one atomic batch. The value None deletes the key."""
         batch = rocksdict.WriteBatch(raw_mode=True)
         if deletions is None:
             deletions = values.count(None)
@@ -300,18 +269,7 @@ class RocksStore:
     def read_range(
         self, start: bytes, end: bytes | None, *, rows: int = _SCAN_ROWS, most_bytes: int = _SCAN_BYTES
     ) -> tuple[list[bytes], list[bytes], bool]:
-        """Read the first entries with start <= key < end, ascending.
-
-        Args:
-            start: The smallest key to read.
-            end: The key before which the range ends; None: the range includes the store's last key.
-            rows: The most entries to read.
-            most_bytes: No entry is read after keys and values have this many bytes.
-
-        Returns:
-            The keys, their values, and True if no further entry of the range follows. Two lists take half the time of a
-            list of pairs.
-        """
+        """Read the first entries with start <= key < end, ascending."""
         keys: list[bytes] = []
         values: list[bytes] = []
         read = rocksdict.ReadOptions()
@@ -335,16 +293,7 @@ class RocksStore:
         return keys, values, True
 
     def read_keys(self, start: bytes, end: bytes, *, rows: int = sys.maxsize) -> tuple[list[bytes], bool]:
-        """Read the first stored keys with start <= key < end, ascending, in half the time of `read_range`.
-
-        Args:
-            start: The smallest key to read.
-            end: The end of the range (exclusive).
-            rows: The most keys to read.
-
-        Returns:
-            The keys, and True if no key of the range follows. False is possible where no key follows.
-        """
+        """Read the first stored keys with start <= key < end, ascending, in half the time of `read_range`."""
         read = _before(end)
         with self._reading:
             keys: list[bytes] = list(islice(self._db.keys(from_key=start, read_opt=read), rows))
@@ -377,14 +326,6 @@ class RocksStore:
 
         A scan is faster than a multi-get where the wanted keys are a good part of all keys between the first and the
         last.
-
-        Args:
-            wanted: The keys, ascending.
-            most_bytes: Reading ends once the values have this many bytes.
-
-        Returns:
-            The value of each key, None for a key that the store does not have. If `most_bytes` ended the scan, only the
-            values of the first keys, at least one.
         """
         entries: list[bytes | None] = []
         if not wanted:
@@ -424,15 +365,7 @@ class RocksStore:
     def read_prefixes(
         self, prefixes: Sequence[bytes], rows: int = sys.maxsize
     ) -> tuple[list[bytes], list[bytes], list[int]]:
-        """Read the entries whose keys begin with the given prefixes.
-
-        Args:
-            prefixes: The prefixes, ascending.
-            rows: The most entries to read for each prefix.
-
-        Returns:
-            The keys of all entries, their values, and the number of entries read for each prefix.
-        """
+        """Read the entries whose keys begin with the given prefixes."""
         keys: list[bytes] = []
         values: list[bytes] = []
         counts: list[int] = []
@@ -470,11 +403,6 @@ class RocksStore:
 
         The entries are written as new SSTs, which the destination adopts in its lowest level. Ordinary writes would
         also be sorted, flushed and merged. Both stores must be on one file system.
-
-        Args:
-            destination: The other store.
-            start: The smallest key to copy.
-            end: The key before which the copy ends; None: the copy ends with the store's last key, which is copied too.
         """
         read = rocksdict.ReadOptions()
         if end is not None:
@@ -508,9 +436,6 @@ class RocksStore:
 
         Waits for running compactions first: the method calls RocksDB several times, and a compaction would change the
         files in between.
-
-        Args:
-            flushed: Write entries in memory to a file first. If False, entries in memory are in no run.
         """
         runs = []
         with self._reading:
@@ -550,11 +475,7 @@ class RocksStore:
             return self._table_properties("")["# range deletions"]
 
     def _table_properties(self, level: str) -> dict[str, int]:
-        """Return RocksDB's table properties, summed over files.
-
-        Args:
-            level: `-at-level<n>` for the files of one level; empty for all files.
-        """
+        """Return RocksDB's table properties, summed over files."""
         table = self._db.property_value(f"rocksdb.aggregated-table-properties{level}") or ""
         return {name: int(number) for name, number in _TABLE_PROPERTIES.findall(table)}
 
@@ -563,9 +484,6 @@ class RocksStore:
 
         RocksDB has no call that merges given runs. So the options below make universal compaction pick exactly these
         runs: the present number of runs triggers a compaction, runs of any size qualify, and the width is fixed.
-
-        Raises:
-            UsageError: `count` is less than 2, or not less than the number of runs.
         """
         runs = self.sorted_runs()
         if not 2 <= count < len(runs):
@@ -601,9 +519,6 @@ class RocksStore:
         """Merge all sorted runs into one, without deleted entries, in as few files as the target size allows.
 
         The target size of a file grows with the state, up to four times `target_file_bytes`.
-
-        Raises:
-            StorageUnavailable: The local disk has no room for a second copy. Raised before the merge.
         """
         needed_bytes = sum(run.size_bytes for run in self.sorted_runs())
         free_bytes = shutil.disk_usage(self.directory).free
@@ -629,13 +544,6 @@ class RocksStore:
         checkpoint uploads small or merged files. RocksDB's own checkpoint call can't be used, because it refuses a store
         whose metadata are in another folder. Its protection against concurrent writes is not needed: the caller is the
         only writer, and no background job is running.
-
-        Args:
-            destination: The folder, which must not exist.
-            deadline_s: The longest time to wait for compactions, in seconds.
-
-        Returns:
-            The linked SSTs, and the small files that RocksDB needs to open them. Both lists are sorted by name.
         """
         with _Failures(f"can't capture the state in {self.directory}"):
             self._db.flush()
@@ -716,9 +624,6 @@ def _manifest_in(folder: Path) -> str:
     """Return the name of the MANIFEST that is in use.
 
     RocksDB opens the file that CURRENT names, even outside of the folder.
-
-    Raises:
-        CorruptFile: CURRENT does not name a MANIFEST in its folder.
     """
     current = (folder / "CURRENT").read_bytes()
     if not re.fullmatch(rb"MANIFEST-[0-9]+\n", current):

@@ -31,11 +31,7 @@ _SMALL = ("CURRENT", "IDENTITY", "rocksdict-config.json")
 
 
 class BorrowedMetadata:
-    """Metadata files of an open store, in a folder in memory. Not thread-safe.
-
-    Attributes:
-        folder: The folder in memory. `give_back` moves the files to the store's folder, and deletes this folder.
-    """
+    """Metadata files of an open store, in a folder in memory. Not thread-safe."""
 
     def __init__(self, directory: Path, folder: Path, lock: int) -> None:
         self.folder = folder
@@ -55,15 +51,7 @@ class BorrowedMetadata:
 
 
 def borrow_metadata(directory: Path, memory: str | None) -> BorrowedMetadata | None:
-    """Move the RocksDB metadata files of a store to a new folder in memory.
-
-    Args:
-        directory: The store's folder.
-        memory: A folder in memory, such as /dev/shm; None to move nothing.
-
-    Returns:
-        The moved files; None if `memory` is None or does not exist, or has less than 64 MiB left.
-    """
+    """Move the RocksDB metadata files of a store to a new folder in memory."""
     if memory is None:
         return None
     try:

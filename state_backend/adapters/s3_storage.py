@@ -115,18 +115,11 @@ _NEVER_SENT = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Patience:
-    """Time limits of requests and their retries, in seconds.
-
-    Attributes:
-        deadline_s: A failed request is sent again for at most this time.
-        connect_s: Timeout of a connection.
-        read_s: Timeout of the next bytes of an answer.
-        first_delay_s: The n-th retry waits for a random time of at most `first_delay_s * 2**(n-1)`.
-        longest_delay_s: Upper limit of this delay.
-    """
+    """Time limits of requests and their retries, in seconds."""
 
     deadline_s: float = 180.0
     connect_s: float = 10.0
+    # Timeout of the next bytes of an answer.
     read_s: float = 60.0
     first_delay_s: float = 0.5
     longest_delay_s: float = 20.0
@@ -137,11 +130,7 @@ class Patience:
 
 
 class _Clients:
-    """Clients of the AWS SDK, one for each process: a forked process can't share its parent's sockets.
-
-    Args:
-        patience: Time limits of requests.
-    """
+    """Clients of the AWS SDK, one for each process: a forked process can't share its parent's sockets."""
 
     def __init__(self, patience: Patience) -> None:
         self._patience = patience
@@ -214,13 +203,6 @@ class S3Storage:
 
     Methods raise `UsageError` if there are no credentials, the server refuses them, the bucket does not exist, or the
     server ignores preconditions.
-
-    Args:
-        patience: Limits of requests.
-
-    Attributes:
-        url: The root, for messages.
-        lists_what_is_there: True, since listings are always current. `ports.storage.lists_late` reads this.
     """
 
     lists_what_is_there = True
@@ -370,11 +352,7 @@ class S3Storage:
         return False
 
     def delete_many(self, paths: Sequence[str]) -> int:
-        """Delete files, `BATCH` of them by one request, as `DeletesMany.delete_many` specifies.
-
-        Returns:
-            The number of paths: S3 gives the same answer for deleted and for absent files.
-        """
+        """Delete files, `BATCH` of them by one request, as `DeletesMany.delete_many` specifies."""
         doing = f"delete {len(paths)} files of {self.url}"
         for first in range(0, len(paths), BATCH):
             names = [{"Key": self._name(path)} for path in paths[first : first + BATCH]]
@@ -422,14 +400,7 @@ class S3Storage:
         return self._in_parts(copied, parts, None, Write(), doing, whole_crc32c=lambda: handle.crc32c)
 
     def _write(self, path: str, chunks: Iterable[bytes], etag: str | None, doing: str) -> Handle:
-        """Write a file.
-
-        Args:
-            path: The file's path.
-            chunks: The bytes.
-            etag: The ETag that the file must have now; None if the file must be absent.
-            doing: The action and the file, in words: the text after "can't" in messages.
-        """
+        """Write a file."""
         name, pieces, write = self._name(path), _pieces(chunks), Write()
         first, whole = next(pieces)
         self._refuse_if_conditions_are_ignored(doing)
@@ -471,14 +442,6 @@ class S3Storage:
         """Write a file by a multipart upload, which the last request makes visible, and return `handle`.
 
         If a part fails, the upload is aborted, and no file exists.
-
-        Args:
-            handle: Has the file's path.
-            parts: Sends the parts of an upload, and yields each part's number and ETag.
-            etag: The ETag that the file must have at the end; None if the file must be absent.
-            write: The write, whose uuid the file's metadata gets.
-            doing: The action and the file, in words: the text after "can't" in messages.
-            whole_crc32c: Returns the checksum of the whole file after its last part.
         """
         name = self._name(handle.path)
         self._refuse_if_conditions_are_ignored(doing)
@@ -525,20 +488,7 @@ class S3Storage:
         self._bucket_seen = True
 
     def _settle(self, path: str, etag: str | None, write: Write, doing: str) -> None:
-        """Return if an earlier attempt of a refused write took effect.
-
-        Args:
-            path: The file's path.
-            etag: The ETag that the file had to have before the write; None if the file had to be absent.
-            write: The write. `write.uncertain` is true if an earlier attempt failed but may have written the file.
-            doing: The action and the file, in words: the text after "can't" in messages.
-
-        Raises:
-            AlreadyExists: No attempt was uncertain and `etag` is None: another process has created the file.
-            PreconditionFailed: No attempt was uncertain, and the file to replace has another ETag.
-            NotFound: No attempt was uncertain, and the file to replace is absent.
-            UnknownOutcome: An attempt was uncertain, and the file is absent, lacks the uuid, or can't be read.
-        """
+        """Return if an earlier attempt of a refused write took effect."""
         if not write.uncertain:
             if etag is None:
                 raise AlreadyExists(f"can't {doing}: the file exists already")
@@ -598,22 +548,7 @@ class S3Storage:
         raise self._translated(doing, failure, None)
 
     def _send(self, doing: str, operation: str, write: Write | None, **arguments: Any) -> dict[str, Any]:
-        """Send a request, and retry while a retry may help.
-
-        Args:
-            doing: The action and the file, in words: the text after "can't" in messages.
-            operation: The method of the AWS SDK.
-            write: The write that the request belongs to; None for requests without lasting effect.
-            arguments: Arguments of the operation, without the bucket.
-
-        Raises:
-            NotFound: The server answers 404. The caller decides what is absent.
-            PreconditionFailed: The server answers 412. The caller decides what that means.
-            UnknownOutcome: Any other failure of a write that may have taken effect.
-            UsageError: The credentials are missing or refused, or S3 reports that the bucket does not exist.
-            PermissionRefused: The identity lacks a permission.
-            StorageUnavailable: The request failed for another reason, or until the deadline.
-        """
+        """Send a request, and retry while a retry may help."""
         client, repeats = self._client(doing), 0
         deadline = time.monotonic() + self._patience.deadline_s
         while True:
@@ -673,10 +608,6 @@ class _Body:
     """The bytes of a file as they arrive, in pieces of `CHUNK_BYTES`.
 
     If a connection breaks, a new request continues where it broke, with the same ETag.
-
-    Attributes:
-        crc32c: The base64 checksum of the whole file as the server reports it. None before the first piece, if the
-            server reports none, or if the read began at an offset.
     """
 
     def __init__(self, storage: S3Storage, path: str, doing: str, offset: int = 0) -> None:

@@ -14,22 +14,16 @@ from state_backend.values.hide_secrets import hide
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scheme:
-    """A kind of storage.
+    """A kind of storage."""
 
-    Attributes:
-        module: The adapter's module. It has `open_url(url, *, google_key_file=None) -> Storage`.
-        form: The form of the URLs, for messages. None if messages do not offer this kind.
-        absolute: True if the part behind `://` must begin with a slash.
-        over_network: True if each request takes a network round trip and may cost money. Waiting tasks then ask less
-            often.
-        needs: The library that only this kind needs: its top-level module, its name for people, and the extra that
-            installs it. None if no library is needed.
-    """
-
+    # The adapter's module. It has `open_url(url, *, google_key_file=None) -> Storage`.
     module: str
+    # The form of the URLs, for messages. None if messages do not offer this kind.
     form: str | None
     absolute: bool = False
     over_network: bool = False
+    # The library that only this kind needs: its top-level module, its name for people, and the extra that installs it.
+    # None if no library is needed.
     needs: tuple[str, str, str] | None = None
 
 
@@ -66,12 +60,7 @@ def scheme_of(url: str) -> Scheme | None:
 
 
 def check_url(url: str) -> Scheme:
-    """Return the kind of storage that a URL or an absolute path names.
-
-    Raises:
-        UsageError: The text is no URL of a storage, such as an empty text or `s3://` without a bucket; or it has
-            credentials.
-    """
+    """Return the kind of storage that a URL or an absolute path names."""
     if hide(url) != url:
         raise UsageError(
             f"the storage URL {hide(url)!r} contains credentials, which messages, commands and records would show\n"

@@ -14,24 +14,14 @@ WRITE_KEY = "cairn-write"
 
 @dataclass(slots=True)
 class Write:
-    """A write and its retries.
-
-    Attributes:
-        nonce: The uuid that the file's metadata gets.
-        uncertain: True if a failed request may have taken effect.
-    """
+    """A write and its retries."""
 
     nonce: str = field(default_factory=lambda: uuid4().hex)
     uncertain: bool = False
 
 
 def unknown_outcome(doing: str, found: str = "the server's answer was lost") -> UnknownOutcome:
-    """Return the error of a write that may have taken effect.
-
-    Args:
-        doing: The action and the file, in words.
-        found: The failure, in words.
-    """
+    """Return the error of a write that may have taken effect."""
     return UnknownOutcome(
         f"can't tell whether this took effect: {doing} ({found}); check the file before you try again"
     )

@@ -89,12 +89,6 @@ def remove_abandoned(parent: Path, kernel: str, now_s: float) -> None:
     A folder whose name begins with this host's boot id is deleted if no live task holds its lock. A folder of another
     boot id, or of a disk without locks, is deleted if no file was created or deleted in it for seven days. If its lock
     is visible and held, the folder stays.
-
-    Args:
-        parent: The parent of all work folders.
-        kernel: The result of `kernel()`: the first 8 hex digits of this host's boot id. Without a boot id, `unlocked`:
-            work folders have no lock.
-        now_s: The present time by the clock of the file system, in seconds since the epoch.
     """
     left = _MOST_REMOVED
     # Where other users may rename files in the temp folder, the parent may be a link by now. `no_follow` refuses a
@@ -138,22 +132,12 @@ def is_locked_by(name: str, kernel: str) -> bool:
     Only names are compared; the lock itself is not checked. Processes under one running kernel see each other's locks,
     and the name of a work folder begins with the boot id of its task's kernel. Locks of another host may be invisible.
     So if this function returns False, `remove_abandoned` deletes the folder only after seven days without change.
-
-    Args:
-        name: The folder's name, `<kernel>-<what>-<random>`.
-        kernel: The result of `kernel()`: the first 8 hex digits of this host's boot id. Without a boot id, `unlocked`:
-            work folders have no lock.
     """
     return kernel != _UNLOCKED and name.partition("-")[0] == kernel
 
 
 def _changed_s(above: int, name: str) -> float:
-    """Return when a file was last created or deleted in a work folder or its subfolders, in seconds since the epoch.
-
-    Args:
-        above: The descriptor of the folder that holds the work folder.
-        name: The name of the work folder.
-    """
+    """Return when a file was last created or deleted in a work folder or its subfolders, in seconds since the epoch."""
     times_s = [os.stat(name, dir_fd=above, follow_symlinks=False).st_mtime]
     with no_follow.closing(no_follow.open_below(above, name, name)) as folder, os.scandir(folder) as entries:
         for entry in entries:

@@ -48,12 +48,7 @@ FEW = 0
 
 
 def append(storage: Storage, log: Log, entry: E) -> E:
-    """Create the record `entry` after the newest record of `log`, and return it as written, with its summary.
-
-    Raises:
-        AlreadyExists: Another writer has created a record with this id.
-        UnknownOutcome: The storage did not report whether it wrote the record.
-    """
+    """Create the record `entry` after the newest record of `log`, and return it as written, with its summary."""
     settle(storage, log)
     summary = next_summary(log, entry, published=_published(storage, log), done=_done(storage, log))
     entry = replace(entry, summary=summary)
@@ -108,11 +103,7 @@ def write_settled(storage: Storage, settled: Collection[Settled | AttemptEnd]) -
 
 
 def create_settled(storage: Storage, file: Settled | AttemptEnd) -> None:
-    """Write a file in `settled/` if it does not exist yet.
-
-    Raises:
-        UnknownOutcome: The storage did not report whether it wrote the file, and the file is not visible.
-    """
+    """Write a file in `settled/` if it does not exist yet."""
     path = settled_path(file)
     try:
         storage.create(path, record_codec.encode(file))

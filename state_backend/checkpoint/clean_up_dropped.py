@@ -33,12 +33,7 @@ logger = logging.getLogger("cairn")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CleanUp:
-    """The result of a clean-up.
-
-    Attributes:
-        deleted_files: How many files the clean-up deleted.
-        shrunk: The ids of the records that the clean-up turned into tombstones.
-    """
+    """The result of a clean-up."""
 
     deleted_files: int
     shrunk: tuple[int, ...]
@@ -46,12 +41,7 @@ class CleanUp:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Needed:
-    """The files that a clean-up must keep.
-
-    Attributes:
-        paths: Paths of single files.
-        attempts: Attempts whose state files under `shared/` all stay.
-    """
+    """The files that a clean-up must keep."""
 
     paths: set[str]
     attempts: frozenset[str]
@@ -69,15 +59,6 @@ def clean_up(storage: Storage, log: Log, read: Callable[[Log], Log]) -> CleanUp:
 
     A clean-up continues the work of an earlier clean-up that stopped. It is safe beside commits: an id that the newest
     record does not retain never comes back.
-
-    Args:
-        storage: Storage of the pipeline's folder.
-        log: The log that names the dropped checkpoints.
-        read: A function that reads the log again. Its argument is the log that was read last.
-
-    Raises:
-        CorruptFile: A manifest of a retained checkpoint can't be read, so the needed files are unknown; nothing is
-            deleted.
     """
     if not log.summary.dropping:
         return CleanUp(deleted_files=0, shrunk=())
@@ -131,14 +112,6 @@ def needed_by_retained(storage: Storage, log: Log, read: Callable[[Log], Log]) -
 
     If a manifest is missing because a newer commit dropped its checkpoint, the function reads the log again and returns
     the newer log.
-
-    Args:
-        storage: Storage of the pipeline's folder.
-        log: The log that was read last.
-        read: A function that reads the log again. Its argument is the log that was read last.
-
-    Raises:
-        CorruptFile: A manifest of a retained checkpoint can't be read.
     """
     while True:
         try:
@@ -184,19 +157,7 @@ def _named(ref: ShardRef) -> Iterable[Handle]:
 
 
 def files_of(content: Content, storage: Storage, *, gone_before: bool = False) -> Iterable[Handle]:
-    """Yield the state files, manifests and outputs of a checkpoint.
-
-    Args:
-        content: The content of the checkpoint's record.
-        storage: Storage of the pipeline's folder.
-        gone_before: True skips manifests that are missing or damaged. The caller sets it if an earlier deletion of the
-            same files may have stopped halfway. A deletion removes the state files first and manifests last. So if a
-            manifest is missing, the files that it named were already handled. If a manifest is damaged, its files are
-            not yielded, and a later sweep deletes them.
-
-    Raises:
-        CorruptFile: A manifest can't be read, and `gone_before` is False.
-    """
+    """Yield the state files, manifests and outputs of a checkpoint."""
     yield from _state_files(content, storage, gone_before=gone_before)
     yield from (o.handle for o in (*content.outputs, *rewritten_outputs(content)))
 
@@ -214,14 +175,7 @@ def _state_files(content: Content, storage: Storage, *, gone_before: bool = Fals
 
 
 def _manifests_files(contents: Iterable[Content], storage: Storage, *, gone_before: bool = False) -> list[Handle]:
-    """Return the files that the checkpoints' manifests name. A manifest that several checkpoints share is read once.
-
-    Args:
-        contents: The contents of the checkpoints' records.
-        storage: Storage of the pipeline's folder.
-        gone_before: True skips manifests that are missing or damaged instead of raising `CorruptFile`. The caller sets
-            it if an earlier deletion of the same files may have stopped halfway.
-    """
+    """Return the files that the checkpoints' manifests name. A manifest that several checkpoints share is read once."""
     refs = [(ref, c) for c in contents for ref in c.shards]
     # An inline manifest costs no read. Two records may name one manifest file but different segments added since. Each
     # combination of file and segments is therefore read once.

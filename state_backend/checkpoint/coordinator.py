@@ -102,21 +102,14 @@ _FEW_DROPPED = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Begun:
-    """The facts with which an attempt begins: the end of the log, and the base.
-
-    Attributes:
-        attempt: Uuid of the attempt.
-        h0: The highest id in the log when the attempt began; 0 for an empty log.
-        base: Record of the checkpoint that the attempt starts from; None for empty state.
-        log: The log with which the attempt began; None if its output joins no other output.
-        spelling: The names of all columns that the input has had, as the first interval spelled them.
-        returning: Keys that `cairn forget` removed and that this attempt could bring back, because its base is older
-            than the removal or its input rows may contain the keys. The attempt's shards leave these keys out.
-    """
+    """The facts with which an attempt begins: the end of the log, and the base."""
 
     attempt: str
+    # The highest id in the log when the attempt began; 0 for an empty log.
     h0: int
+    # Record of the checkpoint that the attempt starts from; None for empty state.
     base: Record | None
+    # The log with which the attempt began; None if its output joins no other output.
     log: Log | None = None
     spelling: tuple[str, ...] = ()
     returning: tuple[Returning, ...] = ()
@@ -124,16 +117,10 @@ class Begun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommitResult:
-    """The checkpoint that counts for an attempt.
-
-    Attributes:
-        id: Id of the checkpoint.
-        record: Record of the checkpoint; None if retention has dropped the checkpoint since.
-        outcome: `committed` by this call; `already` by an earlier call; `adopted`: another try of the same run
-            committed the interval from the same base.
-    """
+    """The checkpoint that counts for an attempt."""
 
     id: int
+    # Record of the checkpoint; None if retention has dropped the checkpoint since.
     record: Record | None
     outcome: Literal["committed", "already", "adopted"]
 
@@ -151,14 +138,10 @@ class Coordinator:
 
     Any number of processes may use a coordinator of the same pipeline at the same time.
 
-    Args:
-        storage: Storage of the pipeline's folder.
-        pipeline: Name of the pipeline.
-        policy: The retention policy of commits; None for the policy that the pipeline's records name.
-        remembers: Keep between calls what this process has read and written; for a process that makes several calls. A
-            retained record never changes, so it is read only once. The process does not read its own `prepared.json`
-            and record again. Publishing and clean-up use the log as the commit left it, and ignore what other processes
-            have written since.
+    `remembers`: Keep between calls what this process has read and written; for a process that makes several calls. A
+    retained record never changes, so it is read only once. The process does not read its own `prepared.json` and
+    record again. Publishing and clean-up use the log as the commit left it, and ignore what other processes have
+    written since.
     """
 
     def __init__(
@@ -189,11 +172,7 @@ class Coordinator:
         return self._pipeline
 
     def log(self, before: Log | None = None) -> Log:
-        """Read the log as it is now.
-
-        Args:
-            before: A log that was read earlier. Its records that are still retained are not read again.
-        """
+        """Read the log as it is now."""
         log = read_log(self._storage, self._last if before is None else before)
         if self._remembers:
             self._last = log
@@ -219,21 +198,7 @@ class Coordinator:
         attempt: str,
         schedule: Schedule | None = None,
     ) -> Begun:
-        """Choose the checkpoint that an interval starts from. The method writes nothing.
-
-        Args:
-            interval: The interval to process.
-            permissions: Permissions of the run.
-            pipeline_start_ms: Start of the pipeline, in milliseconds since the epoch.
-            attempt: Uuid of the attempt.
-            schedule: The pipeline's schedule, for the message about a gap; None for the recorded one.
-
-        Raises:
-            UsageError: The pipeline's start differs from the recorded start; the interval begins before the start; or
-                it overlaps current output of an interval with other boundaries.
-            StateUnusable: No usable checkpoint ends where the interval starts. `choose_base` lists the subclasses.
-            CorruptRecord: The log can't be read, or marks of a later checkpoint show that the newest record is lost.
-        """
+        """Choose the checkpoint that an interval starts from. The method writes nothing."""
         log = self._newest()
         for tried in range(_READ_ROUNDS):
             self._check_start(log, pipeline_start_ms)
@@ -257,17 +222,7 @@ class Coordinator:
         )
 
     def begin_restore(self, content: Content, *, pipeline_start_ms: int, attempt: str) -> Begun:
-        """Begin an attempt that restores `content` as the state at the end of its interval. The method writes nothing.
-
-        Args:
-            content: Content of a savepoint, or of another pipeline's checkpoint.
-            pipeline_start_ms: Start of this pipeline, in milliseconds since the epoch.
-            attempt: Uuid of the attempt.
-
-        Raises:
-            UsageError: The pipeline's start is not before the end of the content's interval, differs from the recorded
-                start, or the pipeline has state by another key.
-        """
+        """Begin an attempt that restores `content` as the state at the end of its interval. The method writes nothing."""
         log = self.log()
         self._check_start(log, pipeline_start_ms)
         check_restored(log, self._pipeline, content)
@@ -300,12 +255,6 @@ class Coordinator:
         """Write `prepared.json`, which says that all shards of the attempt have acknowledged.
 
         A second call with equal content changes nothing.
-
-        Returns:
-            The prepared attempt as `load_prepared` would return it.
-
-        Raises:
-            StorageUnavailable: The file exists with other content, so two drivers use one attempt.
         """
         path, data = paths.prepared(prepared.content.attempt), record_codec.encode(prepared)
         # Decoded values are compared, not bytes, because gzip's bytes depend on the host's zlib. `prepared` itself goes
@@ -324,12 +273,7 @@ class Coordinator:
         return recorded
 
     def load_prepared(self, attempt: str) -> Prepared:
-        """Read the `prepared.json` of an attempt.
-
-        Raises:
-            StateUnusable: The attempt has no `prepared.json`.
-            CorruptRecord: The file can't be decoded, or names another attempt.
-        """
+        """Read the `prepared.json` of an attempt."""
         path = paths.prepared(attempt)
         try:
             data = self._storage.read(path)
@@ -352,9 +296,6 @@ class Coordinator:
         """Return the prepared attempts that are not committed: some still run, others were lost or refused.
 
         Other files in the folders of attempts are not read.
-
-        Raises:
-            CorruptRecord: A `prepared.json`, which the message names, can't be decoded.
         """
         listed, log = list(self._storage.list(paths.ATTEMPTS)), self.log()
         found = []
@@ -380,19 +321,7 @@ class Coordinator:
     # --- commit --------------------------------------------------------------------------------------------------------------
 
     def commit(self, attempt: str) -> CommitResult:
-        """Commit a prepared attempt as the newest checkpoint. A repeated call returns the same checkpoint.
-
-        Raises:
-            Fenced: Another attempt committed this interval, or one that overlaps it, first. The files of this attempt
-                are deleted; no other error deletes files.
-            BaseMoved: The attempt's base is no longer the checkpoint that the interval starts from.
-            Swept: A sweep abandoned the attempt.
-            StateUnusable: The attempt has no `prepared.json`.
-            CorruptFile: A new file is missing, or differs from what its shard acknowledged.
-            ValidationRefused: Validation refused the attempt.
-            UnknownOutcome: The storage did not report whether it wrote the record.
-            StorageUnavailable: Other writers took the next id again and again.
-        """
+        """Commit a prepared attempt as the newest checkpoint. A repeated call returns the same checkpoint."""
         # Read `prepared.json` before the log. A process deletes this file only after the log says how the attempt
         # ended: by its commit, by a commit that fenced it, or by a sweep. So if the file is missing here, the log that
         # is read next has the reason.
@@ -514,11 +443,7 @@ class Coordinator:
         )
 
     def _validated(self, there: Collection[str]) -> list[frozenset[int]]:
-        """Return, for each validation mode (`fast` and `full`), the ids of the checkpoints that passed.
-
-        Args:
-            there: Paths of files in `validated/` that exist for certain. A listing may be old and miss them.
-        """
+        """Return, for each validation mode (`fast` and `full`), the ids of the checkpoints that passed."""
         listed = {*there, *(info.path for info in self._storage.list(paths.VALIDATED))}
         marks = [mark for path in listed if (mark := paths.validated_id(path))]
         return [frozenset(n for n, mode in marks if mode == one) for one in get_args(ValidationMode)]
@@ -586,16 +511,6 @@ class Coordinator:
         If a commit of an overlapping interval replaced an interval's output, the rows must leave the sink. The hook then
         gets a copy of that commit's record with the replaced interval and without files. By default these calls come
         first, so a sink that replaces only the rows of the call's interval never has the same rows twice.
-
-        Args:
-            hook: The sink hook; None writes the marks without a call.
-            in_order: Publish no interval after an interval that failed.
-            replaced_last: Publish replaced intervals last, for a hook that replaces the rows of overlapping intervals too.
-            only: Starts of the intervals to publish; None for all.
-            code: The pipeline as `module:NAME`, for the commands in the error message; None for the recorded name.
-
-        Raises:
-            SinkFailed: The hook raised for an interval. This error comes after the calls for the other intervals.
         """
         log = self._committed or self._newest()
         published: list[tuple[Interval, int]] = []
@@ -618,11 +533,7 @@ class Coordinator:
         return published
 
     def unpublished(self, log: Log | None = None) -> list[tuple[Interval, int]]:
-        """Return the intervals whose newest output has no published mark.
-
-        Returns:
-            Pairs of an interval and the id of the commit that made or replaced the interval's output.
-        """
+        """Return the intervals whose newest output has no published mark."""
         log = self._newest() if log is None else log
         # The commit that this process has just made has no published mark yet, so its mark is not looked up.
         own = log.head_id if log is self._committed else 0
@@ -630,14 +541,7 @@ class Coordinator:
         return [(i, n) for i, n in told if n == own or self._storage.stat(paths.published(i, n)) is None]
 
     def skip_publication(self, starts: Collection[datetime]) -> list[tuple[Interval, int]]:
-        """Mark the outputs of the intervals with these starts as published, without a call of the sink.
-
-        Returns:
-            Of each marked output the interval, and the id of the commit that made or replaced it.
-
-        Raises:
-            UsageError: An interval with one of these starts has no unpublished output. No mark is written then.
-        """
+        """Mark the outputs of the intervals with these starts as published, without a call of the sink."""
         waiting = self.unpublished()
         strange = {*starts} - {interval.start for interval, _ in waiting}
         if strange:
@@ -724,17 +628,7 @@ class Coordinator:
     # --- reading and marking ------------------------------------------------------------------------------------------------------
 
     def record(self, which: str | int | datetime) -> Record:
-        """Return the record of a checkpoint.
-
-        Args:
-            which: `"latest"`, an interval's end or an id, as `checkpoint_named` takes it. An id may also be that of a
-                dropped checkpoint that a lease protects. With `"latest"`, a warning names later checkpoints that are not
-                valid.
-
-        Raises:
-            NoSuchCheckpoint: No such checkpoint exists. The message lists the valid checkpoints.
-            UsageError: `which` is a text other than `"latest"`.
-        """
+        """Return the record of a checkpoint."""
         return self._find(self.log(), which)[1]
 
     def find(self, which: str | int | datetime) -> tuple[Log, Record]:
@@ -762,13 +656,7 @@ class Coordinator:
         raise no_checkpoint(log, self._pipeline, which)
 
     def quarantine(self, checkpoint_id: int, reason: str, findings: tuple[str, ...] = ()) -> None:
-        """Quarantine a checkpoint: no interval starts from the checkpoint or from its descendants.
-
-        Args:
-            checkpoint_id: The id of the checkpoint.
-            reason: Why the checkpoint is refused, for people.
-            findings: A sentence for each problem that validation found.
-        """
+        """Quarantine a checkpoint: no interval starts from the checkpoint or from its descendants."""
         mark = Quarantine(id=checkpoint_id, reason=hide(reason), findings=hide_all(findings))
         path = paths.quarantine(checkpoint_id)
         note_names(self._storage, paths.QUARANTINE, [path.removeprefix(paths.QUARANTINE)])
@@ -792,14 +680,6 @@ class Coordinator:
 
         If the process stops in between, the checkpoint stays quarantined and commits stay refused until the method is
         called again.
-
-        Args:
-            checkpoint_id: The id of the checkpoint.
-
-        Raises:
-            UsageError: The checkpoint is not quarantined; a usable checkpoint was computed without it; or its files are
-                deleted, and it would replace a usable checkpoint.
-            UnknownOutcome: The storage did not report whether it wrote a file. Call the method again.
         """
         path, log = paths.quarantine(checkpoint_id), self.log()
         found = log.quarantined.get(checkpoint_id)
@@ -837,12 +717,6 @@ class Coordinator:
         """Let the next commit drop a quarantined checkpoint. The checkpoint stays quarantined.
 
         The method rewrites the mark. Until a commit has dropped the checkpoint, `release` still ends the quarantine.
-
-        Args:
-            checkpoint_id: The id of the checkpoint.
-
-        Raises:
-            UsageError: The checkpoint is not quarantined.
         """
         found = self.log().quarantined.get(checkpoint_id)
         if found is None or not self._rewrite_mark(
@@ -886,23 +760,13 @@ class Coordinator:
         """Record that a checkpoint passed validation, by a file in `validated/`.
 
         For each mode, retention keeps the newest state among the checkpoints that passed (`plan_retention`).
-
-        Args:
-            checkpoint_id: The id of the checkpoint.
-            mode: `fast` if validation checked the files, `full` if it also restored and checked the state.
         """
         with suppress(AlreadyExists):
             mark = Validated(id=checkpoint_id, mode=mode)
             self._storage.create(paths.validated(checkpoint_id, mode), record_codec.encode(mark))
 
     def refuse(self, attempt: str, reason: str, findings: tuple[str, ...] = ()) -> None:
-        """Mark a prepared attempt as refused: `commit` raises `ValidationRefused` for the attempt from now on.
-
-        Args:
-            attempt: The uuid of the attempt.
-            reason: Why the attempt is refused, for people.
-            findings: A sentence for each problem that validation found.
-        """
+        """Mark a prepared attempt as refused: `commit` raises `ValidationRefused` for the attempt from now on."""
         with suppress(AlreadyExists):
             mark = Refused(attempt=attempt, reason=hide(reason), findings=hide_all(findings))
             self._storage.create(paths.refused(attempt), record_codec.encode(mark))
@@ -918,13 +782,7 @@ class ReplacedOutput(Record):
 
 
 def as_published(record: Record, interval: Interval) -> Record:
-    """Return the record that `publish` passes to the sink hook for one interval.
-
-    Args:
-        record: The record of the commit that made or replaced the interval's output.
-        interval: The commit's own interval: the result is `record` itself. Or another interval whose output the commit
-            replaced: the result is a `ReplacedOutput`, so the sink can remove the old rows.
-    """
+    """Return the record that `publish` passes to the sink hook for one interval."""
     if interval == record.content.interval:
         return record
     values = {field.name: getattr(record, field.name) for field in fields(record)}

@@ -20,13 +20,7 @@ from state_backend.values.records import OutputFile
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CurrentOutput:
-    """The current output of some intervals.
-
-    Attributes:
-        commits: For each interval, in the order of time, the id of the commit that made its output.
-        files: The files of each interval: output and late rows.
-        spoilt: Why the result of an interval is not valid, as a sentence. Valid results are left out.
-    """
+    """The current output of some intervals."""
 
     commits: Mapping[Interval, int]
     files: Mapping[Interval, tuple[OutputFile, ...]]
@@ -48,16 +42,7 @@ class CurrentOutput:
 
 
 def current_output(log: Log, start: datetime | None = None, end: datetime | None = None) -> CurrentOutput:
-    """Return the current output of the intervals between two instants.
-
-    Args:
-        log: The log.
-        start: Only intervals that start then or later; None for no limit.
-        end: Only intervals that end then or earlier; None for no limit.
-
-    Raises:
-        UsageError: `start` or `end` has no time zone.
-    """
+    """Return the current output of the intervals between two instants."""
     start_ms, end_ms = (None if at is None else to_ms(at) for at in (start, end))
     if start is not None and end is not None and start < end:
         found = log.current_outputs_within(Interval(start, end))  # reads only the settled records of these days

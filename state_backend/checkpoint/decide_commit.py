@@ -77,29 +77,7 @@ def plan_commit(
     protected: frozenset[int] = frozenset(),
     validated: Sequence[frozenset[int]] = (),
 ) -> Create | AlreadyCommitted | Adopted:
-    """Decide how to commit a prepared attempt.
-
-    Args:
-        log: The log as it is now.
-        prepared: The prepared attempt.
-        policy: The retention policy; None for the policy that `with_retention` chooses.
-        protected: Ids of checkpoints that retention must keep, whatever the policy says.
-        validated: For each validation mode, the ids of the checkpoints that passed, of which retention keeps the newest.
-
-    Returns:
-        `Create`: the record to create. `AlreadyCommitted`: an earlier call has committed this attempt. `Adopted`:
-        another try of the same Airflow run has committed the interval from the same base, so this attempt commits
-        nothing and that checkpoint is its result.
-
-    Raises:
-        Fenced: Another attempt committed an overlapping interval since this attempt began, and its checkpoint can't be
-            adopted. The caller deletes the files of this attempt.
-        BaseMoved: The attempt's base was dropped, or is no longer the checkpoint that the interval starts from; or
-            another commit changed the output schema.
-        Swept: A sweep abandoned the attempt: the sweep took it for dead, and its record in the log forbids the commit.
-        CorruptRecord: The log ends before the record at which the attempt began, so its newest record is lost.
-        StorageUnavailable: A quarantined checkpoint is being released.
-    """
+    """Decide how to commit a prepared attempt."""
     content = prepared.content
     if log.head_id < prepared.h0:
         raise CorruptRecord(
@@ -163,11 +141,7 @@ def _check_no_release(log: Log, who: str) -> None:
 
 
 def _replaced(log: Log, prepared: Prepared) -> tuple[Interval, ...]:
-    """Return the other intervals whose output is no longer current after this commit.
-
-    Raises:
-        BaseMoved: The commit is a rewind that retracts output, and there is newer output than the rewind has planned for.
-    """
+    """Return the other intervals whose output is no longer current after this commit."""
     content = prepared.content
     if not content.permissions.replace_overlapping:
         return ()
@@ -186,11 +160,7 @@ def _replaced(log: Log, prepared: Prepared) -> tuple[Interval, ...]:
 
 
 def _with_schemas(log: Log, record: Record) -> Record:
-    """Return the record with all schemas of output and input, and its files with the numbers of their schemas.
-
-    Raises:
-        BaseMoved: Another commit changed the output schema since the attempt began.
-    """
+    """Return the record with all schemas of output and input, and its files with the numbers of their schemas."""
     try:
         content, output, read = with_schemas(log, record.content)
     except UsageError as error:

@@ -25,16 +25,7 @@ def explain_drop(log: Log, checkpoint_id: int) -> str | None:
 
 
 def check_retained(storage: Storage, checkpoint_id: int | None) -> None:
-    """Raise `CheckpointDropped` if retention dropped the checkpoint.
-
-    Args:
-        storage: Storage of the pipeline's folder.
-        checkpoint_id: Id of the checkpoint; None or 0 for state that is no committed checkpoint. The log is not read
-            then.
-
-    Raises:
-        CheckpointDropped: Retention dropped the checkpoint.
-    """
+    """Raise `CheckpointDropped` if retention dropped the checkpoint."""
     # The newest record lists the retained checkpoints. The whole log is read only to explain a drop.
     if checkpoint_id and checkpoint_id not in read_newest(storage).retained:
         explained = explain_drop(read_log(storage), checkpoint_id)
@@ -47,13 +38,6 @@ def telling_drops(storage: Storage, checkpoint_id: int | None) -> Iterator[None]
     """Raise `CheckpointDropped` in place of a file error if retention dropped the checkpoint that the block reads.
 
     Other errors pass unchanged. If the log can't be read, the file error passes with a note.
-
-    Args:
-        storage: Storage of the pipeline's folder.
-        checkpoint_id: Id of the checkpoint that the block reads; None or 0 for state that is no committed checkpoint.
-
-    Raises:
-        CheckpointDropped: The block raised `CorruptFile` or `NotFound`, and the checkpoint is no longer retained.
     """
     try:
         yield

@@ -18,12 +18,6 @@ def last_marked(listed: Iterable[str]) -> tuple[int, str]:
 
     A mark is a file in `published/`, `validated/` or `quarantine/` about one checkpoint. Callers compare the id with
     the end of the log: a mark of a later checkpoint shows that the newest record is lost.
-
-    Args:
-        listed: Paths in the pipeline's folder. Files that are no marks are skipped.
-
-    Returns:
-        `(0, "")` if no path is a mark.
     """
     return max(((paths.marked_id(path) or 0, path) for path in listed), default=(0, ""))
 
@@ -36,10 +30,6 @@ def missing_records(storage: Storage, listed: Collection[str]) -> Iterator[str]:
 
     Each missing record is looked up by name before it is reported: a network disk may list a folder as it was some
     seconds ago, and a record may have been created while the marks were listed.
-
-    Args:
-        storage: Storage of the pipeline's folder.
-        listed: Paths of all records and marks. Other paths are skipped.
     """
     ids = {n for path in listed if path.startswith(paths.CHECKPOINTS) and (n := paths.record_id(path)) is not None}
     last = max(ids, default=0)

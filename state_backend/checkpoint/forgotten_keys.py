@@ -29,15 +29,7 @@ from state_backend.values.records import Content, Forget, Forgotten, ForgottenKe
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Returning:
-    """A forgotten key that an attempt would bring back.
-
-    Attributes:
-        id: Id of the record that removed the key.
-        key: The key, by its hash.
-        rows: True if the attempt's interval starts before `key.until_ms`, the latest end of all intervals that were
-            committed before the key was forgotten. The input rows may then have the key.
-        base: True if the attempt's base is older than the forget, so that its state may hold the key.
-    """
+    """A forgotten key that an attempt would bring back."""
 
     id: int
     key: ForgottenKey
@@ -46,12 +38,7 @@ class Returning:
 
 
 def key_hash(salt: str, encoded_key: bytes) -> str:
-    """Return the hash by which records name a forgotten key: SHA-256 of salt and encoded key, as hex digits.
-
-    Args:
-        salt: Random bytes, as hex digits, so that equal keys have other hashes in other records.
-        encoded_key: The key's bytes as in stored keys.
-    """
+    """Return the hash by which records name a forgotten key: SHA-256 of salt and encoded key, as hex digits."""
     return hashlib.sha256(bytes.fromhex(salt) + encoded_key).hexdigest()
 
 
@@ -61,15 +48,7 @@ def is_key(forgotten: ForgottenKey, encoded_key: bytes) -> bool:
 
 
 def returning_keys(log: Log, start_ms: int | None, base_id: int | None) -> tuple[Returning, ...]:
-    """Return the forgotten keys that an attempt could bring back, from its base's state or from its input rows.
-
-    Args:
-        log: The log, whose newest record lists the forgotten keys.
-        start_ms: The start of the attempt's interval, in milliseconds since the epoch. If the interval starts before
-            the end of an interval that was committed before the key was forgotten, its rows may have the key. None for
-            an attempt that reads no rows.
-        base_id: The checkpoint that the attempt starts from; None for empty state.
-    """
+    """Return the forgotten keys that an attempt could bring back, from its base's state or from its input rows."""
     found = []
     for forgotten in log.summary.forgotten:
         rows = start_ms is not None and start_ms < forgotten.key.until_ms
@@ -80,17 +59,7 @@ def returning_keys(log: Log, start_ms: int | None, base_id: int | None) -> tuple
 
 
 def check_rerun(log: Log, pipeline: str, interval: Interval, base_id: int | None) -> None:
-    """Refuse an interval that could bring a forgotten key back, if `cairn forget` was called with `--on-rerun refuse`.
-
-    Args:
-        log: The log as it is now.
-        pipeline: Name of the pipeline, for the message.
-        interval: The interval to process.
-        base_id: The checkpoint that the interval starts from; None for empty state.
-
-    Raises:
-        UsageError: The interval could bring a key back.
-    """
+    """Refuse an interval that could bring a forgotten key back, if `cairn forget` was called with `--on-rerun refuse`."""
     for key in returning_keys(log, interval.start_ms, base_id):
         if key.key.on_rerun == "refuse":
             raise UsageError(f"{pipeline} {interval}: {_why(key, base_id)}\n{_how_to_filter(pipeline)}")
@@ -100,15 +69,6 @@ def check_not_tried(log: Log, pipeline: str, interval: Interval, base_id: int | 
     """Refuse a trial that could bring a forgotten key back into the trial's own root.
 
     A trial learns the forgotten keys from its base only, and only if the base was committed since the keys were forgotten.
-
-    Args:
-        log: Production's log.
-        pipeline: Name of the pipeline, for the message.
-        interval: The trial's first interval.
-        base_id: Production's checkpoint that the trial starts from; None for empty state.
-
-    Raises:
-        UsageError: The trial starts from empty state or from a checkpoint that is older than a forget.
     """
     for key in returning_keys(log, interval.start_ms, base_id):
         if base_id is None or key.base:
@@ -119,11 +79,7 @@ def check_not_tried(log: Log, pipeline: str, interval: Interval, base_id: int | 
 
 
 def check_target(log: Log, target: int) -> None:
-    """Refuse a rewind to, or a fork of, checkpoint `target` if the checkpoint may hold a forgotten key.
-
-    Raises:
-        UsageError: The checkpoint is older than a commit that forgot a key.
-    """
+    """Refuse a rewind to, or a fork of, checkpoint `target` if the checkpoint may hold a forgotten key."""
     for forgotten in log.summary.forgotten:
         if target < forgotten.id:
             clean = [k.id for k in valid_states(log) if k.id >= forgotten.id]
@@ -135,16 +91,7 @@ def check_target(log: Log, target: int) -> None:
 
 
 def check_restored(log: Log, pipeline: str, content: Content) -> None:
-    """Refuse to restore a savepoint, or to fork another pipeline, whose state may hold a key that this pipeline forgot.
-
-    Args:
-        log: The log of this pipeline.
-        pipeline: Name of this pipeline, for the message.
-        content: Content of the savepoint or of the other pipeline's checkpoint.
-
-    Raises:
-        UsageError: `content.forget` does not list a key that this pipeline forgot.
-    """
+    """Refuse to restore a savepoint, or to fork another pipeline, whose state may hold a key that this pipeline forgot."""
     for forgotten in _missing(log.summary.forgotten, content.forget):
         raise UsageError(
             f"{pipeline}: the state at {format_instant(content.interval.end)} that would be restored may hold a key that checkpoint "
@@ -158,14 +105,6 @@ def check_commit(log: Log, prepared: Prepared, who: str) -> None:
 
     A key may have been forgotten while the attempt ran. An attempt of `cairn forget` itself may be committed only if no
     other checkpoint was committed since it began. Otherwise that checkpoint would still hold the key.
-
-    Args:
-        log: The log as it is now.
-        prepared: The attempt.
-        who: The name of the attempt, with which the message begins.
-
-    Raises:
-        BaseMoved: The attempt could bring a key back, or is a forget that is too late.
     """
     content = prepared.content
     if content.kind == "forget":
@@ -197,11 +136,6 @@ def is_free_of(log: Log, record: Record, encoded_key: bytes) -> bool:
     - The checkpoint's interval ends no later than the latest interval that was committed before the forget. Commits of
       such intervals after the forget leave the key out (see the module). Only later intervals, with new input, may have
       brought the key back.
-
-    Args:
-        log: The log, whose newest record lists the forgotten keys.
-        record: The record of the checkpoint.
-        encoded_key: The key's bytes as in stored keys.
     """
     return any(
         record.id >= forgotten.id and record.content.interval.end_ms <= forgotten.key.until_ms
@@ -211,12 +145,7 @@ def is_free_of(log: Log, record: Record, encoded_key: bytes) -> bool:
 
 
 def next_forgotten(before: Summary, new: Record) -> tuple[Forgotten, ...]:
-    """Return all forgotten keys of the pipeline once the record `new` is created.
-
-    Args:
-        before: The summary with the earlier forgotten keys.
-        new: The new record. If it forgets a key again, the key's entry gets the id of `new`.
-    """
+    """Return all forgotten keys of the pipeline once the record `new` is created."""
     if new.content.kind not in ("forget", "restore") or new.content.forget is None:
         return before.forgotten
     known = {(f.key.salt, f.key.key_hash): f for f in before.forgotten}

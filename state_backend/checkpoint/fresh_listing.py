@@ -68,15 +68,6 @@ def note_names(storage: Storage, folder: str, add: Collection[str], drop: Collec
 
     The names are kept in `settled/names/`, in one file for each listed folder. If the storage's listings are always
     current, the function does nothing.
-
-    Args:
-        storage: Storage of the pipeline's folder.
-        folder: The folder of the files, with a `/` at the end.
-        add: Names of files in the folder that have just been written or will be written now, without the folder.
-        drop: Names of deleted files, which are removed from the file in `settled/names/`.
-
-    Raises:
-        StorageUnavailable: Other processes wrote the file again and again.
     """
     if not lists_late(storage):
         return

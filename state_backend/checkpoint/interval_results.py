@@ -20,24 +20,16 @@ from state_backend.values.records import Content, Record, RunRef, Tombstone
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """The current result of an interval: the commit whose output counts.
-
-    Attributes:
-        id: Id of the commit.
-        attempt: Uuid of the attempt that made the output.
-        run: Airflow run of the attempt.
-        input_hash: Input hash of the commit, as in `Content`.
-        content: The commit's content; None if only a tombstone remains.
-        dropped: True if retention has dropped the checkpoint. Its output still exists.
-        spoilt: Why no interval should start from the result, as a sentence; None if the result is valid.
-    """
+    """The current result of an interval: the commit whose output counts."""
 
     id: int
     attempt: str
     run: RunRef
     input_hash: str | None
+    # The commit's content; None if only a tombstone remains.
     content: Content | None
     dropped: bool
+    # Why no interval should start from the result, as a sentence; None if the result is valid.
     spoilt: str | None
 
 
@@ -47,11 +39,6 @@ def results_of(log: Log, intervals: Sequence[Interval], pipeline_start: Interval
     The log says of a retained checkpoint whether it is stale, but not of a dropped one. A dropped checkpoint is stale
     if a later commit changed the state of an earlier or overlapping interval. So if a checkpoint was dropped, the
     function reads the later commits of all intervals from the pipeline's start on.
-
-    Args:
-        log: The log of the pipeline.
-        intervals: The intervals that are asked for.
-        pipeline_start: An interval of any length that begins at the pipeline's start. Only its start is used.
     """
     if not intervals or not log.head_id:
         return {}
@@ -69,10 +56,6 @@ def spoilt_results(log: Log, outputs: Mapping[Interval, int]) -> dict[Interval, 
     """Return the results that are not valid, of intervals with current output, in the order of time.
 
     The result of an interval before the end of a restored state is valid: a person made that state current on purpose.
-
-    Args:
-        log: The log.
-        outputs: For each interval, the id of the commit that made its current output.
     """
     if not outputs or log.newest is None:
         return {}

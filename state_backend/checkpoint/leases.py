@@ -54,13 +54,7 @@ _RENEWED = ", renewals: "
 
 
 def plan_leases(leases: Sequence[FileInfo], newest_record_ms: int) -> tuple[set[int], list[FileInfo]]:
-    """Return the ids of checkpoints that a lease protects, and the leases that have ended, whose files may be deleted.
-
-    Args:
-        leases: The files in `leases/`.
-        newest_record_ms: When the storage wrote the newest record, in milliseconds since the epoch, by the clock that
-            also dates the leases.
-    """
+    """Return the ids of checkpoints that a lease protects, and the leases that have ended, whose files may be deleted."""
     held, ended = set(), []
     for info in leases:
         found = paths.leased_id(info.path)
@@ -75,21 +69,7 @@ def plan_leases(leases: Sequence[FileInfo], newest_record_ms: int) -> tuple[set[
 
 
 def take_lease(storage: Storage, checkpoint_id: int, what: str, lasts: timedelta = LASTS) -> str | None:
-    """Write a lease on a checkpoint, and return the lease's path.
-
-    Args:
-        storage: Storage of the pipeline's folder.
-        checkpoint_id: The checkpoint to read.
-        what: The reader's purpose, for people.
-        lasts: How long the lease lasts without renewal.
-
-    Returns:
-        The path of the lease; None if the lease can't be written, for instance without write permission. The caller
-        then reads without a lease.
-
-    Raises:
-        CheckpointDropped: The checkpoint is no longer retained, so its files may be deleted already.
-    """
+    """Write a lease on a checkpoint, and return the lease's path."""
     name, seconds = str(uuid4()), max(1, int(lasts.total_seconds()))
     path = paths.lease(checkpoint_id, seconds, name)
     holder = f"{what}, on {socket.gethostname()}, process {os.getpid()}"
@@ -150,19 +130,7 @@ def delete_lease(storage: Storage, path: str, generation: int | None = None) -> 
 
 @contextmanager
 def holding(storage: Storage, checkpoint_id: int | None, what: str, *, lasts: timedelta = LASTS) -> Iterator[None]:
-    """Hold a lease on a checkpoint while the block reads the checkpoint.
-
-    Args:
-        storage: Storage of the pipeline's folder.
-        checkpoint_id: The checkpoint to read; None or 0 for state that is no committed checkpoint, which needs no
-            lease.
-        what: The reader's purpose, for people.
-        lasts: How long the lease lasts without renewal. A thread renews it after each third of this time.
-
-    Raises:
-        CheckpointDropped: Retention dropped the checkpoint before the lease was written; or the block raised
-            `CorruptFile` or `NotFound`, and the checkpoint is dropped by then.
-    """
+    """Hold a lease on a checkpoint while the block reads the checkpoint."""
     path = take_lease(storage, checkpoint_id, what, lasts) if checkpoint_id else None
     over = threading.Event()
     renewing = threading.Thread(target=_renew_until, args=(over, storage, path, lasts), name="cairn-lease", daemon=True)

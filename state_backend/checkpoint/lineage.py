@@ -26,22 +26,7 @@ def plan_base(
     as_of: int | None = None,
     schedule: Schedule | None = None,
 ) -> Record | None:
-    """Return the record of the checkpoint that `choose_base` chooses for the interval; None for empty state.
-
-    Args:
-        log: The log as it is now.
-        pipeline: Name of the pipeline, for messages.
-        interval: The interval to process.
-        permissions: Permissions of the run.
-        pipeline_start_ms: Start of the pipeline, in milliseconds since the epoch.
-        as_of: At commit: the highest id in the log when the attempt began. If a commit with a higher id made the base
-            stale or made overlapping output, the function raises an error in spite of the permissions. None, before
-            the commit: no such limit.
-        schedule: The pipeline's schedule now; None for the recorded one.
-
-    Raises:
-        CorruptRecord: The record is missing or is a tombstone. The other errors are those of `choose_base`.
-    """
+    """Return the record of the checkpoint that `choose_base` chooses for the interval; None for empty state."""
     chosen = choose_base(log, pipeline, interval, permissions, pipeline_start_ms, as_of=as_of, schedule=schedule)
     return log.whole(chosen.id) if chosen is not None else None
 
@@ -61,25 +46,6 @@ def choose_base(
     The base of an interval is chosen three times, each time over a newly read log: before Spark is started, so that an
     error costs little; at begin, to know what to restore; and at commit, since other attempts may have committed
     meanwhile.
-
-    Args:
-        log: The log as it is now.
-        pipeline: Name of the pipeline, for messages.
-        interval: The interval to process.
-        permissions: Permissions of the run.
-        pipeline_start_ms: Start of the pipeline, in milliseconds since the epoch.
-        as_of: At commit: the highest id in the log when the attempt began. The permissions do not cover the effects of
-            later commits, which were unknown when a person gave the permissions: if a later commit made the base stale
-            or made overlapping output, the function raises an error. None, before the commit: no such limit.
-        schedule: The pipeline's schedule now, which says which intervals fill a gap; None for the recorded one.
-
-    Raises:
-        UsageError: The interval begins before the pipeline's start; or current output of an interval with other
-            boundaries overlaps it, and `replace_overlapping` is not given; or the interval would bring back a key
-            that `cairn forget` removed (`forgotten_keys.check_rerun`).
-        StateGapError: No checkpoint ends where the interval starts; with `allow_gap`, no checkpoint ends before it.
-        StaleStateError: All checkpoints that end there are stale.
-        StateUnusable: All checkpoints that end there are quarantined, or descend from a quarantined checkpoint.
     """
     _check_start_and_output(log, pipeline, interval, permissions, pipeline_start_ms, as_of)
     if interval.start_ms == pipeline_start_ms:
@@ -145,14 +111,7 @@ def overlapping_outputs(log: Log, interval: Interval) -> list[tuple[Interval, in
 
 
 def is_forgiven(stale_by: int | None, permissions: Permissions, as_of: int | None) -> bool:
-    """Return True if a checkpoint is not stale, or if the permissions allow to use it although it is stale.
-
-    Args:
-        stale_by: The id of the commit that made the checkpoint stale; None if it is not stale.
-        permissions: Permissions of the run. `allow_stale_base` allows a stale checkpoint.
-        as_of: If `stale_by` is above this id, the checkpoint is refused even with `allow_stale_base`; None: no such
-            limit.
-    """
+    """Return True if a checkpoint is not stale, or if the permissions allow to use it although it is stale."""
     if stale_by is None:
         return True
     return permissions.allow_stale_base and (as_of is None or stale_by <= as_of)
@@ -212,12 +171,7 @@ def restored_away(log: Log) -> frozenset[int]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Discarded:
-    """A checkpoint that a rewind or restore takes out of use: no later interval starts from it.
-
-    Attributes:
-        id: The id of the checkpoint.
-        interval: The interval of the checkpoint.
-    """
+    """A checkpoint that a rewind or restore takes out of use: no later interval starts from it."""
 
     id: int
     interval: Interval
@@ -310,14 +264,8 @@ def _gap(
 ) -> tuple[str, Rerun | None]:
     """Return the message about a gap, and the intervals that fill it.
 
-    Args:
-        log: The log as it is now.
-        pipeline: Name of the pipeline.
-        interval: The interval that can't start.
-        points: The interval ends of the checkpoints that an interval may start from, sorted. Ends of stale and quarantined
-            checkpoints are left out, since a re-run from there would fail too.
-        start: The pipeline's start.
-        schedule: The pipeline's schedule; None if it is unknown.
+    `points`: The interval ends of the checkpoints that an interval may start from, sorted. Ends of stale and
+    quarantined checkpoints are left out, since a re-run from there would fail too.
     """
     text = f"{pipeline} {interval}: no checkpoint ends where the interval starts."
     if not points:
@@ -368,16 +316,7 @@ def _gap(
 
 
 def _bridge(log: Log, schedule: Schedule | None, gap: Interval) -> str | None:
-    """Return the advice for a gap after a change of the schedule, if no interval of the new schedule begins at the gap's start.
-
-    Args:
-        log: The log, which has the schedule before the change.
-        schedule: The pipeline's schedule.
-        gap: The time from the newest usable checkpoint to the interval that can't start.
-
-    Returns:
-        The advice; None if an interval of the schedule begins at the gap's start, or the schedule has not changed.
-    """
+    """Return the advice for a gap after a change of the schedule, if no interval of the new schedule begins at the gap's start."""
     if schedule is None or log.schedule is None or are_same(log.schedule, schedule):
         return None
     if interval_from(schedule, gap.start) is not None:

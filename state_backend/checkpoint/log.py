@@ -47,14 +47,7 @@ __all__ = ["Entry", "Fact", "Log", "read_log", "read_on"]
 
 @dataclass(frozen=True)
 class Log:
-    """The log of a pipeline.
-
-    Attributes:
-        entries: The records and tombstones by id, from 1 without holes. Each is read on first use.
-        quarantined: The quarantine marks, by the id of the quarantined checkpoint.
-        hint: The id in `HEAD.json`, the file that tells readers where to search for the newest record; 0 without the
-            file.
-    """
+    """The log of a pipeline."""
 
     entries: RecordReader
     quarantined: Mapping[int, Quarantine] = field(default_factory=dict)
@@ -67,11 +60,7 @@ class Log:
 
     @cached_property
     def retained(self) -> dict[int, Retained]:
-        """The retained checkpoints, by id: exactly those that the newest record lists.
-
-        Raises:
-            CorruptRecord: The newest record is a tombstone, so a later record is missing.
-        """
+        """The retained checkpoints, by id: exactly those that the newest record lists."""
         newest = self.entries.newest()
         return {} if newest is None else {r.id: r for r in newest.retained}
 
@@ -85,12 +74,7 @@ class Log:
         return [self.whole(checkpoint_id) for checkpoint_id in sorted(self.retained)]
 
     def whole(self, checkpoint_id: int) -> Record:
-        """Return the record of a retained checkpoint.
-
-        Raises:
-            CorruptRecord: The file holds a tombstone. Either it is damaged, or a commit has dropped the checkpoint
-                since this log was read.
-        """
+        """Return the record of a retained checkpoint."""
         entry = self.entry(checkpoint_id)
         if not isinstance(entry, Record):
             raise _shrunk(checkpoint_id)
@@ -100,9 +84,6 @@ class Log:
         """Return the contents of the records of retained checkpoints, by id. The records are read in parallel.
 
         Faster than `whole`, because the records' lists of other checkpoints are not decoded.
-
-        Raises:
-            CorruptRecord: As for `whole`.
         """
         wanted = [*ids]
         found = dict(zip(wanted, at_once(self.entries.content, wanted), strict=True))
@@ -242,11 +223,7 @@ class Log:
         return next((s.by for s in self.summary.superseded if s.id == candidate.id), ())
 
     def outputs(self, checkpoint_id: int) -> tuple[OutputFile, ...]:
-        """Return the output files of a commit whose output is current. The commit may be dropped.
-
-        Raises:
-            StorageUnavailable: A later commit replaced the output since this log was read, and the files are deleted.
-        """
+        """Return the output files of a commit whose output is current. The commit may be dropped."""
         entry = self.entries[checkpoint_id]
         if isinstance(entry, Record):
             return entry.content.outputs
@@ -283,10 +260,6 @@ class Log:
         A commit makes the output of its own interval. With `replace_overlapping`, it also replaces the output of the
         overlapping intervals with other boundaries, which then have no output. A rewind may retract the output of later
         intervals.
-
-        Returns:
-            A pair for each change: the interval, and the id of the commit that made or replaced its output. The pairs
-            do not tell the two apart. An interval may have several pairs; the last one is its newest change.
         """
         told = [f for f in self._facts(None) if f.kind in ("interval", "replaced")]
         return [(f.interval, f.id) for f in sorted(told, key=lambda f: (f.id, f.kind == "interval", f.interval))]
@@ -333,10 +306,6 @@ class Log:
 
         Each file's name holds a `Fact`: an interval, and the id of a commit of this interval, or of a commit that
         replaced this interval's output. Without the error, readers would not see the commits that the lost files name.
-
-        Args:
-            below: The facts from the names of all listed files. Files of the newest record are left out.
-            own: The facts of the newest record. The next commit writes their files, so they are not counted as lost.
         """
         lost = self.summary.settled - len(own) - len({*below})
         if lost > 0:
@@ -361,9 +330,6 @@ class Log:
         """Return the nearest quarantined checkpoint among this checkpoint and its ancestors, or None.
 
         The ancestors are the base, the base's base, and so on. They end at a commit with `allow_quarantined`.
-
-        Raises:
-            CorruptRecord: The record of an ancestor is missing.
         """
         if not self.quarantined:
             return None
@@ -413,9 +379,6 @@ def facts_of_entries(entries: Mapping[int, Entry]) -> list[Fact]:
     commit replaced: with `replace_overlapping`, a commit replaces the output of overlapping intervals with other
     boundaries, and a rewind retracts the output of later intervals. The function reads the whole log, and no file in
     `settled/`.
-
-    Args:
-        entries: All records and tombstones of the log, by id.
     """
     current = dict[Interval, int]()
     in_order, longest = list[Interval](), timedelta(0)
@@ -459,10 +422,6 @@ def last_facts(facts: Iterable[Fact]) -> list[Fact]:
     The last change is the `Fact` with the highest commit id. Its kind is `interval` if that commit made the output,
     which is then current. Its kind is `replaced` if that commit replaced the output by output of an overlapping interval,
     or is a rewind that retracted the output; the interval has no output then.
-
-    Args:
-        facts: Facts in any order: each names an interval, and a commit of it or a commit that replaced its output.
-            Facts of other kinds than `interval` and `replaced`, such as `restore`, are skipped.
     """
     last: dict[Interval, Fact] = {}
     for fact in facts:
@@ -510,12 +469,6 @@ def id_of_log(storage: Storage) -> str:
     """Return a text that tells this log from all other logs: the uuid of the attempt that made the first record.
 
     Each later record, a tombstone too, and a copy of the folder have the same first attempt.
-
-    Args:
-        storage: The storage of the pipeline's folder, whose log has records.
-
-    Raises:
-        CorruptRecord: The first record is missing or can't be decoded.
     """
     first = RecordReader(storage, 1).fresh(1)
     return first.sweep if isinstance(first, SweepRecord) else attempt_of(first)
@@ -602,14 +555,6 @@ def read_log(storage: Storage, before: Log | None = None) -> Log:
 
     Other processes may commit and clean up during the read, so that a retained checkpoint is a tombstone already. The
     function then reads again, until the newest record and the checkpoints fit together.
-
-    Args:
-        storage: Storage of the pipeline's folder.
-        before: A log that was read earlier. Its records that are still retained are not read again.
-
-    Raises:
-        CorruptRecord: A record is missing or can't be decoded. The function never leaves a checkpoint out: callers
-            would take an older state for the newest.
     """
     known = _still_needed(before) if before is not None else {}
     for attempt in range(_READ_ROUNDS):
@@ -637,13 +582,6 @@ def read_newest(storage: Storage, before: Log | None = None) -> Log:
 
     `Log.kept` has most facts about these checkpoints. `Log.whole` reads a record when a caller asks for it. If a commit
     has dropped the checkpoint meanwhile, `Log.whole` raises `CorruptRecord`; the caller should then call `read_on`.
-
-    Args:
-        storage: Storage of the pipeline's folder.
-        before: A log that the same process has read earlier. The search for the newest record begins at its end.
-
-    Raises:
-        CorruptRecord: A record is missing or can't be decoded.
     """
     known = _still_needed(before) if before is not None else {}
     try:
@@ -670,11 +608,7 @@ def _still_needed(log: Log) -> dict[int, Entry]:
 
 
 def read_whole_log(storage: Storage) -> Log:
-    """Read every record, in parallel.
-
-    Raises:
-        CorruptRecord: A record is missing or can't be decoded.
-    """
+    """Read every record, in parallel."""
     log = read_log(storage)
     log.entries.load(range(1, log.head_id + 1))
     return log
@@ -694,12 +628,6 @@ def _read_once(storage: Storage, known: Mapping[int, Entry], start: int | None =
 
     `HEAD.json` in the pipeline's folder holds the id of a recent record. The search begins there and tries the
     following ids one by one. Without the file, the log is listed.
-
-    Args:
-        storage: Storage of the pipeline's folder.
-        known: Records and tombstones that this process read earlier, by id.
-        start: The id in `HEAD.json` when this process read the file last. The file is then not read again, and the
-            search begins at the highest id in `known`. None: read the file.
     """
     hint = start or _read_hint(storage)
     probe, head_id = RecordReader(storage, 0, known), max(known, default=0) if start else hint or _last_listed(storage)
@@ -726,11 +654,7 @@ def _read_hint(storage: Storage) -> int:
 
 
 def _last_listed(storage: Storage) -> int:
-    """Return the highest id in a full listing of the log, for a pipeline without `HEAD.json`.
-
-    Raises:
-        CorruptRecord: The listing shows that a record is missing, by the rule of `missing_records`.
-    """
+    """Return the highest id in a full listing of the log, for a pipeline without `HEAD.json`."""
     records = [info.path for info in storage.list(paths.CHECKPOINTS)]
     marks = [info.path for folder in paths.MARKS for info in storage.list(folder)]
     for finding in missing_records(storage, [*records, *marks]):

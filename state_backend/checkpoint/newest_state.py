@@ -32,14 +32,7 @@ def supersedes(new: Record, old: Kept) -> bool:
 
 
 def valid_states(log: Log, new: Record | None = None, marks: Mapping[int, int] | None = None) -> tuple[Kept, ...]:
-    """Return the valid checkpoints, by id.
-
-    Args:
-        log: The log.
-        new: A record that will be committed next; the result is then that after the commit, before retention. None: the
-            result as of now.
-        marks: The checkpoints that the commit of `new` makes stale, by id.
-    """
+    """Return the valid checkpoints, by id."""
     stale = {n for n, retained in log.retained.items() if retained.stale_by is not None} | {*(marks or ())}
     old = [
         k for k in log.kept if k.id not in stale and log.quarantine_above(k.id) is None and not is_superseded(log, k)
@@ -60,16 +53,7 @@ def newest_state(log: Log) -> Kept | None:
 
 
 def checkpoint_named(log: Log, which: str | int | datetime) -> int | None:
-    """Return the id of the retained checkpoint that a name means; None if there is none.
-
-    Args:
-        log: The log.
-        which: `"latest"` for the newest state; an interval's end for the valid checkpoint of the interval that ends
-            there; or the id of any retained checkpoint.
-
-    Raises:
-        UsageError: `which` is a text other than `"latest"`.
-    """
+    """Return the id of the retained checkpoint that a name means; None if there is none."""
     if isinstance(which, int):
         return which if which in log.retained else None
     if not isinstance(which, datetime) and which != "latest":
@@ -79,12 +63,7 @@ def checkpoint_named(log: Log, which: str | int | datetime) -> int | None:
 
 
 def overtaken(log: Log, newest: Kept | Record) -> str | None:
-    """Return a sentence about the later intervals whose checkpoints are not valid; None if the newest state is the last.
-
-    Args:
-        log: The log.
-        newest: The newest state.
-    """
+    """Return a sentence about the later intervals whose checkpoints are not valid; None if the newest state is the last."""
     end = interval_of(newest).end
     later = [kept for kept in log.kept if kept.interval.end > end]
     if not later:

@@ -44,11 +44,7 @@ def newest_output(log: Log, *, late: bool = False) -> OutputFile | None:
 
 
 def schema_of(file: OutputFile, recorded: tuple[dict[str, Any], ...]) -> StructType | None:
-    """Return the schema of an output file by its number; None if its record names none.
-
-    Raises:
-        CorruptRecord: The record names a schema that does not exist.
-    """
+    """Return the schema of an output file by its number; None if its record names none."""
     if file.schema_version is None:
         return None
     if not 1 <= file.schema_version <= len(recorded):
@@ -63,15 +59,6 @@ def check_output_schema(log: Log, pipeline: str, interval: Interval, declared: d
 
     A recorded schema that no current output has any more does not count. The current output of all intervals is read
     only if the declared schema clashes with some recorded schema.
-
-    Args:
-        log: The pipeline's log.
-        pipeline: Name of the pipeline.
-        interval: The interval whose output will have the declared schema.
-        declared: The declared schema, as a record holds it.
-
-    Raises:
-        UsageError: A column of the declared schema clashes with current output.
     """
     recorded, made = recorded_schemas(log), parse_struct(declared)
     if not any(joined(parse_struct(schema), made)[1] for schema in recorded):
@@ -93,9 +80,6 @@ def with_schemas(log: Log, content: Content) -> tuple[Content, tuple[dict[str, A
     """Return a content whose files name their schemas by number, all schemas of output, and all of the input.
 
     The content no longer has its own schemas, since the lists have them.
-
-    Raises:
-        UsageError: The content's output schema clashes with current output.
     """
     output, read = recorded_schemas(log), recorded_schemas(log, late=True)
     numbers: dict[bool, int | None] = {False: None, True: None}

@@ -64,11 +64,7 @@ Ack = TypeVar("Ack", bound=OfShard)
 
 
 def by_shard(acks: Sequence[Ack], parallelism: int) -> list[Ack]:
-    """Return the acknowledgements in the order of their shards, and check that each of the `parallelism` shards has one.
-
-    Raises:
-        InvariantViolated: A shard has no acknowledgement, or more than one.
-    """
+    """Return the acknowledgements in the order of their shards, and check that each of the `parallelism` shards has one."""
     ordered = sorted(acks, key=lambda ack: ack.shard)
     if [ack.shard for ack in ordered] != list(range(parallelism)):
         raise InvariantViolated(f"expected one ack of each of {parallelism} shards, got {[a.shard for a in ordered]}")
@@ -80,13 +76,6 @@ class ShardSummary:
     """Facts about one shard's manifest that the checkpoint's totals need.
 
     With the summaries, the driver need not read the manifests of unchanged shards.
-
-    Attributes:
-        key_groups: The key groups of the shard.
-        entries: Number of entries by state name.
-        digest: Digest of the shard's entries.
-        size_bytes: Bytes of state, as stored: files and segments.
-        files: Number of files, including small SSTs that the manifest contains.
     """
 
     key_groups: KeyGroupRange
@@ -112,34 +101,10 @@ def summary_of(manifest: ShardManifest) -> ShardSummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardAck:
-    """A shard's acknowledgement: the result of a job on the shard.
-
-    Attributes:
-        shard: The number of the shard, from 0.
-        manifest: The shard's new manifest; None if the shard did not change and its manifest in the base is still
-            right.
-        summary: Summary of the new manifest, or of the base's manifest if the shard did not change.
-        durations_us: Microseconds by phase.
-        pid: Process id of the worker.
-        uploaded_bytes: Bytes of the new files in the storage.
-        uploaded_files: Number of new files in the storage.
-        downloaded_bytes: Bytes that the restore read from the storage.
-        cached_bytes: Bytes that the restore read from the host's cache.
-        changes: Difference between the new manifest and the manifest file that the base's record names. The new record
-            then names the same file and adds this difference, so that no new manifest file is written. None if the
-            base's record names no manifest file, or if the SSTs differ.
-        in_segment: In changelog mode, the job may append the new manifest to the file of the shard's newest segment.
-            The place of the manifest in that file; None if the manifest was not written there.
-        outputs: Output files of an interval, including files of late rows.
-        newest_event_us: The latest event time that was seen, in microseconds since the epoch; None if none was seen.
-        input_rows: Number of the interval's input rows.
-        keys_touched: Number of keys that the interval processed.
-        changed_bytes: Bytes of the keys and values that the interval changed.
-        mismatches: By state name and field name: the number of values that did not fit the field's type and were
-            stored as NULL, and the error message for the first of these values.
-    """
+    """A shard's acknowledgement: the result of a job on the shard."""
 
     shard: int
+    # The shard's new manifest; None if the shard did not change and its manifest in the base is still right.
     manifest: ShardManifest | None
     summary: ShardSummary
     durations_us: dict[str, int]
@@ -148,9 +113,15 @@ class ShardAck:
     uploaded_files: int
     downloaded_bytes: int = 0
     cached_bytes: int = 0
+    # Difference between the new manifest and the manifest file that the base's record names. The new record then names
+    # the same file and adds this difference, so that no new manifest file is written. None if the base's record names
+    # no manifest file, or if the SSTs differ.
     changes: ShardChanges | None = None
+    # In changelog mode, the job may append the new manifest to the file of the shard's newest segment. The place of the
+    # manifest in that file; None if the manifest was not written there.
     in_segment: InSegment | None = None
     outputs: tuple[OutputFile, ...] = ()
+    # The latest event time that was seen, in microseconds since the epoch; None if none was seen.
     newest_event_us: int | None = None
     input_rows: int = 0
     keys_touched: int = 0
@@ -192,25 +163,7 @@ def prepare(
     first_task: int = 0,
     coordinator: Coordinator | None = None,
 ) -> Prepared:
-    """Write `prepared.json` for an attempt, and the manifest files that do not fit into a record.
-
-    Args:
-        storage: Storage of the pipeline's folder.
-        made: The content without the fields that are computed from `acks`.
-        acks: The results that the job returned for the shards (acknowledgements), in the order of the shards.
-        h0: The highest id in the log when the job was planned.
-        base: The base's references to shards; an unchanged shard keeps its reference.
-        first_task: A number in the names of new manifest files: 0 if the attempt's uuid is new. A caller that repeats
-            an attempt passes a random number, so that the names differ from those of the earlier try's files.
-        coordinator: The coordinator that commits the attempt later, if this process commits it.
-
-    Returns:
-        The content of `prepared.json`.
-
-    Raises:
-        StateUnusable: The shards do not cover every key group exactly once.
-        StorageUnavailable: `Coordinator.prepare` found a `prepared.json` with other content.
-    """
+    """Write `prepared.json` for an attempt, and the manifest files that do not fit into a record."""
     check_whole([ack.summary.key_groups for ack in acks], made.max_parallelism)
     outputs = tuple(file for ack in acks for file in ack.outputs)
     content = replace(
@@ -246,14 +199,6 @@ def _refs(
     """Return the record's reference to each shard: a manifest inline, or the handle of a manifest's file.
 
     New manifests that do not fit into the record are written to files. Files of unchanged shards are not read.
-
-    Args:
-        acks: The results of the shards' jobs, in the order of the shards.
-        base: The base's references to shards.
-        attempt: The uuid of the attempt, for the names of new files.
-        storage: Storage of the pipeline's folder.
-        first_task: A number in the names of new manifest files: 0 if the attempt's uuid is new, and random if the
-            attempt is repeated, so that the names differ from those of the earlier try's files.
     """
     previous = {ref.shard: ref for ref in base}
     before = [previous.get(ack.shard) for ack in acks]

@@ -12,16 +12,11 @@ from state_backend.values.records import SweepRecord
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Consequences:
-    """The consequences of refusing a checkpoint.
-
-    Attributes:
-        published: Intervals whose current output was made with the refused state, each with the id of its commit, by
-            time.
-        rerun: The intervals to run again, from the first to the last in `published`. If `published` is empty, the
-            interval of the refused checkpoint. None if no commit has the checkpoint's id.
-    """
+    """The consequences of refusing a checkpoint."""
 
     published: tuple[tuple[Interval, int], ...]
+    # The intervals to run again, from the first to the last in `published`. If `published` is empty, the interval of
+    # the refused checkpoint. None if no commit has the checkpoint's id.
     rerun: Rerun | None
 
 

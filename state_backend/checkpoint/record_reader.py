@@ -51,11 +51,6 @@ class Fact(NamedTuple):
 
     With `replace_overlapping`, a commit of one interval replaces the output of overlapping intervals with other
     boundaries. The name of a file in `settled/commits/` contains the three fields.
-
-    Attributes:
-        interval: The commit's own interval, or the interval whose output the commit replaced.
-        id: The id of the commit.
-        kind: `replaced` if the commit replaced the interval's output; else the kind of the commit, such as `interval`.
     """
 
     interval: Interval
@@ -67,11 +62,6 @@ class RecordReader(Mapping[int, Entry]):
     """A reader of one pipeline's log: its entries from id 1 to `head_id`, and the files in `settled/` about them.
 
     An entry is a record or a tombstone. Each is read on first use.
-
-    Args:
-        storage: Storage of the pipeline's folder.
-        head_id: Id of the newest record; 0 for an empty log.
-        before: Entries by id that the same process has read earlier. They need not be read again.
     """
 
     def __init__(self, storage: Storage, head_id: int, before: Mapping[int, Entry] | None = None) -> None:
@@ -83,12 +73,7 @@ class RecordReader(Mapping[int, Entry]):
         self._ends: dict[str, int | None] = {}
 
     def __getitem__(self, checkpoint_id: int) -> Entry:
-        """Return the entry of an id.
-
-        Raises:
-            KeyError: The id is below 1 or above `head_id`.
-            CorruptRecord: The record is missing or can't be decoded.
-        """
+        """Return the entry of an id."""
         entry = self._here.get(checkpoint_id)
         if entry is None:
             if not isinstance(checkpoint_id, int) or not 1 <= checkpoint_id <= self.head_id:
@@ -108,12 +93,7 @@ class RecordReader(Mapping[int, Entry]):
         return isinstance(checkpoint_id, int) and 1 <= checkpoint_id <= self.head_id
 
     def newest(self) -> Record | SweepRecord | None:
-        """Return the newest record; None for an empty log.
-
-        Raises:
-            CorruptRecord: The record with the highest id is a tombstone. A record becomes a tombstone only after a
-                later commit has dropped its checkpoint, so the record of that commit is missing.
-        """
+        """Return the newest record; None for an empty log."""
         if not self.head_id:
             return None
         newest = self[self.head_id]
@@ -147,11 +127,7 @@ class RecordReader(Mapping[int, Entry]):
         return known
 
     def fresh(self, checkpoint_id: int) -> Entry:
-        """Read the entry of an id from the storage again: a record that is not retained may have become a tombstone.
-
-        Raises:
-            CorruptRecord: The record is missing or can't be decoded.
-        """
+        """Read the entry of an id from the storage again: a record that is not retained may have become a tombstone."""
         entry = self._read(checkpoint_id)
         if entry is None:
             raise CorruptRecord(
@@ -163,9 +139,6 @@ class RecordReader(Mapping[int, Entry]):
         """Return the content of a record; None for a tombstone and for the record of a sweep.
 
         The record's lists of other checkpoints are not decoded.
-
-        Raises:
-            CorruptRecord: The record is missing or can't be decoded.
         """
         entry = self._here.get(checkpoint_id) or self._remembered(checkpoint_id)
         if entry is None:
@@ -229,12 +202,6 @@ class RecordReader(Mapping[int, Entry]):
 
         A `Fact` names an interval and a commit: the commit's own interval, or another interval whose output the commit
         replaced. Facts of the newest record are left out.
-
-        Args:
-            interval: The interval; None for the facts about all intervals.
-            levels: Numbers of the folder groups to list; the newest record's `Summary.levels` has all that exist. The
-                files are grouped by the length of their intervals: up to 1 day in group 0, up to 32 days in group 1,
-                and so on (`paths.SETTLED_DAYS`).
         """
         if interval is None or interval.end - interval.start > LISTED_AT_ONCE:
             folders = [paths.SETTLED_COMMITS]
@@ -246,16 +213,7 @@ class RecordReader(Mapping[int, Entry]):
         return [f for f in every if f.id < self.head_id and (interval is None or f.interval.overlaps(interval))]
 
     def outputs(self, fact: Fact) -> tuple[OutputFile, ...]:
-        """Return the output files of the commit that `fact` names, from the commit's file in `settled/commits/`.
-
-        Args:
-            fact: The commit's id, its own interval, and its kind. The commit must be older than the newest record: only
-                the next commit writes the file of the newest record.
-
-        Raises:
-            CorruptRecord: The commit's file is missing or damaged.
-            StorageUnavailable: A later commit replaced the output, and the files are deleted.
-        """
+        """Return the output files of the commit that `fact` names, from the commit's file in `settled/commits/`."""
         found = read_settled(self._storage, fact)
         if found.collected:
             raise StorageUnavailable(
@@ -271,11 +229,7 @@ class RecordReader(Mapping[int, Entry]):
         return self._ends[attempt]
 
     def all_ended(self, asked: Collection[str]) -> set[str]:
-        """Return every attempt that has a file in `settled/attempts/`, from a listing.
-
-        Args:
-            asked: Attempts to look up by name too, on a storage whose listings may be some seconds old.
-        """
+        """Return every attempt that has a file in `settled/attempts/`, from a listing."""
         found = {paths.ended_attempt(info.path) for info in self._storage.list(paths.SETTLED_ATTEMPTS)} - {None}
         if lists_late(self._storage):
             unknown = sorted({*asked} - found)
@@ -311,11 +265,7 @@ def sweep_command(storage: Storage) -> str:
 
 
 def read_settled(storage: Storage, fact: Fact) -> Settled:
-    """Read the file in `settled/commits/` whose name contains the fact's interval, commit id and kind.
-
-    Raises:
-        CorruptRecord: The file is missing, can't be decoded, or differs from its name.
-    """
+    """Read the file in `settled/commits/` whose name contains the fact's interval, commit id and kind."""
     path = paths.settled(*fact)
     try:
         found = record_codec.decode(storage.read(path), path, Settled)

@@ -17,10 +17,6 @@ def computed_without(log: Log, checkpoint_id: int) -> int | None:
     commit makes later checkpoints stale, so interval 5 would start from checkpoint 8, and nobody would notice.
 
     A release is harmless if a usable commit has replaced the checkpoint since.
-
-    Args:
-        log: The log.
-        checkpoint_id: The id of the quarantined checkpoint.
     """
     if (found := _released(log, checkpoint_id)) is None:
         return None
@@ -37,10 +33,6 @@ def hidden_by_release(log: Log, checkpoint_id: int) -> int | None:
     """Return the usable checkpoint that a release of a dropped checkpoint would replace; None without one.
 
     The files of the dropped checkpoint are gone. So the next interval could start from neither of the two.
-
-    Args:
-        log: The log.
-        checkpoint_id: The id of the quarantined checkpoint.
     """
     if checkpoint_id in log.retained or (found := _released(log, checkpoint_id)) is None:
         return None

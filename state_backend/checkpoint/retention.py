@@ -61,15 +61,6 @@ def plan_retention(
     (`held_in_quarantine`). A
     consolidated checkpoint's base is dropped one commit later than the consolidation, because a running interval may
     still restore the base.
-
-    Args:
-        log: The log before the commit.
-        new: The record to commit.
-        marks: The checkpoints that the commit makes stale, by id, with the id that makes them stale.
-        policy: The retention policy.
-        protected: Ids that are retained in any case.
-        validated: For each validation mode, the ids of the checkpoints that passed. If none of them is valid after the
-            commit, the one of the latest interval counts.
     """
     before, valid = log.kept, valid_states(log, new, marks)
     usable = [*(c for c in before if log.quarantine_above(c.id) is None), kept_of(new)]
@@ -94,13 +85,6 @@ def held_in_quarantine(
 
     A person may look at a quarantined checkpoint and compare it with its base, or release it. It is held until the
     person releases or drops it, or until the days of the policy have passed. Its base may be quarantined too.
-
-    Args:
-        log: The log before the commit.
-        since_ms: The time at which each quarantine began, by the id of a retained checkpoint, by the storage's clock;
-            None for an unknown time.
-        now_ms: The time now by the same clock; None for an unknown time. An unknown time holds the checkpoint.
-        policy: The retention policy of the commit.
     """
     days_ms = quarantined_days(policy) * 86_400_000
     held = set()

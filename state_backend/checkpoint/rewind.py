@@ -60,19 +60,13 @@ from state_backend.values.records import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewindPlan:
-    """What a rewind to checkpoint `target` would do.
-
-    Attributes:
-        target: Record of the checkpoint.
-        discards: The checkpoints that no interval would start from after the rewind, by id.
-        rerun: All intervals that were ever committed after the target's end, also those that retention has dropped
-            since; None if there are no such intervals. Their output stays current until they are run again, except for
-            that in `retracts`.
-        retracts: The later intervals whose output the rewind retracts.
-    """
+    """What a rewind to checkpoint `target` would do."""
 
     target: Record
     discards: tuple[Discarded, ...]
+    # All intervals that were ever committed after the target's end, also those that retention has dropped since; None
+    # if there are no such intervals. Their output stays current until they are run again, except for that in
+    # `retracts`.
     rerun: Rerun | None
     retracts: tuple[Interval, ...] = ()
 
@@ -97,20 +91,7 @@ def plan_rewind(
     *,
     retract_output: bool = False,
 ) -> RewindPlan:
-    """Plan a rewind of the pipeline's state to checkpoint `target`.
-
-    Args:
-        log: The log of the pipeline.
-        target: Id of the earlier checkpoint.
-        permissions: Permissions of the rewind.
-        retract_output: Also retract the output of the intervals that end after the target's interval.
-
-    Raises:
-        UsageError: The log has no such checkpoint; or output to retract begins before the end of the target's interval.
-        StateUnusable: The checkpoint was dropped; or it is quarantined or descends from a quarantined checkpoint, and
-            `allow_quarantined` is not given.
-        StaleStateError: The checkpoint is stale, and `allow_stale_base` is not given.
-    """
+    """Plan a rewind of the pipeline's state to checkpoint `target`."""
     record = restorable(log, target, permissions)
     content = record.content
     later = log.outputs_after(content.interval.end) if retract_output else []
@@ -192,28 +173,6 @@ def rewind(
     The next interval then starts where the interval of `target` ends. Checkpoints of later intervals become stale. The
     rewind copies no file: the new record names the files of `target`. The caller publishes and cleans up as after any
     commit.
-
-    Args:
-        coordinator: Coordinator of the pipeline.
-        target: Id of the earlier checkpoint.
-        run: The Airflow run or the command that asks for the rewind. The new record keeps it.
-        attempt: A uuid of this call. A repeated call with the same uuid completes the rewind and commits at most one
-            record.
-        permissions: Permissions of the rewind. With `allow_quarantined` the new checkpoint is usable even if its target
-            is quarantined.
-        agreed: The ids of the checkpoints that the user agreed to lose; None if the user agreed to all.
-        retract_output: Also retract the output of the intervals that end after the target's interval: their output is no
-            longer current, a clean-up deletes the files, and the sink gets these intervals without files. Going forward
-            again does not bring the output back; a re-run makes it anew.
-
-    Raises:
-        UsageError: The rewind would discard more checkpoints than agreed, the attempt began for another target, or the
-            log has no such checkpoint.
-        StateUnusable: The target is dropped or quarantined, as `plan_rewind` says.
-        StaleStateError: The target is stale, as `plan_rewind` says.
-        Fenced: Another attempt has committed an overlapping interval meanwhile.
-        BaseMoved: The target was dropped, quarantined or made stale meanwhile, or there is new output to retract.
-        Swept: A sweep abandoned the attempt.
     """
     begun = begun_before(coordinator, attempt)
     if begun is None:
@@ -257,28 +216,6 @@ def fork(
     """Make a checkpoint or a native savepoint the state of another pipeline.
 
     The storage links or copies the files. The source stays unchanged, except for a lease during the copy.
-
-    Args:
-        source: Storage of the source pipeline's folder, or of the savepoint's folder.
-        target: Id of the source's checkpoint, or the savepoint.
-        into: Coordinator of the new pipeline.
-        run: The Airflow run or the command that asks for the fork. The new pipeline's record keeps it.
-        attempt: A uuid of this call. A repeated call with the same uuid completes the fork and commits at most one
-            record.
-        pipeline_start_ms: Start of the new pipeline, in milliseconds since the epoch; None for the source's start.
-        permissions: Permissions to fork from a stale or quarantined checkpoint.
-        parallelism: Number of files that are copied at the same time.
-
-    Raises:
-        UsageError: The new pipeline has checkpoints that the fork would replace or make stale, is the source itself, or
-            can't take the state; or the source has no such checkpoint.
-        StateUnusable: The checkpoint is dropped or quarantined, as `plan_rewind` says.
-        StaleStateError: The checkpoint is stale, as `plan_rewind` says.
-        CorruptFile: A file of the source, which the message names, is missing or damaged. Nothing is committed.
-        CheckpointDropped: Retention dropped the checkpoint during the copy. Nothing is committed.
-        Swept: A sweep abandoned the attempt.
-        UnknownOutcome: The storage did not report whether it wrote a copy or the record. The caller repeats the call
-            with the same attempt.
     """
     if begun_before(into, attempt) is None:
         content, manifests, begun = _plan_fork(source, target, into, pipeline_start_ms, permissions, attempt)
@@ -391,19 +328,7 @@ def as_restored(
 def take_over(
     manifest: ShardManifest, source: Storage, storage: Storage, attempt: str, task: int, *, parallelism: int = 8
 ) -> ShardManifest:
-    """Copy a shard's files and segments to `shared/<attempt>/` of `storage`, and return the manifest of the copies.
-
-    Args:
-        manifest: The manifest of the shard to copy.
-        source: The storage that has the shard's files.
-        storage: The storage that gets the copies.
-        attempt: Uuid of the attempt that the copies belong to.
-        task: A number in the names of the copies. It must differ from the numbers of earlier tries of this attempt.
-        parallelism: Number of files that are copied at the same time.
-
-    Raises:
-        NotFound: The source lacks a file. The other errors are those of `copy_all`.
-    """
+    """Copy a shard's files and segments to `shared/<attempt>/` of `storage`, and return the manifest of the copies."""
     old = list(dict.fromkeys(manifest.handles))
     files = {f.handle for f in manifest.files}
     names = [paths.shared(attempt, manifest.shard, task, n, "sst" if h in files else "log") for n, h in enumerate(old)]
@@ -421,11 +346,7 @@ def take_over(
 
 
 def begun_before(coordinator: Coordinator, attempt: str) -> Content | Tombstone | None:
-    """Return what an earlier call with this attempt prepared or committed; None if it did neither.
-
-    Raises:
-        Swept: A sweep abandoned the attempt.
-    """
+    """Return what an earlier call with this attempt prepared or committed; None if it did neither."""
     log = coordinator.log()
     entry = log.of_attempt(attempt)
     if entry is not None:
@@ -441,15 +362,7 @@ def begun_before(coordinator: Coordinator, attempt: str) -> Content | Tombstone 
 def _source(
     source: Storage, target: int | Savepoint, into: str, permissions: Permissions
 ) -> tuple[Content, Callable[[], Iterator[ShardManifest]]]:
-    """Return the content to fork, and a function that reads the manifests of its shards one by one.
-
-    Args:
-        source: Storage of the source pipeline's folder, or of the savepoint's folder.
-        target: Id of the source's checkpoint, or the savepoint.
-        into: URL of the new pipeline's folder. If another pipeline has claimed the savepoint, the function raises
-            `UsageError`.
-        permissions: Permissions to fork from a stale or quarantined checkpoint.
-    """
+    """Return the content to fork, and a function that reads the manifests of its shards one by one."""
     if isinstance(target, int):
         record = restorable(read_log(source), target, permissions)
         content = replace(record.content, forget=forgets_of(record))

@@ -38,15 +38,7 @@ _ROUNDS = 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputsWithout:
-    """The output that a call of `cairn forget` rewrites.
-
-    Attributes:
-        rewritten: For each commit whose output has rows of the forgotten keys: its output files after the rewrite.
-        files: How many files have rows of the forgotten keys.
-        rows: How many rows of the forgotten keys these files have.
-        unknown: Paths of files that lack a key column, or whose key column has another type. Their rows can't be
-            compared with the keys, so these files stay as they are.
-    """
+    """The output that a call of `cairn forget` rewrites."""
 
     rewritten: tuple[RewrittenOutput, ...]
     files: int
@@ -65,14 +57,6 @@ def write_outputs_without(
     """Write a new file, without the rows of the forgotten keys, for each current output file that has such rows.
 
     The function reads all current output, and deletes no file.
-
-    Args:
-        storage: Storage of the pipeline's folder.
-        log: The log that names the current output.
-        keys: The encoded keys to forget.
-        key_schema: The schema of the pipeline's key.
-        attempt: Uuid of the attempt that forgets the keys. None: write no files, only count the rows.
-        work: A local folder for one output file at a time.
     """
     rewritten, files, rows, unknown = [], 0, 0, []
     for interval, (checkpoint_id, outputs) in sorted(log.current_outputs().items()):
@@ -97,13 +81,7 @@ def write_outputs_without(
 
 
 class _Filtered:
-    """A copy of one output file without the rows of the forgotten keys, in the local file `local`.
-
-    Attributes:
-        gone: How many rows of the forgotten keys were left out; None if the file lacks a key column, or if a key column
-            has another type. The file's rows can't be compared with the keys then.
-        left: How many rows remain in `local`.
-    """
+    """A copy of one output file without the rows of the forgotten keys, in the local file `local`."""
 
     def __init__(
         self, storage: Storage, output: OutputFile, keys: Collection[bytes], key_schema: StructType, work: Path
@@ -138,9 +116,6 @@ def exchange_outputs(storage: Storage, log: Log) -> int:
     """Make rewritten output files current, delete the files that they replace, and return how many files were deleted.
 
     The function does so for each retained checkpoint that `cairn forget` committed. A repeated call changes nothing.
-
-    Raises:
-        StorageUnavailable: Other processes rewrote a record or a file in `settled/` again and again meanwhile.
     """
     deleted = 0
     for record in log.completed():

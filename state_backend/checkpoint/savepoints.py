@@ -32,12 +32,7 @@ from state_backend.values.records import Claim, Savepoint, ShardManifest
 
 
 def read_savepoint(storage: Storage) -> Savepoint:
-    """Read and check the savepoint whose folder the storage is.
-
-    Raises:
-        UsageError: The folder is no savepoint, or was claimed and deleted.
-        CorruptRecord: `savepoint.json` can't be decoded, or contradicts itself.
-    """
+    """Read and check the savepoint whose folder the storage is."""
     where = f"{storage.url}/{paths.SAVEPOINT_RECORD}"
     try:
         data = storage.read(paths.SAVEPOINT_RECORD)
@@ -84,12 +79,7 @@ def _problem(savepoint: Savepoint) -> str | None:
 
 
 def native_manifest(savepoint: Savepoint, shard: int, storage: Storage) -> ShardManifest:
-    """Read the manifest of a shard of a native savepoint.
-
-    Raises:
-        CorruptFile: The manifest's file is missing or damaged.
-        CorruptRecord: The manifest belongs to another shard.
-    """
+    """Read the manifest of a shard of a native savepoint."""
     content = savepoint.content
     ref = next(ref for ref in content.shards if ref.shard == shard)
     manifest = needed_manifest(ref, storage)
@@ -116,18 +106,7 @@ def read_claim(storage: Storage) -> Claim | None:
 
 
 def check_unclaimed(storage: Storage, owner: str) -> Claim | None:
-    """Check that no other pipeline has claimed the savepoint, that is, taken it over to delete it later.
-
-    Args:
-        storage: Storage of the savepoint's folder.
-        owner: URL of the folder of the pipeline that wants to use the savepoint.
-
-    Returns:
-        The claim of the pipeline `owner`; None if no pipeline has claimed the savepoint.
-
-    Raises:
-        UsageError: Another pipeline claimed the savepoint, and may delete it at any time.
-    """
+    """Check that no other pipeline has claimed the savepoint, that is, taken it over to delete it later."""
     claim = read_claim(storage)
     if claim is not None and claim.owner != owner:
         raise UsageError(
@@ -141,11 +120,6 @@ def claim_savepoint(storage: Storage, claim: Claim) -> None:
     """Claim a savepoint for a pipeline. If several pipelines claim it at the same time, one of them succeeds.
 
     The same pipeline may claim the savepoint again; its new claim replaces the old claim.
-
-    Raises:
-        UsageError: Another pipeline, which the message names, has claimed the savepoint.
-        UnknownOutcome: Another process changed the claim at the same time, or the storage did not report the outcome. A
-            repeated call decides.
     """
     data = record_codec.encode(claim)
     try:
@@ -171,10 +145,6 @@ def release_claim(storage: Storage, attempt: str) -> None:
     A restore calls this after its attempt was fenced: the attempt can never be committed. If `claimed.json` names
     another attempt, the file stays. If the storage is unavailable, the file stays too, and the function raises no
     error: only the same pipeline can then restore the savepoint, and its next claim replaces the file.
-
-    Args:
-        storage: Storage of the savepoint's folder.
-        attempt: The uuid of the fenced attempt.
     """
     with suppress(PreconditionFailed, RetryableError):
         info, claim = storage.stat(paths.CLAIM), read_claim(storage)
@@ -200,12 +170,6 @@ def remove_leftovers(storage: Storage, savepoint: Savepoint | None) -> int:
     Readers of a folder of Parquet files read every file in it, so leftovers would appear as rows. Files that are not
     named like files of a savepoint belong to the owner and stay. In a pipeline's folder all files stay, since state
     files have the same names.
-
-    Args:
-        storage: Storage of the savepoint's folder.
-        savepoint: The content of the `savepoint.json` in the folder, whose files stay. If two tries run at the same
-            time, either of them may have written it. None after a restore that has taken over the savepoint and deleted
-            it: then all files that are named like files of a savepoint are deleted.
     """
     found = [info.path for info in storage.list("") if not info.behind_link]
     if any(path.startswith(paths.CHECKPOINTS) for path in found):

@@ -58,13 +58,7 @@ def _settled(log: Log, fact: Fact, current: set[int]) -> Settled:
 
 
 def lost_settled(storage: Storage, log: Log, listed: Iterable[str]) -> dict[str, Settled | AttemptEnd]:
-    """Return the files of `plan_settled` that do not exist, by path.
-
-    Args:
-        storage: Storage of the pipeline's folder.
-        log: A log whose entries were all read.
-        listed: Paths of the files in `settled/`, listed after the log was read. Other paths are ignored.
-    """
+    """Return the files of `plan_settled` that do not exist, by path."""
     planned, there = plan_settled(log), {*listed}
     missing = [path for path in planned if path not in there]
     # A listing on a network disk may be some seconds old, so a file counts as lost only if a look-up by name fails.
@@ -73,23 +67,13 @@ def lost_settled(storage: Storage, log: Log, listed: Iterable[str]) -> dict[str,
 
 
 def lost_findings(storage: Storage, log: Log, listed: Iterable[str]) -> Iterator[str]:
-    """Yield a sentence for each lost file in `settled/`.
-
-    Args:
-        storage: Storage of the pipeline's folder.
-        log: A log whose entries were all read.
-        listed: Paths of the files in the pipeline's folder, listed after the log was read.
-    """
+    """Yield a sentence for each lost file in `settled/`."""
     for path in lost_settled(storage, log, listed):
         yield f"{path} is missing: readers do not see the commit that it names\nTo write it again: {sweep_command(storage)}"
 
 
 def rebuild_settled(storage: Storage, *, dry_run: bool = False) -> tuple[str, ...]:
-    """Write lost files in `settled/` again, and return their paths. With `dry_run`, only return the paths.
-
-    Raises:
-        CorruptRecord: The log can't be read, or a folder stands at the path of a file.
-    """
+    """Write lost files in `settled/` again, and return their paths. With `dry_run`, only return the paths."""
     log = read_whole_log(storage)
     lost = lost_settled(storage, log, [info.path for info in storage.list(paths.SETTLED)])
     if dry_run:

@@ -17,14 +17,8 @@ def storage_now_ms(storage: Storage, *, dry_run: bool = False) -> int:
     The function writes a file, reads the time that the storage gave the file, and deletes the file. If the process is
     killed in between, the next call deletes the file.
 
-    Args:
-        storage: Where the file is written.
-        dry_run: If the file can't be written, return the time of the newest file instead of raising; that time is never
-            in the future.
-
-    Raises:
-        StorageUnavailable: The storage can't be reached or is full, and `dry_run` is False.
-        PermissionRefused: The storage refuses to write the file, and `dry_run` is False.
+    `dry_run`: If the file can't be written, return the time of the newest file instead of raising; that time is never
+    in the future.
     """
     try:
         return _written_ms(storage)

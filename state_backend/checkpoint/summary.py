@@ -29,16 +29,7 @@ def next_summary(
     published: Collection[Unpublished] = (),
     done: Collection[int] = (),
 ) -> Summary:
-    """Return the summary for the record `new`, whose other fields are final.
-
-    Args:
-        log: The log that `new` follows.
-        new: The record without its summary.
-        published: Intervals in `log.summary.unpublished` that were published since: their file in `published/` exists.
-            The new summary's `unpublished` leaves them out.
-        done: Ids in `log.summary.dropping` whose clean-up is finished: the record is a tombstone, and the commit's
-            files are deleted. The new summary's `dropping` leaves them out.
-    """
+    """Return the summary for the record `new`, whose other fields are final."""
     before, kept = log.summary, {r.id for r in new.retained}
     dropping = {n for n in before.dropping if n not in done} | (log.retained.keys() - kept)
     waiting = {u.interval: u.id for u in before.unpublished if u not in published}

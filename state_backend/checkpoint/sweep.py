@@ -71,13 +71,7 @@ _OF_LOG = ("record", "head", "clock", "settled", "attempt-end", "names", "quaran
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepPlan:
-    """The files that a sweep would delete.
-
-    Attributes:
-        abandon: The attempts to abandon. The sweep must create a record that names them before it deletes any file.
-        delete: The files to delete, by path.
-        unknown: Paths that no part of Cairn writes, or that lie behind a symbolic link. These files stay.
-    """
+    """The files that a sweep would delete."""
 
     abandon: tuple[str, ...]
     delete: tuple[FileInfo, ...]
@@ -91,19 +85,10 @@ class SweepPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepResult:
-    """The result of a sweep, including the clean-up that runs before it.
-
-    Attributes:
-        plan: The plan of the sweep.
-        record: The record that names the abandoned attempts; None if no attempt had to be abandoned.
-        deleted_files: How many files the sweep and the clean-up deleted.
-        deleted_bytes: Bytes of the files that the sweep deleted.
-        shrunk: The ids of the records that the clean-up turned into tombstones.
-        rebuilt: Paths of lost files in `settled/` that were written again. A dry run writes none, but lists the lost
-            files here. It then plans no deletion: without these files it can't tell which files are orphans.
-    """
+    """The result of a sweep, including the clean-up that runs before it."""
 
     plan: SweepPlan
+    # The record that names the abandoned attempts; None if no attempt had to be abandoned.
     record: SweepRecord | None
     deleted_files: int
     deleted_bytes: int
@@ -121,17 +106,6 @@ def plan_sweep(
     may be deleted if all files of the attempt are old. The sweep must first abandon the attempt: it creates a record
     that names the attempt, and from then on the attempt can't be committed. A lease may be deleted if it ended more
     than `min_age_ms` ago.
-
-    Args:
-        files: The files of the pipeline's folder, listed before the log was read.
-        log: The log of the pipeline.
-        needed: Every path that a record or a savepoint names.
-        now_ms: The time now, in milliseconds since the epoch.
-        min_age_ms: A file is old if it was written longer ago than this.
-
-    Raises:
-        CorruptRecord: A file in `published/`, `validated/` or `quarantine/` belongs to a checkpoint after the end of
-            the log, so the newest record is lost.
     """
     _check_end_of_log(files, log)
     oldest_ms = now_ms - min_age_ms
@@ -174,27 +148,7 @@ def sweep(
     dry_run: bool = False,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> SweepResult:
-    """Finish earlier clean-ups, then plan and carry out a sweep of the pipeline's folder.
-
-    Args:
-        storage: Storage of the pipeline's folder.
-        pipeline: Name of the pipeline.
-        now_ms: The time now, in milliseconds since the epoch; None for the storage's clock. The clock of a host may be
-            an hour fast, and files in use would then seem old.
-        min_age: A file stays if it is younger than this, or if its unfinished attempt has a file that is younger.
-        dry_run: Only plan.
-        on_progress: Function that gets the number of deleted files and of all files to delete, after each file.
-
-    Raises:
-        UsageError: `min_age` is negative.
-        CorruptFile: A needed manifest can't be read. Nothing is deleted.
-        CorruptRecord: A record, a quarantine mark or a needed file in `settled/` can't be read, or the newest record is
-            missing. Nothing is deleted.
-        UnknownOutcome: The storage did not report whether it wrote the sweep's record. Nothing is deleted; the next
-            sweep continues.
-        StorageUnavailable: The storage can't be reached; or the disk is full, and the space that Cairn reserves on it
-            for sweeps does not suffice.
-    """
+    """Finish earlier clean-ups, then plan and carry out a sweep of the pipeline's folder."""
     if min_age < timedelta(0):
         raise UsageError(f"min_age must not be negative; got {min_age}")
     try:
@@ -293,12 +247,7 @@ def _agreed_plan(
 
 
 def _needed(log: Log, storage: Storage) -> frozenset[str]:
-    """Return every path that a record or a savepoint names.
-
-    Raises:
-        NotFound: The manifest of a retained checkpoint that is not quarantined is missing, so the files that it needs
-            are unknown.
-    """
+    """Return every path that a record or a savepoint names."""
     named = {o.handle.path for _, outputs in log.current_outputs().values() for o in outputs}
     near = {n: log.entries[n] for n in {*log.retained, *log.summary.dropping}}
     named |= {h.path for entry in near.values() for h in handles_in(entry)}

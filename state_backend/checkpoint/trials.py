@@ -44,13 +44,7 @@ _ROUNDS = 100
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Removed:
-    """A trial that was removed, or that a dry run would remove.
-
-    Attributes:
-        name: Name of the trial.
-        files: Number of its files. Hard links to production's files count too; production keeps its own links.
-        bytes: Bytes of these files.
-    """
+    """A trial that was removed, or that a dry run would remove."""
 
     name: str
     files: int
@@ -58,15 +52,7 @@ class Removed:
 
 
 def check_no_trial(root: str, doing: str) -> None:
-    """Raise `UsageError` if the root is a trial's root or lies below one, since trials are removed after a time.
-
-    Args:
-        root: URL of the root.
-        doing: What the caller wants to make there, for the message.
-
-    Raises:
-        UsageError: The URL leads into the folder of trials.
-    """
+    """Raise `UsageError` if the root is a trial's root or lies below one, since trials are removed after a time."""
     before, found, _ = f"{root.rstrip('/')}/".partition(f"/{paths.TRIALS}/")
     if found:
         raise UsageError(
@@ -91,12 +77,7 @@ def read_trial(root: str, pipeline: str, name: str) -> Trial | None:
 
 
 def find_trial(root: str, pipeline: str, name: str | None = None) -> Trial:
-    """Return the trial of this name; with `name` None, the pipeline's only trial.
-
-    Raises:
-        UsageError: The pipeline has no trial of this name, or several trials and `name` is None. The message names the
-            trials.
-    """
+    """Return the trial of this name; with `name` None, the pipeline's only trial."""
     there = list_trials(root, pipeline)
     found = [t for t in there if name in (None, t.name)]
     if len(found) == 1:
@@ -126,9 +107,6 @@ def create_trial(root: str, trial: Trial) -> None:
 
     The record comes first: of several processes that begin a trial of this name, only one creates the record, and the
     others delete nothing.
-
-    Raises:
-        UsageError: Another process created a trial of this name.
     """
     try:
         open_storage(trials_url(root, trial.pipeline)).create(paths.trial(trial.name), record_codec.encode(trial))
@@ -144,9 +122,6 @@ def renew_trial(root: str, trial: Trial) -> bool:
     """Replace the record of a trial, for instance to let it live longer; return False if the trial was removed.
 
     The trial counts as removed also if a newer trial has its name.
-
-    Raises:
-        StorageUnavailable: Other processes rewrote the record again and again.
     """
     storage, path = open_storage(trials_url(root, trial.pipeline)), paths.trial(trial.name)
     for _ in range(_ROUNDS):
@@ -163,13 +138,6 @@ def check_same_trial(there: Trial, wanted: Trial) -> None:
     """Raise `UsageError` unless the trial `there` can continue as `wanted`.
 
     Start, length of intervals and base must be equal. Code and end may differ.
-
-    Args:
-        there: The trial that exists.
-        wanted: The trial that the user asks for.
-
-    Raises:
-        UsageError: The trials differ. The message says how to solve that.
     """
     for what, before, now in (
         ("begins at", format_instant(there.span.start), format_instant(wanted.span.start)),
@@ -194,12 +162,6 @@ def remove_trial_named(root: str, pipeline: str, name: str, *, dry_run: bool = F
     The trial's record may be removed already: a trial that still ran then may have written files after its removal.
     If another trial of this name begins meanwhile, its record is deleted too. That trial stops with an error, and some
     of its files may be deleted.
-
-    Args:
-        root: URL of production's root.
-        pipeline: Name of the pipeline.
-        name: Name of the trial.
-        dry_run: Only count the files.
     """
     folder = trials_url(root, pipeline)
     files, size_bytes = remove_all(root_of_trial(root, pipeline, name), dry_run=dry_run)
@@ -213,12 +175,6 @@ def sweep_trials(root: str, pipeline: str, *, now_ms: int | None = None, dry_run
     """Remove the pipeline's trials whose time is over, and files that removed trials wrote after their removal.
 
     If a folder of trials lies behind a symbolic link, the function logs a warning and removes nothing behind the link.
-
-    Args:
-        root: URL of production's root.
-        pipeline: Name of the pipeline.
-        now_ms: The time now, in milliseconds since the epoch; None for the storage's clock.
-        dry_run: Return the trials without removing them.
     """
     try:
         # List the roots before the records: a trial writes its record before its first file.

@@ -84,15 +84,7 @@ def _hash_equal(data: pa.BinaryArray, length: int, seed: int | Hashes) -> Hashes
 
 
 class _Block:
-    """A block of rows that all have the same length.
-
-    Args:
-        h: The array that `hash` writes the hashes to, one for each row.
-        raw: The bytes of all rows.
-        start: The position of the block's first row in `raw`.
-        length: The length of each row in bytes.
-        scratch: Three arrays for intermediate results.
-    """
+    """A block of rows that all have the same length."""
 
     def __init__(
         self,

@@ -243,10 +243,6 @@ class Sketches:
         The object's own `self.entries` is ignored, so callers pass its registers too. A register goes into the dense
         sketch of its row if the row has one. The other registers become the `entries` of the new object, except if a
         row has too many of them for a sparse sketch: then the row's sketch becomes dense.
-
-        Args:
-            entries: Registers, each as `owner << 32 | register << 6 | rank`, where the owner is the row number. They
-                may be several ascending runs, and a register may occur several times: its highest rank counts.
         """
         dense_owners, dense = self.dense_owners, self.dense
         entries = np.sort(entries, kind="stable")  # the stable sort merges ascending runs
@@ -279,19 +275,7 @@ def _header(form: int, precision: int) -> int:
 
 
 def _forms(headers: U32, sizes: I64, owners: I64, precision: int) -> U32:
-    """Check the header and the size of each sketch, and return its form: SPARSE or DENSE.
-
-    Args:
-        headers: The first 4 bytes of each sketch, as a little-endian number.
-        sizes: The size of each sketch in bytes, with the header.
-        owners: The row number of each sketch in the column, for messages.
-        precision: The precision that each sketch must have.
-
-    Raises:
-        CorruptFile: A header is damaged, or a size does not fit the form.
-        StateSchemaError: A sketch has another precision.
-        UnsupportedFormat: A newer release of Cairn wrote a sketch.
-    """
+    """Check the header and the size of each sketch, and return its form: SPARSE or DENSE."""
     forms, precisions = (headers >> 8 & 0xFF).astype(np.uint32), headers >> 16
     if (newer := headers & 0xFF > VERSION).any():
         found = int(headers[np.argmax(newer)] & 0xFF)
@@ -353,11 +337,6 @@ def _weights(precision: int) -> tuple[F64, F64]:
 
     Two ranks have the weight 0 in both tables: rank 0 (an unset register) and the highest rank, 65 - precision. For
     registers of these two ranks, `estimate` adds the corrections of `_sigmas` and `_tau` instead.
-
-    Returns:
-        Two tables. The first one has the weight of each rank. The second one has, for each pair of ranks, the sum of
-        their two weights. Its index is a pair of neighbouring registers, read as one little-endian u16. So one look-up
-        in the second table serves two registers.
     """
     weights, q = np.zeros(1 << 8), 64 - precision
     weights[1 : q + 1] = 0.5 ** np.arange(1, q + 1)
@@ -370,13 +349,6 @@ def _sigmas(precision: int) -> F64:
 
     A sketch that has seen few distinct values has many zero registers. `Sketches.estimate` adds m * sigma(zeros / m) to
     the denominator of such a sketch's estimate. The function is sigma(x) = x + the sum of x ** 2**k * 2 ** (k - 1) over k = 1, 2, … (the paper is cited at the top of this module).
-
-    Args:
-        precision: Logarithm to base 2 of m, the number of registers of a sketch.
-
-    Returns:
-        An array of m + 1 items. Item i is sigma(i / m), for a sketch with i registers that are zero. Item m is
-        infinite; it makes the estimate of an empty sketch 0.
     """
     x = np.arange((1 << precision) + 1) / (1 << precision)
     total, scale = x.copy(), 1.0
@@ -396,9 +368,6 @@ def _tau(x: float) -> float:
 
     It is tau(x) = (1 - x - the sum of (1 - x ** 2**-k) ** 2 * 2**-k over k = 1, 2, …) / 3. The paper is cited at the
     top of this module.
-
-    Args:
-        x: Fraction of the registers whose rank is below the highest, from 0 to 1.
     """
     if x in (0.0, 1.0):
         return 0.0

@@ -128,18 +128,7 @@ class KeyColumns:
         raise InvariantViolated(f"{self.what}: the rows can be decoded one by one, but not as columns: {why}")
 
     def _column(self, field: Field, data: pa.BinaryArray, raw: Array, at: Array, ends: Array) -> tuple[pa.Array, Array]:
-        """Decode one column of the keys.
-
-        Args:
-            field: The column's field in the key schema.
-            data: The encoded keys.
-            raw: The bytes of all keys.
-            at: The position in `raw` where each key's value of this column begins.
-            ends: The position in `raw` where each key ends.
-
-        Returns:
-            The column, and the position in `raw` where each key's next value begins.
-        """
+        """Decode one column of the keys."""
         if codec := self._nested.get(field.name):
             rows = cut(data.buffers()[2], at, ends).to_pylist()
             decoded = [codec.decode_prefix(row) for row in rows]
@@ -212,20 +201,7 @@ def _escaped(array: pa.Array) -> pa.BinaryArray:
 
 
 def _physical(image: Array, data_type: DataType, nulls: Mask | None) -> Array:
-    """Convert the bytes that keys store for the numbers of one column back to numbers: the inverse of `_sortable`.
-
-    Args:
-        image: The stored bytes of each number: big-endian, so that the bytes sort like the numbers.
-        data_type: The type of the column. Dates, timestamps and decimals are stored as integers.
-        nulls: True for each null row, whose bytes have no meaning and whose number is masked later. None without nulls.
-
-    Returns:
-        An array of the shape (n,) of `dtype_of(data_type)`. For decimals of more than 18 digits: an array of the shape
-        (n, 2) of uint64, with the low half of each integer first.
-
-    Raises:
-        ValueError: A boolean is neither 0 nor 1.
-    """
+    """Convert the bytes that keys store for the numbers of one column back to numbers: the inverse of `_sortable`."""
     dtype = dtype_of(data_type)
     if dtype is None:
         halves = image.view(">u8").reshape(-1, 2).astype(np.uint64)
@@ -244,14 +220,7 @@ def _physical(image: Array, data_type: DataType, nulls: Mask | None) -> Array:
 
 
 def _terminators(raw: Array, begins: Array, ends: Array, valid: Mask) -> Array:
-    """Return the position of the terminator (0x00 0x01) of each key's string.
-
-    Args:
-        raw: The bytes of all keys.
-        begins: The position in `raw` where each string begins; for null, where it would begin.
-        ends: The position in `raw` where each key ends.
-        valid: True for each string that is not null. For null, the result is the item of `begins`.
-    """
+    """Return the position of the terminator (0x00 0x01) of each key's string."""
     found = np.flatnonzero((raw[:-1] == 0) & (raw[1:] == 1))
     stops = begins.copy()
     nearest = np.searchsorted(found, begins[valid])

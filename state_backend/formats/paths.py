@@ -347,10 +347,6 @@ def _settled_folder(level: int, period: int) -> str:
     """Return the folder of a period, such as `settled/commits/32d-2012-12-06/`: its length in days and its first day.
 
     A period that begins before the year 1 has the first day of the year 1 in its name.
-
-    Args:
-        level: The index of the period's length in `SETTLED_DAYS` (1, 32, 1024, … days).
-        period: The number of the period, in units of this length: period 0 begins on 1970-01-01.
     """
     first_day = max(period * SETTLED_DAYS[level], date.min.toordinal() - _EPOCH_DAY)
     return f"{SETTLED_COMMITS}{SETTLED_DAYS[level]}d-{date.fromordinal(_EPOCH_DAY + first_day).isoformat()}/"

@@ -266,9 +266,6 @@ def _check(value: Any) -> None:
     Examples are negative counts, repeated ids, missing shards and local file names that lead to another folder. A log
     has thousands of records of a hundred values each. For speed, `_to_check` finds the fields to check only once for
     each class.
-
-    Raises:
-        UsageError: A value is impossible.
     """
     cls = type(value)
     if cls is tuple:
@@ -325,11 +322,7 @@ def _check_content(content: Content) -> None:
 
 
 def _check_groups(states: tuple[KeyGroupState, ...], owned: KeyGroupRange) -> None:
-    """Check all key-group states of one shard at once, which is faster than one by one: there may be thousands.
-
-    Raises:
-        UsageError: The key groups do not ascend, lie outside of `owned`, or have an impossible count, digest or size.
-    """
+    """Check all key-group states of one shard at once, which is faster than one by one: there may be thousands."""
     groups = [owned.first - 1, *(s.key_group for s in states), owned.last + 1]
     _require(all(a < b for a, b in pairwise(groups)), f"its key groups do not ascend within {owned}")
     counts, digests = [n for s in states for n in s.entries.values()], [s.digest for s in states]
@@ -435,11 +428,7 @@ def _gzipped(data: bytes) -> bytes:
 
 
 def _gunzipped(data: bytes) -> bytes:
-    """Return the bytes that `_gzipped` compressed.
-
-    Raises:
-        ValueError: The data is damaged, too large, or not written by `_gzipped`.
-    """
+    """Return the bytes that `_gzipped` compressed."""
     inflate = zlib.decompressobj(wbits=16 + zlib.MAX_WBITS)
     try:
         plain = inflate.decompress(data, MAX_BYTES)
@@ -477,9 +466,6 @@ def _unknown_field(error: ValidationError) -> str | None:
     other problems too, the result is the first unknown field whose name does not exist in any class of this release.
     Unknown fields with an existing name are skipped then, because they prove nothing: if a value may have one of
     several types, pydantic tries each type, and reports the fields of the right type as unknown in all other types.
-
-    Args:
-        error: The error that pydantic raised for the content of a file.
     """
     problems = error.errors(include_url=False, include_input=False)
     extra = [p["loc"] for p in problems if p["type"] in ("extra_forbidden", "unexpected_keyword_argument")]

@@ -121,9 +121,6 @@ def _check(store: Store, greatest_log: int) -> None:
 
     RocksDB takes the next file number for its new write-ahead log. If the MANIFEST has a greater log number, RocksDB
     deletes the new log as obsolete while it opens the store, and crashes.
-
-    Raises:
-        ValueError: The store contradicts itself.
     """
     last_file = max((span.number for span in store.spans), default=0)
     if not max(last_file + 1, greatest_log) <= store.next_file < _MOST_FILES:
@@ -206,11 +203,7 @@ def with_stores(log: bytes, base: Store, others: Sequence[Store]) -> tuple[bytes
 
 
 def _records(log: bytes) -> Iterator[bytes]:
-    """Yield the records of a log.
-
-    Raises:
-        ValueError: A record's length, kind or checksum is wrong, or a piece of a record is missing.
-    """
+    """Yield the records of a log."""
     at, gathered, last = 0, b"", _LAST
     while at < len(log):
         left = _BLOCK_BYTES - at % _BLOCK_BYTES
@@ -253,13 +246,7 @@ def _masked_crc(kind: int, payload: bytes) -> int:
 
 
 def _edits(record: bytes) -> Iterator[SstSpan | tuple[int, int]]:
-    """Yield what one record of a MANIFEST, a version edit, changes in the store.
-
-    Yields:
-        A `SstSpan` for each added SST. A pair (`_DELETED_FILE`, number) for each deleted SST. Pairs of a tag and a number
-        for the next file, the last sequence number and the numbers of write-ahead logs. Other fields of the version
-        edit are skipped.
-    """
+    """Yield what one record of a MANIFEST, a version edit, changes in the store."""
     at = 0
     while at < len(record):
         tag, at = _number(record, at)

@@ -240,21 +240,12 @@ def _packer(schema: StructType, header: bytes) -> Callable[..., bytes]:
     """Return a function that packs the beginning of a row: header, null bitmap and the values of fixed width.
 
     The returned function takes one bytes object with header and null bitmap, and then each value as an argument.
-
-    Args:
-        schema: The schema of the rows.
-        header: The header of all rows. Only its length counts here.
     """
     return struct.Struct(f"<{len(header) + _bitmap_size(len(schema.fields))}s{_codes(schema)}").pack
 
 
 def _unpacker(schema: StructType, header: bytes) -> struct.Struct:
-    """Return the struct that unpacks the values of fixed width from a row, behind its header and null bitmap.
-
-    Args:
-        schema: The schema of the rows.
-        header: The header of all rows. Only its length counts here.
-    """
+    """Return the struct that unpacks the values of fixed width from a row, behind its header and null bitmap."""
     return struct.Struct(f"<{len(header) + _bitmap_size(len(schema.fields))}x{_codes(schema)}")
 
 

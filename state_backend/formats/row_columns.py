@@ -175,11 +175,7 @@ class RowColumns:
         return columns
 
     def _nulls(self, bitmaps: Array) -> list[Mask | None]:
-        """Return for each field a mask that is True for null, or None if no row has a null there.
-
-        Raises:
-            ValueError: A bitmap has a null in a field that is not nullable.
-        """
+        """Return for each field a mask that is True for null, or None if no row has a null there."""
         fields = self.schema.fields
         if not bitmaps.any():
             return [None] * len(fields)
@@ -191,12 +187,7 @@ class RowColumns:
     def _variable_column(self, i: int, data: pa.Buffer, begins: Array, ends: Array, nulls: Mask | None) -> pa.Array:
         """Decode the column of a variable-width field.
 
-        Args:
-            i: The index of the field in the schema.
-            data: The bytes of all rows.
-            begins: For each row, where the field's length prefix (u32) begins in `data`.
-            ends: For each row, where the field's bytes end in `data`. Equal to `begins` for null.
-            nulls: True where the field is null; None if it is never null.
+        `nulls`: True where the field is null; None if it is never null.
         """
         data_type = self.schema.fields[i].type
         if codec := self._nested.get(i):
@@ -227,17 +218,7 @@ def _bitmap(count: int, valid: list[Mask | None]) -> Iterator[Fixed]:
 def _extents(raw: Array, at: Array, row_ends: Array, nulls: Mask | None) -> tuple[Array, Array]:
     """Return where a variable-width field begins and ends in each row.
 
-    Args:
-        raw: The bytes of all rows.
-        at: For each row, where the field's length prefix (u32) begins in `raw`.
-        row_ends: For each row, where the row ends in `raw`.
-        nulls: True where the field is null, so that it takes no bytes; None if it is never null.
-
-    Returns:
-        The argument `at` itself; and for each row the position after the field's last byte, equal to `at` for null.
-
-    Raises:
-        ValueError: A row ends before its field does.
+    `nulls`: True where the field is null, so that it takes no bytes; None if it is never null.
     """
     present = slice(None) if nulls is None else ~nulls
     ends = at.copy()
@@ -254,12 +235,7 @@ def _extents(raw: Array, at: Array, row_ends: Array, nulls: Mask | None) -> tupl
 
 
 def _shortest(halves: Array, valid: Mask | None) -> pa.BinaryArray:
-    """Encode integers as big-endian two's complement without redundant bytes. A null row has no bytes.
-
-    Args:
-        halves: (n, 2) uint64, the low half first.
-        valid: False for null rows; None if no row is null.
-    """
+    """Encode integers as big-endian two's complement without redundant bytes. A null row has no bytes."""
     image = halves[:, ::-1].astype(">u8").view(np.uint8)
     sign = (image[:, :1] >> 7) * np.uint8(0xFF)
     differs = image != sign
@@ -275,11 +251,7 @@ def _shortest(halves: Array, valid: Mask | None) -> pa.BinaryArray:
 
 
 def _from_shortest(column: pa.BinaryArray, nulls: Mask | None) -> Array:
-    """Decode big-endian two's complement integers of any length to (n, 2) uint64, the low half first.
-
-    Raises:
-        ValueError: A value has no bytes, too many bytes, or redundant bytes.
-    """
+    """Decode big-endian two's complement integers of any length to (n, 2) uint64, the low half first."""
     offsets, raw = binary_views(column)
     sizes = np.diff(offsets)
     if sizes.max() > _WIDE_BYTES or (sizes == 0).sum() > (0 if nulls is None else nulls.sum()):

@@ -135,15 +135,7 @@ def _fields(schema: StructType, values: Any, zone: tzinfo, path: str, found: lis
 
 
 def _fitting(data_type: DataType, value: Any, zone: tzinfo, path: str, found: list[tuple[str, str]]) -> Any:
-    """Return the value, with None in place of each value inside for which Spark stores NULL.
-
-    Args:
-        data_type: The type that the value should have.
-        value: The value.
-        zone: The zone of naive datetimes for timestamps.
-        path: The path of the value within the row.
-        found: A list to which this function adds, for each replaced value, its path and why it does not fit.
-    """
+    """Return the value, with None in place of each value inside for which Spark stores NULL."""
     if value is None:
         return None
     plain = value.tolist() if hasattr(value, "tolist") and not hasattr(value, "columns") else value

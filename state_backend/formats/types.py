@@ -211,11 +211,6 @@ def _parse(value: Json, path: str, collations: Mapping[str, str]) -> DataType:
     above, under the path from this field (`name`, `name.element`, `name.key`).
 
     Source: Spark's DataType.parseDataType.
-
-    Args:
-        value: The JSON of the type.
-        path: The path from the nearest field above.
-        collations: The collations in this field's metadata, by path.
     """
     if isinstance(value, str):
         if value == "string" and path in collations:
@@ -455,11 +450,7 @@ def _from_float(expected: AtomicType) -> Convert:
 
 
 def _widened(expected: AtomicType, value: int) -> float:
-    """Return the float that equals an int.
-
-    Raises:
-        Misfit: The int has too many binary digits for this type.
-    """
+    """Return the float that equals an int."""
     try:
         widened = float(value)
         if expected.name == "float":
@@ -576,9 +567,6 @@ def _plain_datetime(expected: DataType, value: Any) -> datetime:
     """Convert pandas' and pendulum's datetimes, which have their own subtraction, to plain datetimes.
 
     Nanoseconds are dropped, as in PySpark.
-
-    Raises:
-        Misfit: The value is no datetime, or is NaT.
     """
     plain = _plain(value)
     if not isinstance(plain, datetime) or plain != plain:  # noqa: PLR0124
@@ -708,15 +696,6 @@ def _positional(expected: StructType, value: Any, nested: bool) -> Sequence[Any]
     """Return the values, in schema order, of a row that is neither tuple nor list.
 
     A field that a dict lacks is null, as in PySpark. A key of a dict that is no field is refused as a typo.
-
-    Args:
-        expected: The schema of the row.
-        value: The row.
-        nested: False for a whole row, which may be any iterable. True for a struct inside a row: a dict, a PySpark Row,
-            a NumPy array, or an object with the fields' names as attributes; other iterables are refused.
-
-    Raises:
-        Misfit: The value is no row of this schema.
     """
     if isinstance(value, dict):
         if unknown := set(value) - set(expected.names):

@@ -17,11 +17,7 @@ if TYPE_CHECKING:
 
 
 def parse_checkpoint(text: str) -> str | int | datetime:
-    """Return "latest", a checkpoint id, or the end of an interval, which must have a time zone.
-
-    Raises:
-        UsageError: The text is none of these, or an instant without time zone.
-    """
+    """Return "latest", a checkpoint id, or the end of an interval, which must have a time zone."""
     if text == "latest":
         return text
     if text.isdigit():
@@ -40,11 +36,7 @@ def parse_checkpoint(text: str) -> str | int | datetime:
 
 
 def parse_duration(text: str) -> timedelta:
-    """Return a duration from a text like 90s, 30m, 12h or 3d.
-
-    Raises:
-        UsageError: The text has another form.
-    """
+    """Return a duration from a text like 90s, 30m, 12h or 3d."""
     match = re.fullmatch(r"(\d{1,6})([smhd])", text)
     if match is None:
         raise UsageError(f"not a duration: {text!r}; expected a number and one of s, m, h, d, like 12h")
@@ -59,20 +51,7 @@ def find_state(
     path: str | None = None,
     attempt: str | None = None,
 ) -> StateSource:
-    """Find the state that a user names, and the status of the checkpoint.
-
-    Args:
-        checkpoint: A text for `parse_checkpoint`, or the URL of a savepoint's folder.
-        root: The root that contains the pipeline's folder. It is not needed with `path` or a savepoint's URL.
-        pipeline: The name of the pipeline.
-        path: The folder of a savepoint, the folder of a pipeline, or, together with `pipeline`, the root.
-        attempt: The uuid of a prepared attempt, whose state is returned instead of a checkpoint's.
-
-    Raises:
-        UsageError: The arguments name no state, or the text can't be parsed.
-        NoSuchCheckpoint: The pipeline has no such checkpoint.
-        StateUnusable: The attempt has prepared nothing.
-    """
+    """Find the state that a user names, and the status of the checkpoint."""
     # These imports bring Arrow and RocksDB, which a command that only parses a duration need not load.
     from state_backend.checkpoint.coordinator import Coordinator
     from state_backend.checkpoint.savepoints import read_savepoint

@@ -18,20 +18,14 @@ Same = Literal["same", "other", "unknown"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Made:
-    """Result of one interval in one of the compared logs.
-
-    Attributes:
-        id: The id of the commit that made the interval's current output.
-        outputs: The files of that output.
-        content: The content of that commit; None if the checkpoint was dropped, because a tombstone has no counts and times.
-        digest: The digest of the interval's state. A later commit may have made that state: `cairn forget`, or a restore.
-        state: The record of that state; None if the checkpoint was dropped, so that its state can't be read.
-    """
+    """Result of one interval in one of the compared logs."""
 
     id: int
     outputs: tuple[OutputFile, ...]
+    # The content of that commit; None if the checkpoint was dropped, because a tombstone has no counts and times.
     content: Content | None
     digest: int
+    # The record of that state; None if the checkpoint was dropped, so that its state can't be read.
     state: Record | None = None
 
     @property
@@ -49,19 +43,12 @@ class IntervalDifference:
 
     The comparisons `state`, `output`, `late` and `position` are "same" or "other". They are "unknown" if a side has no
     result.
-
-    Attributes:
-        interval: The interval.
-        old: Production's result; None if production has no checkpoint of the interval.
-        new: The trial's result; None if the trial has no checkpoint of the interval.
-        state: Comparison of the digests.
-        output: Comparison of the output files' sizes and checksums. Equal rows in other files count as "other".
-        late: The same comparison for late rows.
-        position: Comparison of the source positions; "unknown" if a side recorded none.
     """
 
     interval: Interval
+    # Production's result; None if production has no checkpoint of the interval.
     old: Made | None
+    # The trial's result; None if the trial has no checkpoint of the interval.
     new: Made | None
     state: Same
     output: Same

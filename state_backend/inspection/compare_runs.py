@@ -35,37 +35,26 @@ _EXPIRY = "expires at, in ms"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FieldChange:
-    """Changes of one field in entries that both sides have.
-
-    Attributes:
-        changed: The number of entries whose field differs.
-        mean: The mean absolute difference, over the changed entries in which both values are numbers; None without such
-            entries.
-        largest: The largest absolute difference of these entries; None without such entries.
-    """
+    """Changes of one field in entries that both sides have."""
 
     name: str
     changed: int
+    # The mean absolute difference, over the changed entries in which both values are numbers; None without such
+    # entries.
     mean: float | None
+    # The largest absolute difference of these entries; None without such entries.
     largest: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateDifference:
-    """Entries of one state that differ.
-
-    Attributes:
-        added: The number of entries that only the trial has.
-        removed: The number of entries that only production has.
-        changed: The number of entries that both have, with different values. A timer that a key has at another time
-            counts as changed; the change of the field `at_ms` is the distance in milliseconds.
-        fields: The changes of each field that differs.
-        examples: Some of the entries, as `describe_change` returns them.
-    """
+    """Entries of one state that differ."""
 
     state: str
     added: int
     removed: int
+    # The number of entries that both have, with different values. A timer that a key has at another time counts as
+    # changed; the change of the field `at_ms` is the distance in milliseconds.
     changed: int
     fields: tuple[FieldChange, ...]
     examples: tuple[dict[str, Any], ...]
@@ -77,20 +66,7 @@ class StateDifference:
 def compare_outputs(
     old: Storage, new: Storage, found: IntervalDifference, key: Sequence[str], work: Path, *, late: bool = False
 ) -> TableDifference:
-    """Read and compare the rows of an interval that both sides have.
-
-    Args:
-        old: The storage of production's pipeline folder.
-        new: The storage of the trial's pipeline folder.
-        found: The interval's two results.
-        key: The columns that match rows of both sides; empty: rows match only as a whole.
-        work: A local folder for one downloaded file at a time.
-        late: True: compare the late rows instead of the output.
-
-    Raises:
-        UsageError: A side lacks a key column.
-        CheckpointDropped: An output was replaced during the comparison.
-    """
+    """Read and compare the rows of an interval that both sides have."""
     assert found.old is not None and found.new is not None
     tables = [
         _read(storage, [f for f in made.outputs if f.late == late], work)
@@ -124,12 +100,6 @@ def compare_states(old: StateSource, new: StateSource, work: Path, limit: int) -
     """Compare two states entry by entry, and return the differences by state.
 
     Leases keep the files of both checkpoints meanwhile. The errors are those of `diff_states`.
-
-    Args:
-        old: Production's state.
-        new: The trial's state.
-        work: An empty local folder.
-        limit: The largest number of examples for each state.
     """
     with ExitStack() as stack:
         for source in (old, new):
@@ -138,13 +108,7 @@ def compare_states(old: StateSource, new: StateSource, work: Path, limit: int) -
 
 
 def summarise_changes(changes: Iterable[EntryChange], limit: int) -> list[StateDifference]:
-    """Count the changes by state and field.
-
-    Args:
-        changes: The changes, in the order of `diff_states`. The changes of one key's timers must follow each other
-            directly: a removed and an added timer of one key count together as one changed timer.
-        limit: The largest number of examples for each state.
-    """
+    """Count the changes by state and field."""
     counted: dict[str, _Counted] = {}
     for change in _with_moved_timers(changes):
         counted.setdefault(change.state, _Counted(limit)).add(change)
@@ -233,21 +197,13 @@ class _Sizes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """Comparison of a trial with production.
-
-    Attributes:
-        intervals: The comparison of each interval, by the logs.
-        outputs: The differences of output rows, as JSON values, for intervals whose rows differ. Equal rows in other
-            files are no difference.
-        late: The differences of late rows, in the same form.
-        states: The differences between both sides' state at the end of `states_at`, for each state variable.
-        states_at: The last interval whose checkpoint both sides retain; None if there is no such interval.
-    """
+    """Comparison of a trial with production."""
 
     intervals: tuple[IntervalDifference, ...]
     outputs: tuple[dict[str, Any], ...]
     late: tuple[dict[str, Any], ...]
     states: tuple[StateDifference, ...]
+    # The last interval whose checkpoint both sides retain; None if there is no such interval.
     states_at: Interval | None
 
     @property
@@ -267,21 +223,7 @@ def compare_runs(
     limit: int = 5,
     on_rows: Callable[[Interval, TableDifference], None] | None = None,
 ) -> Comparison:
-    """Compare production with a trial.
-
-    Args:
-        old: URL, log and storage of production's pipeline folder.
-        new: URL, log and storage of the trial's pipeline folder.
-        intervals: The intervals to compare, ascending.
-        work: An empty local folder.
-        key: The columns that match output rows of both sides. Late rows are compared without a key.
-        limit: The largest number of examples of each kind of difference.
-        on_rows: A function that gets the differing output rows of each interval, before the next interval is read.
-
-    Raises:
-        UsageError: A side lacks a key column, or the states can't be compared.
-        CheckpointDropped: Output was replaced, or a checkpoint dropped, during the comparison.
-    """
+    """Compare production with a trial."""
     found = compare_intervals(old[1], new[1], intervals)
     outputs, late = list[dict[str, Any]](), list[dict[str, Any]]()
     work.mkdir(parents=True, exist_ok=True)

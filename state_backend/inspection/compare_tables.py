@@ -24,41 +24,23 @@ Numbers = Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ColumnChange:
-    """Changes of one column, counted over the keys that each table has in exactly one row.
-
-    Attributes:
-        changed: The number of rows in which the column differs.
-        mean: The mean absolute difference of numbers, or of times in seconds; None if the column has no such values.
-        largest: The largest absolute difference; None as for `mean`.
-    """
+    """Changes of one column, counted over the keys that each table has in exactly one row."""
 
     name: str
     changed: int
+    # The mean absolute difference of numbers, or of times in seconds; None if the column has no such values.
     mean: float | None = None
+    # The largest absolute difference; None as for `mean`.
     largest: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableDifference:
-    """Difference of two tables.
-
-    Attributes:
-        old: The first compared table.
-        new: The second compared table.
-        key: The key columns; empty: rows match only as a whole.
-        only_old: Positions of rows that only the old table has.
-        only_new: Positions of rows that only the new table has.
-        changed: Positions of pairs of rows that have the same key and differ: an array of two columns, for the position
-            in the old table and the position in the new one.
-        repeated: The number of keys that occur in several rows of one table. These rows match only as a whole.
-        columns: The columns that changed.
-        added: Names of columns that only the new table has.
-        removed: Names of columns that only the old table has.
-        retyped: Names of columns whose type differs.
-    """
+    """Difference of two tables."""
 
     old: pa.Table
     new: pa.Table
+    # The key columns; empty: rows match only as a whole.
     key: tuple[str, ...]
     only_old: Numbers
     only_new: Numbers
@@ -111,17 +93,7 @@ class TableDifference:
 
 
 def compare_tables(old: pa.Table, new: pa.Table, key: Sequence[str] = ()) -> TableDifference:
-    """Compare the rows and columns of two tables. The order of rows does not matter.
-
-    Args:
-        old: The first table.
-        new: The second table.
-        key: Columns that identify a row: two rows with the same key are compared field by field. Without key columns,
-            and for a key that a table has several times, two rows match only if all their fields are equal.
-
-    Raises:
-        UsageError: A table lacks a key column.
-    """
+    """Compare the rows and columns of two tables. The order of rows does not matter."""
     common = [name for name in old.column_names if name in new.column_names]
     missing = [name for name in key if name not in common]
     if missing:
@@ -174,13 +146,7 @@ def _codes(old: pa.ChunkedArray, new: pa.ChunkedArray) -> tuple[Numbers, Numbers
 
 
 def _combined(codes: Sequence[tuple[Numbers, Numbers]], old_rows: int, new_rows: int) -> tuple[Numbers, Numbers]:
-    """Return one code for each row of both tables. Two rows have equal codes if their codes are equal in every column.
-
-    Args:
-        codes: For each column, the codes of the old and of the new table's rows.
-        old_rows: The number of rows of the old table.
-        new_rows: The number of rows of the new table.
-    """
+    """Return one code for each row of both tables. Two rows have equal codes if their codes are equal in every column."""
     made = np.zeros(old_rows + new_rows, np.int64)
     for old, new in codes:
         both = np.concatenate([old, new])
@@ -189,17 +155,7 @@ def _combined(codes: Sequence[tuple[Numbers, Numbers]], old_rows: int, new_rows:
 
 
 def _pairs(old: Numbers, new: Numbers) -> tuple[Numbers, int]:
-    """Match rows whose key occurs exactly once on each side.
-
-    Args:
-        old: For each row of the old table, a number that stands for the row's key. Rows with equal keys have equal
-            numbers, also across the two tables.
-        new: The same for each row of the new table.
-
-    Returns:
-        The pairs of row positions (old table, new table), ascending by the old position. And the number of keys that
-        occur several times in at least one of the tables.
-    """
+    """Match rows whose key occurs exactly once on each side."""
     size = max(old.max(initial=-1), new.max(initial=-1)) + 1
     counts = np.bincount(old, minlength=size), np.bincount(new, minlength=size)
     position = np.zeros(size, np.int64)
@@ -212,11 +168,6 @@ def _unmatched(old: Numbers, new: Numbers) -> tuple[Numbers, Numbers]:
     """Return the positions of rows without an equal row on the other side.
 
     Each row matches at most one row, so of three equal rows on one side and two on the other, one is returned.
-
-    Args:
-        old: For each row of the old table, a number that stands for the whole row. Equal rows have equal numbers, also
-            across the two tables. Rows with the number -1 are skipped.
-        new: The same for each row of the new table.
     """
     size = max(old.max(initial=-1), new.max(initial=-1)) + 1
     counts = [np.bincount(side[side >= 0], minlength=size) for side in (old, new)]

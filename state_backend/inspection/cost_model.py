@@ -47,35 +47,26 @@ class Measured:
 
     The first three are from docs/history.md: a thousand intervals that each change 1 % of the keys. The benchmarks "CPU
     per update" and "At size" are in benchmarks/REPORT.md.
-
-    Attributes:
-        uploaded_to_changed: Uploaded bytes divided by changed bytes.
-        stored_to_live: Average bytes of a checkpoint divided by the bytes of the compacted state.
-        files_per_shard: State files of one shard; four shards had at most 48.
-        interval_s: Seconds of an interval of 10,000 rows in a warm Spark session.
-        row_us: Microseconds per input row by kind of processor, from "CPU per update".
-        block_us: Additional microseconds per RocksDB block with a changed key, from "At size".
-        in_memory_bytes: Bytes of the largest state in "At size" that fitted into the machine's memory.
-        worker_mib: The most memory of a Python worker in "At size" with 100 bytes a key, in MiB.
-        wide_worker_mib: The most memory of a Python worker in "At size" with 570 bytes a key, in MiB.
-        narrow_bytes: The estimate uses `worker_mib` up to this number of bytes a key, and above it `wide_worker_mib`.
-        keys_per_shard: The largest number of keys in a shard in "At size".
-        shards: The largest number of shards with which log, commit and clean-up were measured.
-        disk_to_live: The largest measured ratio of a checkpoint's bytes to the bytes of the compacted state.
     """
 
+    # Uploaded bytes divided by changed bytes.
     uploaded_to_changed: float = 3.27
+    # Average bytes of a checkpoint divided by the bytes of the compacted state.
     stored_to_live: float = 1.41
     files_per_shard: float = 12
     interval_s: float = 0.35
     row_us: Mapping[str, float] = field(default_factory=lambda: {"row": 9.4, "arrow": 5.9})
     block_us: float = 25
     in_memory_bytes: float = 9.5e9
+    # The most memory of a Python worker in "At size" with 100 bytes a key, in MiB.
     worker_mib: int = 529
+    # The most memory of a Python worker in "At size" with 570 bytes a key, in MiB.
     wide_worker_mib: int = 892
+    # The estimate uses `worker_mib` up to this number of bytes a key, and above it `wide_worker_mib`.
     narrow_bytes: int = 200
     keys_per_shard: int = 5_000_000
     shards: int = 1_000
+    # The largest measured ratio of a checkpoint's bytes to the bytes of the compacted state.
     disk_to_live: float = 1.81
 
 
@@ -90,12 +81,6 @@ class Prices:
 
     Free quotas, discounts and traffic between regions are left out. Traffic inside a region costs nothing. Source of the
     default: copies of Google's pages "Cloud Storage pricing" and "Pricing examples".
-
-    Attributes:
-        gib_month: The price of a GiB stored for a month.
-        class_a: The price of 1,000 writes or listings.
-        class_b: The price of 1,000 reads or metadata requests. Deletes are free.
-        read_on: The day on which the prices were read.
     """
 
     gib_month: float = 0.020
@@ -114,46 +99,31 @@ PRICE_LISTS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """Size and load of the pipeline to estimate.
-
-    Attributes:
-        keys: Keys in the state.
-        bytes_per_key: Stored bytes per key, compressed, without obsolete versions.
-        changed: The share of the keys that an interval changes, 0 to 1.
-        shards: The number of shards.
-        every: The length of an interval.
-        rows_per_changed_key: Input rows for each changed key.
-        retention: The retention policy; None: the default.
-        output_bytes: Bytes of an interval's output files.
-        uploaded_to_changed: Bytes that an interval uploads, divided by `changed * keys * bytes_per_key`. Below 1 if a
-            change affects only a small part of a value.
-        uploaded_files: State files that a changed shard uploads in an interval; None: computed from the bytes.
-        stored_to_live: Bytes of a checkpoint, obsolete versions included, divided by `keys * bytes_per_key`.
-        live_files: State files of one shard.
-        manifests_filed: True if manifests are files of their own; None: decided by the number of shards.
-        cold: The share of bytes that a restore downloads because the host's cache lacks them, 0 to 1.
-        savepoint_every: The time between two savepoints; None: no savepoints.
-        savepoints_kept: The number of savepoints that exist at a time.
-        cores: The number of cores that run shards; None: one for each shard.
-        api: The processor's kind, row by row or Arrow. It decides the CPU time per row.
-    """
+    """Size and load of the pipeline to estimate."""
 
     keys: int
+    # Stored bytes per key, compressed, without obsolete versions.
     bytes_per_key: float
     changed: float
     shards: int
     every: timedelta
     rows_per_changed_key: float = 1
+    # The retention policy; None: the default.
     retention: RetentionPolicy | None = None
     output_bytes: float = 0
     uploaded_to_changed: float = MEASURED.uploaded_to_changed
+    # State files that a changed shard uploads in an interval; None: computed from the bytes.
     uploaded_files: float | None = None
     stored_to_live: float = MEASURED.stored_to_live
     live_files: float = MEASURED.files_per_shard
+    # True if manifests are files of their own; None: decided by the number of shards.
     manifests_filed: bool | None = None
+    # The share of bytes that a restore downloads because the host's cache lacks them, 0 to 1.
     cold: float = 0
+    # The time between two savepoints; None: no savepoints.
     savepoint_every: timedelta | None = None
     savepoints_kept: int = 1
+    # The number of cores that run shards; None: one for each shard.
     cores: int | None = None
     api: Api = "row"
 
@@ -228,18 +198,11 @@ class Usage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Requests:
-    """Number of HTTP requests by kind. Fractions are averages.
-
-    Attributes:
-        write: Requests that create or replace an object. A large object is uploaded in pieces, and each piece counts.
-        list: Requests that list objects; each page of a listing counts.
-        read: Requests that read an object's bytes.
-        look: Metadata requests, including the one before each delete of an object with unknown generation.
-        delete: Requests that delete an object.
-    """
+    """Number of HTTP requests by kind. Fractions are averages."""
 
     write: float = 0
     list: float = 0
+    # Requests that read an object's bytes.
     read: float = 0
     look: float = 0
     delete: float = 0
@@ -261,10 +224,6 @@ def interval_requests(usage: Usage, held: Held) -> dict[Phase, Requests]:
     """Return the requests of one interval by phase.
 
     The phase `look` is the read of the log by Airflow's task, before the task starts a driver.
-
-    Args:
-        usage: Size and load of the pipeline.
-        held: The checkpoints that the retention policy keeps.
     """
     changed, manifests = usage.changed_shards, usage.changed_shards if usage.filed else 0
     files = _uploaded_files(usage)
@@ -318,13 +277,7 @@ def _pieces(size_bytes: float) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Held:
-    """The checkpoints that a retention policy keeps in the long run, after a simulation of very many intervals.
-
-    Attributes:
-        gaps: For each retained checkpoint except the newest, the number of intervals from it to the next retained one.
-        drops: The number of checkpoints that each commit drops: 1, so that the number of retained checkpoints stays the
-            same; 0 if the policy kept the checkpoints of all simulated intervals.
-    """
+    """The checkpoints that a retention policy keeps in the long run, after a simulation of very many intervals."""
 
     gaps: tuple[int, ...]
     drops: int
@@ -346,11 +299,7 @@ class Held:
 
 
 def plan_held(retention: RetentionPolicy, every: timedelta) -> Held:
-    """Simulate which checkpoints the policy keeps after very many intervals of length `every`.
-
-    Raises:
-        UsageError: The policy keeps more checkpoints than the simulation allows.
-    """
+    """Simulate which checkpoints the policy keeps after very many intervals of length `every`."""
     many = retention.intervals_back(every) + 2
     if many > _MOST_CHECKPOINTS:
         raise UsageError(
@@ -373,26 +322,7 @@ class _Ended:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """Estimated bytes, requests and dollars.
-
-    Attributes:
-        checkpoints: The number of retained checkpoints.
-        month: The number of intervals in a month.
-        requests: The requests of an interval by phase.
-        savepoint_requests: The requests of one savepoint.
-        uploaded_bytes: Bytes of state that an interval uploads.
-        downloaded_bytes: Bytes of state that an interval downloads.
-        stored_bytes: Bytes of all retained checkpoints.
-        objects: The number of objects of all retained checkpoints.
-        savepoint_bytes: Bytes of all savepoints that are kept.
-        growth_bytes: Bytes of output that a month adds. Retention never deletes output.
-        growth_objects: Objects that a month adds and that retention never deletes: outputs and files of the log.
-        seconds: Seconds of an interval.
-        worker_mib: Memory of a Python worker, in MiB.
-        disk_bytes: Local disk that one shard uses while it runs.
-        dollars: US dollars of a month, by purpose. `output` is the price of storing one month's outputs for a month.
-        stops: Sentences that name the limits of the model that this usage exceeds.
-    """
+    """Estimated bytes, requests and dollars."""
 
     usage: Usage
     checkpoints: int
@@ -414,11 +344,7 @@ class Estimate:
 
 
 def estimate(usage: Usage, prices: Prices = Prices()) -> Estimate:
-    """Estimate the costs of a pipeline.
-
-    Raises:
-        UsageError: The retention keeps too many checkpoints to be simulated.
-    """
+    """Estimate the costs of a pipeline."""
     held = plan_held(usage.retention or default_retention(usage.every), usage.every)
     requests = interval_requests(usage, held)
     each = sum(requests.values(), Requests())
@@ -472,10 +398,6 @@ def memory_overhead_mib(worker_mib: int, cores: int) -> int:
     """Return the memory of an executor outside its JVM, in MiB: Spark's `spark.executor.memoryOverhead`.
 
     YARN and Kubernetes kill an executor that needs more. The Python worker of each running task lies in this memory.
-
-    Args:
-        worker_mib: Memory of a Python worker, in MiB.
-        cores: The number of tasks that an executor runs at once.
     """
     return JVM_OVERHEAD_MIB + worker_mib * cores
 
@@ -502,12 +424,6 @@ def _stops(usage: Usage, held: Held, requests: Mapping[Phase, Requests], seconds
     """Return a sentence for each reason why the estimate may be wrong or the pipeline too slow.
 
     Most reasons are sizes beyond the measured ones, on which the estimate is based.
-
-    Args:
-        usage: Size and load of the pipeline.
-        held: The checkpoints that the retention policy keeps.
-        requests: The requests of an interval by phase.
-        seconds: The estimated seconds of an interval.
     """
     said = []
     if usage.keys / usage.shards > MEASURED.keys_per_shard:
@@ -554,13 +470,7 @@ def _stops(usage: Usage, held: Held, requests: Mapping[Phase, Requests], seconds
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class History:
-    """Averages of a pipeline's newest intervals.
-
-    Attributes:
-        intervals: The number of intervals that were averaged.
-        usage: The size of the newest interval's state, and the average load of these intervals.
-        seconds: The median time of an interval, without the commit.
-    """
+    """Averages of a pipeline's newest intervals."""
 
     intervals: int
     usage: Usage
@@ -571,13 +481,6 @@ def usage_of(contents: Sequence[Content]) -> History | None:
     """Compute the input of the cost model, size and load of a pipeline, from the pipeline's own intervals.
 
     The first interval of a pipeline loads the initial data, so it is left out if other intervals exist.
-
-    Args:
-        contents: The contents of the records of the retained checkpoints, ascending by id. Those of other kinds than
-            `interval` are ignored.
-
-    Returns:
-        The averages over these intervals; None if there are no intervals, or if the newest interval's state is empty.
     """
     shown = [c for c in contents if c.kind == "interval"]
     if len(shown) > 1:

@@ -33,13 +33,6 @@ def describe_log(log: Log, ids: Collection[int], written_ms: Mapping[int, int], 
 
     In the rows, `code` is a short name of the code. `code_changed` is True if the code differs from that of the next
     lower id in `ids`; tombstones and sweeps have no code and are skipped.
-
-    Args:
-        log: The log.
-        ids: The ids of the entries to describe.
-        written_ms: By id, when the record's file was last written, in milliseconds since the epoch. For a dropped
-            checkpoint this is when its record became a tombstone.
-        now_ms: The time now, in milliseconds since the epoch, for the rows' field `age_s`.
     """
     rows, before = [], None
     for n in sorted(ids):
@@ -131,13 +124,7 @@ def newest_of_interval(log: Log, entry: Record | Tombstone) -> int | None:
 
 
 def describe_checkpoint(log: Log, record: Record, manifests: Sequence[ShardManifest]) -> dict[str, Any]:
-    """Return the content of a record, shard by shard, with paths and sizes of its files.
-
-    Args:
-        log: The log.
-        record: The record of the checkpoint.
-        manifests: The manifests of the record's shards, in the order of the shards.
-    """
+    """Return the content of a record, shard by shard, with paths and sizes of its files."""
     content = record.content
     refused = log.quarantine_above(record.id)
     return {
@@ -192,12 +179,6 @@ def describe_difference(
 
     `key_groups` in the result lists the key groups whose entry counts or digest differ, with the number of entries of
     each state on both sides. It is None if a side has no manifests, or if the numbers of key groups differ.
-
-    Args:
-        first: The record of the first checkpoint.
-        manifests: The manifests of the first checkpoint's shards; None for a canonical savepoint.
-        second: The record of the second checkpoint.
-        others: The manifests of the second checkpoint's shards; None for a canonical savepoint.
     """
     a, b = first.content, second.content
     comparable = a.max_parallelism == b.max_parallelism and manifests is not None and others is not None
@@ -242,11 +223,7 @@ def describe_difference(
 
 
 def same_input(first: Content, second: Content) -> bool | None:
-    """Return True if the sources of two checkpoints recorded the same input.
-
-    Returns:
-        False for different intervals or source positions; None if a source recorded no position.
-    """
+    """Return True if the sources of two checkpoints recorded the same input."""
     if first.interval != second.interval:
         return False
     positions = first.source_position, second.source_position

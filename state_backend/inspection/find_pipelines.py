@@ -11,11 +11,7 @@ from state_backend.values.similar_names import did_you_mean
 
 
 def pipelines_below(root: str) -> list[str]:
-    """Return the sorted names of the pipelines below a root: its folders with a log, or with a trace of a lost one.
-
-    Args:
-        root: URL of the folder that holds all pipelines.
-    """
+    """Return the sorted names of the pipelines below a root: its folders with a log, or with a trace of a lost one."""
     names = [name for name in folders_in(root, "") if paths.is_name(name)]
     found = at_once(lambda name: _is_pipeline(open_storage(join_url(root, name))), names)
     return [name for name, is_pipeline in zip(names, found, strict=True) if is_pipeline]
@@ -38,11 +34,7 @@ def other_pipelines(root: str, pipeline: str) -> str:
 def refuse_nothing(storage: Storage, root: str, pipeline: str, *, if_new: str = "") -> None:
     """Raise `UsageError` if a pipeline's folder has no files. The message names similar pipelines of the root.
 
-    Args:
-        storage: Storage of the pipeline's folder.
-        root: URL of the folder that holds all pipelines.
-        pipeline: Name of the pipeline.
-        if_new: Lines for a pipeline that never ran, for the message.
+    `if_new`: Lines for a pipeline that never ran, for the message.
     """
     if next(iter(storage.list("")), None) is None:
         raise UsageError(

@@ -31,14 +31,7 @@ Stored = tuple[bytes, bytes]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchedKey:
-    """A key, with its encoded form and its key group.
-
-    Attributes:
-        values: The values of the key columns, as `parse_key` returns them.
-        schema: The schema of the key.
-        encoded: The encoded key.
-        group: The number of the key's group.
-    """
+    """A key, with its encoded form and its key group."""
 
     values: tuple[Any, ...]
     schema: StructType
@@ -47,13 +40,7 @@ class SearchedKey:
 
     @classmethod
     def of(cls, values: tuple[Any, ...], schema: StructType, max_parallelism: int) -> SearchedKey:
-        """Return the key with these values.
-
-        Args:
-            values: The values of the key columns.
-            schema: The schema of the key.
-            max_parallelism: The number of key groups.
-        """
+        """Return the key with these values."""
         encoded, group = KeyCodec(schema).encode(values), key_group_of(values, schema, max_parallelism)
         return cls(values=values, schema=schema, encoded=encoded, group=group)
 
@@ -66,13 +53,7 @@ class SearchedKey:
 
 @dataclass(frozen=True, kw_only=True)
 class KeyEntries:
-    """The stored entries of one key. Two `KeyEntries` can be compared with `changes_of_key`.
-
-    Attributes:
-        keys: The codec of the key.
-        states: The descriptors of the states, by name.
-        stored: Stored keys and values, ascending, without the keys of the indexes. Each timer has an entry of its own.
-    """
+    """The stored entries of one key. Two `KeyEntries` can be compared with `changes_of_key`."""
 
     keys: KeyCodec
     states: Mapping[str, StateDescriptor]
@@ -93,15 +74,7 @@ class KeyEntries:
         return [layout.unpack_time(key[-8:]) for key, _ in self.stored if key[2] == layout.TIMERS]
 
     def rows(self, name: str) -> list[dict[str, Any]]:
-        """Return the entries of a state in the order of their stored keys.
-
-        Args:
-            name: The name of the state.
-
-        Returns:
-            One dict for each entry of the key. Each dict has `value`. The entry of a map also has `user_key`, that of a list
-            has `pos`, and an entry that expires has `expiry_ms`.
-        """
+        """Return the entries of a state in the order of their stored keys."""
         descriptor = self.states[name]
         version = descriptor.versions[-1]
         user_keys = KeyCodec(parse_struct(version.user_key)) if version.user_key is not None else None
@@ -128,20 +101,7 @@ class KeyEntries:
 def read_key(
     source: StateSource, key: SearchedKey, storage: Storage, work: Path, cache: FileCache | None = None
 ) -> KeyEntries:
-    """Return the entries of a key in a checkpoint or a native savepoint.
-
-    Args:
-        source: The checkpoint or savepoint.
-        key: The key.
-        storage: The storage of the source's URL.
-        work: A local folder, which gets the files of one shard.
-        cache: A cache of files, for calls with several checkpoints; None: every file is downloaded.
-
-    Raises:
-        UsageError: The source is a canonical savepoint.
-        CorruptFile: A file is missing or damaged.
-        CheckpointDropped: A file is missing because retention dropped the checkpoint meanwhile.
-    """
+    """Return the entries of a key in a checkpoint or a native savepoint."""
     if source.canonical:
         raise UsageError(f"{source} is a canonical savepoint, which only `cairn get` reads key by key")
     content = source.content
@@ -155,25 +115,14 @@ def read_key(
 
 
 def spans_of(key: SearchedKey, states: Sequence[StateDescriptor]) -> list[Span]:
-    """Return the ranges of stored keys that hold the states and timers of a key, ascending.
-
-    Args:
-        key: The key.
-        states: The descriptors of the states.
-    """
+    """Return the ranges of stored keys that hold the states and timers of a key, ascending."""
     ids = {*(d.state_id for d in states), layout.TIMERS}
     starts = [layout.prefix(key.group, state_id) + key.encoded for state_id in sorted(ids)]
     return [(start, layout.after(start)) for start in starts]
 
 
 def entries_of(key: SearchedKey, states: Sequence[StateDescriptor], stored: Sequence[Stored]) -> KeyEntries:
-    """Return stored entries as `KeyEntries`.
-
-    Args:
-        key: The key of the entries.
-        states: The descriptors of the states.
-        stored: Stored keys and values in the ranges of `spans_of`, ascending.
-    """
+    """Return stored entries as `KeyEntries`."""
     entries: list[Stored] = []
     for stored_key, entry in stored:
         if stored_key[2] == layout.TIMERS:
@@ -184,11 +133,5 @@ def entries_of(key: SearchedKey, states: Sequence[StateDescriptor], stored: Sequ
 
 
 def changes_of_key(before: KeyEntries, after: KeyEntries, group: int) -> list[EntryChange]:
-    """Return the changes that turn the entries `before` into the entries `after`, state by state.
-
-    Args:
-        before: The entries of the key in one checkpoint.
-        after: The entries of the same key in another checkpoint.
-        group: The key's group.
-    """
+    """Return the changes that turn the entries `before` into the entries `after`, state by state."""
     return [*changes_of_group(before, after, group)]

@@ -40,31 +40,24 @@ _AT_ONCE = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyStep:
-    """One checkpoint of a key's history.
-
-    Attributes:
-        record: The record of a retained checkpoint, without its lists of other checkpoints; the tombstone of a dropped
-            one, where only rows are known.
-        status: The status of the checkpoint, as `cairn list` names it.
-        since: The checkpoint that `changes` compare with: the base, or the nearest retained ancestor. None if the
-            interval began with empty state, or if `unknown` is set.
-        between: The number of dropped checkpoints between `since` and this checkpoint. `changes` include theirs.
-        unknown: Why the earlier state is unknown; None if it is known.
-        changes: The changed entries and timers of the key. If `unknown` is set, the whole state of the key; empty for a
-            dropped checkpoint.
-        fired_ms: The times of removed timers that were due, in milliseconds since the epoch.
-        output: The key's rows in the output of the interval; None if they were not searched.
-        late: The key's late rows; None if they were not searched.
-    """
+    """One checkpoint of a key's history."""
 
     record: Record | Tombstone
     status: str
+    # The checkpoint that `changes` compare with: the base, or the nearest retained ancestor. None if the interval began
+    # with empty state, or if `unknown` is set.
     since: int | None
     between: int
+    # Why the earlier state is unknown; None if it is known.
     unknown: str | None
+    # The changed entries and timers of the key. If `unknown` is set, the whole state of the key; empty for a dropped
+    # checkpoint.
     changes: tuple[EntryChange, ...]
+    # The times of removed timers that were due, in milliseconds since the epoch.
     fired_ms: tuple[int, ...]
+    # The key's rows in the output of the interval; None if they were not searched.
     output: KeyRows | None
+    # The key's late rows; None if they were not searched.
     late: KeyRows | None
 
 
@@ -78,22 +71,7 @@ def history_of_key(
     follow_output: bool = False,
     newest_first: bool = False,
 ) -> Iterator[KeyStep]:
-    """Yield the retained checkpoints that changed a key, by id.
-
-    Args:
-        log: The log of the pipeline, of which the newest record is enough.
-        url: URL of the pipeline's folder.
-        key: The key.
-        storage: The storage of the pipeline's folder.
-        work: An empty local folder.
-        follow_output: Search the key's rows in all output and all late rows, also in the output of dropped checkpoints.
-            Checkpoints with such rows are then yielded too. False searches rows only in checkpoints that changed the key.
-        newest_first: Yield the newest checkpoint first.
-
-    Raises:
-        CorruptFile: A file is missing or damaged.
-        CheckpointDropped: A commit dropped a checkpoint meanwhile.
-    """
+    """Yield the retained checkpoints that changed a key, by id."""
     steps = _Steps(log, url, key, storage, work)
     ids = {*log.retained}
     if follow_output:
@@ -105,14 +83,11 @@ def history_of_key(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Shard:
-    """Facts about the key's shard in one checkpoint.
+    """Facts about the key's shard in one checkpoint."""
 
-    Attributes:
-        group: The counts of entries and the digest of the key's group; None for no entries.
-        files: The files that may hold the key; None if only RocksDB can read them.
-    """
-
+    # The counts of entries and the digest of the key's group; None for no entries.
     group: Any
+    # The files that may hold the key; None if only RocksDB can read them.
     files: KeyFiles | None
 
 
@@ -258,12 +233,7 @@ class _Steps:
         )
 
     def _before(self, checkpoint_id: int) -> tuple[int | None, int, str | None]:
-        """Find the checkpoint to compare a checkpoint with.
-
-        Returns:
-            The id of the checkpoint; None if its state is unknown, or if the interval began with empty state. The number
-            of dropped checkpoints between the two. Why the earlier state is unknown; None if it is known.
-        """
+        """Find the checkpoint to compare a checkpoint with."""
         content, between, first = self._contents[checkpoint_id], 0, min(self._log.retained)
         if content.kind == "restore":
             return None, 0, f"the state was restored from {_origin(content)}"
@@ -320,12 +290,7 @@ class _Steps:
 
 
 def due_until_ms(content: Content, base: Content | None) -> int:
-    """Return the time up to which an interval fired timers, in milliseconds since the epoch.
-
-    Args:
-        content: The content of the interval's record.
-        base: The content of its base; None if the interval started from empty state.
-    """
+    """Return the time up to which an interval fired timers, in milliseconds since the epoch."""
     time = content.time
     if time.mode != "event":
         return time.processing_time_ms

@@ -22,15 +22,12 @@ from state_backend.values.records import OutputFile
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyRows:
-    """The rows of a key in some files.
+    """The rows of a key in some files."""
 
-    Attributes:
-        rows: The rows, in the order of the files; None if a file lacks a key column, or a key column has another type.
-            Its rows can't be told apart by key then.
-        read_bytes: The bytes of the files that were read.
-    """
-
+    # The rows, in the order of the files; None if a file lacks a key column, or a key column has another type. Its rows
+    # can't be told apart by key then.
     rows: pa.Table | None
+    # The bytes of the files that were read.
     read_bytes: int
 
 
@@ -60,20 +57,7 @@ def rows_of_key(table: pa.Table | pa.RecordBatch, key: SearchedKey) -> pa.Table 
 def read_key_rows(
     files: Iterable[OutputFile], attempt: str, shard: int, key: SearchedKey, storage: Storage, work: Path
 ) -> KeyRows:
-    """Return the rows of a key in the output files, or in the files of late rows, of one commit.
-
-    Args:
-        files: The files of the commit: either all of output, or all of late rows.
-        attempt: The attempt of the commit. The names of its files contain the number of their shard. Files that
-            `cairn forget` rewrote belong to another attempt, and may hold rows of any shard.
-        shard: The number of the key's shard.
-        key: The key.
-        storage: The storage of the pipeline's folder.
-        work: A local folder, which gets large files one by one.
-
-    Raises:
-        CorruptFile: A file is missing, or is no Parquet file.
-    """
+    """Return the rows of a key in the output files, or in the files of late rows, of one commit."""
     found, read_bytes, local = [], 0, work / f"{uuid4().hex}.parquet"
     for file in files:
         if paths.attempt_of(file.handle.path) == attempt and _shard_in(file.handle.path) not in (None, shard):

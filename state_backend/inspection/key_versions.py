@@ -33,25 +33,14 @@ Stored = tuple[bytes, bytes]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyFiles:
-    """The files of a checkpoint that may hold the key.
-
-    Attributes:
-        ssts: The SSTs, newest first, each with its key range. An inline SST is named by a hash of its content.
-        segments: The segments, oldest first.
-    """
+    """The files of a checkpoint that may hold the key."""
 
     ssts: tuple[tuple[Source, bytes, bytes], ...]
     segments: tuple[Source, ...]
 
 
 class KeyVersions:
-    """The versions of one key in the files that were read so far.
-
-    Args:
-        spans: The ranges of stored keys that hold the key's entries, ascending.
-        storage: The storage of the pipeline's folder.
-        work: A local folder, which gets copies of large files, up to eight at a time.
-    """
+    """The versions of one key in the files that were read so far."""
 
     def __init__(self, spans: Sequence[Span], storage: Storage, work: Path) -> None:
         self._spans, self._storage, self._work = spans, storage, work
@@ -83,11 +72,7 @@ class KeyVersions:
             return None
 
     def fetch(self, files: Iterable[KeyFiles]) -> None:
-        """Read the SSTs and segments of some checkpoints, in parallel. Files that were read before are not read again.
-
-        Raises:
-            CorruptFile: A file is missing or damaged.
-        """
+        """Read the SSTs and segments of some checkpoints, in parallel. Files that were read before are not read again."""
         every = [*files]
         ssts = dict.fromkeys(s for f in every for s, _, _ in f.ssts if isinstance(s, Handle) and s not in self._ssts)
         segments = dict.fromkeys(
@@ -106,11 +91,7 @@ class KeyVersions:
         self._segments = {s: b for s, b in self._segments.items() if isinstance(s, bytes) or s in needed}
 
     def stored(self, files: KeyFiles) -> list[Stored]:
-        """Return the stored keys and values of the key in a checkpoint, ascending. Its files were fetched before.
-
-        Raises:
-            UnknownTable: Only RocksDB can read an SST.
-        """
+        """Return the stored keys and values of the key in a checkpoint, ascending. Its files were fetched before."""
         found: dict[bytes, bytes | None] = {}
         newer: list[tuple[bytes, bytes, int]] = []
         for source, smallest, largest in files.ssts:

@@ -28,15 +28,10 @@ _REPORT = "export.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """A place that may hold a key.
-
-    Attributes:
-        what: The kind of place, in words.
-        where: Path or URL of the place; empty if Cairn does not know it.
-        then: The next step for the user: a command, or a sentence.
-    """
+    """A place that may hold a key."""
 
     what: str
+    # Path or URL of the place; empty if Cairn does not know it.
     where: str
     then: str
 
@@ -46,16 +41,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Left:
-    """The parts of the pipeline's own folder that may hold a key after `cairn forget`.
-
-    Attributes:
-        dropped: Ids of checkpoints that `cairn forget` dropped. Their files may stay for a while, if a reader has a lease
-            or the sink has not got the output yet.
-        holding: Ids of retained checkpoints whose files may hold a key.
-        output_rewritten: True if `cairn forget` has rewritten the output without the keys.
-        unknown_output: Paths of output files whose rows could not be compared with the keys, since a key column is
-            missing or has another type.
-    """
+    """The parts of the pipeline's own folder that may hold a key after `cairn forget`."""
 
     dropped: Collection[int]
     holding: Collection[int]
@@ -67,15 +53,6 @@ def places_of(root: str, pipeline: str, encoded: Collection[bytes], texts: Colle
     """Return the places that may hold the forgotten keys, those in the pipeline's own folder first.
 
     The function lists all files below the root. It looks into a linked folder of the root, but not into folders below it.
-
-    Args:
-        root: URL of the root.
-        pipeline: Name of the pipeline.
-        encoded: The encoded forgotten keys.
-        texts: The strings in the forgotten keys, and fields of other types as findings write them, such as
-            `"key_id":7`. Source positions and the findings of validations may quote them.
-        left: What the caller, `cairn forget`, knows about the checkpoints and the output in the pipeline's own folder.
-            The function turns it into places, and searches all other places itself.
     """
     storage = open_storage(join_url(root, pipeline))
     found = [*_own(storage, pipeline, texts, left)]

@@ -57,36 +57,23 @@ class Entry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EntryChange:
-    """Difference of one entry.
-
-    Attributes:
-        user_key: The key inside of a map; None for other states.
-        position: The position inside of a list; None for other states.
-        state: The name of the state; `$timers` for a timer.
-        change: The kind of change, from the first state to the second.
-        key: The key, by column.
-        before: The entry of the first state; None if it was added. A timer's value is its time, as `at_ms`.
-        after: The entry of the second state; None if it was removed.
-    """
+    """Difference of one entry."""
 
     state: str
     change: Literal["added", "removed", "changed"]
     key: dict[str, Any]
+    # The key inside of a map; None for other states.
     user_key: dict[str, Any] | None
+    # The position inside of a list; None for other states.
     position: int | None
+    # The entry of the first state; None if it was added. A timer's value is its time, as `at_ms`.
     before: Entry | None
+    # The entry of the second state; None if it was removed.
     after: Entry | None
 
 
 def plan_groups(first: Groups | None, second: Groups | None, max_parallelism: int) -> list[int]:
-    """Return the numbers of the key groups that may differ between two states, ascending.
-
-    Args:
-        first: The first state's key groups that have entries, by number. None if their content is unknown, so that any
-            key group may differ.
-        second: The same of the second state.
-        max_parallelism: The number of key groups.
-    """
+    """Return the numbers of the key groups that may differ between two states, ascending."""
     if first is None or second is None:
         return [*range(max_parallelism)]
     # Byte counts are not compared, because older releases did not record them.
@@ -97,18 +84,7 @@ def plan_groups(first: Groups | None, second: Groups | None, max_parallelism: in
 def diff_states(
     first: StateSource, second: StateSource, work: Path, *, states: Collection[str] | None = None
 ) -> Iterator[EntryChange]:
-    """Yield the changes that turn the first state into the second, by key group, state and key.
-
-    Args:
-        first: The first checkpoint or savepoint.
-        second: The second checkpoint or savepoint.
-        work: An empty local folder.
-        states: The names of the states to compare; None: all, timers included.
-
-    Raises:
-        UsageError: The key columns differ; or neither side has a state that `states` names; or the numbers of key
-            groups differ and neither side is a canonical savepoint (which can be read with any number of key groups).
-    """
+    """Yield the changes that turn the first state into the second, by key group, state and key."""
     keys = [names_and_types(parse_struct(source.content.key_schema)) for source in (first, second)]
     if keys[0] != keys[1]:
         raise UsageError(f"{first} and {second} have different key columns, so they can't be compared")
@@ -265,14 +241,7 @@ def describe_change(change: EntryChange) -> dict[str, Any]:
 def changes_of_group(
     first: Side, second: Side, group: int, states: Collection[str] | None = None
 ) -> Iterator[EntryChange]:
-    """Yield the changes that turn the first side's entries of a key group into the second side's, state by state.
-
-    Args:
-        first: The first side.
-        second: The second side.
-        group: The key group.
-        states: The names of the states to compare; None: all, timers included.
-    """
+    """Yield the changes that turn the first side's entries of a key group into the second side's, state by state."""
     for name in dict.fromkeys([*first.states, *second.states]):
         if states is None or name in states:
             yield from _state_changes(first, second, group, name)
@@ -350,11 +319,6 @@ class _Reader:
 
         The result is None for the bounds of a list (the position of its first element, and the position that the next
         appended element gets), which are no entry.
-
-        Args:
-            group: The key group.
-            rest: The stored key without key group and state id.
-            entry: The stored value.
         """
         stored_key = layout.prefix(group, self._descriptor.state_id) + rest
         found = decode_entry(self._descriptor, stored_key, entry, self._keys, self._user_keys)

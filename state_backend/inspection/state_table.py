@@ -54,41 +54,24 @@ Shape = Callable[[pa.Table], Iterator[pa.Table]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateSource:
-    """State of one checkpoint or savepoint.
-
-    Attributes:
-        url: The folder that the handles in `content` are relative to.
-        content: The content of the checkpoint's record, of the savepoint, or of the prepared attempt.
-        checkpoint_id: The checkpoint's id; for a savepoint, the id of the checkpoint that it copies; 0 for a prepared
-            attempt.
-        savepoint: The savepoint; None for a checkpoint, whose `url` is the pipeline's folder.
-        status: The status of the checkpoint, as `cairn list` names it; None if nobody asked for it.
-    """
+    """State of one checkpoint or savepoint."""
 
     url: str
     content: Content
     checkpoint_id: int
+    # The savepoint; None for a checkpoint, whose `url` is the pipeline's folder.
     savepoint: Savepoint | None = None
+    # The status of the checkpoint, as `cairn list` names it; None if nobody asked for it.
     status: str | None = None
 
     @classmethod
     def of_record(cls, url: str, record: Record) -> StateSource:
-        """Return the `StateSource` from which the state of a committed checkpoint can be read.
-
-        Args:
-            url: URL of the pipeline's folder.
-            record: The checkpoint's record.
-        """
+        """Return the `StateSource` from which the state of a committed checkpoint can be read."""
         return cls(url=url, content=record.content, checkpoint_id=record.id)
 
     @classmethod
     def of_savepoint(cls, url: str, savepoint: Savepoint) -> StateSource:
-        """Return the `StateSource` from which the state of a savepoint can be read.
-
-        Args:
-            url: URL of the savepoint's folder.
-            savepoint: The savepoint.
-        """
+        """Return the `StateSource` from which the state of a savepoint can be read."""
         return cls(url=url, content=savepoint.content, checkpoint_id=savepoint.checkpoint_id, savepoint=savepoint)
 
     @property
@@ -101,11 +84,7 @@ class StateSource:
         return what if self.savepoint is None else f"the {self.savepoint.format} savepoint of {what} in {self.url}"
 
     def descriptor(self, state: str) -> StateDescriptor | None:
-        """Return the descriptor of a state by its name; None for the timers.
-
-        Raises:
-            UsageError: The checkpoint has no state of this name. The message lists the states.
-        """
+        """Return the descriptor of a state by its name; None for the timers."""
         if state == layout.TIMERS_NAME:
             return None
         for descriptor in self.content.states:
@@ -119,11 +98,7 @@ class StateSource:
         return range_of(shard, self.content.parallelism, self.content.max_parallelism)
 
     def held(self, what: str) -> AbstractContextManager[None]:
-        """Hold a lease on the checkpoint while the `with` block reads its files. A savepoint needs no lease.
-
-        Args:
-            what: The reader's purpose, for people who read the lease.
-        """
+        """Hold a lease on the checkpoint while the `with` block reads its files. A savepoint needs no lease."""
         return holding(open_storage(self.url), self.checkpoint_id if self.savepoint is None else None, what)
 
     def files(self, shard: int, state: str) -> list[CanonicalFile]:
@@ -134,14 +109,11 @@ class StateSource:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """Part of a shard that a read is limited to.
+    """Part of a shard that a read is limited to."""
 
-    Attributes:
-        key_groups: The key groups to read, ascending; None: all.
-        keys: The keys to read, as (key group, encoded key), ascending; None: all. If given, `key_groups` is ignored.
-    """
-
+    # The key groups to read, ascending; None: all.
     key_groups: tuple[int, ...] | None = None
+    # The keys to read, as (key group, encoded key), ascending; None: all. If given, `key_groups` is ignored.
     keys: tuple[tuple[int, bytes], ...] | None = None
 
 
@@ -166,21 +138,7 @@ def table_schema(source: StateSource, state: str) -> pa.Schema:
 def read_table(
     source: StateSource, state: str, shard: int, storage: Storage, work: Path, part: Part = WHOLE
 ) -> Iterator[pa.Table]:
-    """Return the rows of one state in one shard, as an iterator of tables.
-
-    Args:
-        source: The checkpoint or savepoint.
-        state: The name of the state.
-        shard: The shard's number.
-        storage: The storage of the source's URL.
-        work: An empty local folder.
-        part: The key groups or keys of the shard to read; by default all.
-
-    Raises:
-        UsageError: The source has no such state.
-        CorruptFile: A file is missing or damaged.
-        CheckpointDropped: A file is missing because retention dropped the checkpoint meanwhile.
-    """
+    """Return the rows of one state in one shard, as an iterator of tables."""
     return (table for _, table in read_shard(source, [state], shard, storage, work, part))
 
 
@@ -224,12 +182,6 @@ def _prefixes(manifest: ShardManifest, state: str, state_id: int, part: Part) ->
     """Return the prefixes of stored keys to scan for one state, ascending.
 
     Key groups in which the state has no entry are left out.
-
-    Args:
-        manifest: The manifest of the shard.
-        state: The name of the state.
-        state_id: The byte that stands for the state in stored keys.
-        part: The key groups or keys of the shard that the read asks for.
     """
     groups = {s.key_group for s in manifest.key_group_states if s.entries.get(state)}
     if part.keys is not None:
@@ -269,16 +221,7 @@ def _shape(source: StateSource, state: str, shard: int) -> Shape:
 def _file_tables(
     source: StateSource, rows: StateRows | TimerRows, file: CanonicalFile, storage: Storage, work: Path, part: Part
 ) -> Iterator[pa.Table]:
-    """Yield those rows of a canonical savepoint's Parquet file that the read asks for, one table for each row group.
-
-    Args:
-        source: The savepoint.
-        rows: The converter of the state's rows, whose schema the file must have.
-        file: The file.
-        storage: The storage of the savepoint's folder.
-        work: A local folder for the downloaded file.
-        part: The key groups or keys of the shard that the read asks for.
-    """
+    """Yield those rows of a canonical savepoint's Parquet file that the read asks for, one table for each row group."""
     groups = part.key_groups if part.keys is None else tuple(sorted({group for group, _ in part.keys}))
     if groups is not None and not groups:
         return
@@ -313,21 +256,7 @@ def open_shard(
     spans: Sequence[Span] | None = None,
     cache: FileCache | None = None,
 ) -> Iterator[tuple[RocksStore, ShardManifest]]:
-    """Restore a shard into a folder below `work`, and yield the open store and the manifest of the restored files.
-
-    Args:
-        source: The checkpoint or native savepoint.
-        shard: The shard's number.
-        storage: The storage of the source's URL.
-        work: A local folder.
-        spans: Ranges of stored keys that the caller will read. Other SSTs are not fetched, so the store is incomplete
-            outside of the ranges. None: the whole shard.
-        cache: A cache of files; None: every file is downloaded.
-
-    Raises:
-        CorruptFile: A file is missing or damaged.
-        CheckpointDropped: A file is missing because retention dropped the checkpoint meanwhile.
-    """
+    """Restore a shard into a folder below `work`, and yield the open store and the manifest of the restored files."""
     with telling_drops(storage, source.checkpoint_id if source.savepoint is None else None):
         manifest = _manifest(source, shard, storage)
         if spans is not None:
@@ -353,12 +282,7 @@ def _manifest(source: StateSource, shard: int, storage: Storage) -> ShardManifes
 
 
 def _spans(part: Part, state_ids: Sequence[int]) -> list[Span] | None:
-    """Return the ranges of stored keys that a read needs; None if it needs all stored keys of the shard.
-
-    Args:
-        part: The key groups or keys of the shard that the read asks for.
-        state_ids: The ids of the states to read.
-    """
+    """Return the ranges of stored keys that a read needs; None if it needs all stored keys of the shard."""
     if part.keys is not None:
         behind = part.keys
     elif part.key_groups is not None:

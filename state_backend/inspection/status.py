@@ -19,26 +19,18 @@ from state_backend.values.schedule import interval_from, next_interval
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Status:
-    """Status of a pipeline.
+    """Status of a pipeline."""
 
-    Attributes:
-        next: The next interval, by the recorded schedule: it follows the retained interval with the latest end. After a
-            restore, discarded checkpoints don't count. Without a recorded schedule, it is as long as that interval. None if
-            no checkpoint is retained.
-        base: The id of the checkpoint that `next` starts from; None if `next` can't start.
-        problem: The reason why `next` can't start; None if it can.
-        rerun: The intervals to run first so that `next` can start, or the intervals that a restore discarded; None if
-            there are none, or no run helps.
-        stale: The stale checkpoints, each with the id of the commit that made it stale. Checkpoints whose interval was
-            run again since, and quarantined ones, are left out.
-        quarantined: The quarantined checkpoints, each with the reason. Checkpoints whose interval has a newer usable
-            checkpoint are left out.
-        unpublished: The intervals whose current output the sink hook has not published, each with the id of the commit.
-    """
-
+    # The next interval, by the recorded schedule: it follows the retained interval with the latest end. After a
+    # restore, discarded checkpoints don't count. Without a recorded schedule, it is as long as that interval. None if
+    # no checkpoint is retained.
     next: Interval | None
+    # The id of the checkpoint that `next` starts from; None if `next` can't start.
     base: int | None
+    # The reason why `next` can't start; None if it can.
     problem: str | None
+    # The intervals to run first so that `next` can start, or the intervals that a restore discarded; None if there are
+    # none, or no run helps.
     rerun: Rerun | None
     stale: tuple[tuple[int, int], ...]
     quarantined: tuple[tuple[int, str], ...]
@@ -54,13 +46,6 @@ def with_refused_bases(log: Log, pipeline: str, rerun: Rerun, length: timedelta,
     """Return `rerun`, extended to earlier intervals if Cairn would refuse its first interval.
 
     Cairn refuses an interval whose base is stale or quarantined. The intervals that make a valid base must run first.
-
-    Args:
-        log: The log of the pipeline.
-        pipeline: Name of the pipeline.
-        rerun: The intervals to run again.
-        length: The length of an interval, if the log records no schedule.
-        pipeline_start_ms: Start of the pipeline, in milliseconds since the epoch.
     """
     while True:
         try:
@@ -85,15 +70,6 @@ def status_of(log: Log, pipeline: str, storage: Storage) -> Status:
     """Return the status of a pipeline.
 
     The function sends one metadata request for each interval that may be unpublished.
-
-    Args:
-        log: The log of the pipeline.
-        pipeline: Name of the pipeline.
-        storage: The storage of the pipeline's folder.
-
-    Raises:
-        CorruptRecord: A record of the log is damaged.
-        StorageUnavailable: The storage can't be reached.
     """
     completed = log.completed()
     following = base = problem = rerun = None

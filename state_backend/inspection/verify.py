@@ -93,13 +93,7 @@ _READERS = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifiedCheckpoint:
-    """Result for one checkpoint.
-
-    Attributes:
-        id: The id of the checkpoint.
-        entries: The number of entries that the deep verification read; 0 after a fast one.
-        findings: A sentence for each problem.
-    """
+    """Result for one checkpoint."""
 
     id: int
     entries: int
@@ -108,20 +102,12 @@ class VerifiedCheckpoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verification:
-    """Result for a pipeline's folder.
-
-    Attributes:
-        findings: Problems of the log, of the other JSON files in the folder (such as those in `quarantine/`,
-            `validated/` and `published/`), and of output whose checkpoint was dropped.
-        checkpoints: The results by checkpoint.
-        unknown: Paths of files that Cairn does not write. Readers ignore these files.
-        newest_intact: The newest state among the checkpoints without findings; None without one, or if the log can't be read.
-        without_checksum: Number of files of state and output whose checksum the storage was asked for, but does not keep.
-    """
+    """Result for a pipeline's folder."""
 
     findings: tuple[str, ...]
     checkpoints: tuple[VerifiedCheckpoint, ...]
     unknown: tuple[str, ...] = ()
+    # The newest state among the checkpoints without findings; None without one, or if the log can't be read.
     newest_intact: Kept | None = None
     without_checksum: int = 0
 
@@ -142,13 +128,6 @@ def verify_pipeline(
     """Verify a pipeline's log and its retained checkpoints.
 
     Problems are returned as findings that name the file. Only an unreachable storage raises an error.
-
-    Args:
-        storage: The storage of the pipeline's folder.
-        which: The ids of the checkpoints to verify; None: all retained ones.
-        work: An empty local folder with room for one shard, for the deep verification; None: the fast verification.
-        checksums: Ask a storage that `TellsChecksums` for the checksum of each file of state and output.
-        on_progress: Function that gets the number of verified shards and of all shards, after each shard.
     """
     log, findings = _verified_log(storage)
     files = {info.path: info for info in storage.list("")}
@@ -209,13 +188,6 @@ def _outputs(storage: Storage, log: Log, files: Mapping[str, FileInfo], work: Pa
 
     The output of a dropped checkpoint may still be current. Output of retained checkpoints is verified with their state
     (`_checkpoint`).
-
-    Args:
-        storage: The storage of the pipeline's folder.
-        log: The log of the pipeline.
-        files: The listed files of the pipeline's folder, by path.
-        work: An empty local folder: each output file is also downloaded and compared with its recorded checksum. None:
-            only sizes and checksums in the listing are compared.
     """
     try:
         findings = [
@@ -269,10 +241,6 @@ def offering_intact(storage: Storage, restored: Record | None) -> Iterator[None]
 
     The advice names the checkpoint that can be restored instead. `restored` is the checkpoint that the block restores;
     None for empty state.
-
-    Raises:
-        CheckpointDropped: Retention dropped the checkpoint meanwhile, and the block raised `CorruptFile` or `NotFound`
-            for this reason.
     """
     try:
         with telling_drops(storage, restored.id if restored is not None else None):
@@ -306,13 +274,7 @@ def _offer(storage: Storage, damaged: Record | None) -> tuple[str, Rerun | None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifiedFiles:
-    """Result of `verify_files`.
-
-    Attributes:
-        files: The number of files that the checkpoint needs.
-        size_bytes: Bytes of these files.
-        findings: A sentence for each problem of a file or of the record.
-    """
+    """Result of `verify_files`."""
 
     files: int
     size_bytes: int
@@ -328,12 +290,8 @@ def verify_files(
     digests of all key groups must sum up to the recorded digest. Problems are returned as findings. Only an unreachable
     storage raises an error.
 
-    Args:
-        content: The content of the checkpoint's record or of the savepoint.
-        storage: The storage that the content's handles are relative to.
-        work: An empty local folder. If the storage keeps no checksums, it holds eight downloaded files at a time.
-        savepoint: The canonical files of a savepoint, empty for a native one; None for a checkpoint. The number of
-            bytes in a savepoint's record is not checked, because it is copied from the checkpoint.
+    `savepoint`: The canonical files of a savepoint, empty for a native one; None for a checkpoint. The number of
+    bytes in a savepoint's record is not checked, because it is copied from the checkpoint.
     """
     findings, canonical = [*_contradictions(content)], savepoint or ()
     manifests, damaged = _manifests(content, storage)

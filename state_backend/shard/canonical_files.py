@@ -51,17 +51,6 @@ def write_canonical(
     """Write all entries of a store, expired entries too, to canonical Parquet files, and upload the files.
 
     A state without entries has no file.
-
-    Args:
-        store: The open store of one shard.
-        manifest: The manifest that the store was restored from. Its key-group states say which key groups have entries.
-        states: The states of the savepoint, without the timers, which are always written.
-        key_schema: The schema of the key.
-        storage: The storage of the savepoint's folder.
-        work: A local folder for the files before their upload.
-        savepoint: The savepoint's uuid, a part of the file names.
-        task: Spark's task number, a part of the file names.
-        max_file_bytes: A file is closed when it has this size.
     """
     files: list[CanonicalFile] = []
     for descriptor in (*states, None):
@@ -130,24 +119,6 @@ def read_canonical(
 
     If the savepoint and the pipeline have the same number of key groups, only the files that have key groups of `owned`
     are read. Otherwise every file is read, because the keys belong to other key groups.
-
-    Args:
-        files: The files of the savepoint. The files of each state must be in the order of their rows.
-        states: The states that the savepoint declares.
-        key_schema: The schema of the key.
-        storage: The storage of the savepoint's folder.
-        store: The empty store.
-        work: A local folder for one downloaded file at a time.
-        owned: The key groups that the store gets, counted with `max_parallelism`.
-        max_parallelism: The number of key groups of the pipeline that the store belongs to.
-        recorded_max_parallelism: The number of key groups that the savepoint was written with.
-
-    Returns:
-        The counts and digests of the entries that were written, by key group.
-
-    Raises:
-        CorruptFile: A file is missing, or has rows that a canonical savepoint can't have. The message names the file.
-        InvariantViolated: A file belongs to a state that the savepoint does not declare.
     """
     target = EntryWriter(store, states, key_schema, owned, max_parallelism)
     same = max_parallelism == recorded_max_parallelism
@@ -204,23 +175,7 @@ class EntryWriter:
         where: str,
         same: bool,
     ) -> tuple[int, bytes]:
-        """Write those rows of a Parquet row group that belong to the store's key groups, and skip the other rows.
-
-        Args:
-            rows: The reader of the state's columns, or of the timers' columns.
-            descriptor: The state; None for timers.
-            table: The rows of the Parquet row group, at least one.
-            last: Key group and stored key of the row before the table; None for the first table of a state.
-            where: The file's name in error messages.
-            same: True if the file was written with this writer's max parallelism, so that the recorded key groups must
-                be right.
-
-        Returns:
-            Key group and stored key of the table's last row, for the check that rows ascend.
-
-        Raises:
-            CorruptFile: A row can't be decoded, has the wrong key group, or does not ascend.
-        """
+        """Write those rows of a Parquet row group that belong to the store's key groups, and skip the other rows."""
         try:
             located = rows.located(table)
             hashed = key_groups_of(rows.keys_of(table), self._key_schema, self._max_parallelism)
@@ -238,14 +193,7 @@ class EntryWriter:
         return last
 
     def put_entries(self, descriptor: StateDescriptor, located: Located, groups: Array, mine: Array) -> None:
-        """Write those entries of one state that belong to the store's key groups.
-
-        Args:
-            descriptor: The state.
-            located: The entries with their stored keys (without key group and state id).
-            groups: The key group of each entry.
-            mine: True for each entry to write.
-        """
+        """Write those entries of one state that belong to the store's key groups."""
         places = np.flatnonzero(mine)
         if not len(places):
             return
@@ -271,15 +219,7 @@ class EntryWriter:
             self._index(layout.EXPIRY_INDEX, here[expiring], times, behind, rests.filter(mask))
 
     def put_timers(self, located: Located, groups: Array, mine: Array) -> None:
-        """Write timers of a canonical file into the store of this shard.
-
-        Args:
-            located: All timers of the file. Their stored keys lack the first two parts, key group and state id, which
-                this method adds.
-            groups: The key group of each timer.
-            mine: A mask over the timers: True where the timer's key group belongs to this shard. Other timers are not
-                written.
-        """
+        """Write timers of a canonical file into the store of this shard."""
         places = np.flatnonzero(mine)
         if not len(places):
             return

@@ -74,15 +74,9 @@ def plan_changelog(
 ) -> bool:
     """Return True if an interval's changes become a segment, and False if the checkpoint writes files.
 
-    Args:
-        base: The manifest that the segment would be added to.
-        content_bytes: Bytes of keys and values of the changes, together with those of an inline segment of the base,
-            which the new segment replaces. None: the changes alone exceed `changelog_limit`, the most bytes that all
-            segments of the shard may have.
-        options: The thresholds for the shard's segments: number, bytes, and share of the state's bytes.
-        most_bytes: The most bytes that the shard's files and segments may have together; a number below 256 KiB counts
-            as 256 KiB. Above it the checkpoint writes files, because consolidation can remove obsolete bytes from files
-            only. None: no limit.
+    `most_bytes`: The most bytes that the shard's files and segments may have together; a number below 256 KiB counts
+    as 256 KiB. Above it the checkpoint writes files, because consolidation can remove obsolete bytes from files only.
+    None: no limit.
     """
     held = kept_segments(base)
     return (
@@ -129,16 +123,6 @@ class ShardChangelog:
 
         The base's last segment may be inline: its bytes lie in the manifest, not in a file of their own. Then its
         changes are collected first, and the new segment replaces it.
-
-        Args:
-            store: The open store of the shard. Every later write to it is collected.
-            base: The manifest that the shard was restored from. `append` adds a segment to it.
-            folder: A local folder for the segment, which must not exist.
-            options: The thresholds above which the checkpoint uploads SSTs instead of a segment.
-            base_ref: The ref of this shard in the base's record. None if the interval starts from empty state, or if
-                the base has another parallelism.
-            parallelism: The number of shards. The manifests of all shards lie in one record, which has a limit for the bytes of
-                inline segments. Each shard may use an equal share.
         """
         folder.mkdir()
         # If the base's manifest is a file, the next record can refer to this file again.
@@ -161,10 +145,6 @@ class ShardChangelog:
 
         The answer is False if the shard's segments would exceed a threshold of `ChangelogOptions`, or if files and
         segments together would exceed `most_bytes`.
-
-        Args:
-            most_bytes: The most bytes of the shard's files and segments together, the result of
-                `consolidation.most_bytes`. None: no limit.
         """
         return plan_changelog(self._base, self._changes.content_bytes(), self._options, most_bytes=most_bytes)
 
@@ -183,17 +163,6 @@ class ShardChangelog:
 
         A segment of at most `inline_budget_bytes` becomes a part of the manifest. A larger segment is uploaded as a
         file. If the manifest would then be too large for the record, it is appended to the segment's file.
-
-        Args:
-            storage: The storage that gets the file.
-            attempt: The attempt's uuid, a part of the file's path.
-            task: Spark's task number, a part of the file's path.
-            key_group_states: Counts and digests of the key groups after the interval.
-            inline_budget_bytes: The largest segment that becomes a part of the manifest; None: the number of
-                `inline_segment_bytes`.
-
-        Raises:
-            InvariantViolated: The changes exceed `changelog_limit`. `fits` returns False in this case.
         """
         base, unchanged = self._base, replace(self._base, key_group_states=key_group_states)
         content_bytes = self._changes.content_bytes()

@@ -49,20 +49,15 @@ class Consolidation:
     """Plan of one shard's merge at the end of an interval.
 
     Every interval adds a sorted run: files that RocksDB searches as one, because no key is in two of them.
-
-    Attributes:
-        merged_runs: How many of the shard's newest sorted runs are merged into one; 0: no merge.
-        written_bytes: The most bytes that the merge writes.
-        whole: True if all runs are merged, so that the shard is rewritten without obsolete entries.
-        put_off: The reason why a merge that is needed waits for a later interval. `turn`: shards are rewritten in turn,
-            each every eighth interval, or more often if there are fewer than eight shards. `budget`: the merge would
-            write more than the shard's part of `EngineOptions.consolidation_bytes`. `disk`: the local disk lacks room.
-            None: no merge waits.
     """
 
     merged_runs: int
+    # The most bytes that the merge writes.
     written_bytes: int
     whole: bool = False
+    # The reason why a merge that is needed waits for a later interval. `turn`: shards are rewritten in turn, each every
+    # eighth interval, or more often if there are fewer than eight shards. `budget`: the merge would write more than the
+    # shard's part of `EngineOptions.consolidation_bytes`. `disk`: the local disk lacks room. None: no merge waits.
     put_off: Literal["turn", "budget", "disk"] | None = None
 
 
@@ -85,18 +80,6 @@ def plan_consolidation(
     All runs are merged if the shard has too many obsolete bytes (`options.most_obsolete_percent`). Such a rewrite waits
     for the shard's turn: in each interval only every eighth shard may be rewritten, or one shard if there are fewer
     than eight. Otherwise, the newest runs are merged if there are more than `options.most_sorted_runs`.
-
-    Args:
-        runs: The sorted runs of the shard, newest first.
-        live_raw_bytes: Bytes of all live keys and values before compression, indexes included: the sum of
-            `KeyGroupState.size_bytes`.
-        ranges_deleted: True if the shard's files hold range deletions of RocksDB. After a split of a shard they
-            hide the keys of the other half; the removal of a state makes them too.
-        options: The limits of runs and obsolete bytes, and `consolidation_bytes`, the byte budget of all shards.
-        shard: The shard's number. With `sequence`, it decides if this interval is the shard's turn.
-        parallelism: The number of shards that share the byte budget.
-        sequence: The id of the newest checkpoint when the interval was planned.
-        free_bytes: Free bytes on the local disk.
     """
     if len(runs) < 2:
         return _NOTHING
@@ -144,11 +127,6 @@ def live_bytes(runs: Sequence[SortedRun], live_raw_bytes: int) -> int:
     produces a run of this kind, or that of all runs together if it is smaller. Both ratios are wrong if the live
     entries compress otherwise than most of the files. Then the shard is rewritten once too early. Afterwards the
     shard's only run has the right ratio.
-
-    Args:
-        runs: The sorted runs of the shard, newest first.
-        live_raw_bytes: Bytes of all live keys and values before compression, indexes included: the sum of
-            `KeyGroupState.size_bytes`.
     """
     oldest, size_bytes = runs[-1], sum(run.size_bytes for run in runs)
     density = min(size_bytes / max(sum(run.raw_bytes for run in runs), 1), oldest.size_bytes / max(oldest.raw_bytes, 1))
@@ -176,11 +154,10 @@ def most_bytes(store: RocksStore, key_groups: Sequence[KeyGroupState], options: 
     fits the shard's part of `EngineOptions.consolidation_bytes`. An urgent rewrite does not wait. In changelog mode, a
     shard above the limit uploads SSTs instead of a segment, because only SSTs can be rewritten.
 
-    Returns:
-        The limit in bytes; None for no limit. There is no limit in three cases. First: a key group has no byte count,
-        because an older release wrote it. Second: the shard has no file. Third: the shard's files hold range deletions,
-        as after a split of the shard, and few entries have changed since its last rewrite. In the third case
-        `plan_consolidation` does not rewrite the shard.
+    Returns the limit in bytes; None for no limit. There is no limit in three cases. First: a key group has no byte
+    count, because an older release wrote it. Second: the shard has no file. Third: the shard's files hold range
+    deletions, as after a split of the shard, and few entries have changed since its last rewrite. In the third case
+    `plan_consolidation` does not rewrite the shard.
     """
     sizes = [s.size_bytes for s in key_groups]
     runs = store.sorted_runs(flushed=False)
@@ -219,14 +196,6 @@ def consolidate(
     interval (`TURNS`), in another interval for each shard. If there are fewer than eight shards, it may happen every
     `parallelism` intervals. A shard whose obsolete bytes exceed their limit by a
     quarter does not wait.
-
-    Args:
-        store: The open store of the shard.
-        key_groups: The states of all key groups of the store, as `counted` returns them.
-        options: The limits of runs and obsolete bytes, and `consolidation_bytes`, the byte budget of all shards.
-        shard: The shard's number. With `sequence`, it decides if this interval is the shard's turn.
-        parallelism: The number of shards that share the byte budget.
-        sequence: The id of the newest checkpoint when the interval was planned.
     """
     runs = store.sorted_runs()
     plan = plan_consolidation(

@@ -55,25 +55,14 @@ _NO_LINK = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP, errno.EACC
 
 
 class FileCache:
-    """Cache of files of any number of roots, in a folder that this user owns.
-
-    Args:
-        folder: The cache's folder.
-        limit_bytes: About how many bytes the cache keeps.
-    """
+    """Cache of files of any number of roots, in a folder that this user owns."""
 
     def __init__(self, folder: Path, limit_bytes: int) -> None:
         self._folder = folder
         self._limit_bytes = limit_bytes
 
     def link(self, url: str, handle: Handle, destination: Path) -> bool:
-        """Link a cached file to `destination`, and return True. If the cache can't deliver the file, return False.
-
-        Args:
-            url: The URL of the storage that has the file (`Storage.url`).
-            handle: The path, size and checksum of the file.
-            destination: The local path of the link, which must not exist.
-        """
+        """Link a cached file to `destination`, and return True. If the cache can't deliver the file, return False."""
         name = _entry(url, handle)
         try:
             with self._opened() as folder:
@@ -107,12 +96,6 @@ class FileCache:
         The local files may still be read, but nothing may write to them afterwards, because they are links to the
         cache's files. An `OSError`, such as a full disk or a folder of another user, ends the call: the remaining files
         are not cached.
-
-        Args:
-            url: The URL of the storage that has the files (`Storage.url`). Cached files of different storages get
-                different names.
-            files: For each file its handle, which has the path in the storage, the size and the checksum; and the path
-                of the local file.
         """
         with suppress(OSError):
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -130,10 +113,6 @@ class FileCache:
         """Remove files from the cache because one of them is damaged, and return how many were removed.
 
         Later restores download the files again.
-
-        Args:
-            url: The URL of the storage that the files were downloaded from or uploaded to (`Storage.url`).
-            handles: The path in the storage, size and checksum of each file.
         """
         forgotten = 0
         with suppress(OSError), self._opened() as folder:
@@ -172,9 +151,6 @@ class FileCache:
 
         The limit in bytes is `limit_bytes`, or half of the disk space that the cache and the free space have together,
         if this is less: work folders need the other half.
-
-        Args:
-            folder: The descriptor of the cache's folder.
         """
         entries = []
         now_s = touched_s(folder)
@@ -201,9 +177,6 @@ class FileCache:
 
         In a shared temp folder, another user may have created the folder first, or may replace it by a link at any
         time.
-
-        Raises:
-            OSError: The folder is a link, or belongs to another user.
         """
         with no_follow.closing(no_follow.open_folder(self._folder)) as descriptor:
             if os.fstat(descriptor).st_uid != os.geteuid():
@@ -229,14 +202,6 @@ def damage_of_copies(cache: FileCache | None, url: str, manifests: Iterable[Shar
 
     A file may be damaged in this host's cache only. So this function removes the cached files of the manifests. The
     caller's next try downloads the files from the storage, and fails only if the storage's files are damaged too.
-
-    Args:
-        cache: The host's cache; None: the host has no cache, so `CorruptFile` is raised unchanged.
-        url: The URL of the storage that has the files (`Storage.url`).
-        manifests: The manifests whose files the block reads.
-
-    Raises:
-        DamagedCopy: The block raised `CorruptFile`, and the cache had files of these manifests.
     """
     try:
         yield

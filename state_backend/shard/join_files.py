@@ -36,17 +36,6 @@ def join_manifests(
     hold. Each of the other shard's SSTs stays within that shard's key groups. No SST that is in the joint store already
     has a key in these key groups. The joint store has at most `_MOST_RUNS` files in level 0. If a MANIFEST can't be
     parsed, no shard is joined.
-
-    Args:
-        first: The manifest that all others are joined to.
-        others: Manifests of other shards of the same checkpoint.
-
-    Returns:
-        First, the joint manifest. It has the files and segments of all joined shards. Only its files and segments are
-        joint: all other fields, such as `key_groups`, are those of `first`.
-        Second, the manifests out of `others` that were joined. In the joint manifest, the segments of `first` come
-        first, and then the segments of these manifests in the same order.
-        If no shard can be joined, the result is `first` and an empty tuple.
     """
     joined: list[tuple[ShardManifest, Store]] = []
     try:
@@ -86,12 +75,7 @@ def join_manifests(
 
 
 def _opened(manifest: ShardManifest) -> tuple[InlineFile, Store]:
-    """Return a shard's file MANIFEST of RocksDB, and the store that this file describes.
-
-    Raises:
-        CorruptFile: The MANIFEST can't be parsed.
-        ValueError: The MANIFEST is missing, or lists other SSTs than the shard has.
-    """
+    """Return a shard's file MANIFEST of RocksDB, and the store that this file describes."""
     (log,) = (f for f in manifest.inline_files if f.name.startswith("MANIFEST-"))
     store = store_of(log.data, log.name)
     there = [*(f.name for f in manifest.files), *(f.name for f in manifest.inline_files if f.name.endswith(SST_SUFFIX))]

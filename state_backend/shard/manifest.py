@@ -41,13 +41,6 @@ def write_manifests(
 
     If all manifests together take at most 40 KiB, the refs contain the manifests. Otherwise this function creates a file for
     each manifest, because the fork's pipeline has no older manifest files.
-
-    Args:
-        manifests: The manifests of all shards.
-        attempt: The attempt that writes the files.
-        storage: The storage of the pipeline.
-        task: A number in the names of the files. A second try of the attempt passes another number if the first has
-            left files.
     """
     encoded = [record_codec.encode(m) for m in manifests]
     if sum(map(len, encoded)) <= INLINE_MANIFESTS_BYTES:
@@ -60,13 +53,7 @@ def write_manifests(
 
 
 def manifest_of(ref: ShardRef, storage: Storage) -> ShardManifest:
-    """Return the manifest that a ref leads to: inline or from its file, with the ref's changes applied.
-
-    Raises:
-        NotFound: The manifest's file is missing.
-        CorruptFile: The file has another size or checksum than the ref records. The message names the file.
-        CorruptRecord: The file can't be decoded. The message names the file.
-    """
+    """Return the manifest that a ref leads to: inline or from its file, with the ref's changes applied."""
     if ref.inline is not None:
         return ref.inline
     handle = ref.manifest
@@ -78,12 +65,7 @@ def manifest_of(ref: ShardRef, storage: Storage) -> ShardManifest:
 
 
 def needed_manifest(ref: ShardRef, storage: Storage) -> ShardManifest:
-    """Return the manifest like `manifest_of`, for code that can't go on without it.
-
-    Raises:
-        CorruptFile: The manifest's file is missing or damaged. `NotFound` is never raised.
-        CorruptRecord: The file can't be decoded.
-    """
+    """Return the manifest like `manifest_of`, for code that can't go on without it."""
     try:
         return manifest_of(ref, storage)
     except NotFound as error:
@@ -98,15 +80,6 @@ def _manifest_in(where: InSegment, handle: Handle, storage: Storage) -> ShardMan
 
     The stored manifest can't name the segment's file, because it is a part of this file. Only the bytes from the
     manifest's offset on are read.
-
-    Args:
-        where: The manifest's offset in the file; and the segment's number of changes and its bytes of keys and values,
-            which the returned manifest lists with the segment.
-        handle: The path, size and checksum of the segment's file.
-        storage: The storage of the file.
-
-    Raises:
-        CorruptFile: A checksum is wrong, or the file has another size than the handle.
     """
     from state_backend.formats import changelog  # NumPy and Arrow: only for a manifest inside a segment.
 
@@ -132,15 +105,6 @@ def changes_since(earlier: ShardChanges | None, base: ShardManifest, now: ShardM
 
     The base's record names a manifest file, and lists the changes since that file was written (`earlier`). This
     function adds the changes from `base` to `now` to these changes.
-
-    Args:
-        earlier: The changes from the manifest in the file to `base`; None if the file holds `base` itself.
-        base: The shard's manifest in the base.
-        now: The shard's new manifest.
-
-    Returns:
-        The changes from the manifest in the file to `now`. None if more than segments and key-group states differs
-        between `base` and `now`, for instance the SSTs: then no list of changes can express the difference.
     """
     if replace(now, segments=base.segments, key_group_states=base.key_group_states) != base:
         return None
@@ -160,16 +124,8 @@ def plan_ref(manifest: ShardManifest, kept: FiledShard | None, parallelism: int)
     A ref without a new file must fit the shard's equal part of the 40 KiB that a record has for manifests. The part
     depends on `parallelism` alone, so a worker and the driver come to the same result.
 
-    Args:
-        manifest: The shard's new manifest.
-        kept: A ref that names the manifest file of the shard's base again, and lists the changes from that file to
-            `manifest`. None if the base has no such file. Also None if the two manifests differ in more than segments
-            and key-group states (counts and digests), for instance in their SSTs: a ref can't list these changes.
-        parallelism: The number of shards.
-
-    Returns:
-        `kept` if its changes fit; otherwise the inline manifest if it fits; otherwise None, because the manifest needs
-        a file.
+    Returns `kept` if its changes fit; otherwise the inline manifest if it fits; otherwise None, because the manifest
+    needs a file.
     """
     room_bytes = INLINE_MANIFESTS_BYTES // parallelism
     if kept is not None and changes_bytes(kept, manifest) <= room_bytes:
@@ -184,11 +140,6 @@ def changes_bytes(ref: FiledShard, manifest: ShardManifest) -> int:
 
     To estimate them, this function encodes a copy of `manifest`. The copy lists no files, and has the segments and
     key-group states of `ref.changes` in place of its own.
-
-    Args:
-        ref: A ref to the shard's manifest file. Its `changes` lists how the shard's manifest differs from the file:
-            segments and key-group states (counts and digests).
-        manifest: The shard's manifest.
     """
     if ref.changes is None:
         return 0

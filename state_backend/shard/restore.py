@@ -34,17 +34,9 @@ from state_backend.values.records import KeyGroupState, LocalFile, ShardManifest
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestorePlan:
-    """Plan of the restore of one shard, whose key groups are the range, from the manifests of a checkpoint.
+    """Plan of the restore of one shard, whose key groups are the range, from the manifests of a checkpoint."""
 
-    Attributes:
-        first: The manifest whose files are opened; None: the shard starts empty.
-        clip: True if `first` has key groups outside of the range. They are deleted after the files are opened.
-        others: The other manifests with key groups of the range. Either the files of such a manifest are joined: opened
-            in one store with the files of `first`. Or its entries in the range are copied into the store.
-        worth_joining: A part of `others`: the manifests with at least half of their key groups in the range. Only their
-            files may be joined.
-    """
-
+    # The manifest whose files are opened; None: the shard starts empty.
     first: ShardManifest | None
     clip: bool
     others: tuple[ShardManifest, ...]
@@ -53,26 +45,19 @@ class RestorePlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestoredShard:
-    """Open store with the state of its range, and the files that it was opened from.
-
-    Attributes:
-        base: The manifest with exactly the key groups of this shard, to which the checkpoint may add a segment. None
-            if the shard was restored from manifests with other key groups.
-        store: The open store.
-        key_group_states: Counts and digests of the range's key groups.
-        opened: The files that the store was opened from. If a file is still in the store at the next checkpoint, the
-            new manifest names the file again, and no upload is needed.
-        opened_inline: The names of SSTs whose bytes were in the manifest itself (inline), not in files on the storage.
-        downloaded_bytes: The number of bytes that the storage delivered.
-        cached_bytes: The number of bytes that the host's cache had.
-    """
+    """Open store with the state of its range, and the files that it was opened from."""
 
     store: RocksStore
+    # The manifest with exactly the key groups of this shard, to which the checkpoint may add a segment. None if the
+    # shard was restored from manifests with other key groups.
     base: ShardManifest | None
     key_group_states: tuple[KeyGroupState, ...]
     opened: tuple[LocalFile, ...]
+    # The names of SSTs whose bytes were in the manifest itself (inline), not in files on the storage.
     opened_inline: frozenset[str]
+    # The number of bytes that the storage delivered.
     downloaded_bytes: int
+    # The number of bytes that the host's cache had.
     cached_bytes: int = 0
 
 
@@ -85,10 +70,6 @@ def plan_restore(target: KeyGroupRange, manifests: Sequence[ShardManifest]) -> R
     The plan's `worth_joining` names the other manifests with at least half of their key groups in `target`. Their files
     may be opened in the same store. If a manifest has a smaller part in `target`, its entries are copied instead: the
     next checkpoint names all opened files again, so each later restore would download many bytes that it does not need.
-
-    Args:
-        target: The key groups of the shard to restore.
-        manifests: The manifests of all shards of a checkpoint.
     """
     overlapping = [(m, i) for m in manifests if (i := m.key_groups.intersect(target)) is not None]
     if not overlapping:
@@ -113,19 +94,7 @@ def restore_shard(
     options: EngineOptions,
     cache: FileCache | None = None,
 ) -> RestoredShard:
-    """Open the state of `target` in `directory`, from the storage or from the host's cache.
-
-    Args:
-        target: The key groups of the shard.
-        manifests: The manifests of a checkpoint. Those that do not overlap `target` are ignored.
-        storage: The storage that the manifests' handles are relative to.
-        directory: A local folder, which must not exist. After an error it is deleted.
-        options: The options of the store.
-        cache: The host's cache; None: every file is downloaded.
-
-    Raises:
-        CorruptFile: A file is missing or damaged. The message names the file.
-    """
+    """Open the state of `target` in `directory`, from the storage or from the host's cache."""
     plan = plan_restore(target, manifests)
     states = tuple(s for m in manifests for s in m.key_group_states if s.key_group in target)
     states = tuple(sorted(states, key=lambda s: s.key_group))
@@ -179,12 +148,6 @@ def fetch(
     """Make a folder with the files that RocksDB opens, and with the shard's segments as files beside them.
 
     `restore_shard` replays the segments into the open store.
-
-    Returns:
-        The bytes that the storage delivered, and the bytes that the cache had.
-
-    Raises:
-        CorruptFile: A file is missing or damaged.
     """
     directory.mkdir(parents=True)
     for file in manifest.inline_files:
@@ -215,17 +178,6 @@ def _replay(
     """Write the changes of the manifest's segments into the store, limited to key groups of `target`.
 
     Segments are replayed in the order of the manifest.
-
-    Args:
-        manifest: The manifest whose segments are replayed.
-        directory: The folder with the segments' files.
-        store: The open store.
-        target: The key groups of the shard.
-        replayed: The number of this manifest's first segment in the folder, where files are named `segment-<number>`.
-            If the files of several shards were joined in one folder, the segments of earlier manifests come before.
-
-    Raises:
-        CorruptFile: A segment is damaged, or has another number of changes than its manifest records.
     """
     owned = manifest.key_groups.intersect(target)
     if owned is None:
@@ -252,11 +204,7 @@ def _replay(
 
 
 def _inside(directory: Path, name: str) -> Path:
-    """Return the path of a file in the folder.
-
-    Raises:
-        InvariantViolated: The name leads out of the folder. The decoder of manifests has already refused such names.
-    """
+    """Return the path of a file in the folder."""
     if "/" in name or name in ("", ".", "..") or "\\" in name:
         raise InvariantViolated(f"a manifest names the local file {name!r}, which is outside of {directory}")
     return directory / name

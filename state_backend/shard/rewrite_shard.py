@@ -33,19 +33,6 @@ def rewrite_without(
     """Remove keys from a restored shard, and copy the remaining entries to a new store in `directory`.
 
     The restored shard's own store is closed and its folder deleted, also if the copy fails.
-
-    Args:
-        restored: The shard, open.
-        owned: The shard's key groups. Entries of other key groups are not copied. A restored shard may still have them
-            in its files if another shard of an earlier checkpoint wrote the files.
-        states: All states of the checkpoint.
-        keys: The key group and the encoded key of each key to remove.
-        directory: The folder of the new store, on the same file system.
-        options: The options of the new store.
-
-    Returns:
-        The new shard; and the removed keys' entries and bytes. The new shard has `base=None` and `opened=()`: none of
-        its files is on the storage, so the next checkpoint uploads all of them.
     """
     old = restored.store
     try:

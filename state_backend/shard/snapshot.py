@@ -39,39 +39,26 @@ def inline_budget_bytes(parallelism: int) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotPlan:
-    """Plan for each SST of an image of the store.
-
-    Attributes:
-        shared: Files of the base that the new manifest names again.
-        inline: The names of SSTs whose bytes are stored in the manifest itself.
-        upload: The names of SSTs to upload as new files.
-    """
+    """Plan for each SST of an image of the store."""
 
     shared: tuple[LocalFile, ...]
+    # The names of SSTs whose bytes are stored in the manifest itself.
     inline: tuple[str, ...]
     upload: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """Manifest of a shard, and the cost of writing it.
-
-    Attributes:
-        manifest: The manifest that the checkpoint's record will name.
-        uploaded_files: The number of new files on the storage.
-        uploaded_bytes: Bytes of these files, and of new SSTs that the manifest holds inline.
-        in_segment: The position of the manifest in the newest segment's file; None if the manifest is stored
-            elsewhere.
-        changes: Changes since the manifest file that the base's record names. The new record names that file again
-            and adds the changes, so the shard writes no new manifest file. None if the base's record names no manifest
-            file of the shard, or if more than segments and key-group states (counts and digests) changed, such as
-            a new SST.
-    """
+    """Manifest of a shard, and the cost of writing it."""
 
     manifest: ShardManifest
     uploaded_files: int
     uploaded_bytes: int
+    # The position of the manifest in the newest segment's file; None if the manifest is stored elsewhere.
     in_segment: InSegment | None = None
+    # Changes since the manifest file that the base's record names. The new record names that file again and adds the
+    # changes, so the shard writes no new manifest file. None if the base's record names no manifest file of the shard,
+    # or if more than segments and key-group states (counts and digests) changed, such as a new SST.
     changes: ShardChanges | None = None
 
 
@@ -82,15 +69,6 @@ def plan_snapshot(
 
     A file of the base is shared only if the store was opened from it under the same name. RocksDB never uses a file
     number twice within one store, but two stores that were opened from one checkpoint both continue at the same number.
-
-    Args:
-        sizes: The sizes in bytes of the store's SSTs, by file name.
-        opened: The files that this store was opened from.
-        full: True: share no file.
-        inline_budget_bytes: The most bytes of inline SSTs together.
-
-    Raises:
-        InvariantViolated: An SST has another size than the base's file of the same name.
     """
     known = {} if full else {f.name: f for f in opened}
     shared, inline, upload = [], [], []
@@ -126,24 +104,7 @@ def take_snapshot(
     inline_budget_bytes: int,
     cache: FileCache | None = None,
 ) -> Snapshot:
-    """Flush the store, link its files into the folder `image`, and upload the files that the base lacks.
-
-    Args:
-        store: The open store.
-        storage: The storage that gets the files.
-        image: A local folder for hard links to the store's files, which must not exist.
-        attempt: The attempt's uuid, a part of the paths.
-        shard: The shard's number.
-        task: Spark's task number, a part of the paths.
-        key_groups: The key groups of the shard.
-        key_group_states: Counts and digests for the manifest.
-        opened: The files that the store was opened from.
-        opened_inline: Names of the SSTs that the base's manifest contains itself. They count against
-            `inline_budget_bytes`, but not as uploaded.
-        full: True: upload every file.
-        inline_budget_bytes: The most bytes of inline SSTs.
-        cache: The host's cache, which keeps the uploaded files for the next interval; None: no cache.
-    """
+    """Flush the store, link its files into the folder `image`, and upload the files that the base lacks."""
     ssts, small = store.capture(image)
     sizes = {f.name: f.stat().st_size for f in ssts}
     plan = plan_snapshot(sizes, opened, full=full, inline_budget_bytes=inline_budget_bytes)

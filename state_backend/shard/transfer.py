@@ -65,12 +65,7 @@ def download_all(storage: Storage, files: Sequence[tuple[Handle, Path]], *, para
 
 
 def read_verified(storage: Storage, handle: Handle) -> bytes:
-    """Return the bytes of a small file.
-
-    Raises:
-        NotFound: The file is missing.
-        CorruptFile: The file has another size or checksum than the handle. The message names the file.
-    """
+    """Return the bytes of a small file."""
     data = storage.read(handle.path)
     crc32c = google_crc32c.value(data)
     if len(data) != handle.size_bytes or crc32c != handle.crc32c:

@@ -42,19 +42,14 @@ _NULL = pa.scalar(None, pa.binary())
 
 @dataclass(frozen=True, slots=True)
 class Located:
-    """Stored entries of one state, converted from rows of a canonical savepoint, for a write into a store.
-
-    Attributes:
-        rests: The stored keys without key group and state id.
-        entries: The stored entries, in the order of `rests`.
-        lists: For a list state, two arrays with one column for each list whose first element is in these rows. A list
-            that began in earlier rows is left out. The first array has the index in `rests` of each list's first
-            element. The second array has two rows: the position of each list's first element, and the position that
-            the list's next appended element will get. None for other states.
-    """
+    """Stored entries of one state, converted from rows of a canonical savepoint, for a write into a store."""
 
     rests: pa.Array
     entries: pa.Array
+    # For a list state, two arrays with one column for each list whose first element is in these rows. A list that began
+    # in earlier rows is left out. The first array has the index in `rests` of each list's first element. The second
+    # array has two rows: the position of each list's first element, and the position that the list's next appended
+    # element will get. None for other states.
     lists: tuple[Array, Array] | None = None
 
 
@@ -62,9 +57,6 @@ class StateRows:
     """Converter between the entries and the savepoint rows of one state.
 
     Pass batches in the order of the state's keys, because a list may continue in the next batch.
-
-    Attributes:
-        schema: The Arrow schema of the rows.
     """
 
     def __init__(self, descriptor: StateDescriptor, key_schema: StructType) -> None:
@@ -87,13 +79,6 @@ class StateRows:
 
         A row for a list element has two more columns: its position, and the position that the next appended element
         gets.
-
-        Args:
-            stored: The stored keys, ascending.
-            entries: The stored entries. For a list state, also the bounds that the store holds for each list.
-
-        Raises:
-            CorruptFile: The bytes are not entries of this state.
         """
         groups, _, rests = parts_of(stored)
         columns: dict[str, pa.Array] = {}
@@ -131,19 +116,6 @@ class StateRows:
         Each list has one stored key for its bounds, directly before the stored keys of its elements. The bounds are two
         numbers: the position of the list's first element, and the next position, which the next appended element gets.
         All rows come from one list state.
-
-        Args:
-            groups: The key group of each stored key.
-            rests: The stored keys without their first 3 bytes (key group and the state's id).
-            entries: The bytes under each stored key: an element, or the bounds of a list.
-
-        Returns:
-            Key groups, rests and entries of the elements alone; and two columns of the savepoint's rows: `position` is
-            the position of the element, `next_position` is the next position of its list.
-
-        Raises:
-            CorruptFile: A stored key belongs neither to an element nor to bounds, bounds do not have 16 bytes, or the
-                position of an element is not below the next position of its list.
         """
         _, sizes = self._keys.decode_prefix(rests)
         offsets, raw = binary_views(rests)
@@ -187,14 +159,7 @@ class StateRows:
         return _fields(table, "key")
 
     def located(self, table: pa.Table) -> Located:
-        """Convert savepoint rows to stored entries, in the order of the rows.
-
-        Args:
-            table: The savepoint rows, at least one.
-
-        Raises:
-            CorruptFile: This state can't hold the rows.
-        """
+        """Convert savepoint rows to stored entries, in the order of the rows."""
         keys = self._keys.encode(self.keys_of(table))
         rests, lists = keys, None
         if self._user_keys is not None:
@@ -226,22 +191,14 @@ class StateRows:
 
 
 class TimerRows:
-    """Converter between timers and their savepoint rows.
-
-    Attributes:
-        schema: The Arrow schema of the rows.
-    """
+    """Converter between timers and their savepoint rows."""
 
     def __init__(self, key_schema: StructType) -> None:
         self.schema = timers_schema(key_schema)
         self._keys = KeyColumns(key_schema)
 
     def table(self, stored: pa.Array, entries: pa.Array) -> pa.Table:
-        """Convert stored timers to one row each, ordered by key and time.
-
-        Raises:
-            CorruptFile: The bytes are not timers.
-        """
+        """Convert stored timers to one row each, ordered by key and time."""
         groups, _, rests = parts_of(stored)
         groups, timers = timers_of(groups, rests, entries)
         keys, times = split_timers(timers)
@@ -258,9 +215,6 @@ class TimerRows:
         A timer's stored key has four parts, in this order: key group, state id, encoded key, and time as 8 bytes. The
         `rests` of the result are the stored keys without key group and state id. A timer has no value, so the `entries`
         of the result are empty byte strings.
-
-        Args:
-            table: The savepoint rows.
         """
         keys = self._keys.encode(self.keys_of(table))
         times = _longs(table, "expires_at_ms").view(np.uint64) ^ _SIGN
@@ -269,21 +223,7 @@ class TimerRows:
 
 
 def check_ascending(groups: Array, rests: pa.Array, before: tuple[int, bytes] | None, name: str) -> tuple[int, bytes]:
-    """Check that rows ascend strictly by key group and stored key.
-
-    Args:
-        groups: The key group of each row; at least one row.
-        rests: The stored keys without key group and state id.
-        before: Key group, and stored key without key group and state id, of the row that comes before these rows. None
-            if these rows are the first ones.
-        name: The file's name, for the message.
-
-    Returns:
-        The same pair for the last row, to pass as `before` to the next call.
-
-    Raises:
-        CorruptFile: The rows do not ascend, or the first row is not after `before`.
-    """
+    """Check that rows ascend strictly by key group and stored key."""
     first = (int(groups[0]), rests[0].as_py())
     risen = groups[1:] > groups[:-1]
     later = pc.greater(rests[1:], rests[:-1]).to_numpy(zero_copy_only=False)
@@ -293,16 +233,7 @@ def check_ascending(groups: Array, rests: pa.Array, before: tuple[int, bytes] | 
 
 
 def index_keys(groups: Groups, index: int, times: Array, behind: bytes, rests: pa.Array) -> list[bytes]:
-    """Return the timer-index or expiry-index keys of these entries.
-
-    Args:
-        groups: The key group of each entry.
-        index: `layout.TIMER_INDEX` or `layout.EXPIRY_INDEX`.
-        times: The time of each entry, in milliseconds since the epoch.
-        behind: Bytes between time and rest: the state id in the expiry index, nothing in the timer index.
-        rests: The last part of each index key: the encoded key of a timer, or an entry's stored key without key group
-            and state id.
-    """
+    """Return the timer-index or expiry-index keys of these entries."""
     pieces = [Fixed((times.view(np.uint64) ^ _SIGN).astype(">u8"))]
     if behind:
         pieces.append(Fixed(np.void(behind)))
@@ -310,12 +241,7 @@ def index_keys(groups: Groups, index: int, times: Array, behind: bytes, rests: p
 
 
 def differs(keys: pa.Array, before: bytes | None) -> Array:
-    """Return a mask that is True for each key that differs from the key before it.
-
-    Args:
-        keys: The encoded keys, at least one.
-        before: The key that comes before the first one; None if no key does.
-    """
+    """Return a mask that is True for each key that differs from the key before it."""
     inner = pc.not_equal(keys[1:], keys[:-1]).to_numpy(zero_copy_only=False)
     return np.concatenate(([keys[0].as_py() != before], inner))
 
@@ -323,15 +249,7 @@ def differs(keys: pa.Array, before: bytes | None) -> Array:
 def _split(entries: pa.Array, name: str) -> tuple[pa.Array, pa.Array]:
     """Split stored entries into expiry times and encoded rows.
 
-    Args:
-        entries: The stored entries.
-        name: The state's name, for the message.
-
-    Returns:
-        The expiry times in milliseconds since the epoch, null for never; and the encoded rows.
-
-    Raises:
-        CorruptFile: An entry is too short to hold an expiry time.
+    Returns the expiry times in milliseconds since the epoch, null for never; and the encoded rows.
     """
     expiring = is_expiring(entries)
     if not expiring.any():

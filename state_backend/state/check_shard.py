@@ -60,9 +60,6 @@ def verify_shard(
        once the expiry was changed.
     4. The timer index and the expiry index agree with the timers and the expiring entries.
     5. The entry counts and digests of the key groups are the recorded ones.
-
-    Returns:
-        The number of entries, and at most 20 findings. Only the first undecodable entry of a batch gets a finding.
     """
     try:
         check = _Check(manifest, states, key_schema, max_parallelism)
@@ -89,14 +86,7 @@ def _batches(store: RocksStore) -> Iterator[tuple[pa.Array, pa.Array]]:
 
 @dataclass(slots=True)
 class _OpenList:
-    """The list whose elements are being checked. Its elements may continue in the next batch.
-
-    Attributes:
-        place: The key group and the encoded key that the list belongs to.
-        first: The position of the first element, as the store has it.
-        next: The position that the next appended element gets, as the store has it.
-        seen: The number of the list's elements that were checked so far.
-    """
+    """The list whose elements are being checked. Its elements may continue in the next batch."""
 
     place: tuple[int, bytes]
     first: int
@@ -151,12 +141,7 @@ class _Check:
             self.findings.append(f"shard {self._manifest.shard}: {text}")
 
     def look_at(self, stored: pa.Array, entries: pa.Array) -> None:
-        """Check one batch of entries, and add its problems to `findings`. Batches come in the order of the stored keys.
-
-        Args:
-            stored: The whole stored keys, ascending.
-            entries: The values that the store has under these keys.
-        """
+        """Check one batch of entries, and add its problems to `findings`. Batches come in the order of the stored keys."""
         long_enough = np.diff(binary_views(stored)[0]) >= 3
         if not long_enough.all():
             self.found(f"{np.count_nonzero(~long_enough)} stored keys are too short for a key group and a state id")
@@ -213,14 +198,7 @@ class _Check:
             self._values(state, groups, rests, entries)
 
     def _values(self, state: _State, groups: Groups, rests: pa.Array, entries: pa.Array) -> None:
-        """Check that each entry decodes with its schema version, and note which expiry-index keys must exist.
-
-        Args:
-            state: The state of the entries.
-            groups: The key group of each entry.
-            rests: The stored keys without key group and state id.
-            entries: The stored entries.
-        """
+        """Check that each entry decodes with its schema version, and note which expiry-index keys must exist."""
         offsets, raw = binary_views(entries)
         lengths = np.diff(offsets)
         marks = np.where(lengths > 0, raw[np.minimum(offsets[:-1], len(raw) - 1)] if len(raw) else 0, 0)
@@ -283,16 +261,6 @@ class _Check:
 
         Each list has one stored key for its bounds, directly before the stored keys of its elements. The bounds are two
         numbers: the position of the list's first element, and the next position, which the next appended element gets.
-
-        Args:
-            state: The list state.
-            groups: The key group of each stored key.
-            rests: The stored keys without their first 3 bytes (key group and the state's id).
-            entries: The bytes under each stored key: an element, or the bounds of a list.
-            sizes: The length in bytes of the encoded key at the beginning of each of `rests`.
-
-        Returns:
-            A mask that is True for the rows that are list elements.
         """
         offsets, raw = binary_views(rests)
         lengths = np.diff(offsets)
@@ -393,13 +361,7 @@ _SIGN = np.uint64(1 << 63)
 
 
 def _add(sums: Sums, groups: Groups, hashes: Sums) -> None:
-    """Add each hash to the sum of its key group, modulo 2^64.
-
-    Args:
-        sums: The sum of each key group, which is changed.
-        groups: The key group of each hash, ascending.
-        hashes: The hashes.
-    """
+    """Add each hash to the sum of its key group, modulo 2^64."""
     if len(groups):
         starts = np.concatenate([[0], np.flatnonzero(groups[1:] != groups[:-1]) + 1])
         sums[groups[starts]] += np.add.reduceat(hashes, starts)

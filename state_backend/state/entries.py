@@ -13,21 +13,15 @@ from state_backend.values.records import StateDescriptor
 
 @dataclass(frozen=True, slots=True)
 class StoredEntry:
-    """A decoded value, list element or map entry.
-
-    Attributes:
-        key_group: The key group that the stored key names.
-        key: The key's column values.
-        user_key: The user key's column values of a map entry; None for other states.
-        position: The position of a list element; None for other states.
-        expiry_ms: The time from which the entry is unreadable, in milliseconds since the epoch; None for never.
-        row: The row, still encoded by the row codec.
-    """
+    """A decoded value, list element or map entry."""
 
     key_group: int
     key: tuple[Any, ...]
+    # The user key's column values of a map entry; None for other states.
     user_key: tuple[Any, ...] | None
+    # The position of a list element; None for other states.
     position: int | None
+    # The time from which the entry is unreadable, in milliseconds since the epoch; None for never.
     expiry_ms: int | None
     row: bytes
 
@@ -35,22 +29,7 @@ class StoredEntry:
 def decode_entry(
     descriptor: StateDescriptor, stored_key: bytes, entry: bytes, keys: KeyCodec, user_keys: KeyCodec | None
 ) -> StoredEntry | None:
-    """Decode one stored entry of a state.
-
-    Args:
-        descriptor: The state that the entry belongs to.
-        stored_key: The entry's whole key in RocksDB.
-        entry: The bytes stored under the key.
-        keys: The codec of the pipeline's key.
-        user_keys: The codec of the map's user key; None unless the state is a map.
-
-    Returns:
-        The entry. None if the stored key is that of a list's bounds (the position of the list's first element, and the
-        position that the next appended element gets), which are no entry.
-
-    Raises:
-        CorruptFile: The bytes are not an entry of this state.
-    """
+    """Decode one stored entry of a state."""
     key, at = keys.decode_prefix(stored_key, 3)
     rest = stored_key[at:]
     user_key, position = None, None

@@ -24,14 +24,7 @@ PREFIX_BYTES = 3
 
 
 def stored_keys(key_groups: Groups, state_id: int, keys: pa.Array, suffix: bytes = b"") -> list[bytes]:
-    """Return the stored keys of a state for these encoded keys.
-
-    Args:
-        key_groups: The key group of each key.
-        state_id: The state's id.
-        keys: The encoded keys.
-        suffix: Bytes that follow each key.
-    """
+    """Return the stored keys of a state for these encoded keys."""
     behind = [Fixed(np.void(suffix))] if suffix else []
     located: list[bytes] = concatenate(len(keys), [_prefixes(key_groups, state_id), keys, *behind]).to_pylist()
     return located
@@ -46,12 +39,7 @@ def parts_of(stored: pa.Array) -> tuple[Groups, npt.NDArray[np.uint8], pa.Array]
 
 
 def indexed_entries(expiry_keys: pa.Array) -> tuple[Groups, Array, npt.NDArray[np.uint8], pa.Array]:
-    """Split expiry-index keys into their parts.
-
-    Returns:
-        The key group of each index key; its packed expiry time, which sorts by time; its state id; and the rest of its
-        entry's stored key.
-    """
+    """Split expiry-index keys into their parts."""
     offsets, raw = binary_views(expiry_keys)
     starts = offsets[:-1]
     groups = gather(raw, starts, np.dtype(">u2")).astype(np.uint16)
@@ -60,14 +48,7 @@ def indexed_entries(expiry_keys: pa.Array) -> tuple[Groups, Array, npt.NDArray[n
 
 
 def expiry_keys(key_groups: Groups, times_ms: Array, state_id: int, rests: pa.Array) -> list[bytes]:
-    """Return the key of each entry in the expiry index.
-
-    Args:
-        key_groups: The key group of each entry.
-        times_ms: The expiry time of each entry, in milliseconds since the epoch.
-        state_id: The id of the state that all entries belong to.
-        rests: The entries' stored keys without key group and state id.
-    """
+    """Return the key of each entry in the expiry index."""
     pieces = [
         _prefixes(key_groups, layout.EXPIRY_INDEX),
         packed_times(times_ms),
@@ -79,24 +60,14 @@ def expiry_keys(key_groups: Groups, times_ms: Array, state_id: int, rests: pa.Ar
 
 
 def timer_index_keys(key_groups: Groups, times_ms: Array, keys: pa.Array) -> list[bytes]:
-    """Return the key of each timer in the timer index.
-
-    Args:
-        key_groups: The key group of each timer.
-        times_ms: The time of each timer, in milliseconds since the epoch.
-        keys: The encoded key that each timer belongs to.
-    """
+    """Return the key of each timer in the timer index."""
     pieces = [_prefixes(key_groups, layout.TIMER_INDEX), packed_times(times_ms), keys]
     located: list[bytes] = concatenate(len(keys), pieces).to_pylist()
     return located
 
 
 def indexed_timers(index_keys: pa.Array) -> tuple[pa.Array, npt.NDArray[np.int64]]:
-    """Split timer-index keys into the encoded keys and the times of their timers.
-
-    Returns:
-        The encoded key of each timer, and its time in milliseconds since the epoch.
-    """
+    """Split timer-index keys into the encoded keys and the times of their timers."""
     offsets, raw = binary_views(index_keys)
     packed = gather(raw, offsets[:-1] + PREFIX_BYTES, np.dtype(">u8")).astype(np.uint64)
     times_ms = (packed ^ np.uint64(1 << 63)).view(np.int64)
@@ -118,18 +89,7 @@ def _prefixes(key_groups: Groups, state_id: int) -> Fixed:
 def changes_by_key_group(
     name: str, key_groups: Groups, rests: pa.Array, old: pa.Array, new: pa.Array
 ) -> Iterator[tuple[int, int, int, int]]:
-    """Yield the changes of each key group's digest, entry count and bytes when entries of one state are replaced.
-
-    Args:
-        name: The state's name.
-        key_groups: The key group of each entry. If they ascend, each key group is yielded once.
-        rests: The stored keys without key group and state id.
-        old: The entry under each stored key before the replacement; null for no entry.
-        new: The entry under each stored key after the replacement; null for no entry.
-
-    Yields:
-        The key group, the change of its digest (modulo 2^64), of its number of entries, and of its bytes.
-    """
+    """Yield the changes of each key group's digest, entry count and bytes when entries of one state are replaced."""
     seed = layout.seed_of(name)
     gone, come = (entries.is_valid().to_numpy(zero_copy_only=False) for entries in (old, new))
     change = np.zeros(len(rests), np.uint64)
@@ -156,11 +116,6 @@ def _entry_bytes(name: str, key_sizes: npt.NDArray[np.int64], entries: pa.Array)
 
     The bytes are the sum of the stored key, the entry, and 8 bytes that RocksDB adds. A timer or an expiring entry also
     has a key in the timer index or expiry index: the bytes of this index key and 8 more are added.
-
-    Args:
-        name: The name of the entries' state; `layout.TIMERS_NAME` for timers.
-        key_sizes: The length of each entry's stored key in bytes.
-        entries: The stored entries.
     """
     there = entries.is_valid().to_numpy(zero_copy_only=False)
     if not there.any():
@@ -177,20 +132,7 @@ def _entry_bytes(name: str, key_sizes: npt.NDArray[np.int64], entries: pa.Array)
 
 
 def timers_of(groups: Groups, rests: pa.Array, entries: pa.Array) -> tuple[Groups, pa.Array]:
-    """Return the timers of stored entries, which may have the old or the new timer layout (see `layout`).
-
-    Args:
-        groups: The key group of each entry.
-        rests: The stored keys without key group and state id.
-        entries: The stored entries.
-
-    Returns:
-        The key group of each timer; and each timer's encoded key and packed time, as one binary value that the digest
-        hashes. Timers have the order of the entries.
-
-    Raises:
-        CorruptFile: An entry has neither layout.
-    """
+    """Return the timers of stored entries, which may have the old or the new timer layout (see `layout`)."""
     (starts, raw), key_sizes = binary_views(entries), np.diff(binary_views(rests)[0])
     sizes = np.diff(starts)
     odd = (sizes % 8 != 0) | ((sizes == 0) & (key_sizes < 8))
@@ -228,14 +170,7 @@ def is_expiring(entries: pa.Array) -> Mask:
 
 
 def expiries(entries: pa.Array) -> npt.NDArray[np.int64]:
-    """Return the expiry time of each entry, in milliseconds since the epoch.
-
-    Args:
-        entries: Stored entries that all have an expiry (`is_expiring`).
-
-    Raises:
-        CorruptFile: An entry is too short to hold an expiry time.
-    """
+    """Return the expiry time of each entry, in milliseconds since the epoch."""
     offsets, raw = binary_views(entries)
     if len(entries) and np.diff(offsets).min() < 9:
         raise CorruptFile("an entry with an expiry time is truncated")

@@ -58,12 +58,7 @@ def expire(shard: ShardState) -> int:
 
 
 def _remove(shard: ShardState, spans: list[_Span]) -> int:
-    """Delete the entries that some expiry-index keys name, then these index keys. Return the number of entries.
-
-    Args:
-        shard: The shard.
-        spans: The expiry-index keys of expired entries.
-    """
+    """Delete the entries that some expiry-index keys name, then these index keys. Return the number of entries."""
     if not spans:
         return 0
     groups, times, state_ids, rests = indexed_entries(
@@ -89,13 +84,7 @@ def _remove(shard: ShardState, spans: list[_Span]) -> int:
 
 
 def _in_order(groups: Groups, state_ids: np.ndarray, rests: pa.Array) -> np.ndarray:
-    """Return the row order that sorts entries by state id, key group and key.
-
-    Args:
-        groups: The key group of each entry.
-        state_ids: The state id of each entry.
-        rests: The entries' stored keys without key group and state id.
-    """
+    """Return the row order that sorts entries by state id, key group and key."""
     pieces = [Fixed(state_ids), Fixed(groups.astype(">u2")), rests]
     order: np.ndarray = pc.array_sort_indices(concatenate(len(rests), pieces)).to_numpy()
     return order

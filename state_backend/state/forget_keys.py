@@ -26,17 +26,13 @@ _BATCH = 4096
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemovedKeys:
-    """Key groups that are left after a removal of keys, and the number and bytes of the removed entries.
+    """Key groups that are left after a removal of keys, and the number and bytes of the removed entries."""
 
-    Attributes:
-        key_group_states: The shard's key groups afterwards, without those that became empty.
-        entries: The number of removed entries by state name. Timers count under the name `$timers`.
-        size_bytes: The bytes that RocksDB counted for all removed keys and values: entries, timers, bounds of lists,
-            and keys of the timer index and the expiry index.
-    """
-
+    # The shard's key groups afterwards, without those that became empty.
     key_group_states: tuple[KeyGroupState, ...]
     entries: dict[str, int]
+    # The bytes that RocksDB counted for all removed keys and values: entries, timers, bounds of lists, and keys of the
+    # timer index and the expiry index.
     size_bytes: int
 
 
@@ -50,16 +46,6 @@ def remove_keys(
 
     The function also deletes their keys in the timer index and the expiry index, which list timers and expiring entries
     by time. Keys without state are ignored.
-
-    Args:
-        store: The shard's store.
-        groups: The key groups of the shard as its manifest has them.
-        states: All states of the checkpoint, also those that the processor no longer declares.
-        keys: The key group and the encoded key of each key to remove.
-
-    Raises:
-        CorruptFile: A file is damaged. Or the stored timers of a key are neither one empty entry for each timer, nor
-            one entry with all their times, which older releases wrote.
     """
     by_group = {group.key_group: group for group in groups}
     removed: Counter[str] = Counter()
@@ -119,15 +105,7 @@ def find_keys(
     key_group: int,
     wanted: Callable[[bytes], bool],
 ) -> set[bytes]:
-    """Return the encoded keys of a key group for which `wanted` returns True. The whole key group is read.
-
-    Args:
-        store: The shard's store.
-        states: All states of the checkpoint.
-        key_schema: The schema of the pipeline's key.
-        key_group: The key group to search.
-        wanted: A test of an encoded key. It is called once for each key that has an entry or a timer.
-    """
+    """Return the encoded keys of a key group for which `wanted` returns True. The whole key group is read."""
     keys = KeyColumns(key_schema)
     found: dict[bytes, bool] = {}
     for state_id in [*(descriptor.state_id for descriptor in states), layout.TIMERS]:

@@ -60,30 +60,21 @@ def prefix(key_group: int, state_id: int) -> bytes:
 
 
 def key_group_bounds(first: int, last: int) -> tuple[bytes, bytes | None]:
-    """Return the range of stored keys of the key groups `first` to `last`, both included.
-
-    Returns:
-        The start, and the end (exclusive). The end is None if the range extends to the last possible key.
-    """
+    """Return the range of stored keys of the key groups `first` to `last`, both included."""
     return first.to_bytes(2, "big"), None if last == 0xFFFF else (last + 1).to_bytes(2, "big")
 
 
 def after(start: bytes) -> bytes | None:
     """Return the smallest key that is greater than every key with the prefix `start`.
 
-    Returns:
-        The key; None if `start` has only FF bytes, because no greater key exists.
+    Returns the key; None if `start` has only FF bytes, because no greater key exists.
     """
     stripped = start.rstrip(b"\xff")
     return stripped[:-1] + bytes([stripped[-1] + 1]) if stripped else None
 
 
 def pack_time(time_ms: int) -> bytes:
-    """Encode a time as 8 bytes that sort by time.
-
-    Raises:
-        StateTypeError: `time_ms` does not fit a signed 64-bit integer.
-    """
+    """Encode a time as 8 bytes that sort by time."""
     try:
         return _U64.pack(time_ms + _SIGN)
     except struct.error:
@@ -104,29 +95,14 @@ def unpack_time(data: bytes) -> int:
 
 
 def timers_in(rest: bytes, data: bytes) -> list[bytes]:
-    """Return the timers of one stored entry, which may have the old or the new timer layout.
-
-    Args:
-        rest: The stored key without key group and state id.
-        data: The bytes stored under the key: empty in the new layout, the times of all the key's timers in the old.
-
-    Returns:
-        Encoded key and packed time of each timer, as one byte string that the digest hashes.
-
-    Raises:
-        CorruptFile: The entry has neither layout.
-    """
+    """Return the timers of one stored entry, which may have the old or the new timer layout."""
     if len(data) % 8 or (not data and len(rest) < 8):
         raise CorruptFile(f"the timers stored under {rest.hex()} are not 8 bytes each: {data[:16].hex()}")
     return [rest + data[at : at + 8] for at in range(0, len(data), 8)] if data else [rest]
 
 
 def timer_index_key(stored_key: bytes) -> bytes:
-    """Return the key of a timer in the timer index, which sorts the timers of a key group by time.
-
-    Args:
-        stored_key: The timer's stored key: key group, the byte 0xFB, the encoded key, and the packed time.
-    """
+    """Return the key of a timer in the timer index, which sorts the timers of a key group by time."""
     return stored_key[:2] + _TIMER_INDEX + stored_key[-8:] + stored_key[3:-8]
 
 
@@ -142,12 +118,7 @@ def pack_position(position: int) -> bytes:
 
 
 def pack_positions(first: int, next_: int) -> bytes:
-    """Encode the bounds of a list.
-
-    Args:
-        first: The position of the first element.
-        next_: The position that the next appended element gets.
-    """
+    """Encode the bounds of a list."""
     return _POSITIONS.pack(first, next_)
 
 
@@ -171,14 +142,7 @@ def with_expiry(row: bytes, expiry_ms: int) -> bytes:
 
 
 def expiry_key(key_group: int, expiry_ms: int, state_id: int, rest: bytes) -> bytes:
-    """Return the expiry-index key of an entry.
-
-    Args:
-        key_group: The entry's key group.
-        expiry_ms: The entry's expiry time, in milliseconds since the epoch.
-        state_id: The id of the entry's state.
-        rest: The entry's stored key without key group and state id.
-    """
+    """Return the expiry-index key of an entry."""
     return prefix(key_group, EXPIRY_INDEX) + pack_time(expiry_ms) + bytes([state_id]) + rest
 
 
@@ -222,14 +186,7 @@ def seed_of(state_name: str) -> int:
 
 
 def entry_hash(seed: int, rest: bytes, entry: bytes) -> int:
-    """Return the XXH64 hash of one entry, which the digest sums up.
-
-    Args:
-        seed: The seed of the entry's state, from `seed_of`.
-        rest: The stored key without key group and state id. Without the key group, the sum over all entries stays the
-            same under another `max_parallelism`. For a timer, `rest` is the key and the packed time.
-        entry: The stored entry; empty for a timer.
-    """
+    """Return the XXH64 hash of one entry, which the digest sums up."""
     if len(entry) > _COPIED_BYTES:
         whole = xxhash.xxh64(rest, seed)
         whole.update(entry)

@@ -27,15 +27,7 @@ class ListColumns(StateColumns):
     """
 
     def get(self, wanted: Places) -> tuple[pa.Table, npt.NDArray[np.int64]]:
-        """Read the lists of the wanted keys, without expired elements.
-
-        Args:
-            wanted: Indexes of keys in the batch, ascending.
-
-        Returns:
-            The elements, and offsets. The list of key `wanted[i]` has the rows `offsets[i]` to `offsets[i + 1] - 1`, in
-            list order.
-        """
+        """Read the lists of the wanted keys, without expired elements."""
         rows, owners = self._elements(wanted)
         there = rows.is_valid()
         if rows.null_count:
@@ -46,9 +38,6 @@ class ListColumns(StateColumns):
         """Return a mask that is True for each wanted key whose list has an element that has not expired.
 
         The method reads the last element of each list. It reads a whole list only if the last element has expired.
-
-        Args:
-            wanted: Indexes of keys in the batch, ascending.
         """
         first, next_ = self._positions(wanted)
         filled = next_ > first
@@ -63,15 +52,7 @@ class ListColumns(StateColumns):
         return there
 
     def append(self, owners: Places, rows: pa.Table) -> None:
-        """Append each row to the list of its key. Rows of one key keep their order.
-
-        Args:
-            owners: The index of each row's key in the batch.
-            rows: The elements to append.
-
-        Raises:
-            StateTypeError: The rows do not fit the state's schema.
-        """
+        """Append each row to the list of its key. Rows of one key keep their order."""
         owners, entries = self._sorted(owners, self._entries(rows))
         touched, starts, counts = np.unique(owners, return_index=True, return_counts=True)
         first, next_ = self._positions(touched)
@@ -81,15 +62,7 @@ class ListColumns(StateColumns):
         self._write_positions(touched, (first, next_), (first, next_ + counts))
 
     def put(self, owners: Places, rows: pa.Table) -> None:
-        """Replace the whole list of each key in `owners` by the key's rows. Lists of other keys stay.
-
-        Args:
-            owners: The index of each row's key in the batch.
-            rows: The elements of the new lists.
-
-        Raises:
-            StateTypeError: The rows do not fit the state's schema.
-        """
+        """Replace the whole list of each key in `owners` by the key's rows. Lists of other keys stay."""
         owners, entries = self._sorted(owners, self._entries(rows))
         touched, starts, counts = np.unique(owners, return_index=True, return_counts=True)
         first, next_ = self._positions(touched)
@@ -102,11 +75,7 @@ class ListColumns(StateColumns):
         self._write_positions(touched, (first, next_), (np.zeros_like(first), counts))
 
     def clear(self, wanted: Places) -> None:
-        """Remove the lists of the wanted keys. Positions of new elements begin at 0 again.
-
-        Args:
-            wanted: Indexes of keys in the batch, ascending.
-        """
+        """Remove the lists of the wanted keys. Positions of new elements begin at 0 again."""
         first, next_ = self._positions(wanted)
         self._remove(wanted, first, next_)
         self._write_positions(wanted, (first, next_), (np.zeros_like(first), np.zeros_like(first)))
@@ -116,11 +85,6 @@ class ListColumns(StateColumns):
 
         Otherwise a list whose elements expire would keep a growing range of positions without elements, and each read
         of the list would look all of them up.
-
-        Args:
-            key_groups: The key group of each element.
-            elements: The stored keys of the deleted elements, without key group and state id (key, marker, position),
-                ascending.
         """
         offsets, raw = binary_views(elements)
         at = offsets[1:] - layout.SEQUENCE_BYTES
@@ -155,11 +119,7 @@ class ListColumns(StateColumns):
         return (owners, entries) if order is None else (owners[order], entries.take(pa.array(order)))
 
     def _elements(self, wanted: Places) -> tuple[pa.Array, Places]:
-        """Read all elements of the wanted keys' lists.
-
-        Returns:
-            The encoded row of each element, null if the element has expired; and the index of its key in the batch.
-        """
+        """Read all elements of the wanted keys' lists."""
         owners, positions = _ranges(wanted, *self._positions(wanted))
         return self._visible(self._read_elements(owners, positions)), owners
 
@@ -172,14 +132,7 @@ class ListColumns(StateColumns):
         return self._read(owners, self._located(owners, self._rests(owners, positions)))
 
     def _write_elements(self, owners: Places, positions: Positions, entries: pa.Array, *, known: bool) -> None:
-        """Write or remove list elements.
-
-        Args:
-            owners: The index of each element's key in the batch.
-            positions: The position of each element in its list.
-            entries: The stored entries; null removes the element.
-            known: True if the store certainly holds no element at these positions, so that no old entry is read.
-        """
+        """Write or remove list elements."""
         rests = self._rests(owners, positions)
         located = self._located(owners, rests)
         old = pa.nulls(len(owners), pa.binary()) if known else self._read(owners, located)
@@ -195,16 +148,7 @@ class ListColumns(StateColumns):
         return stored_keys(self._groups[wanted], self._state_id, keys, layout.LIST_META)
 
     def _positions(self, wanted: Places, *, empty: bool = True) -> tuple[Positions, Positions]:
-        """Read the bounds of the wanted lists.
-
-        Args:
-            wanted: Indexes of keys in the batch, ascending.
-            empty: True: if the entry count of the state is 0, return zeros without a read. False: always read. The
-                bounds of a list do not count as entries, and may still be stored after all elements were deleted.
-
-        Returns:
-            The first position of each list, and the position after its last element; 0 and 0 for a key without a list.
-        """
+        """Read the bounds of the wanted lists."""
         found = self._read(wanted, self._meta_keys(wanted), empty=empty)
         there = found.is_valid().to_numpy(zero_copy_only=False)
         packed = np.zeros((len(wanted), 2), np.int64)
@@ -236,13 +180,7 @@ class ListColumns(StateColumns):
 
 
 def _ranges(owners: Places, first: Positions, next_: Positions) -> tuple[Places, Positions]:
-    """Return every position of several lists, and the index in the batch of the key that each position belongs to.
-
-    Args:
-        owners: The index of each list's key in the batch.
-        first: The position of each list's first element.
-        next_: The position behind each list's last element.
-    """
+    """Return every position of several lists, and the index in the batch of the key that each position belongs to."""
     counts = np.maximum(next_ - first, 0)
     begins = np.cumsum(counts) - counts
     return np.repeat(owners, counts), np.arange(counts.sum()) + np.repeat(first - begins, counts)

@@ -26,9 +26,6 @@ class MapColumns(StateColumns):
 
     In all methods, `owners` holds for each row the index of the row's key in the batch. `user_keys` holds the columns
     of the user key in the order of its schema.
-
-    Attributes:
-        user_key_names: The column names of the user key.
     """
 
     def __init__(self, shard: ShardState, descriptor: StateDescriptor) -> None:
@@ -40,12 +37,7 @@ class MapColumns(StateColumns):
         self._whole: tuple[pa.Array, pa.Array] | None = None
 
     def begin(self, key_groups: Groups, keys: pa.Array) -> None:
-        """Begin a batch. The next calls act on its keys, and name a key by its index in the batch.
-
-        Args:
-            key_groups: The key group of each key.
-            keys: The encoded keys, unique, ascending by key group and key.
-        """
+        """Begin a batch. The next calls act on its keys, and name a key by its index in the batch."""
         super().begin(key_groups, keys)
         self._whole = None
 
@@ -55,19 +47,7 @@ class MapColumns(StateColumns):
         self._whole = None
 
     def get(self, owners: Places, user_keys: Sequence[pa.Array]) -> tuple[pa.Table, Mask]:
-        """Read the values of user keys.
-
-        Args:
-            owners: For each requested user key, the index in the batch of the key whose map is read.
-            user_keys: The columns of the requested user keys.
-
-        Returns:
-            One row for each requested user key, in the same order, and a mask that is True where the user key has a
-            value that has not expired.
-
-        Raises:
-            StateTypeError: `user_keys` do not fit the schema of the user key.
-        """
+        """Read the values of user keys."""
         encoded = self._user_keys.encode(user_keys)
         order = _in_order(owners, encoded)
         if order is not None:
@@ -78,40 +58,15 @@ class MapColumns(StateColumns):
         return self._table(rows), rows.is_valid().to_numpy(zero_copy_only=False)
 
     def update(self, owners: Places, user_keys: Sequence[pa.Array], values: pa.Table) -> None:
-        """Set the values of user keys. If a user key occurs several times for one key, its last value counts.
-
-        Args:
-            owners: For each value, the index in the batch of the key whose map is changed.
-            user_keys: The columns of the user keys.
-            values: The value of each user key.
-
-        Raises:
-            StateTypeError: `user_keys` or `values` do not fit their schemas.
-        """
+        """Set the values of user keys. If a user key occurs several times for one key, its last value counts."""
         self._set(owners, self._user_keys.encode(user_keys), self._entries(values))
 
     def remove(self, owners: Places, user_keys: Sequence[pa.Array]) -> None:
-        """Remove user keys with their values. User keys without a value are ignored.
-
-        Args:
-            owners: For each user key, the index in the batch of the key whose map is changed.
-            user_keys: The columns of the user keys.
-
-        Raises:
-            StateTypeError: `user_keys` do not fit the schema of the user key.
-        """
+        """Remove user keys with their values. User keys without a value are ignored."""
         self._set(owners, self._user_keys.encode(user_keys), pa.nulls(len(owners), pa.binary()))
 
     def entries(self, wanted: Places) -> tuple[list[pa.Array], pa.Table, npt.NDArray[np.int64]]:
-        """Read all entries of the wanted keys' maps, without expired entries.
-
-        Args:
-            wanted: Indexes of keys in the batch, ascending.
-
-        Returns:
-            The user-key columns; the values; and offsets. The map of key `wanted[i]` has the rows `offsets[i]` to
-            `offsets[i + 1] - 1`, in the order of encoded user keys.
-        """
+        """Read all entries of the wanted keys' maps, without expired entries."""
         owners, encoded, found = self._read_below(wanted)
         # The maps of all keys: later changes of the batch need not read the entries that they replace.
         self._whole = (self._rests(owners, encoded), found) if len(wanted) == self.keys else None
@@ -129,9 +84,6 @@ class MapColumns(StateColumns):
         """Return a mask that is True for each wanted key whose map has an entry that has not expired.
 
         The method reads the first entry of each map. It reads a whole map only if the first entry has expired.
-
-        Args:
-            wanted: Indexes of keys in the batch, ascending.
         """
         there = np.zeros(len(wanted), np.bool_)
         doubtful = wanted
@@ -145,11 +97,7 @@ class MapColumns(StateColumns):
         return there
 
     def clear(self, wanted: Places) -> None:
-        """Remove all entries of the wanted keys' maps.
-
-        Args:
-            wanted: Indexes of keys in the batch, ascending.
-        """
+        """Remove all entries of the wanted keys' maps."""
         owners, encoded, old = self._read_below(wanted)
         if len(owners):
             self._whole = None
@@ -179,13 +127,7 @@ class MapColumns(StateColumns):
 
 
 def _found(rests: pa.Array, known: pa.Array, entries: pa.Array) -> pa.Array:
-    """Return the entry of each stored key; null for a key that is not among the known ones.
-
-    Args:
-        rests: The stored keys without key group and state id.
-        known: All keys that the store holds, in the same form.
-        entries: The entry of each known key. Null means that the key was removed.
-    """
+    """Return the entry of each stored key; null for a key that is not among the known ones."""
     return entries.take(pc.index_in(rests, value_set=known))
 
 
@@ -193,10 +135,6 @@ def _in_order(owners: Places, encoded: pa.Array) -> Places | None:
     """Return the row order that sorts entries by owner and user key; None if they are sorted already.
 
     Rows with equal owner and user key keep their order.
-
-    Args:
-        owners: The index in the batch of the key that each entry belongs to.
-        encoded: The encoded user key of each entry.
     """
     same_owner = owners[1:] == owners[:-1]
     descends = pc.less(encoded[1:], encoded[:-1]).to_numpy(zero_copy_only=False)

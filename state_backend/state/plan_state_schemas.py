@@ -26,14 +26,7 @@ MADE_WITH = "cairn.made_with"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StatePlan:
-    """The states that an interval runs with, and what the pipeline's owner should know about them.
-
-    Attributes:
-        states: The states that the checkpoint will record, by state id.
-        undeclared: Names of recorded states that the processor no longer declares. `states` keeps them unchanged.
-        dropped: Recorded states that `init` deletes with all their entries. `states` does not have them.
-        warnings: Sentences about data that can no longer be read.
-    """
+    """The states that an interval runs with, and what the pipeline's owner should know about them."""
 
     states: tuple[StateDescriptor, ...]
     undeclared: tuple[str, ...]
@@ -55,22 +48,6 @@ def plan_states(
     A recorded state keeps its id. A new state gets the next id. A changed schema becomes a new schema version. A
     changed expiry applies to entries written from now on. A state that is no longer declared is kept: after a rollback
     of the deployed code, the older code finds the state again. Settings in the metadata of a schema can't change.
-
-    Args:
-        pipeline: The pipeline's name, for messages.
-        recorded: The states that the base recorded.
-        declared: The states that the processor declares.
-        deleted: Names that `init` gave to `deleteIfExists`. If such a state is declared too, it starts empty with a new
-            id.
-        dropped: Fields that may be missing in their state's declared schema, as "state.field". None: any field, with a
-            warning.
-        renamed: New names of fields, by "state.field" with the recorded name. An entry holds if the base has the old
-            field only, and the declaration the new one only.
-
-    Raises:
-        StateSchemaError: Recorded entries can't be read as declared, a field is missing that is neither dropped nor
-            renamed, a state's type can't be stored, or the pipeline has declared too many states or schema versions. The
-            message names every field that does not fit.
     """
     by_name = {d.name: d for d in recorded if d.name not in deleted}
     taken = max((d.state_id for d in recorded), default=0)
@@ -183,11 +160,7 @@ def _lost(state: str, lost: Sequence[str], was: StructType, declared: StructType
 
 
 def _check_storable(pipeline: str, state: StateDescriptor) -> None:
-    """Check on the driver that the state's types can be stored, before a shard fails with them.
-
-    Raises:
-        StateSchemaError: State can't hold a type of the schema.
-    """
+    """Check on the driver that the state's types can be stored, before a shard fails with them."""
     latest = state.versions[-1]
     try:
         RowCodec(state.name, parse_struct(latest.value), latest.version)

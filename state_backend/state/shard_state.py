@@ -67,15 +67,9 @@ MIN_SCAN_ROWS = 16
 
 
 class DueTimer(NamedTuple):
-    """A timer that is due. Timers fire in the order of these tuples.
+    """A timer that is due. Timers fire in the order of these tuples."""
 
-    Attributes:
-        expiry_ms: The timer's time, in milliseconds since the epoch.
-        key_group: The key group of the key.
-        key: The encoded key.
-        stored_key: The timer's stored key in RocksDB.
-    """
-
+    # The timer's time, in milliseconds since the epoch.
     expiry_ms: int
     key_group: int
     key: bytes
@@ -87,9 +81,6 @@ class Stride:
 
     The size of an entry is unknown before it is read. So the number begins at 4 and follows the sizes of the entries
     read last.
-
-    Attributes:
-        rows: The number of entries to read next, at least 1.
     """
 
     __slots__ = ("_most", "_size_bytes", "rows")
@@ -99,29 +90,20 @@ class Stride:
         self._size_bytes, self._most = size_bytes, most
 
     def seen(self, rows: int, size_bytes: int) -> None:
-        """Adapt the size of the next read to the read just done.
-
-        Args:
-            rows: The number of entries that were read.
-            size_bytes: The bytes of all these entries.
-        """
+        """Adapt the size of the next read to the read just done."""
         fitting = self._size_bytes * rows // size_bytes if size_bytes else self._most
         self.rows = max(1, min(4 * self.rows, fitting, self._most))
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class _Scan:
-    """A scan in progress.
-
-    Attributes:
-        start: The first stored key that is not read yet.
-        end: The end of the scan (exclusive); None for the last key of the store.
-        over: For each stored key whose entry in the store differs from the entry when the scan began: the entry when the
-            scan began; None for no entry. The scan yields these entries in place of the store's.
-    """
+    """A scan in progress."""
 
     start: bytes
+    # The end of the scan (exclusive); None for the last key of the store.
     end: bytes | None
+    # For each stored key whose entry in the store differs from the entry when the scan began: the entry when the scan
+    # began; None for no entry. The scan yields these entries in place of the store's.
     over: dict[bytes, bytes | None]
 
 
@@ -131,24 +113,6 @@ class ShardState:
     The state variables of `state_variables` act on the key of the last `set_key`. For speed, they change the attributes
     `cache`, `before` and `unaccounted` themselves instead of calling methods. These three are dicts by stored key, in
     which None stands for no entry.
-
-    Attributes:
-        now_ms: The interval's processing time, in milliseconds since the epoch. An entry has expired if its expiry is
-            not after this time; the wall clock plays no role.
-        mismatches: Counts, by state and field, of the values that did not fit their type. The state stores NULL instead,
-            as Spark does. None if `nulls_for_misfits` is false: then such a value raises an error.
-        changed_bytes: Bytes of keys and entries written or deleted so far.
-        struct_factory: Makes the struct values that processors get; None for tuples.
-        zone: The time zone in which the state stores naive datetimes of `timestamp` fields.
-        cache: The newest content of each entry that was read or changed since the last `flush`.
-        before: For each entry whose change is not written yet: the entry that the store still holds, or the object
-            `UNREAD` if that entry was not read.
-        unaccounted: The new content, not written to the store yet, of stored keys that digests and entry counts leave
-            out: bounds of lists (positions of the first and the next element), and keys of the expiry index. None
-            deletes the stored key.
-        gathered_bytes: Bytes in memory that were read on demand or changed since the last flush.
-        key_group: The current key's group; -1 for no key.
-        key: The current key, encoded.
     """
 
     def __init__(
@@ -213,11 +177,7 @@ class ShardState:
         self.key = b""
 
     def descriptor(self, name: str, kind: str) -> StateDescriptor:
-        """Return the descriptor that the driver planned for a state.
-
-        Raises:
-            StateSchemaError: The driver planned no state with this name and kind.
-        """
+        """Return the descriptor that the driver planned for a state."""
         descriptor = self._descriptors.get(name)
         if descriptor is None or descriptor.kind != kind:
             raise StateSchemaError(
@@ -245,37 +205,18 @@ class ShardState:
         return sorted({kg for (kg, _), n in self._counts.items() if n})
 
     def prefetch_state(self, descriptor: StateDescriptor, suffix: bytes = b"") -> None:
-        """Let every later `prefetch` read one entry of this state for each key.
-
-        Args:
-            descriptor: The state.
-            suffix: The bytes that follow the key in the entry's stored key.
-        """
+        """Let every later `prefetch` read one entry of this state for each key."""
         self._prefetched[descriptor.state_id, suffix] = descriptor.name
 
     def set_key(self, key_group: int, key: bytes) -> None:
-        """Set the current key, which state variables and timers act on until the next call.
-
-        Args:
-            key_group: The key's group; -1 for no key. State variables raise `UsageError` without a key.
-            key: The encoded key.
-        """
+        """Set the current key, which state variables and timers act on until the next call."""
         self.key_group = key_group
         self.key = key
 
     # --- batches ----------------------------------------------------------------------------------------------------------------
 
     def prefetch(self, key_groups: npt.NDArray[np.uint16], keys: pa.Array) -> int:
-        """Read the entries that the next keys of a batch need into memory. Call `flush` before.
-
-        Args:
-            key_groups: The key group of each key, ascending.
-            keys: The encoded keys, ascending within a key group.
-
-        Returns:
-            The number of keys whose entries were read, at least one. Reading ends at about 16 MiB. Call again for the
-            other keys when these are processed.
-        """
+        """Read the entries that the next keys of a batch need into memory. Call `flush` before."""
         done = size_bytes = 0
         while done < len(keys) and size_bytes < PREFETCH_BYTES:
             end = min(len(keys), done + self._prefetch_stride.rows)
@@ -285,11 +226,7 @@ class ShardState:
         return done
 
     def _read_ahead(self, key_groups: npt.NDArray[np.uint16], keys: pa.Array) -> tuple[int, int]:
-        """Read the entries of the first of these keys, up to about 16 MiB.
-
-        Returns:
-            The number of keys whose entries were read, at least one, and the bytes of these entries.
-        """
+        """Read the entries of the first of these keys, up to about 16 MiB."""
         size_bytes = 0
         for (state_id, suffix), name in self._prefetched.items():
             wanted = stored_keys(key_groups, state_id, keys, suffix)
@@ -317,11 +254,7 @@ class ShardState:
         return len(keys), size_bytes
 
     def _get_some(self, wanted: Sequence[bytes], most_bytes: int = PREFETCH_BYTES) -> list[bytes | None]:
-        """Look up stored keys from the first on, until the entries found have about `most_bytes`.
-
-        Returns:
-            The entries of the first stored keys, None for no entry. The list may be shorter than `wanted`.
-        """
+        """Look up stored keys from the first on, until the entries found have about `most_bytes`."""
         found: list[bytes | None] = []
         size_bytes = 0
         while len(found) < len(wanted) and size_bytes < most_bytes:
@@ -338,15 +271,8 @@ class ShardState:
         If at least a quarter of a key group's entries are wanted, one scan reads all entries from the first to the last
         wanted one. For each entry, a scan takes about a quarter of the time of a lookup.
 
-        Args:
-            name: The state's name.
-            key_groups: The key group of each wanted entry, ascending.
-            wanted: The stored keys, ascending.
-            most_bytes: Reading stops soon after the entries read so far have this many bytes; None reads all.
-
-        Returns:
-            The entry of each stored key in the order of `wanted`; None for no entry. If reading stopped because of
-            `most_bytes`, the result is shorter than `wanted`: it ends with the last stored key that was read.
+        Returns the entry of each stored key in the order of `wanted`; None for no entry. If reading stopped because
+        of `most_bytes`, the result is shorter than `wanted`: it ends with the last stored key that was read.
         """
         starts = [0, *(np.flatnonzero(key_groups[1:] != key_groups[:-1]) + 1).tolist(), len(wanted)]
         dense = []
@@ -452,17 +378,7 @@ class ShardState:
     def _account_one_by_one(
         self, keys: list[bytes], old: list[bytes | None], new: list[bytes | None]
     ) -> dict[bytes, bytes | None]:
-        """Update digests, counts and sizes of the key groups, one entry at a time.
-
-        Args:
-            keys: The stored keys of the changed entries, ascending.
-            old: The replaced entries; None for no entry.
-            new: The entries that replace them; None for a removed entry.
-
-        Returns:
-            The changes that follow in the timer index and the expiry index, which list timers and expiring entries by
-            time. By index key: empty bytes for a key to write, None for a key to delete.
-        """
+        """Update digests, counts and sizes of the key groups, one entry at a time."""
         index: dict[bytes, bytes | None] = {}
         for key, entry_before, entry in zip(keys, old, new, strict=True):
             name, seed = self._accounts[key[2]]
@@ -488,15 +404,6 @@ class ShardState:
 
         The method has the same effect as `_account_one_by_one`. It converts the lists to Arrow columns first, which is
         faster for 64 or more small entries.
-
-        Args:
-            keys: The stored keys of the changed entries, ascending.
-            old: The replaced entries; None for no entry.
-            new: The entries that replace them; None for a removed entry.
-
-        Returns:
-            The changes that follow in the timer index and the expiry index, which list timers and expiring entries by
-            time. By index key: empty bytes for a key to write, None for a key to delete.
         """
         groups, state_ids, rests = parts_of(pa.array(keys, pa.binary()))
         old_entries, new_entries = pa.array(old, pa.binary()), pa.array(new, pa.binary())
@@ -525,12 +432,6 @@ class ShardState:
         """Write entries to the store immediately, not to the changes in memory.
 
         The caller updates digests, counts and indexes itself.
-
-        Args:
-            keys: The stored keys.
-            entries: The entries; None deletes.
-            sizes: The bytes of all keys and the bytes of all entries; None computes them.
-            deletions: The number of entries that are None; None counts them.
         """
         key_bytes, entry_bytes = sizes or (sum(map(len, keys)), sum(map(len, filter(None, entries))))
         self.changed_bytes += key_bytes + entry_bytes
@@ -549,11 +450,6 @@ class ShardState:
 
         From 64 keys on, one range deletion replaces the single deletions. So RocksDB writes one deletion marker instead
         of one for each key.
-
-        Args:
-            keys: All stored keys that the store has with start <= key < end.
-            start: The start of the range.
-            end: The end of the range (exclusive).
         """
         if len(keys) < RANGE_KEYS:
             self.put_many(keys, [None] * len(keys))
@@ -565,27 +461,13 @@ class ShardState:
         """Write the bounds of lists that are not in the store yet, and add their bytes to the sizes of the key groups.
 
         The restore of a canonical savepoint calls this method after it has written the elements of the lists.
-
-        Args:
-            keys: The stored key of each list's bounds.
-            positions: The bounds of each list: the position of its first element, and the position that the next
-                appended element gets, packed by `layout.pack_positions`.
         """
         for key, packed in zip(keys, positions, strict=True):
             self.resize(int.from_bytes(key[:2], "big"), layout.record_bytes(key, packed))
         self.put_many(keys, positions)
 
     def account(self, key_group: int, name: str, digest_change: int, count_change: int, size_change_bytes: int) -> None:
-        """Add changes to the digest, the entry count and the bytes of a key group.
-
-        Args:
-            key_group: The key group.
-            name: The name of the state whose entries changed; `layout.TIMERS_NAME` for timers.
-            digest_change: The hashes of the new entries minus the hashes of the old ones, modulo 2^64.
-            count_change: The number of added entries minus the number of removed ones.
-            size_change_bytes: The change of the stored bytes: entries, and their keys in the timer index and the expiry
-                index, which list timers and expiring entries by time.
-        """
+        """Add changes to the digest, the entry count and the bytes of a key group."""
         self.resize(key_group, size_change_bytes)
         self._digests[key_group] = self._digests.get(key_group, 0) + digest_change
         self._counts[key_group, name] = self._counts.get((key_group, name), 0) + count_change
@@ -668,10 +550,6 @@ class ShardState:
         """Change the bounds of a list: the position of its first element, and the position of the next appended one.
 
         Digests and entry counts leave the bounds out. The change is written to the store with the next flush.
-
-        Args:
-            stored_key: The stored key of the bounds.
-            data: The bounds, packed by `layout.pack_positions`; None removes them.
         """
         before = self.read(stored_key)
         if before is None or data is None or len(before) != len(data):
@@ -693,10 +571,8 @@ class ShardState:
     def entry_of(self, row: bytes, ttl_ms: int | None) -> bytes:
         """Return a row as a stored entry.
 
-        Args:
-            row: The encoded row.
-            ttl_ms: Time to live from the interval's processing time on, in milliseconds; None for an entry that never
-                expires.
+        `ttl_ms`: Time to live from the interval's processing time on, in milliseconds; None for an entry that never
+        expires.
         """
         return row if ttl_ms is None else layout.with_expiry(row, layout.later(self.now_ms, ttl_ms))
 
@@ -707,13 +583,6 @@ class ShardState:
 
         The caller gets the entries as they are when it asks for the first one: later writes and flushes do not change
         the result. The store is read only as far as the caller iterates.
-
-        Args:
-            prefix: The beginning of the stored keys of all these entries: key group, state id (of the map, or the fixed
-                id of timers) and encoded key.
-
-        Yields:
-            The stored key and the entry.
         """
         changed = self._changes_to_scan(prefix)
         scan = _Scan(prefix, layout.after(prefix), {key: self.cache[key] for key in changed})
@@ -749,11 +618,7 @@ class ShardState:
         return _NO_CHANGES
 
     def holds_any(self, prefix: bytes) -> bool:
-        """Return True if one key's map has an entry that has not expired.
-
-        Args:
-            prefix: The beginning of the stored keys of all entries of this map: key group, state id and encoded key.
-        """
+        """Return True if one key's map has an entry that has not expired."""
         changed = self._changes_to_scan(prefix)
         if any(self.visible(self.cache[key]) is not None for key in changed):
             return True
@@ -769,13 +634,7 @@ class ShardState:
         return False
 
     def write_map(self, start: bytes, stored_key: bytes, entry: bytes | None) -> None:
-        """Replace an entry of a map, or a timer of a key.
-
-        Args:
-            start: The prefix of the stored keys of all the map's entries, or of all the key's timers.
-            stored_key: The stored key of the entry.
-            entry: The new entry; None removes the entry.
-        """
+        """Replace an entry of a map, or a timer of a key."""
         self.write(stored_key, entry)
         self._changed_maps.setdefault(start, set()).add(stored_key)
 
@@ -791,11 +650,7 @@ class ShardState:
         return (layout.unpack_time(stored_key[-8:]) for stored_key, _ in self.scan_map(base))
 
     def register_timer(self, expiry_ms: int) -> None:
-        """Register a timer of the current key. A timer that is registered already stays as it is.
-
-        Raises:
-            StateTypeError: `expiry_ms` does not fit a signed 64-bit integer.
-        """
+        """Register a timer of the current key. A timer that is registered already stays as it is."""
         base = self._timers_base()
         stored_key = base + layout.pack_time(expiry_ms)
         if self._due_ms is not None and expiry_ms <= self._due_ms:
@@ -808,11 +663,7 @@ class ShardState:
         self.relieve()
 
     def delete_timer(self, expiry_ms: int) -> None:
-        """Delete a timer of the current key. A timer that does not exist is ignored.
-
-        Raises:
-            StateTypeError: `expiry_ms` does not fit a signed 64-bit integer.
-        """
+        """Delete a timer of the current key. A timer that does not exist is ignored."""
         base = self._timers_base()
         stored_key = base + layout.pack_time(expiry_ms)
         if self.cache.get(stored_key, UNREAD) is None:
@@ -958,14 +809,7 @@ def ascend(keys: Sequence[bytes]) -> bool:
 def _overlaid(
     chunk: list[tuple[bytes, bytes]], over: dict[bytes, bytes | None], end: bytes | None
 ) -> list[tuple[bytes, bytes]]:
-    """Return a chunk of a scan as the entries were when the scan began.
-
-    Args:
-        chunk: Stored keys and entries as the store has them now.
-        over: For each stored key whose entry differs in the store now, the entry when the scan began; None for no entry.
-            The function removes the items before `end` from this dict.
-        end: The end of the chunk (exclusive); None for the last chunk.
-    """
+    """Return a chunk of a scan as the entries were when the scan began."""
     entries: dict[bytes, bytes | None] = dict(chunk)
     for key in [key for key in over if end is None or key < end]:
         entries[key] = over.pop(key)
@@ -975,14 +819,7 @@ def _overlaid(
 def _index_expiry(
     index: dict[bytes, bytes | None], stored_key: bytes, before: bytes | None, entry: bytes | None
 ) -> None:
-    """Add to `index` the changes of the expiry index that follow when one entry replaces another.
-
-    Args:
-        index: The changed expiry-index keys: an empty value for a key to write, None for a key to delete.
-        stored_key: The stored key of both entries.
-        before: The old entry; None for no entry.
-        entry: The new entry; None for no entry.
-    """
+    """Add to `index` the changes of the expiry index that follow when one entry replaces another."""
     if before is not None and before[0] == layout.EXPIRING:
         index[_expiry_key(stored_key, before)] = None
     if entry is not None and entry[0] == layout.EXPIRING:

@@ -48,9 +48,6 @@ class EntryColumns:
 
     In all methods, `located` holds whole stored keys, and `rests` holds stored keys without key group and state id.
     `owners` holds, for each entry, the index of its key in the batch.
-
-    Attributes:
-        keys: The number of keys in the batch; None outside a batch.
     """
 
     def __init__(self, shard: ShardState, name: str, state_id: int) -> None:
@@ -65,12 +62,7 @@ class EntryColumns:
         self._seen: list[tuple[Sequence[bytes], pa.Array]] = []
 
     def begin(self, key_groups: Groups, keys: pa.Array) -> None:
-        """Begin a batch. The next calls act on its keys, and name a key by its index in the batch.
-
-        Args:
-            key_groups: The key group of each key.
-            keys: The encoded keys, unique, ascending by key group and key.
-        """
+        """Begin a batch. The next calls act on its keys, and name a key by its index in the batch."""
         self._groups, self._keys, self.keys = key_groups, keys, len(keys)
         self._seen.clear()
 
@@ -90,16 +82,6 @@ class EntryColumns:
 
         If at least a quarter of a key group's entries are wanted, one scan reads all entries from the first to the
         last wanted one. The scan is several times as fast as lookups.
-
-        Args:
-            owners: The index of each entry's key in the batch, ascending.
-            located: The stored keys of the entries to read.
-            empty: True: if the entry count of the state is 0, return nulls without a read. False: always read. The
-                bounds of a list (positions of its first and next element) do not count as entries, and may still be
-                stored after all elements were deleted.
-
-        Returns:
-            The entry of each stored key; null if the store has no entry.
         """
         if not len(located) or (empty and not self._shard.entries(self._name)):
             return pa.nulls(len(located), pa.binary())
@@ -134,16 +116,7 @@ class EntryColumns:
         return found
 
     def _read_below(self, owners: Places, rows: int | None = None) -> tuple[Places, pa.Array, pa.Array]:
-        """Read the entries of some keys of the batch: map entries or timers, of which a key may have many.
-
-        Args:
-            owners: The indexes of the keys in the batch, ascending.
-            rows: The most entries to read for each key, the first ones in stored order; None reads all.
-
-        Returns:
-            For each entry, in stored order: the index of its key in the batch; the part of its stored key that follows
-            the encoded key; and the entry.
-        """
+        """Read the entries of some keys of the batch: map entries or timers, of which a key may have many."""
         if not self._shard.entries(self._name):
             nothing = pa.array([], pa.binary())
             return np.zeros(0, np.int64), nothing, nothing
@@ -153,18 +126,7 @@ class EntryColumns:
         return np.repeat(owners, counts), _behind(keys, np.repeat(lengths, counts)), pa.array(entries, pa.binary())
 
     def _replace(self, owners: Places, rests: pa.Array, old: pa.Array, new: pa.Array, located: list[bytes]) -> Mask:
-        """Write or remove entries, and update digests, counts, and the expiry index or timer index.
-
-        Args:
-            owners: The index of each entry's key in the batch.
-            rests: The stored keys without key group and state id, unique.
-            old: The entry that the store holds under each stored key; null for no entry.
-            new: The entry to write under each stored key; null removes the entry.
-            located: The whole stored keys.
-
-        Returns:
-            A mask that is True where `new` differs from `old`. Only these entries were written.
-        """
+        """Write or remove entries, and update digests, counts, and the expiry index or timer index."""
         changed = _differ(old, new)
         if not changed.any():
             return changed
@@ -185,12 +147,6 @@ class EntryColumns:
         """Remove the old entries' keys from the expiry index, and add those of the new entries.
 
         `TimerColumns` overrides this method to update the timer index instead.
-
-        Args:
-            groups: The key group of each entry.
-            rests: The entries' stored keys without key group and state id.
-            old: The replaced entries; null for no entry.
-            new: The entries that replace them; null for a removed entry.
         """
         for entries, data in ((old, None), (new, b"")):
             expiring = is_expiring(entries)
@@ -205,9 +161,6 @@ class StateColumns(EntryColumns):
     """Base class that reads and writes the entries of one declared state, for a batch of keys at once.
 
     The subclasses for value, list and map state take and return the entries' values as Arrow rows.
-
-    Attributes:
-        schema: The Arrow schema of these rows: the columns of the state's value.
     """
 
     def __init__(self, shard: ShardState, descriptor: StateDescriptor) -> None:
@@ -230,11 +183,7 @@ class StateColumns(EntryColumns):
         return pc.replace_with_mask(entries, mask, rows)
 
     def _entries(self, rows: pa.Table | pa.RecordBatch) -> pa.Array:
-        """Encode rows as stored entries. If the state has a time to live, each entry gets an expiry time.
-
-        Raises:
-            StateTypeError: The rows do not fit the state's schema.
-        """
+        """Encode rows as stored entries. If the state has a time to live, each entry gets an expiry time."""
         encoded = self._codec.encode(rows)
         if self._ttl_ms is None:
             return encoded
@@ -266,16 +215,7 @@ def _differ(old: pa.Array, new: pa.Array) -> Mask:
 
 
 def offsets_of(owners: Places, wanted: Places) -> npt.NDArray[np.int64]:
-    """Return the offsets at which each wanted key's rows begin.
-
-    Args:
-        owners: The index of each row's key in the batch, ascending.
-        wanted: Indexes of the wanted keys, ascending. They include all owners.
-
-    Returns:
-        The index of the first row of each wanted key, and the number of rows as last item. The rows of key `wanted[i]`
-        are `offsets[i]` to `offsets[i + 1] - 1`.
-    """
+    """Return the offsets at which each wanted key's rows begin."""
     return np.append(np.searchsorted(owners, wanted), len(owners)).astype(np.int64)
 
 
@@ -283,9 +223,6 @@ def in_order(owners: Places) -> Any:
     """Return the row order that sorts rows by owner; None if they are sorted already.
 
     Rows of one owner keep their order.
-
-    Args:
-        owners: The index of each row's key in the batch.
     """
     return None if (owners[1:] >= owners[:-1]).all() else np.argsort(owners, kind="stable")
 

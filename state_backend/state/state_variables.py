@@ -42,11 +42,7 @@ class _KeyedState:
         """Set up the attributes that only one kind of state has, and its prefetch. Subclasses override this method."""
 
     def _stored_key(self) -> bytes:
-        """Return the stored-key prefix of the current key's entries in this state.
-
-        Raises:
-            UsageError: No key is current.
-        """
+        """Return the stored-key prefix of the current key's entries in this state."""
         shard = self._shard
         if shard.key_group != self._group:
             # Keys arrive sorted by key group, so the prefix rarely changes.
@@ -189,30 +185,14 @@ class ListState(_KeyedState):
             self._shard.relieve()
 
     def _clear(self, base: bytes, start: int) -> bool:
-        """Remove the list's elements from a position on. The stored bounds of the list stay: the caller changes them.
-
-        Args:
-            base: The beginning of all stored keys of the list: key group, state id and encoded key.
-            start: The position of the first element to remove. Positions of a new list begin at 0.
-
-        Returns:
-            True if the key had a list.
-        """
+        """Remove the list's elements from a position on. The stored bounds of the list stay: the caller changes them."""
         first, next_ = self._positions(base)
         for position in range(max(first, start), next_):
             self._shard.write(base + layout.LIST_ELEMENT + layout.pack_position(position), None)
         return next_ > 0
 
     def _write(self, base: bytes, first: int, start: int, end: int, rows: list[bytes]) -> None:
-        """Write rows as elements at consecutive positions, and the new bounds of the list.
-
-        Args:
-            base: The beginning of all stored keys of the list: key group, state id and encoded key.
-            first: The position of the list's first element.
-            start: The position of the first row.
-            end: The store holds no element at this position or later ones.
-            rows: The encoded rows.
-        """
+        """Write rows as elements at consecutive positions, and the new bounds of the list."""
         shard, element = self._shard, base + layout.LIST_ELEMENT
         for position, row in enumerate(rows, start):
             write = shard.write if position < end else shard.write_new
@@ -224,9 +204,6 @@ class ListState(_KeyedState):
         """Return the position of the list's first element, and the position after its last element.
 
         Some elements in between may already be deleted because they expired. Without a list, the result is (0, 0).
-
-        Args:
-            base: The beginning of all stored keys of the list: key group, state id and encoded key.
         """
         packed = self._shard.read(base + layout.LIST_META)
         return layout.unpack_positions(packed) if packed else (0, 0)

@@ -33,17 +33,11 @@ MIN_LATEST_ROWS = 256
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DueTimers:
-    """Due timers of several keys. Each key comes with all of its due timers.
-
-    Attributes:
-        key_groups: The key group of each key.
-        keys: The encoded keys, unique, ascending by key group and key.
-        times_ms: The times of all timers, in milliseconds since the epoch, ascending within a key.
-        offsets: Key i has the timers `times_ms[offsets[i]]` to `times_ms[offsets[i + 1] - 1]`.
-    """
+    """Due timers of several keys. Each key comes with all of its due timers."""
 
     key_groups: Groups
     keys: pa.Array
+    # The times of all timers, in milliseconds since the epoch, ascending within a key.
     times_ms: Times
     offsets: npt.NDArray[np.int64]
 
@@ -61,12 +55,7 @@ class TimerColumns(EntryColumns):
         self._fired_ms = layout.MIN_TIME_MS
 
     def begin(self, key_groups: Groups, keys: pa.Array) -> None:
-        """Begin a batch of keys. The next calls act on these keys, and name a key by its index in the batch.
-
-        Args:
-            key_groups: The key group of each key.
-            keys: The encoded keys, unique, ascending by key group and key.
-        """
+        """Begin a batch of keys. The next calls act on these keys, and name a key by its index in the batch."""
         super().begin(key_groups, keys)
         self._apart = self._deleted = False
         self._indexed = True
@@ -74,33 +63,16 @@ class TimerColumns(EntryColumns):
         self._given: tuple[pa.Array, Times] = pa.array([], pa.binary()), np.zeros(0, np.int64)
 
     def register(self, owners: Places, times_ms: Times) -> None:
-        """Register timers. A key has at most one timer for a time: registering a timer again changes nothing.
-
-        Args:
-            owners: For each timer, the index of its key in the current batch of keys.
-            times_ms: The time of each timer, in milliseconds since the epoch.
-        """
+        """Register timers. A key has at most one timer for a time: registering a timer again changes nothing."""
         self._set(owners, times_ms, pa.array([b""], pa.binary()))
 
     def delete(self, owners: Places, times_ms: Times) -> None:
-        """Delete timers. Timers that do not exist are ignored.
-
-        Args:
-            owners: For each timer, the index of its key in the current batch of keys.
-            times_ms: The time of each timer, in milliseconds since the epoch.
-        """
+        """Delete timers. Timers that do not exist are ignored."""
         self._deleted = True
         self._set(owners, times_ms, pa.nulls(1, pa.binary()))
 
     def times(self, wanted: Places) -> tuple[Times, npt.NDArray[np.int64]]:
-        """Read all timers of the wanted keys.
-
-        Args:
-            wanted: Indexes of keys in the batch, ascending.
-
-        Returns:
-            The times, and offsets. Key `wanted[i]` has the times `offsets[i]` to `offsets[i + 1] - 1`, ascending.
-        """
+        """Read all timers of the wanted keys."""
         self._lay_apart()
         owners, packed, _ = self._read_below(wanted)
         times_ms = split_timers(packed)[1] if len(packed) else np.zeros(0, np.int64)
@@ -111,10 +83,6 @@ class TimerColumns(EntryColumns):
 
         Each key comes once. Timers that a handler registers meanwhile are not yielded. The yielded timers are deleted
         when the caller asks for the next ones.
-
-        Args:
-            now_ms: The present time, in milliseconds since the epoch.
-            most: About how many timers to yield at once. A key's timers always come together, even if they are more.
         """
         self._fired_ms = now_ms
         waiting: list[DueTimers] = []
@@ -177,15 +145,7 @@ class TimerColumns(EntryColumns):
         return due, (found, start, end)
 
     def _set(self, owners: Places, times_ms: Times, new: pa.Array, old: pa.Array | None = None) -> None:
-        """Write timers, or remove timers. The store's entry of a timer is empty bytes.
-
-        Args:
-            owners: For each timer, the index of its key in the batch.
-            times_ms: The time of each timer, in milliseconds since the epoch.
-            new: An array with a single value for all timers: empty bytes writes all of them, null removes all of them.
-            old: An array with a single value for all timers: empty bytes if the caller knows that the store holds all
-                of them. Then the store is not read. None: the caller does not know, and the store is read.
-        """
+        """Write timers, or remove timers. The store's entry of a timer is empty bytes."""
         self._lay_apart()
         same_owner = owners[1:] == owners[:-1]
         if ((owners[1:] < owners[:-1]) | (same_owner & (times_ms[1:] <= times_ms[:-1]))).any():

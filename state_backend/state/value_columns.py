@@ -23,16 +23,7 @@ class ValueColumns(StateColumns):
         self._old: pa.Array = pa.array([], pa.binary())
 
     def read(self, key_groups: Groups, keys: pa.Array) -> tuple[pa.Table, Mask]:
-        """Read the values of a batch of keys.
-
-        Args:
-            key_groups: The key group of each key.
-            keys: The encoded keys, unique, ascending by key group and key.
-
-        Returns:
-            One row for each key, in the same order, and a mask that is True where the key has a value that has not
-            expired. The columns of other rows are null.
-        """
+        """Read the values of a batch of keys."""
         self.begin(key_groups, keys)
         self._stored_keys = stored_keys(key_groups, self._state_id, keys)
         self._old = pa.array(self._read_values(key_groups), pa.binary())
@@ -43,26 +34,14 @@ class ValueColumns(StateColumns):
         return self._shard.read_sorted(self._name, key_groups, self._stored_keys)
 
     def write(self, rows: pa.Table, cleared: Mask | None = None) -> None:
-        """Replace the values of all keys of the last `read`.
-
-        Args:
-            rows: One row for each key of the last `read`, in the same order.
-            cleared: True for each key whose value is removed instead; None removes no value.
-
-        Raises:
-            StateTypeError: The rows do not fit the state's schema.
-        """
+        """Replace the values of all keys of the last `read`."""
         new = self._entries(rows)
         if cleared is not None:
             new = pc.if_else(pa.array(cleared), pa.scalar(None, pa.binary()), new)
         self._write(new)
 
     def clear(self, cleared: Mask) -> None:
-        """Remove the values of some keys of the last `read`.
-
-        Args:
-            cleared: True for each key whose value is removed. The values of other keys stay, with their expiry times.
-        """
+        """Remove the values of some keys of the last `read`."""
         self._write(pc.if_else(pa.array(cleared), pa.scalar(None, pa.binary()), self._old))
 
     def _write(self, new: pa.Array) -> None:

@@ -27,13 +27,7 @@ DEFAULT_AIRFLOW = "http://127.0.0.1:8080"
 
 
 def backfill_command(dag_id: str, again: Rerun, airflow: str | None = None) -> str:
-    """Return the command that runs the given intervals in order, including intervals that have already run.
-
-    Args:
-        dag_id: The DAG of the pipeline.
-        again: The intervals.
-        airflow: The URL of Airflow. The command contains the URL only if it differs from `DEFAULT_AIRFLOW`.
-    """
+    """Return the command that runs the given intervals in order, including intervals that have already run."""
     words = [
         "cairn",
         "backfill",
@@ -63,16 +57,7 @@ def heal_command(
     *,
     code: str | None = None,
 ) -> str:
-    """Return the command that runs all stale, failed, quarantined and missing intervals in order.
-
-    Args:
-        root: URL of the folder that holds the pipelines.
-        pipeline: Name of the pipeline.
-        to: Start of the last interval to heal, or a date.
-        dag_id: The DAG of the pipeline; None if it has the pipeline's name.
-        airflow: The URL of Airflow. The command contains the URL only if it differs from `DEFAULT_AIRFLOW`.
-        code: The pipeline as `module:NAME`, to run its intervals without Airflow.
-    """
+    """Return the command that runs all stale, failed, quarantined and missing intervals in order."""
     words = ["cairn", "heal", "--root", root, "--pipeline", pipeline, "--to", to]
     if code is not None:
         words += ["--code", code]
@@ -82,14 +67,7 @@ def heal_command(
 
 
 def local_command(root: str, pipeline: str, again: Rerun, code: str) -> str:
-    """Return the command that runs the given intervals again, in order, without Airflow.
-
-    Args:
-        root: URL of the folder that holds the pipelines.
-        pipeline: Name of the pipeline.
-        again: The intervals.
-        code: The pipeline as `module:NAME`.
-    """
+    """Return the command that runs the given intervals again, in order, without Airflow."""
     last = format_instant(again.last)
     if not again.replace_overlapping:
         return heal_command(root, pipeline, last, code=code)
@@ -103,12 +81,6 @@ def clear_command(dag_id: str, task_id: str, logical_date: datetime, others: Col
 
     The text warns about unrelated tasks that the command clears too, because Airflow matches tasks by a part of their
     id.
-
-    Args:
-        dag_id: The DAG of the run.
-        task_id: The id of the task to clear.
-        logical_date: The logical date of the run.
-        others: The ids of the DAG's tasks that are not downstream of the task.
     """
     day = logical_date.isoformat()
     text = shlex.join(["airflow", "tasks", "clear", dag_id, "-t", task_id, "-d", "-s", day, "-e", day, "-y"])
@@ -119,11 +91,5 @@ def clear_command(dag_id: str, task_id: str, logical_date: datetime, others: Col
 
 
 def with_command(message: str, dag_id: str, again: Rerun | None) -> str:
-    """Return the message, followed on a new line by the command that runs `again`.
-
-    Args:
-        message: The text to extend.
-        dag_id: The DAG of the pipeline.
-        again: The intervals to run again; None returns the message unchanged.
-    """
+    """Return the message, followed on a new line by the command that runs `again`."""
     return message if again is None else f"{message}\n{backfill_command(dag_id, again)}"

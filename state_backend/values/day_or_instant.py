@@ -11,16 +11,7 @@ _DAY = re.compile(r"\d{4}-\d{2}-\d{2}|\d{8}")
 
 
 def first_instant(name: str, text: str, zone: tzinfo = UTC) -> datetime:
-    """Return the instant, or the first instant of the day.
-
-    Args:
-        name: Name of the argument or option, for the error message.
-        text: A day or an instant in ISO format.
-        zone: Time zone of a day, and of an instant without a time zone.
-
-    Raises:
-        UsageError: The text is neither a day nor an instant.
-    """
+    """Return the instant, or the first instant of the day."""
     found = _parse(name, text)
     return (found if found.tzinfo is not None else found.replace(tzinfo=zone)).astimezone(UTC)
 

@@ -11,11 +11,7 @@ _listeners: list[Callable[[str], None]] = []
 
 @contextmanager
 def heard_by(listener: Callable[[str], None]) -> Iterator[None]:
-    """Call a function with the words of each `doing` that begins or ends within the block.
-
-    Args:
-        listener: Function that gets the words of all open `doing` blocks, the outermost first; an empty text at the end.
-    """
+    """Call a function with the words of each `doing` that begins or ends within the block."""
     _listeners.append(listener)
     try:
         yield

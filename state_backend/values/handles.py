@@ -15,13 +15,7 @@ TEMP_FOLDER = ".tmp"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Handle:
-    """A durable file, identified by its content.
-
-    Attributes:
-        path: The path relative to the root of the storage, with `/` separators.
-        size_bytes: The size of the file.
-        crc32c: The unsigned CRC-32C (Castagnoli) of the content.
-    """
+    """A durable file, identified by its content."""
 
     path: str
     size_bytes: int
@@ -33,24 +27,17 @@ class Handle:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileInfo:
-    """The metadata that a storage reports for one file.
-
-    Attributes:
-        path: The path relative to the root of the storage.
-        size_bytes: The size of the file.
-        generation: A number that changes with every write of other bytes to the path. After a write of the same bytes it may
-            stay the same, or come back.
-        modified_ms: A time by the storage's clock, in milliseconds since the epoch. It is never earlier than the moment
-            when the file got this path, even if the file is a link or a copy of an older file.
-        crc32c: The checksum of the content; None if the storage keeps no checksums (local files).
-        behind_link: True if `Storage.list` reached the file through a symbolic link to a folder. `Storage.delete`
-            refuses to delete the file.
-    """
+    """The metadata that a storage reports for one file."""
 
     path: str
     size_bytes: int
+    # A number that changes with every write of other bytes to the path. After a write of the same bytes it may stay the
+    # same, or come back.
     generation: int
+    # A time by the storage's clock, in milliseconds since the epoch. It is never earlier than the moment when the file
+    # got this path, even if the file is a link or a copy of an older file.
     modified_ms: int
+    # The checksum of the content; None if the storage keeps no checksums (local files).
     crc32c: int | None
     behind_link: bool = False
 
@@ -60,9 +47,6 @@ def check_path(path: str) -> str:
 
     A valid path consists of printable non-empty segments between `/`, without backslashes. No segment is `.`, `..` or
     the adapters' `.tmp`.
-
-    Raises:
-        UsageError: The path is not valid. A path from a damaged record must never lead out of the root.
     """
     segments = path.split("/")
     if not path.isprintable() or "\\" in path or any(s in ("", ".", "..", TEMP_FOLDER) for s in segments):
@@ -98,10 +82,8 @@ def fields_with_handles(cls: type) -> tuple[str, ...]:
 def _holds_handles(hint: Any, above: frozenset[type]) -> bool:
     """Return True if a value of the type `hint` can contain a `Handle`.
 
-    Args:
-        hint: A type hint.
-        above: The classes that the search is inside of. They are not searched again, since a class may have fields of
-            its own type, and the search would never end.
+    `above`: The classes that the search is inside of. They are not searched again, since a class may have fields of
+    its own type, and the search would never end.
     """
     if hint is Handle or any(_holds_handles(inner, above) for inner in get_args(hint)):
         return True

@@ -47,11 +47,7 @@ class Interval:
 
 
 def to_ms(instant: datetime) -> int:
-    """Return an instant as milliseconds since the epoch.
-
-    Raises:
-        UsageError: The argument is no datetime, has no time zone, or has a fraction of a millisecond.
-    """
+    """Return an instant as milliseconds since the epoch."""
     if not isinstance(instant, datetime):
         raise UsageError(f"{instant!r} is a {type(instant).__name__}, not a datetime with a time zone")
     if instant.tzinfo is None:

@@ -40,11 +40,7 @@ class KeyGroupRange:
 
 
 def check_parallelism(parallelism: int, max_parallelism: int) -> None:
-    """Check that 1 <= parallelism <= max_parallelism <= 32,768.
-
-    Raises:
-        UsageError: The numbers are out of this range.
-    """
+    """Check that 1 <= parallelism <= max_parallelism <= 32,768."""
     if not 1 <= parallelism <= max_parallelism <= MAX_MAX_PARALLELISM:
         raise UsageError(
             f"parallelism {parallelism} and max_parallelism {max_parallelism} must satisfy "
@@ -65,11 +61,7 @@ def range_of(shard: int, parallelism: int, max_parallelism: int) -> KeyGroupRang
 
 
 def check_whole(ranges: Iterable[KeyGroupRange], max_parallelism: int) -> None:
-    """Check that the shards of a checkpoint cover every key group exactly once.
-
-    Raises:
-        StateUnusable: The ranges leave out or repeat a key group.
-    """
+    """Check that the shards of a checkpoint cover every key group exactly once."""
     at = 0
     for shard in sorted(ranges, key=lambda r: r.first):
         if shard.first != at:

@@ -10,10 +10,6 @@ def in_words(phases_us: Mapping[str, int], wall_us: int) -> str:
 
     `other` is the part of the wall time that belongs to no phase. With it, the shown phases add up to the wall time.
     The text leaves `other` out if it is less than a twentieth of the wall time.
-
-    Args:
-        phases_us: Microseconds by phase.
-        wall_us: The whole duration in microseconds.
     """
     other_us = wall_us - sum(phases_us.values())
     shown = dict(phases_us) | ({"other": other_us} if other_us * 20 >= wall_us > 0 else {})

@@ -24,14 +24,7 @@ WHEEL = f"cairn_state-{RELEASE}-py3-none-any.whl"
 
 
 def unsupported(where: str, wrote: str, reads: str, release: str | None = None) -> UnsupportedFormat:
-    """Return an error for a file in a format that this release can't read. Its message names the release to use.
-
-    Args:
-        where: The path of the file, or the name of the state whose entry was read.
-        wrote: The format that the file has, like `format 2`.
-        reads: The format that this release reads.
-        release: The release that the file names; None if the file names no release.
-    """
+    """Return an error for a file in a format that this release can't read. Its message names the release to use."""
     who = f"Cairn {release[:40]}" if release is not None else "another release of Cairn"
     text = f"{where}: {who} wrote {wrote}; this is Cairn {RELEASE}, which reads {reads}\n"
     if release is None:

@@ -262,15 +262,7 @@ def _all_quarantined_days(policy: RetentionPolicy) -> list[int]:
 
 
 def check_retention(retention: object, what: str) -> None:
-    """Check that a value is a policy that a record can store.
-
-    Args:
-        retention: The value to check.
-        what: The name of the value, for the message.
-
-    Raises:
-        UsageError: The value is not a policy.
-    """
+    """Check that a value is a policy that a record can store."""
     if not isinstance(retention, RetentionPolicy):
         raise UsageError(f"{what}: expected {_NAMES}, since checkpoints record the policy; found {retention!r}")
 

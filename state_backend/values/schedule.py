@@ -89,12 +89,9 @@ class Cron:
 
 @dataclass(frozen=True, slots=True)
 class Every:
-    """A schedule of intervals of one length. Each interval begins where the one before ends.
+    """A schedule of intervals of one length. Each interval begins where the one before ends."""
 
-    Attributes:
-        ms: Length of an interval in milliseconds, at least 1.
-    """
-
+    # Length of an interval in milliseconds, at least 1.
     ms: int
 
     def __post_init__(self) -> None:
@@ -191,15 +188,7 @@ class _Clock:
 
 
 def schedule_of(value: Any, zone: str) -> Schedule:
-    """Return the schedule that a text or a timedelta names.
-
-    Args:
-        value: A cron expression or preset, a timedelta, or a schedule.
-        zone: Time zone of a cron expression.
-
-    Raises:
-        UsageError: The value names no schedule.
-    """
+    """Return the schedule that a text or a timedelta names."""
     if isinstance(value, timedelta):
         return Every(value // timedelta(milliseconds=1))
     found = Cron(value, zone) if isinstance(value, str) else value
@@ -259,14 +248,7 @@ def starting_between(schedule: Schedule, first: datetime, last: datetime) -> Ite
 
 
 def count_between(schedule: Schedule, first: datetime, last: datetime, most: int = 20_000) -> tuple[int, bool]:
-    """Return how many intervals begin at or between two instants, and True if the number is exact.
-
-    Args:
-        schedule: The schedule.
-        first: Start of the first interval.
-        last: The latest start.
-        most: The number of boundaries of a cron expression that are counted, before the function extrapolates.
-    """
+    """Return how many intervals begin at or between two instants, and True if the number is exact."""
     if isinstance(schedule, Every):
         return max(0, (last - first) // schedule.length + 1), True
     counted = list(islice(starting_between(schedule, first, last), most + 1))

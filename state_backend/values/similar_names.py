@@ -16,15 +16,7 @@ def similar_to(given: str, known: Sequence[str]) -> str:
 
 
 def did_you_mean(given: str, known: Iterable[str]) -> str:
-    """Return a line for an error message: the known names that are similar to a given name, else all known names.
-
-    Args:
-        given: The unknown name.
-        known: The names that exist. If none is similar, the line has the first ten of them.
-
-    Returns:
-        The line, which begins with a line break; an empty text if no name exists.
-    """
+    """Return a line for an error message: the known names that are similar to a given name, else all known names."""
     names = sorted(known)
     if close := similar_to(given, names):
         return close

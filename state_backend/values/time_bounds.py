@@ -21,12 +21,6 @@ LONGEST_US = LONGEST // _MICROSECOND
 
 
 def check_length_of_time(what: str, value: timedelta, instead: str = "") -> None:
-    """Raise `UsageError` if a length of time is longer than `LONGEST`, in either direction.
-
-    Args:
-        what: The setting, for the message.
-        value: Its value.
-        instead: Advice for a value that means no limit, or nothing.
-    """
+    """Raise `UsageError` if a length of time is longer than `LONGEST`, in either direction."""
     if not -LONGEST <= value <= LONGEST:
         raise UsageError(f"{what} is {value!r}; the longest is timedelta(days={LONGEST.days}){instead}")

@@ -62,27 +62,18 @@ _SHORT = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Zone:
-    """One time zone in three notations.
+    """One time zone in three notations."""
 
-    Attributes:
-        name: "UTC", a region, or an offset such as "+05:30". Pandas and Arrow accept these names.
-        rules: The zone as a `tzinfo` for datetimes; `datetime.UTC` itself for UTC.
-        posix: The zone as a value of the environment variable TZ. POSIX counts offsets westwards, so their sign is
-            inverted.
-    """
-
+    # "UTC", a region, or an offset such as "+05:30". Pandas and Arrow accept these names.
     name: str
+    # The zone as a `tzinfo` for datetimes; `datetime.UTC` itself for UTC.
     rules: tzinfo
     posix: str
 
 
 @cache
 def zone_of(name: str) -> Zone:
-    """Return the zone that a value of Spark's setting `spark.sql.session.timeZone` names.
-
-    Raises:
-        UsageError: The name is unknown, or this host has no data for the zone.
-    """
+    """Return the zone that a value of Spark's setting `spark.sql.session.timeZone` names."""
     known = _SHORT.get(name, name)
     if known in _UTC_NAMES:
         return Zone(name="UTC", rules=UTC, posix="UTC0")
@@ -108,10 +99,6 @@ def settled_wall_ms(at_ms: int, rules: tzinfo) -> int:
     """Return the latest wall time that all later instants reach, in milliseconds as if the zone were UTC.
 
     Mostly this is the wall time at `at_ms`. In the first of two hours that clocks repeat, this is the hour's start.
-
-    Args:
-        at_ms: The instant, in milliseconds since the epoch.
-        rules: The time zone.
     """
     low, offset = at_ms, _offset_ms(rules, at_ms)
     high = at_ms + _LONGEST_CHANGE_MS
@@ -138,11 +125,7 @@ def name_of(rules: tzinfo | None) -> str:
 
 @contextmanager
 def local_zone(zone: Zone) -> Iterator[None]:
-    """Run the block with the process's local time in the zone, and restore TZ afterwards.
-
-    Raises:
-        UsageError: The C library has no data for the zone.
-    """
+    """Run the block with the process's local time in the zone, and restore TZ afterwards."""
     before = os.environ.get("TZ")
     if before == zone.posix:
         time.tzset()

@@ -39,11 +39,7 @@ ADMIN = "admin"
 
 
 class RestError(RuntimeError):
-    """Airflow's API refused a request.
-
-    Attributes:
-        status: The HTTP status.
-    """
+    """Airflow's API refused a request."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(f"HTTP {status}: {message}")
@@ -61,15 +57,7 @@ class RestError(RuntimeError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backfill:
-    """A backfill that Airflow has created with a DAG run for each of its dates. The runs need not have ended.
-
-    Attributes:
-        id: Airflow's id of the backfill.
-        dag_id: Id of the DAG.
-        runs: Number of logical dates.
-        tries: Number of requests to create the backfill. More than 1 if Airflow refused a request, or created runs for
-            only some of the dates: then `create_backfill` cancels this backfill and creates another.
-    """
+    """A backfill that Airflow has created with a DAG run for each of its dates. The runs need not have ended."""
 
     id: int
     dag_id: str
@@ -78,19 +66,7 @@ class Backfill:
 
 
 class AirflowRest:
-    """Client of one Airflow's REST API.
-
-    Args:
-        url: Address of the API server.
-        token: Token of a user. None takes the environment variable `CAIRN_AIRFLOW_TOKEN`, else requests a token from
-            Airflow.
-        password: Password of the user `admin`, to request a token with. None takes the password of an Airflow that this
-            user runs on this machine. Without any password the request succeeds only if everybody is admin (`[core]
-            simple_auth_manager_all_admins`).
-
-    Raises:
-        UsageError: The address contains credentials, or the variable's token can't be sent.
-    """
+    """Client of one Airflow's REST API."""
 
     def __init__(self, url: str, token: str | None = None, *, password: str | None = None) -> None:
         check_address(url, f"put the token of a user into the environment variable {TOKEN_VARIABLE}")
@@ -108,10 +84,6 @@ class AirflowRest:
         """Send a request and return the JSON answer; None for an empty answer.
 
         After a temporary refusal (`RestError.passes`), which changed nothing, the request is repeated for ten seconds.
-
-        Raises:
-            RestError: Airflow refuses the request.
-            OSError: No server answers.
         """
         for tries_left in range(20, -1, -1):
             try:
@@ -153,15 +125,9 @@ class AirflowRest:
     def zone_of_days(self, dag_id: str, recorded: Schedule | None) -> Zone:
         """Return the time zone in which a day of a DAG begins.
 
-        Args:
-            dag_id: Id of the DAG.
-            recorded: Schedule of the pipeline's newest checkpoint. A cron schedule has a zone of its own. Otherwise the
-                zone is Airflow's default time zone, since Airflow's API tells no other: the field `timezone` of a DAG
-                is the setting `[core] default_timezone` (seen with Airflow 3.3.2).
-
-        Raises:
-            UsageError: Airflow has no such DAG, or refuses permission.
-            StorageUnavailable: Airflow does not answer.
+        `recorded`: Schedule of the pipeline's newest checkpoint. A cron schedule has a zone of its own. Otherwise the
+        zone is Airflow's default time zone, since Airflow's API tells no other: the field `timezone` of a DAG is the
+        setting `[core] default_timezone` (seen with Airflow 3.3.2).
         """
         if isinstance(recorded, Cron):
             return zone_of(recorded.zone)
@@ -186,14 +152,7 @@ class AirflowRest:
         self.call("PUT", f"/api/v2/backfills/{backfill_id}/cancel")
 
     def runs_between(self, dag_id: str, first: str, last: str, states: Sequence[str] = ()) -> list[dict[str, Any]]:
-        """Return the runs whose logical dates lie between `first` and `last`, both included.
-
-        Args:
-            dag_id: Id of the DAG.
-            first: First logical date.
-            last: Last logical date.
-            states: Only runs in one of these states; empty: in any.
-        """
+        """Return the runs whose logical dates lie between `first` and `last`, both included."""
         runs: list[dict[str, Any]] = []
         wanted = {"logical_date_gte": first, "logical_date_lte": last, "state": states}
         dates = urllib.parse.urlencode(wanted, doseq=True)
@@ -220,21 +179,6 @@ class AirflowRest:
 
         If Airflow creates runs for only some of the dates, this method cancels the backfill and creates it again. Without
         the unpausing, Airflow would never start the runs.
-
-        Args:
-            dag_id: Id of the DAG.
-            first: First logical date.
-            last: Last logical date, included.
-            max_active_runs: Number of runs at a time.
-            reprocess: Which dates with an ended run are run again: "none", "failed" or "completed" (all).
-            conf: The conf of each DAG run.
-            timeout_s: Seconds until the creation is given up.
-            say: Gets a sentence if the first creation fails.
-
-        Raises:
-            UsageError: Airflow has no such DAG, refuses permission, or has no date to run.
-            StorageUnavailable: Airflow does not answer, or after `timeout_s` some dates still have no run. The message
-                names a backfill that blocks the creation.
         """
         body = {
             "dag_id": dag_id,
@@ -314,13 +258,7 @@ class AirflowRest:
         return [run["logical_date"] for run in self.call("POST", "/api/v2/backfills/dry_run", body)["backfills"]]
 
     def _missing(self, dag_id: str, dates: Sequence[str], since: str) -> list[str]:
-        """Return the dates without a run that is queued, is running, or was queued at or after `since`.
-
-        Args:
-            dag_id: Id of the DAG.
-            dates: Logical dates, ascending.
-            since: Instant of the backfill's creation.
-        """
+        """Return the dates without a run that is queued, is running, or was queued at or after `since`."""
         covered = {
             _instant(run["logical_date"])
             for run in self.runs_between(dag_id, dates[0], dates[-1])

@@ -71,11 +71,7 @@ def _metadata_diff(sources: Sequence[StateSource]) -> dict[str, Any]:
 def _entry_diff(
     sources: Sequence[StateSource], states: Sequence[str] | None, limit: int
 ) -> tuple[dict[str, dict[str, int]], list[dict[str, Any]]]:
-    """Compare two states entry by entry.
-
-    Returns:
-        For each state, how many entries were added, removed and changed; and the first `limit` changes.
-    """
+    """Compare two states entry by entry."""
     counts: dict[str, dict[str, int]] = {}
     listed: list[dict[str, Any]] = []
     with ExitStack() as stack:
@@ -126,11 +122,7 @@ def _print_diff(found: dict[str, Any]) -> None:
 
 
 def line_of(change: dict[str, Any]) -> str:
-    """Return a changed entry as one line: its sign, state and key, and the fields that differ.
-
-    Args:
-        change: An entry as `describe_change` returns it.
-    """
+    """Return a changed entry as one line: its sign, state and key, and the fields that differ."""
     place = [change["state"], *(_fields(change[name]) for name in ("key", "user_key") if name in change)]
     if "pos" in change:
         place.append(f"[{change['pos']}]")

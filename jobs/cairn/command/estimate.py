@@ -102,11 +102,7 @@ def estimate_(
 
 
 def share(option: str, text: str) -> float:
-    """Convert `1%` or `0.01` to 0.01.
-
-    Raises:
-        UsageError: The text is not a share. The message names the option.
-    """
+    """Convert `1%` or `0.01` to 0.01."""
     try:
         return float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
     except ValueError:
@@ -114,15 +110,7 @@ def share(option: str, text: str) -> float:
 
 
 def asked_usage(asked: dict[str, Any], history: History | None) -> Usage:
-    """Return the usage to estimate: the history's usage, where each given option replaces one value.
-
-    Args:
-        asked: Values of the given options, by field of `Usage`.
-        history: Usage of a pipeline that has run; None builds the usage from `asked` alone.
-
-    Raises:
-        UsageError: Without history an option is missing that has no default.
-    """
+    """Return the usage to estimate: the history's usage, where each given option replaces one value."""
     if history is None:
         missing = [name for name in ("keys", "bytes_per_key", "changed", "shards", "every") if name not in asked]
         if missing:

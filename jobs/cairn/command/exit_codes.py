@@ -31,10 +31,6 @@ def exit_codes(command: Callable[P, int], leaves: str = CONTINUES) -> Callable[P
     """Wrap a command: make its return value the exit code, and print a `CairnError` on stderr with its own exit code.
 
     After Ctrl-C, print what is done and the command that continues. Other exceptions pass through.
-
-    Args:
-        command: The command's function.
-        leaves: What the command leaves if it is stopped: a text of `cairn.command.progress`.
     """
 
     @functools.wraps(command)

@@ -74,18 +74,7 @@ def get(
 
 
 def look_up(source: StateSource, keys: Sequence[Key], states: Sequence[str] | None = None) -> dict[str, Entries]:
-    """Return the entries of some keys, by key (as `_name` writes it) and by state. Write nothing below the root.
-
-    Args:
-        source: The checkpoint or savepoint.
-        keys: The keys, as `parse_key` returns them.
-        states: Names of the states, `$timers` for the timers; None for all.
-
-    Raises:
-        UsageError: The checkpoint has no state of this name.
-        CorruptFile: A file is missing or damaged.
-        CheckpointDropped: A file is missing because retention dropped the checkpoint meanwhile.
-    """
+    """Return the entries of some keys, by key (as `_name` writes it) and by state. Write nothing below the root."""
     names = list(states or [*(d.name for d in source.content.states), TIMERS_NAME])
     plan = plan_read(source.content, keys=keys)
     found: dict[str, Entries] = {}

@@ -149,12 +149,7 @@ def heal(
 
 
 class _Progress:
-    """Progress of `cairn heal`, as printed lines and as a count of intervals. With `quiet`, it prints nothing.
-
-    Attributes:
-        healed: Number of intervals that have run.
-        wanted: Number of intervals that have run, plus those that the newest plan has to run.
-    """
+    """Progress of `cairn heal`, as printed lines and as a count of intervals. With `quiet`, it prints nothing."""
 
     def __init__(self, *, quiet: bool) -> None:
         self.healed = 0
@@ -176,16 +171,7 @@ class _Progress:
 
 
 class _Healing:
-    """One call of `cairn heal`.
-
-    Args:
-        place: Where the intervals run.
-        pipeline: Name of the pipeline.
-        to: Value of `--to`.
-        command: The command that continues this call.
-        progress: Printer of steps and counter of intervals.
-        as_json: True prints one JSON value at the end.
-    """
+    """One call of `cairn heal`."""
 
     def __init__(self, place: _Place, pipeline: str, to: str, command: str, progress: _Progress, as_json: bool) -> None:
         self.place = place
@@ -320,19 +306,7 @@ class _Healing:
 
 
 class _Here:
-    """The pipeline in this process, as `cairn run` runs it.
-
-    Args:
-        code: The pipeline, as `module:NAME`.
-        name: Expected name of the pipeline.
-        root: URL of the folder that holds the pipelines.
-        storage: Storage of the pipeline's folder.
-        to: Value of `--to`. A day is in the zone of the schedule, or in UTC.
-        every: Value of `--every`.
-        spark: URL of Spark.
-        silent: Print nothing about Spark.
-        on_done: Function that is called with each interval after its commit.
-    """
+    """The pipeline in this process, as `cairn run` runs it."""
 
     def __init__(
         self,

@@ -35,15 +35,7 @@ _UNFINISHED = ("queued", "running")
 
 
 class InAirflow:
-    """The pipeline's DAG in Airflow.
-
-    Args:
-        rest: Airflow's API.
-        dag_id: Id of the pipeline's DAG.
-        storage: Storage of the pipeline's folder.
-        last: Latest start of an interval to heal.
-        say: Prints a line if Airflow refuses a request that is then repeated.
-    """
+    """The pipeline's DAG in Airflow."""
 
     def __init__(
         self, rest: AirflowRest, dag_id: str, storage: Storage, last: datetime, say: Callable[[str], None]
@@ -65,12 +57,7 @@ class InAirflow:
         self.own_backfills: set[int] = set()
 
     def plan(self, now: datetime, *, fresh: bool) -> tuple[HealPlan, Health]:
-        """Ask Airflow, read the log, and return the next steps.
-
-        Args:
-            now: The time now, to measure how long a run has been queued.
-            fresh: True asks Airflow for the intervals of the schedule again: some may have ended since.
-        """
+        """Ask Airflow, read the log, and return the next steps."""
         with explained(self.rest.url, self.dag_id):
             dag = self.rest.call("GET", f"{self._path}/details")
             health = self._health()

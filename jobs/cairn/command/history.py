@@ -73,12 +73,7 @@ def _changes(step: dict[str, Any]) -> bool:
 
 
 def lines_of(step: dict[str, Any], *, rows: bool) -> list[str]:
-    """Return one checkpoint of a key's history as lines.
-
-    Args:
-        step: The checkpoint, as `describe_step` returns it.
-        rows: True lists the rows; False counts them.
-    """
+    """Return one checkpoint of a key's history as lines."""
     run = step["run"]
     code = f", code {step['code']}" if step["code"] is not None else ""
     status = "" if step["status"] == "completed" else f", {step['status']}"

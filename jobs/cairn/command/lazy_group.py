@@ -21,15 +21,7 @@ from state_backend.values.hide_secrets import hide_in
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A row of the table of commands.
-
-    Attributes:
-        name: Words that the user types after `cairn`. The first of two words names a group, as in `trials list`.
-        function: The command's function, as `module:name`. The module is in the package `cairn.command`.
-        panel: Title of the command's group in `cairn --help`.
-        help: First paragraph of the function's docstring.
-        leaves: What the command leaves if Ctrl-C stops it: a text of `cairn.command.progress`.
-    """
+    """A row of the table of commands."""
 
     name: str
     function: str

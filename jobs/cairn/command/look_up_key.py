@@ -35,11 +35,7 @@ MOST_CHARACTERS = 2000
 
 
 def answer(asked: dict[str, Any]) -> dict[str, Any]:
-    """Return the answer to a question.
-
-    Raises:
-        CairnError: The key does not fit, or the state can't be read.
-    """
+    """Return the answer to a question."""
     url = join_url(asked["root"], asked["pipeline"])
     storage = open_storage(url)
     wanted, log = asked["checkpoint"], read_newest(storage)

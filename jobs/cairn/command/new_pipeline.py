@@ -67,23 +67,13 @@ class Api(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewPipeline:
-    """The answers from which a new pipeline is written.
-
-    Attributes:
-        name: Name of the pipeline, of its modules and of its folder.
-        schedule: How often the pipeline runs.
-        key: Name of the key column.
-        api: Interface of the processor.
-        template: The ready-made processor; None for a processor of the user's own.
-
-    Raises:
-        UsageError: The name or the key is not a valid Python name, or the key is another column of the sample data.
-    """
+    """The answers from which a new pipeline is written."""
 
     name: str
     schedule: Schedule
     key: str
     api: Api
+    # The ready-made processor; None for a processor of the user's own.
     template: ReadyMadeName | None = None
 
     def __post_init__(self) -> None:
@@ -102,11 +92,7 @@ class NewPipeline:
 
     @staticmethod
     def usual_key(template: ReadyMadeName | None) -> str:
-        """Return the key column, unless the user names another.
-
-        Args:
-            template: The ready-made processor; None for a processor of the user's own.
-        """
+        """Return the key column, unless the user names another."""
         return "user" if template is None else READY_MADE[template].key
 
     def _ready_made(self) -> ReadyMadeTemplate:
@@ -193,11 +179,7 @@ class NewPipeline:
 
 
 def write_files(into: Path, files: dict[str, str]) -> None:
-    """Write all files, or none if one of them exists already.
-
-    Raises:
-        UsageError: Files exist already. The message names them.
-    """
+    """Write all files, or none if one of them exists already."""
     there = [path for path in files if (into / path).exists()]
     if there:
         named = "\n".join(f"  {into / path}" for path in there[:5])

@@ -16,13 +16,6 @@ def open_spark(
     """Return a new session. Two lines on stderr say that Spark starts, and how long that took.
 
     The start of a local Spark takes ten seconds, and a minute on a busy machine.
-
-    Args:
-        where: URL of the Connect server, or the master.
-        app_name: Name of the application on a master.
-        log: Level of Spark's own log lines, for a master.
-        own_workers: Whether the session on a Connect server gets Python workers that no other session uses.
-        silent: Print nothing.
     """
     from cairn.spark.session import connect
 

@@ -46,14 +46,7 @@ PUT_BACK = "Put the manifest back from a backup, or go back to an older checkpoi
 def open_log(root: str, pipeline: str, *, if_new: str = "", newest: bool = False) -> tuple[Storage, Log]:
     """Return a pipeline's storage and its log.
 
-    Args:
-        root: URL of the folder that holds all pipelines.
-        pipeline: Name of the pipeline.
-        if_new: Lines for a pipeline that never ran, for the error's message.
-        newest: Read only the newest record, as `read_newest` does.
-
-    Raises:
-        UsageError: The pipeline does not exist.
+    `if_new`: Lines for a pipeline that never ran, for the error's message.
     """
     from state_backend.checkpoint.log import read_log, read_newest
     from state_backend.inspection.find_pipelines import refuse_nothing

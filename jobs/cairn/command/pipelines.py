@@ -21,19 +21,14 @@ from state_backend.values.intervals import Interval, format_instant
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """A line of `cairn pipelines`.
-
-    Attributes:
-        name: Name of the pipeline.
-        last: The interval of the newest state; None without a valid checkpoint.
-        written_ms: Time of the newest record, in milliseconds since the epoch; None if the log can't be read.
-        state: One word: `ok`, `blocked`, `unpublished`, `empty` or `unreadable`.
-        problems: What a person must look at, for example `2 stale`.
-    """
+    """A line of `cairn pipelines`."""
 
     name: str
+    # The interval of the newest state; None without a valid checkpoint.
     last: Interval | None
+    # Time of the newest record, in milliseconds since the epoch; None if the log can't be read.
     written_ms: int | None
+    # One word: `ok`, `blocked`, `unpublished`, `empty` or `unreadable`.
     state: str
     problems: tuple[str, ...]
 

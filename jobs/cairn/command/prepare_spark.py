@@ -57,11 +57,7 @@ def prepare_spark() -> int:
 
 
 def _record(archive: Path, work: Path) -> None:
-    """Run a small pipeline on a Spark server that writes the archive when it ends.
-
-    Raises:
-        StorageUnavailable: The server or the pipeline failed, or the server wrote no archive.
-    """
+    """Run a small pipeline on a Spark server that writes the archive when it ends."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]

@@ -20,11 +20,7 @@ _YELLOW = ("stale", "unpublished")
 
 
 def print_json(value: Any) -> int:
-    """Print one JSON value.
-
-    Returns:
-        0, the exit code.
-    """
+    """Print one JSON value."""
     typer.echo(json.dumps(value, indent=2))
     return 0
 
@@ -34,10 +30,6 @@ def print_text(what: str | Table, style: str = "") -> None:
 
     Brackets in a text are not markup. A table is as wide as its content, because a truncated path or instant is
     useless. Colours appear on a terminal only, and not if the variable NO_COLOR is set.
-
-    Args:
-        what: The text or the table.
-        style: Colour of a text, as Rich names it; empty for none.
     """
     from rich.console import Console
     from rich.text import Text

@@ -25,13 +25,6 @@ def progress(doing: str, things: str) -> Iterator[OnProgress]:
     """Show a bar on stderr while the block runs, if stderr is a terminal.
 
     Ctrl-C in the block gets a note that says how much is done.
-
-    Args:
-        doing: The action, for example `verifying`.
-        things: The counted things, for example `shards`.
-
-    Yields:
-        A function that takes the number of finished things and their total number.
     """
     counted = (0, 0)
     show, close = _bar(doing) if sys.stderr.isatty() else (lambda done, total: None, lambda: None)
@@ -52,12 +45,7 @@ def progress(doing: str, things: str) -> Iterator[OnProgress]:
 
 
 def after_stop(stop: KeyboardInterrupt, leaves: str) -> str:
-    """Return the message after Ctrl-C: what was done, what the command leaves, and the command that continues.
-
-    Args:
-        stop: The exception. A `Stopped` has its own message.
-        leaves: The message of the command's kind, such as `CONTINUES`.
-    """
+    """Return the message after Ctrl-C: what was done, what the command leaves, and the command that continues."""
     own = str(stop) if isinstance(stop, Stopped) else leaves.format(command=shlex.join(["cairn", *sys.argv[1:]]))
     return "\n".join(["Stopped by Ctrl-C", *getattr(stop, "__notes__", []), own])
 

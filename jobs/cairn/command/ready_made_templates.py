@@ -50,19 +50,12 @@ def test_another_number_of_shards_and_a_lost_try_change_nothing(tester: Pipeline
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadyMadeTemplate:
-    """A pipeline of a ready-made processor.
-
-    Attributes:
-        key: The key column, unless the user names another.
-        parts: Texts by the words of the templates.
-        rows: For each kind of input, a function that makes the columns of a row without the key and the event time. The
-            kind is empty if there is one input.
-        keys: Number of different keys in the sample data.
-        repeats: Share of the rows that arrive again one interval later.
-    """
+    """A pipeline of a ready-made processor."""
 
     key: str
     parts: Mapping[str, str]
+    # For each kind of input, a function that makes the columns of a row without the key and the event time. The kind is
+    # empty if there is one input.
     rows: Mapping[str, Callable[[random.Random], dict[str, Any]]]
     keys: int = 40
     repeats: float = 0.0

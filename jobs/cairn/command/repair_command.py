@@ -12,16 +12,7 @@ from state_backend.values.errors import Rerun
 def repair_command(
     log: Log, again: Rerun, *, root: str, pipeline: str, dag: str | None, code: str | None = None
 ) -> str:
-    """Return the command that runs the given intervals again, in order.
-
-    Args:
-        log: The pipeline's log.
-        again: The intervals.
-        root: URL of the folder that holds the pipelines.
-        pipeline: Name of the pipeline.
-        dag: Id of the pipeline's DAG, if the user gave one.
-        code: The pipeline as `module:NAME`; None takes the variable CAIRN_CODE, else the recorded name.
-    """
+    """Return the command that runs the given intervals again, in order."""
     if dag is not None or not ran_here(log):
         return backfill_command(dag or pipeline, again)
     return local_command(root, pipeline, again, code or code_of(log))

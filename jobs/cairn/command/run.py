@@ -156,15 +156,7 @@ def run(
 def _stopped(
     intervals: Sequence[Interval], done: int, again: _Again, permissions: Permissions, same: Sequence[str] | None
 ) -> Stopped:
-    """Return the message after Ctrl-C.
-
-    Args:
-        intervals: All intervals of the call.
-        done: The number of intervals that the call has finished.
-        again: Builder of the command that runs the other intervals.
-        permissions: Permissions of the call.
-        same: Arguments of the call, if the same call continues; None if it would begin with the first interval again.
-    """
+    """Return the message after Ctrl-C."""
     said = f"{done} of {len(intervals)} intervals are done; their commits stay"
     if done == len(intervals):
         return Stopped(said)
@@ -224,14 +216,6 @@ class _Asked:
 
         With `--from` and `--to`, they are all intervals from the one that starts at `--from` to the one that starts at
         `--to`. Otherwise they are `--count` intervals, and the first of them starts at `--start`.
-
-        Args:
-            length: Length of each interval.
-            default_start: Start of the first interval if neither `--start` nor `--from` is given.
-
-        Raises:
-            UsageError: The time in `--start`, `--from` or `--to` can't be parsed, `--from` is after `--to`, or the range is not a whole number of
-                intervals.
         """
         from cairn.operations.plan_range import intervals_between, named_intervals
 
@@ -244,15 +228,6 @@ class _Asked:
         """Return the intervals of a schedule that `cairn run` must run.
 
         A date without a time in `--from` or `--to` means all intervals that begin on this date, in the schedule's zone.
-
-        Args:
-            schedule: The schedule of the pipeline.
-            pipeline_start: Start of the pipeline's first interval.
-            newest: The newest committed interval, which the next one follows; None if there is none.
-
-        Raises:
-            UsageError: `--start`, or the pipeline's start, is no start of an interval of the schedule; or no interval
-                begins from `--from` to `--to`.
         """
         from cairn.operations.plan_range import named_intervals
 
@@ -279,21 +254,15 @@ class _Again:
     """Builder of the `cairn run` command that an error message recommends for intervals that must run again first.
 
     The command repeats the options of the `cairn run` that failed.
-
-    Attributes:
-        code: The pipeline, as `module:NAME`.
-        root: Value of `--root`.
-        every: Value of `--every`, as text; None if the user left the option out.
-        spark: Value of `--spark`.
-        length: Length of an interval. Without a schedule, it gives the number of intervals in a recommended command.
-        schedule: The schedule, which gives this number; None without one.
     """
 
     code: str
     root: str
+    # Value of `--every`, as text; None if the user left the option out.
     every: str | None
     spark: str
     length: timedelta
+    # The schedule, which gives this number; None without one.
     schedule: Schedule | None
 
     def command(self, rerun: Rerun) -> str:
@@ -382,11 +351,7 @@ def _say(outcomes: list[Outcome], as_json: bool) -> int:
 
 
 def interval_length(pipeline: str, newest: Interval | None, every: str | None) -> timedelta:
-    """Return the length that `--every` gives, else the length of the newest interval.
-
-    Raises:
-        UsageError: There is neither `--every` nor a newest interval, or `--every` can't be parsed.
-    """
+    """Return the length that `--every` gives, else the length of the newest interval."""
     if every is not None:
         return parse_duration(every)
     if newest is None:

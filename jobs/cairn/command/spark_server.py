@@ -32,14 +32,7 @@ _CLASS = "org.apache.spark.sql.connect.service.SparkConnectServer"
 
 
 def server_command(port: int, master: str, shuffle_partitions: int, more: Mapping[str, str] | None = None) -> list[str]:
-    """Return the command line of a server in the foreground.
-
-    Args:
-        port: Port on 127.0.0.1.
-        master: Spark's master URL, which says where tasks run.
-        shuffle_partitions: Value of `spark.sql.shuffle.partitions`.
-        more: Spark configuration that overrides the defaults of this function.
-    """
+    """Return the command line of a server in the foreground."""
     conf = {
         "spark.master": master,
         "spark.connect.grpc.binding.address": "127.0.0.1",

@@ -58,15 +58,7 @@ class ClaimMode(StrEnum):
 
 
 def load_named(code: str, name: str | None) -> Any:
-    """Load a pipeline, and check its name.
-
-    Args:
-        code: The pipeline, as `module:NAME`.
-        name: The name on the command line; None skips the check.
-
-    Raises:
-        UsageError: The pipeline can't be loaded, or has another name.
-    """
+    """Load a pipeline, and check its name."""
     pipeline = load_code(code)
     if name is not None and name != pipeline.name:
         raise UsageError(
@@ -353,11 +345,7 @@ def _restored(record: Record) -> dict[str, Any]:
 
 
 def load_code(code: str) -> Pipeline:
-    """Load the pipeline that `module:NAME` names. Modules of the current folder can be imported.
-
-    Raises:
-        UsageError: There is no such module or pipeline.
-    """
+    """Load the pipeline that `module:NAME` names. Modules of the current folder can be imported."""
     from cairn.driver.load_pipeline import load_pipeline
 
     if "" not in sys.path:
@@ -366,23 +354,13 @@ def load_code(code: str) -> Pipeline:
 
 
 def _id_of(coordinator: Coordinator, which: str) -> int:
-    """Return the id of the checkpoint that the user named with `--checkpoint`.
-
-    Args:
-        coordinator: Coordinator of the pipeline.
-        which: Value of `--checkpoint`: "latest", an id, or the end of an interval. An id is returned unchecked: the
-            caller's `plan_rewind` or `plan_fork` refuses an unusable checkpoint.
-    """
+    """Return the id of the checkpoint that the user named with `--checkpoint`."""
     found = parse_checkpoint(which)
     return found if isinstance(found, int) else coordinator.record(found).id
 
 
 def start_of(option: str, text: str) -> datetime:
-    """Return the instant that an option gives.
-
-    Raises:
-        UsageError: The text is not an instant, or has no time zone.
-    """
+    """Return the instant that an option gives."""
     found = parse_checkpoint(text)
     if not isinstance(found, datetime):
         raise UsageError(f"{option} {text!r} is not a time with time zone; write it as in 2013-01-02T00:00:00+00:00")

@@ -47,22 +47,12 @@ class DagControl(Protocol):
         """Pause or unpause the DAG."""
 
     def running(self, dag_id: str) -> Mapping[str, Mapping[str, str | None]]:
-        """Return the tasks of each DAG run that has not ended.
-
-        Returns:
-            By run id and task id, Airflow's state of the task; None for a task that has not begun.
-        """
+        """Return the tasks of each DAG run that has not ended."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopPlan:
-    """The tasks to wait for and the runs to commit, before a paused DAG counts as stopped.
-
-    Attributes:
-        under_way: Active tasks to wait for, as `run/task`.
-        uncommitted: Ids of runs whose interval is processed and not committed, because Airflow does not start their
-            `checkpoint` task while the DAG is paused. The caller commits these intervals itself.
-    """
+    """The tasks to wait for and the runs to commit, before a paused DAG counts as stopped."""
 
     under_way: tuple[str, ...]
     uncommitted: tuple[str, ...]
@@ -73,9 +63,6 @@ def plan_stop(running: Mapping[str, Mapping[str, str | None]]) -> StopPlan:
 
     The caller commits the interval of a run whose `process` task has succeeded and whose `checkpoint` task has not
     begun. Airflow would not start that task, because the DAG is paused.
-
-    Args:
-        running: Task states, as `DagControl.running` returns them.
     """
     under_way = [f"{run}/{task}" for run, tasks in running.items() for task, at in tasks.items() if at in _UNDER_WAY]
     uncommitted = [
@@ -98,17 +85,6 @@ def stopped(
     """Pause a DAG, wait until no task is active, and yield the ids of the runs to commit.
 
     After the body the DAG stays paused. If the body fails, a DAG that was not paused before is unpaused.
-
-    Args:
-        airflow: Access to Airflow.
-        dag_id: Id of the DAG.
-        timeout_s: Seconds to wait for active tasks.
-        wait: Function that sleeps; tests replace it.
-        monotonic: Clock in seconds; tests replace it.
-
-    Raises:
-        StorageUnavailable: Tasks were still active after `timeout_s`. The message names them. The DAG is paused or
-            unpaused as before.
     """
     paused_before = airflow.is_paused(dag_id)
     try:
@@ -137,14 +113,6 @@ def commit_prepared(coordinator: Coordinator, runs: Sequence[str]) -> list[int]:
 
     An attempt that validation refused is skipped. An earlier attempt of the same run does not replace it, since the
     run's `checkpoint` task would fail too.
-
-    Args:
-        coordinator: Coordinator of the pipeline.
-        runs: Ids of Airflow runs. If empty, nothing is read.
-
-    Raises:
-        CorruptRecord: An attempt that can't be read may be the last attempt of a run.
-        CairnError: The same errors as in `Coordinator.commit`.
     """
     if not runs:
         return []
@@ -153,12 +121,7 @@ def commit_prepared(coordinator: Coordinator, runs: Sequence[str]) -> list[int]:
 
 
 def plan_commits(prepared: Sequence[Prepared], runs: Sequence[str]) -> tuple[str, ...]:
-    """Return the attempts to commit: for each run, the uuid of the last attempt that it prepared.
-
-    Args:
-        prepared: All prepared attempts of the pipeline.
-        runs: Ids of Airflow runs. The result has their order. It leaves out runs that prepared no attempt.
-    """
+    """Return the attempts to commit: for each run, the uuid of the last attempt that it prepared."""
     by_run: dict[str, Prepared] = {}
     for attempt in sorted(prepared, key=_order):
         by_run[attempt.content.run.run_id] = attempt
@@ -187,30 +150,18 @@ class AirflowCli:
         self._timeout_s = timeout_s
 
     def is_paused(self, dag_id: str) -> bool:
-        """Return True if the DAG is paused.
-
-        Raises:
-            UsageError: Airflow has no such DAG.
-        """
+        """Return True if the DAG is paused."""
         (details,) = self._rows("dags", "details", dag_id)
         return str(details["is_paused"]) == "True"
 
     def pause(self, dag_id: str, paused: bool) -> None:
-        """Pause or unpause the DAG.
-
-        Raises:
-            UsageError: Airflow has no such DAG.
-            StorageUnavailable: The command fails.
-        """
+        """Pause or unpause the DAG."""
         self._run("dags", "pause" if paused else "unpause", dag_id, "--yes")
 
     def running(self, dag_id: str) -> dict[str, dict[str, str | None]]:
         """Return the tasks of each running DAG run.
 
         Airflow's command line is called once, and once more for each run. Each call takes some seconds.
-
-        Returns:
-            By run id and task id, Airflow's state of the task; None for a task that has not begun.
         """
         runs = self._rows("dags", "list-runs", dag_id, "--state", "running")
         return {run["run_id"]: self._tasks(dag_id, run["run_id"]) for run in runs}

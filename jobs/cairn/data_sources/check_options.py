@@ -9,13 +9,7 @@ from state_backend.values.similar_names import did_you_mean
 
 
 def check_options(source: str, given: Mapping[str, str], known: Collection[str]) -> None:
-    """Raise `UsageError` if a query gives an option that its data source does not have.
-
-    Args:
-        source: Name of the data source's format.
-        given: The options of the query. Spark ignores the case of their names.
-        known: Names of the data source's options, in lower case.
-    """
+    """Raise `UsageError` if a query gives an option that its data source does not have."""
     for name in given:
         if name.lower() not in known:
             more = "; load() takes no path" if name.lower() == "path" else ""

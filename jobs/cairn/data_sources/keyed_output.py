@@ -75,12 +75,7 @@ class KeyedOutput(DataSource):
         return "keyed_output"
 
     def schema(self) -> StructType:
-        """Return the schema of the table (`table_schema`).
-
-        Raises:
-            UsageError: An option is missing, wrong or unknown.
-            StateUnusable: With the option `valid`, the result of an interval is not valid.
-        """
+        """Return the schema of the table (`table_schema`)."""
         check_options(self.name(), self.options, _OPTIONS)
         log = self._log()
         if (notice := self._spoilt(log)) is not None:
@@ -88,12 +83,7 @@ class KeyedOutput(DataSource):
         return from_record(self._schema(log), self._root())
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """Return a reader of the files that the log now names.
-
-        Raises:
-            StateUnusable: With the option `valid`, the result of an interval is not valid.
-            StorageUnavailable: The output schema has changed since the query was planned. A new query succeeds.
-        """
+        """Return a reader of the files that the log now names."""
         log, planned = self._log(), parse_struct(recorded_schema(schema.jsonValue()))
         self._spoilt(log)
         schema_now = self._schema(log)
@@ -109,10 +99,6 @@ class KeyedOutput(DataSource):
         """Return the schema of the table.
 
         The records name the schemas of files. A file of a release that did not record its schema is downloaded.
-
-        Raises:
-            StateUnusable: The pipeline has no output yet.
-            UsageError: Files that are read have a column of the same name, and no type holds the values of both.
         """
         recorded, files = recorded_schemas(log, late=self._late()), self._files(log)
         if not recorded and not files:
@@ -245,9 +231,6 @@ def _gone(handle: Handle, storage: Storage) -> CairnError:
     """Return the error for a file that was current when the query was planned and is now missing.
 
     A query never mixes rows of two results of an interval. So the whole query fails if a re-run has replaced a file.
-
-    Returns:
-        CorruptFile if the file is still current, else StorageUnavailable.
     """
     current = read_log(storage).current_outputs().values()
     if any(file.handle == handle for _, files in current for file in files):

@@ -91,11 +91,7 @@ class KeyedState(DataSource):
         return "keyed_state"
 
     def schema(self) -> StructType:
-        """Return the schema of the state that the options name.
-
-        Raises:
-            UsageError: An option is missing, wrong or unknown, or the state does not exist.
-        """
+        """Return the schema of the state that the options name."""
         try:
             check_options(self.name(), self.options, _OPTIONS)
             self._plan()
@@ -111,13 +107,6 @@ class KeyedState(DataSource):
         The reader reads the same checkpoint, attempt or savepoint for which the method `schema` returned the columns,
         even if "latest" names another checkpoint by now. With the option `state="$check"`, the reader checks each shard
         instead of reading a state.
-
-        Args:
-            schema: The columns of the table.
-
-        Raises:
-            UsageError: The option `state` is "$check", and the options name a canonical savepoint, which can be checked
-                only after a restore.
         """
         source, state = self._source(), self._state()
         if state != CHECK:

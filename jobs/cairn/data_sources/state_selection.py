@@ -26,12 +26,7 @@ from state_backend.values.records import Content
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadPlan:
-    """The selection of a query.
-
-    Attributes:
-        shards: The shards to read, ascending.
-        part: The key groups or keys to read in these shards.
-    """
+    """The selection of a query."""
 
     shards: tuple[int, ...]
     part: Part = WHOLE
@@ -53,17 +48,7 @@ def plan_read(
     key_groups: Sequence[int] | None = None,
     shards: Sequence[int] | None = None,
 ) -> ReadPlan:
-    """Return the selection that satisfies all given limits.
-
-    Args:
-        content: The checkpoint or savepoint that is read.
-        keys: The keys to read; None for all keys.
-        key_groups: The key groups to read; None for all key groups.
-        shards: The shards to read; None for all shards.
-
-    Raises:
-        UsageError: A key does not fit the key's schema.
-    """
+    """Return the selection that satisfies all given limits."""
     parallelism, max_parallelism = content.parallelism, content.max_parallelism
     chosen = {*range(parallelism)} if shards is None else {*shards} & {*range(parallelism)}
     groups = None if key_groups is None else {*key_groups} & {*range(max_parallelism)}
@@ -85,15 +70,7 @@ def plan_read(
 
 
 def parse_numbers(text: str, what: str) -> list[int]:
-    """Parse numbers with commas between them, such as `3` or `1,3`.
-
-    Args:
-        text: The text to parse.
-        what: The name of the option, for the error message.
-
-    Raises:
-        UsageError: The text has another form.
-    """
+    """Parse numbers with commas between them, such as `3` or `1,3`."""
     try:
         return [int(number) for number in text.split(",")]
     except ValueError:
@@ -101,15 +78,7 @@ def parse_numbers(text: str, what: str) -> list[int]:
 
 
 def parse_keys(text: str, key_schema: Mapping[str, Any]) -> list[tuple[Any, ...]]:
-    """Parse a key or a list of keys.
-
-    Args:
-        text: A JSON object with all columns of the key, or a list of such objects, as `cairn diff --json` writes them.
-        key_schema: The Spark schema of the key, as JSON.
-
-    Raises:
-        UsageError: The text has another form.
-    """
+    """Parse a key or a list of keys."""
     schema = parse_struct(key_schema)
     try:
         given = json.loads(text)
@@ -128,11 +97,6 @@ def _value(data_type: DataType, given: Any, where: str) -> Any:
     """Return a JSON value as the Python type that the key codec takes, such as a date for the text "2013-01-31".
 
     Types that JSON has itself, such as integers and strings, are returned unchanged. The key codec checks these values.
-
-    Args:
-        data_type: The type of the key column, or of a field inside the key column.
-        given: The parsed JSON value.
-        where: The path of the value for error messages, such as "key.user".
     """
     if given is None:
         return None

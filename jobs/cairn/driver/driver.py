@@ -71,27 +71,15 @@ _SHOWN_LINES = 60
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Session:
-    """The call of a driver, and the secrets that came on stdin.
-
-    Attributes:
-        call: Arguments that every command has.
-        token: Token of the Spark Connect server; None if stdin gave no token.
-        conf: Spark configuration.
-    """
+    """The call of a driver, and the secrets that came on stdin."""
 
     call: Call
+    # Token of the Spark Connect server; None if stdin gave no token.
     token: str | None
     conf: Mapping[str, str]
 
     def load(self, name: str | None = None) -> Pipeline:
-        """Load the pipeline that the call names as `module:NAME`.
-
-        Args:
-            name: The task's argument `pipeline_name`, to compare with `Pipeline.name`; None: nothing is compared.
-
-        Raises:
-            UsageError: `name` differs from the name of the loaded pipeline.
-        """
+        """Load the pipeline that the call names as `module:NAME`."""
         pipeline = load_pipeline(self.call.pipeline)
         if name not in (None, pipeline.name):
             raise UsageError(
@@ -117,14 +105,7 @@ class Session:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run one command.
-
-    Args:
-        arguments: Words of the command line; None for those of this process.
-
-    Returns:
-        The exit code: 0 for success, 1 for an error.
-    """
+    """Run one command."""
     logging.basicConfig(stream=sys.stdout, level=logging.INFO, format="%(message)s")
     # At level INFO each import of Great Expectations logs some 250 lines about its own functions.
     for library in ("py4j", "great_expectations"):

@@ -66,18 +66,7 @@ _OFTEN_IMPORTED = ("google_crc32c", "great_expectations", "numpy", "pandas", "py
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """A driver to start.
-
-    Attributes:
-        module: Module to run as `__main__`.
-        arguments: Words of the command line after the module.
-        environment: All environment variables of the driver.
-        cwd: Working directory.
-        worker: Process id of the task's parent, the Airflow worker.
-        task: Process id of the Airflow task.
-        files: File descriptors of stdin, of the file for stdout and stderr, and of the lifeline. The lifeline is a
-            socket whose other end the Airflow task holds: when the task dies, the kernel kills the driver.
-    """
+    """A driver to start."""
 
     module: str
     arguments: list[str]
@@ -150,10 +139,6 @@ class _Host:
         """Answer requests until this host process is no longer needed. Fork a driver process for each request.
 
         Because of the forks, this method returns once in the host and once in each driver.
-
-        Returns:
-            In a forked driver process, the request that the driver must run. In the host process None, after the last
-            driver has ended.
         """
         # Freeze all present objects: the garbage collector of a driver then skips them.
         gc.collect()
@@ -177,9 +162,6 @@ class _Host:
         """Accept one request, and fork a driver process for it.
 
         Errors concern this request only, such as a dead task or an invalid message. They are logged.
-
-        Returns:
-            In the forked driver process, the request that the driver must run. In the host process, None.
         """
         assert self._listener is not None
         connection, _ = self._listener.accept()
@@ -226,11 +208,7 @@ class _Host:
         return None
 
     def _watch(self, worker: int) -> None:
-        """Watch a worker process, to notice its end.
-
-        Raises:
-            ProcessLookupError: The worker is dead, and so is its task.
-        """
+        """Watch a worker process, to notice its end."""
         if worker not in self._workers:
             pidfd = os.pidfd_open(worker)
             self._workers[worker] = pidfd
@@ -247,9 +225,6 @@ class _Host:
         The host reaps the driver (`waitpid`) only after the task has closed its connection to the host. Before that,
         the task kills the remaining processes of the driver's process group. A driver that is not reaped keeps its pid
         and process group, so the task can't kill a new process by mistake.
-
-        Args:
-            pidfd: File descriptor of the driver process.
         """
         pid, connection = self._drivers.pop(pidfd)
         self._selector.unregister(pidfd)
@@ -317,12 +292,7 @@ def _stamp(file: str) -> tuple[int, int] | None:
 
 
 def _receive(connection: socket.socket, task: int) -> Request:
-    """Read a request of the process `task`.
-
-    Raises:
-        ValueError: The message is not a valid request.
-        OSError: The connection failed.
-    """
+    """Read a request of the process `task`."""
     # `socket.recv_fds` does not set close-on-exec: a process that starts meanwhile would inherit the files.
     data, messages, _, _ = connection.recvmsg(
         4, socket.CMSG_SPACE(3 * array.array("i").itemsize), socket.MSG_CMSG_CLOEXEC
@@ -389,13 +359,7 @@ def _set_title(request: Request) -> None:
 
 
 def _tie_to(lifeline: int, pid: int) -> None:
-    """Make the kernel kill a driver, even a suspended one, when the Airflow task that asked for the driver dies.
-
-    Args:
-        lifeline: File descriptor of the driver's end of a socket. The task holds the other end, which closes when the
-            task dies.
-        pid: Process id of the driver.
-    """
+    """Make the kernel kill a driver, even a suspended one, when the Airflow task that asked for the driver dies."""
     fcntl.fcntl(lifeline, fcntl.F_SETOWN, pid)
     fcntl.fcntl(lifeline, _F_SETSIG, signal.SIGKILL)
     fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC | os.O_NONBLOCK)

@@ -27,35 +27,22 @@ COMMITTED = "@cairn committed "
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """Arguments that every request has.
-
-    Attributes:
-        pipeline: The `Pipeline`, as `module:NAME`.
-        root: URL of the folder that holds the pipelines.
-        spark: URL of a Spark Connect server, or a master URL.
-        session: UUID of the driver's session on a Spark Connect server; None: the driver chooses one.
-        former: UUID of the session of an earlier try of the same task. The driver ends this session and its jobs. None if
-            this is the first try.
-        settings_on_stdin: True if the token and the Spark configuration follow on stdin, as JSON.
-    """
+    """Arguments that every request has."""
 
     pipeline: str
     root: str
     spark: str
+    # UUID of the driver's session on a Spark Connect server; None: the driver chooses one.
     session: str | None = None
+    # UUID of the session of an earlier try of the same task. The driver ends this session and its jobs. None if this is
+    # the first try.
     former: str | None = None
     settings_on_stdin: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """The Airflow run that sends the request.
-
-    Attributes:
-        run_id: Airflow's id of the run.
-        clear_number: How often the run was cleared.
-        try_number: Number of this try, from 1.
-    """
+    """The Airflow run that sends the request."""
 
     run_id: str
     clear_number: int
@@ -64,23 +51,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Process(Run):
-    """Request to compute one interval, up to *prepared*.
-
-    Attributes:
-        start: Start of the interval.
-        end: End of the interval.
-        attempt: Id of the new attempt.
-        mode: How the checkpoint is stored: "incremental", "full" or "changelog".
-        name: The pipeline's name in the DAG. The driver checks that `Pipeline.name` is equal. None skips the check.
-        earlier: `{"attempt": ID, "options": {NAME: TEXT}}` of an earlier try of this run; None if there is no earlier
-            try. The options are settings that decide the result. If nothing changed, the driver computes nothing, and
-            returns that attempt.
-        committed: True if a committed result exists. The driver keeps this result if code and input are the same.
-        schedule: The DAG's schedule, encoded. The driver checks that the pipeline declares no other one. None skips the
-            check.
-        newest_first: True for a scheduled run of a DAG whose catchup is off: an unpaused DAG begins with the newest interval.
-        permissions: Refused actions that the user allows.
-    """
+    """Request to compute one interval, up to *prepared*."""
 
     command: ClassVar[str] = "process"
 
@@ -88,9 +59,14 @@ class Process(Run):
     end: datetime
     attempt: str
     mode: str = "incremental"
+    # The pipeline's name in the DAG. The driver checks that `Pipeline.name` is equal. None skips the check.
     name: str | None = None
+    # `{"attempt": ID, "options": {NAME: TEXT}}` of an earlier try of this run; None if there is no earlier try. The
+    # options are settings that decide the result. If nothing changed, the driver computes nothing, and returns that
+    # attempt.
     earlier: dict[str, Any] | None = None
     committed: bool = False
+    # The DAG's schedule, encoded. The driver checks that the pipeline declares no other one. None skips the check.
     schedule: dict[str, Any] | None = None
     newest_first: bool = False
     permissions: Permissions = NO_PERMISSIONS
@@ -98,24 +74,15 @@ class Process(Run):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Range(Run):
-    """Request to compute and commit the intervals of a range.
-
-    Attributes:
-        first: A day, or the start of the first interval.
-        last: A day, or the start of the last interval.
-        every: Length of each interval; None for the pipeline's schedule.
-        name: The pipeline's name in the DAG. The driver checks that `Pipeline.name` is equal. None skips this check.
-        mode: How checkpoints are stored.
-        reprocess: Which intervals with a result are computed again.
-        dry_run: True only logs what would be computed.
-        permissions: Refused actions that the user allows.
-    """
+    """Request to compute and commit the intervals of a range."""
 
     command: ClassVar[str] = "range"
 
     first: str
     last: str
+    # Length of each interval; None for the pipeline's schedule.
     every: timedelta | None = None
+    # The pipeline's name in the DAG. The driver checks that `Pipeline.name` is equal. None skips this check.
     name: str | None = None
     mode: str = "incremental"
     reprocess: Literal["changed", "none", "all"] = "changed"
@@ -125,57 +92,38 @@ class Range(Run):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Try:
-    """Request to run intervals with other code beside production.
-
-    Attributes:
-        first: A day, or the start of the first interval.
-        last: A day, or the start of the last interval.
-        every: Length of each interval; None for the pipeline's schedule.
-        keep: How long the trial stays after its end.
-        name: The pipeline's name in the DAG. The driver checks that `Pipeline.name` is equal. None skips this check.
-        trial: Name of the trial; None makes a name from the first interval and the code.
-        key: Columns by which output rows of the trial and of production are matched; if empty, whole rows are compared.
-    """
+    """Request to run intervals with other code beside production."""
 
     command: ClassVar[str] = "try"
 
     first: str
     last: str
+    # Length of each interval; None for the pipeline's schedule.
     every: timedelta | None = None
     keep: timedelta
+    # The pipeline's name in the DAG. The driver checks that `Pipeline.name` is equal. None skips this check.
     name: str | None = None
+    # Name of the trial; None makes a name from the first interval and the code.
     trial: str | None = None
+    # Columns by which output rows of the trial and of production are matched; if empty, whole rows are compared.
     key: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deploy:
-    """Request to take over the code of a trial.
-
-    Attributes:
-        trial: Name of the trial.
-        name: The pipeline's name in the DAG. The driver checks that `Pipeline.name` is equal. None skips this check.
-        past: True runs the trial's intervals again in production too. False takes the code over from the next interval
-            on.
-    """
+    """Request to take over the code of a trial."""
 
     command: ClassVar[str] = "deploy"
 
     trial: str
+    # The pipeline's name in the DAG. The driver checks that `Pipeline.name` is equal. None skips this check.
     name: str | None = None
     past: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TakeSavepoint:
-    """Request to copy a checkpoint to the new folder `to`.
-
-    Attributes:
-        to: URL of the savepoint's folder.
-        checkpoint: "latest", an id, or the end of an interval.
-        format: "native" copies compacted SSTs, "canonical" writes Parquet.
-        consolidate: True first consolidates the checkpoint itself.
-    """
+    """Request to copy a checkpoint to the new folder `to`."""
 
     command: ClassVar[str] = "savepoint"
 
@@ -187,40 +135,29 @@ class TakeSavepoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestoreSavepoint:
-    """Request to make a savepoint the state of the pipeline.
-
-    Attributes:
-        savepoint: URL of the savepoint's folder.
-        claim: NO_CLAIM leaves the savepoint. CLAIM deletes the savepoint after the commit.
-        attempt: A uuid, the same in every try. A second try completes the first one. None for a new uuid.
-    """
+    """Request to make a savepoint the state of the pipeline."""
 
     command: ClassVar[str] = "restore"
 
     savepoint: str
     claim: Literal["NO_CLAIM", "CLAIM"] = "NO_CLAIM"
+    # A uuid, the same in every try. A second try completes the first one. None for a new uuid.
     attempt: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Validate:
-    """Request to validate a checkpoint, a prepared attempt or a savepoint.
-
-    Attributes:
-        checkpoint: "latest", an id, or the end of an interval; ignored with `attempt` or `savepoint`.
-        attempt: Id of a prepared attempt; None validates something else.
-        savepoint: URL of a savepoint's folder; None validates something else.
-        mode: "fast" checks the files, "full" also restores the state.
-        docs: Folder for Data Docs; None writes none.
-        without_expectations: True skips the owner's expectations.
-    """
+    """Request to validate a checkpoint, a prepared attempt or a savepoint."""
 
     command: ClassVar[str] = "validate"
 
     checkpoint: str = "latest"
+    # Id of a prepared attempt; None validates something else.
     attempt: str | None = None
+    # URL of a savepoint's folder; None validates something else.
     savepoint: str | None = None
     mode: Literal["fast", "full"] = "full"
+    # Folder for Data Docs; None writes none.
     docs: str | None = None
     without_expectations: bool = False
 
@@ -237,28 +174,12 @@ class ProcessResult(TypedDict, total=False):
     If the interval has a committed checkpoint of the same code and input, the driver prepares no attempt, and the dict
     has only `attempt`, `reused`, `committed`, `interval`, `sink` and `seconds`. Otherwise the driver prepares an
     attempt, and the dict has all keys except `committed`.
-
-    Attributes:
-        attempt: Id of the prepared attempt, or of the attempt that made the committed checkpoint.
-        reused: True if nothing was computed.
-        committed: Id of the committed checkpoint.
-        checkpoint_base: Id of the base; None for empty state.
-        interval: The interval, as text.
-        input_rows: Number of input rows.
-        output_rows: Number of output rows.
-        keys: Number of entries of the largest value state; 0 without value states.
-        changed_bytes: Bytes of the entries that changed.
-        uploaded_bytes: Bytes of state files that were uploaded.
-        state_bytes: Bytes of all state files of the checkpoint.
-        durations_us: Microseconds by phase.
-        counts: The counts that the source's position contains.
-        sink: `module:NAME` of a pipeline that has a sink, else empty.
-        seconds: Duration of the driver's work.
     """
 
     attempt: str
     reused: bool
     committed: int
+    # Id of the base; None for empty state.
     checkpoint_base: int | None
     interval: str
     input_rows: int
@@ -269,36 +190,23 @@ class ProcessResult(TypedDict, total=False):
     state_bytes: int
     durations_us: dict[str, int]
     counts: dict[str, Any]
+    # `module:NAME` of a pipeline that has a sink, else empty.
     sink: str
     seconds: float
 
 
 class RangeResult(TypedDict):
-    """Result of `Range`.
-
-    Attributes:
-        intervals: Number of intervals.
-        computed: Number of intervals that were computed.
-        kept: Number of intervals whose earlier result stays.
-        checkpoint: Id of the last interval's checkpoint; None if a dry run would compute this interval.
-    """
+    """Result of `Range`."""
 
     intervals: int
     computed: int
     kept: int
+    # Id of the last interval's checkpoint; None if a dry run would compute this interval.
     checkpoint: int | None
 
 
 class TryResult(TypedDict):
-    """Result of `Try`.
-
-    Attributes:
-        trial: Name of the trial.
-        same: True if every digest equals production's.
-        comparison: Comparison with production as text, at most 61 lines.
-        computed: Number of intervals that were computed.
-        other_input: Number of intervals whose source position differs from production's record.
-    """
+    """Result of `Try`."""
 
     trial: str
     same: bool
@@ -308,30 +216,17 @@ class TryResult(TypedDict):
 
 
 class DeployResult(TypedDict):
-    """Result of `Deploy`.
-
-    Attributes:
-        trial: Name of the trial.
-        again: Number of the trial's intervals that were run again in production.
-        behind: Number of later intervals that were run again too.
-        back: Command that restores the state before the deployment; None if that is impossible.
-    """
+    """Result of `Deploy`."""
 
     trial: str
     again: int
     behind: int
+    # Command that restores the state before the deployment; None if that is impossible.
     back: str | None
 
 
 class RestoreResult(TypedDict):
-    """Result of `RestoreSavepoint`: the new checkpoint.
-
-    Attributes:
-        checkpoint: Id of the checkpoint.
-        interval: The savepoint's interval, as text.
-        entries: Number of entries.
-        bytes: Bytes of state.
-    """
+    """Result of `RestoreSavepoint`: the new checkpoint."""
 
     checkpoint: int
     interval: str
@@ -340,28 +235,12 @@ class RestoreResult(TypedDict):
 
 
 class ValidateResult(TypedDict):
-    """Result of `Validate`.
-
-    Attributes:
-        success: True if there are no findings.
-        what: Name of the validated thing, as text.
-        mode: "full" or "fast".
-        checkpoint: Id of the checkpoint; None for an attempt.
-        findings: A sentence for each problem.
-        files: Number of checked files.
-        entries: Number of entries that were read; 0 in mode "fast".
-        keys: Number of keys; 0 for a savepoint.
-        expectations: Number of evaluated expectations.
-        pids: Processes that restored the state.
-        docs: Path of the Data Docs page with all checks; None without Data Docs.
-        published: Intervals whose current output was computed from the state that this validation quarantined, as
-            text; empty without a quarantine.
-        rerun: Fields of `Rerun`, the intervals to run again; None if no re-run is needed.
-    """
+    """Result of `Validate`."""
 
     success: bool
     what: str
     mode: str
+    # Id of the checkpoint; None for an attempt.
     checkpoint: int | None
     findings: list[str]
     files: int
@@ -369,8 +248,12 @@ class ValidateResult(TypedDict):
     keys: int
     expectations: int
     pids: list[int]
+    # Path of the Data Docs page with all checks; None without Data Docs.
     docs: str | None
+    # Intervals whose current output was computed from the state that this validation quarantined, as text; empty
+    # without a quarantine.
     published: list[str]
+    # Fields of `Rerun`, the intervals to run again; None if no re-run is needed.
     rerun: dict[str, Any] | None
 
 
@@ -406,16 +289,7 @@ def _to_text(value: Any) -> str:
 
 
 def parse_call(arguments: Sequence[str] | None, more: Sequence[str]) -> tuple[Call, Any, dict[str, str]]:
-    """Parse the command line of a driver.
-
-    Args:
-        arguments: Words of the command line; None for the words of `sys.argv`.
-        more: Names of options, such as "result", that every command requires besides the fields of its dataclasses.
-
-    Returns:
-        The options that all commands share, as a `Call`; the options of the given command, such as a `Process`; and the
-        values of the options in `more`, by name.
-    """
+    """Parse the command line of a driver."""
     found = vars(parser_of(*more).parse_args(arguments))
     kind = REQUESTS[found["command"]]
     return _from_options(Call, found), _from_options(kind, found), {name: found[name] for name in more}
@@ -423,11 +297,7 @@ def parse_call(arguments: Sequence[str] | None, more: Sequence[str]) -> tuple[Ca
 
 @cache
 def parser_of(*more: str) -> argparse.ArgumentParser:
-    """Return the parser of a driver's command line. The host of warm drivers makes it once for all its drivers.
-
-    Args:
-        more: Names of options that every command requires besides the fields of its dataclasses.
-    """
+    """Return the parser of a driver's command line. The host of warm drivers makes it once for all its drivers."""
     parser = argparse.ArgumentParser(prog=f"python -m {DRIVER}")
     commands = parser.add_subparsers(required=True, dest="command")
     for command, request in REQUESTS.items():

@@ -13,15 +13,7 @@ from state_backend.values.errors import CairnError, UsageError
 
 
 def load_pipeline(reference: str) -> Pipeline:
-    """Import a module and return its `Pipeline`.
-
-    Args:
-        reference: The pipeline, as `module:NAME`.
-
-    Raises:
-        UsageError: There is no such module or pipeline, or the import fails. A note holds the traceback of the import.
-        CairnError: The declaration itself raised this error.
-    """
+    """Import a module and return its `Pipeline`."""
     module, _, name = reference.partition(":")
     if not all(part.isidentifier() for part in (*module.split("."), name)):
         raise UsageError(

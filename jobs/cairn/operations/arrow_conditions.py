@@ -33,18 +33,7 @@ _NEAR = 1e-9  # Relative distance. The error of Arrow's cast from decimal to dou
 
 
 def between(column: pa.Array, low: Any, high: Any, *, strict_low: bool, strict_high: bool) -> Mask:
-    """Return which values lie between two bounds.
-
-    Args:
-        column: The values, without nulls.
-        low: The lower bound; None for none.
-        high: The upper bound; None for none.
-        strict_low: True excludes the lower bound itself.
-        strict_high: True excludes the upper bound itself.
-
-    Raises:
-        ValueError: Both bounds are None, or the lower one is higher, as in Great Expectations.
-    """
+    """Return which values lie between two bounds."""
     if low is None and high is None:
         raise ValueError("min_value and max_value cannot both be None")
     if low is not None and high is not None and low > high:
@@ -59,12 +48,7 @@ def between(column: pa.Array, low: Any, high: Any, *, strict_low: bool, strict_h
 
 
 def in_set(column: pa.Array, values: Sequence[Any]) -> Mask:
-    """Return which values are in a set.
-
-    Args:
-        column: The values, without nulls.
-        values: The set.
-    """
+    """Return which values are in a set."""
     if pa.types.is_integer(column.type):
         column = column.cast(pa.int64())
     elif pa.types.is_floating(column.type):
@@ -73,11 +57,7 @@ def in_set(column: pa.Array, values: Sequence[Any]) -> Mask:
 
 
 def unique(column: pa.Array) -> Mask:
-    """Return which values occur once.
-
-    Args:
-        column: The values, without nulls.
-    """
+    """Return which values occur once."""
     if pa.types.is_floating(column.type):
         column = _one_zero(pc.if_else(pc.is_nan(column), pa.scalar(float("nan"), column.type), column))
     indices = column.dictionary_encode().indices.to_numpy()
@@ -157,11 +137,6 @@ def unsupported(expectation: str, kwargs: Mapping[str, Any], schema: pa.Schema) 
     """Return why these conditions can't evaluate an expectation with Spark's result; None if they can.
 
     An expectation of a column that does not exist is supported: evaluating it says which columns exist.
-
-    Args:
-        expectation: Type of the expectation, such as "expect_column_values_to_be_between".
-        kwargs: Arguments of the expectation.
-        schema: Schema of the table.
     """
     if expectation not in _ARGUMENTS:
         return f"{expectation} needs Spark"

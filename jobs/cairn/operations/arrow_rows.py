@@ -39,18 +39,13 @@ from state_backend.formats import paths
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArrowRows:
-    """Arrow tables, for `Suites`.
-
-    Attributes:
-        zone: Name of the time zone for times in keys.
-        root: URL of the pipeline's folder, where failing rows are stored; None stores none.
-        attempt: Uuid of the attempt that made the state.
-        not_stored: Why failing rows are not stored, if `root` is None.
-    """
+    """Arrow tables, for `Suites`."""
 
     zone: str
+    # URL of the pipeline's folder, where failing rows are stored; None stores none.
     root: str | None
     attempt: str
+    # Why failing rows are not stored, if `root` is None.
     not_stored: str = ""
 
     def source(self, context: Any) -> Any:
@@ -92,9 +87,6 @@ class ArrowEngine(PandasExecutionEngine):  # type: ignore[misc]  # Great Expecta
         """Return a batch without the fingerprint that Great Expectations computes.
 
         The fingerprint is a hash of all values, and appears on no page. It takes longer than all expectations.
-
-        Args:
-            batch_spec: The batch, which has the DataFrame.
         """
         frame, batch_spec.batch_data = batch_spec.batch_data, "PandasDataFrame"
         markers = BatchMarkers({"ge_load_time": f"{datetime.now(UTC):%Y%m%dT%H%M%S.%fZ}"})

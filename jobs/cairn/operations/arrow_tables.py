@@ -24,16 +24,7 @@ _INSTANT = pa.timestamp("us", "UTC")
 def read_states(
     source: StateSource, entries: Mapping[str, int], most_bytes: int | None = None
 ) -> dict[str, pa.Table] | None:
-    """Read states into memory, by the state's name. Each shard is restored once.
-
-    Args:
-        source: The checkpoint, attempt or savepoint.
-        entries: Names of the states, with the number of entries of each. The numbers serve to estimate the size.
-        most_bytes: The most bytes of Arrow columns; None for no limit.
-
-    Returns:
-        The tables, with the columns of `table_schema`; None if they need more than `most_bytes`.
-    """
+    """Read states into memory, by the state's name. Each shard is restored once."""
     storage, found = open_storage(source.url), dict[str, list[pa.Table]]()
     for shard in range(source.content.parallelism):
         with work_folder(f"read-{shard}") as work:
@@ -55,11 +46,7 @@ def _expected_bytes(found: Mapping[str, Sequence[pa.Table]], entries: Mapping[st
 
 
 def identity_of(schema: pa.Schema) -> tuple[str, ...]:
-    """Return the names of the columns that identify a row of a state.
-
-    Args:
-        schema: Schema of the state, as `table_schema` returns it.
-    """
+    """Return the names of the columns that identify a row of a state."""
     names = [
         f"{part}_{f.name}" for part in ("key", "user_key") if part in schema.names for f in schema.field(part).type
     ]
@@ -80,15 +67,7 @@ def flat(table: pa.Table) -> pa.Table:
 
 
 def pairs(before: pa.Table, now: pa.Table, *, now_ms: int, removable: Removable | None, zone: str) -> pa.Table:
-    """Join the state of a base with the same state of a later checkpoint, as `state_tables.pairs` does.
-
-    Args:
-        before: The state of the base.
-        now: The state of the checkpoint.
-        now_ms: A row of the base that is missing from `now` counts as expired if its expiry time is not later.
-        removable: Returns which rows of the base may be removed; None if none may.
-        zone: Name of the time zone for times in the column `lost_row`.
-    """
+    """Join the state of a base with the same state of a later checkpoint, as `state_tables.pairs` does."""
     identity = identity_of(now.schema)
     left, right = flat(before), flat(now)
     from_left, from_right = _matched(left.select(identity), right.select(identity))

@@ -10,18 +10,13 @@ _LONGEST_KEY = 300
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailingRows:
-    """The rows that fail a check.
-
-    Attributes:
-        number: Number of the rows.
-        keys: The identity of up to `MOST_KEYS` rows as JSON, sorted. Keys of more than 300 characters are cut.
-        url: URL of the folder with all rows as Parquet; None if the rows are not stored.
-        not_stored: Why the rows are not stored; None if they are.
-    """
+    """The rows that fail a check."""
 
     number: int
     keys: tuple[str, ...]
+    # URL of the folder with all rows as Parquet; None if the rows are not stored.
     url: str | None = None
+    # Why the rows are not stored; None if they are.
     not_stored: str | None = None
 
     def __str__(self) -> str:
@@ -34,25 +29,16 @@ class FailingRows:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """One check of a validation, and its result.
-
-    Attributes:
-        table: Name of the state, followed by " over time" for the table of changes since the base. Empty for a check of
-            the whole checkpoint, such as the check of its files.
-        what: The check, such as "expect_column_values_to_be_between".
-        column: The column or columns that the check is about; empty for checks of whole tables.
-        expected: The expected values, such as "min_value=1".
-        observed: The observed values, such as "3 of 40 rows fail".
-        success: True if the check passed.
-        failing: The rows that fail; None if the check passed, or does not concern single rows.
-    """
+    """One check of a validation, and its result."""
 
     table: str
     what: str
+    # The column or columns that the check is about; empty for checks of whole tables.
     column: str = ""
     expected: str = ""
     observed: str = ""
     success: bool
+    # The rows that fail; None if the check passed, or does not concern single rows.
     failing: FailingRows | None = None
 
     @property

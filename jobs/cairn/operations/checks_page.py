@@ -58,17 +58,7 @@ def checks_page(
     checks: Sequence[Check],
     links: Mapping[str, str],
 ) -> str:
-    """Return the page as HTML. All values are escaped.
-
-    Args:
-        pipeline: Name of the pipeline.
-        what: Name of the validated thing, such as "checkpoint 7".
-        interval: The interval, as text.
-        mode: "fast" or "full".
-        at: Time of the validation.
-        checks: Every check.
-        links: URL of Great Expectations' own page, by the table of a check.
-    """
+    """Return the page as HTML. All values are escaped."""
     failed = sum(not check.success for check in checks)
     passed = "1 check" if len(checks) == 1 else f"{len(checks):,} checks"
     verdict = (
@@ -135,13 +125,7 @@ def _links(links: Mapping[str, str]) -> str:
 
 
 def write_page(folder: Path, run_name: str, html: str) -> Path:
-    """Write a page, and return its path. Another process never reads half a page.
-
-    Args:
-        folder: Folder of the pipeline's Data Docs.
-        run_name: Name of the validation, such as "checkpoint 7 20240101T000000000Z_20240102T000000000Z".
-        html: The page.
-    """
+    """Write a page, and return its path. Another process never reads half a page."""
     path = page_path(folder, run_name)
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_suffix(f".{os.getpid()}.part")

@@ -8,11 +8,5 @@ from state_backend.checkpoint.coordinator import Coordinator
 
 
 def coordinator_of(pipeline: Pipeline, root: str, *, remembers: bool = False) -> Coordinator:
-    """Return an object that begins, prepares and commits attempts in the pipeline's folder.
-
-    Args:
-        pipeline: The pipeline, which gives the folder's name.
-        root: URL of the folder that holds the pipelines.
-        remembers: True keeps the log in memory between calls, for a process that commits several times.
-    """
+    """Return an object that begins, prepares and commits attempts in the pipeline's folder."""
     return Coordinator(open_storage(join_url(root, pipeline.name)), pipeline.name, remembers=remembers)

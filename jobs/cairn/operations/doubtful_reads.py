@@ -17,12 +17,7 @@ _REASON = "the interval was read more than once, and may have old input; cairn h
 
 
 def doubtful_results(log: Log, until: int) -> list[tuple[Interval, int]]:
-    """Return the intervals whose current result a retry, a cleared task or a re-run made, with the id of its commit.
-
-    Args:
-        log: The log. All of it is read.
-        until: The last commit to look at: the newest one before the upgrade.
-    """
+    """Return the intervals whose current result a retry, a cleared task or a re-run made, with the id of its commit."""
     commits = Counter(interval_of(commit) for commit in log.commits() if kind_of(commit) == "interval")
     found = []
     for fact in sorted(last_facts(log.all_facts()), key=lambda fact: fact.interval):

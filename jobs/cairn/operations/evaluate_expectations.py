@@ -38,12 +38,7 @@ log = logging.getLogger("cairn")
 
 @dataclass(frozen=True, slots=True)
 class Declared:
-    """The expectations of a pipeline that are evaluated.
-
-    Attributes:
-        suites: Great Expectations expectations on a state, by the state's name.
-        over_time: Expectations on the change of a state since the base, by the state's name.
-    """
+    """The expectations of a pipeline that are evaluated."""
 
     suites: Mapping[str, Sequence[Any]]
     over_time: Mapping[str, OverTime]
@@ -56,14 +51,10 @@ class Declared:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compared:
-    """The checkpoint whose expectations are evaluated, and its base.
-
-    Attributes:
-        now: The checkpoint, attempt or savepoint.
-        before: The base; None if it is not retained, or if no expectation needs the base.
-    """
+    """The checkpoint whose expectations are evaluated, and its base."""
 
     now: StateSource
+    # The base; None if it is not retained, or if no expectation needs the base.
     before: StateSource | None
 
     def base_of(self, state: str, over_time: OverTime | None) -> StateSource | None:
@@ -97,12 +88,7 @@ Opens = Callable[[str, bool], AbstractContextManager[StateTables]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Engine:
-    """A kind of tables, and where it gets them from.
-
-    Attributes:
-        rows: The kind of the tables.
-        opens: Opens the tables of a state.
-    """
+    """A kind of tables, and where it gets them from."""
 
     rows: Rows
     opens: Opens
@@ -110,13 +96,7 @@ class Engine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluated:
-    """The result of an evaluation.
-
-    Attributes:
-        checks: Every check.
-        counts: Numbers of evaluated and of failed expectations, by state.
-        pages: Path of the page in Great Expectations' Data Docs, by the name of the table.
-    """
+    """The result of an evaluation."""
 
     checks: tuple[Check, ...]
     counts: Mapping[str, tuple[int, int]]
@@ -132,19 +112,7 @@ def evaluate(
     run_name: str,
     docs: Path | None,
 ) -> Evaluated:
-    """Evaluate expectations.
-
-    Args:
-        pipeline: The pipeline.
-        rules: The expectations.
-        compared: The checkpoint and its base.
-        engine_of: Returns the engine for a state.
-        run_name: Name of the validation in Great Expectations.
-        docs: Folder for Data Docs; None writes none.
-
-    Raises:
-        UsageError: An expectation can't be evaluated.
-    """
+    """Evaluate expectations."""
     suites = Suites(pipeline, run_name, docs)
     for state in rules.states:
         over_time = rules.over_time.get(state)
@@ -170,10 +138,6 @@ def expired_until_ms(state: str, time: LogicalTime) -> int:
     All rows expire by the processing time, except event-time timers. These fire up to a watermark. With
     `Pipeline(watermark="interval")` that is the interval's new watermark, `time.watermark_ms`. With
     `watermark="observed"` it is the watermark of the base, which the record keeps as `time.late_watermark_ms`.
-
-    Args:
-        state: Name of the state; `$timers` for the timers.
-        time: The clock that the validated checkpoint records.
     """
     if state != TIMERS_NAME or time.mode != "event":
         return time.processing_time_ms
@@ -202,12 +166,7 @@ def _growth(over_time: OverTime, tables: StateTables, base_id: int) -> Iterator[
 
 
 class SparkState:
-    """The tables of one state as Spark DataFrames, each of which is cached. `release` ends the caching.
-
-    Args:
-        now: The state, as `format("keyed_state")` reads it.
-        before: The same state in the base; None if the base lacks the state or no expectation compares with the base.
-    """
+    """The tables of one state as Spark DataFrames, each of which is cached. `release` ends the caching."""
 
     def __init__(self, now: DataFrame, before: DataFrame | None) -> None:
         self.now, self.before = now.cache(), before.cache() if before is not None else None
@@ -250,18 +209,13 @@ def spark_state(now: DataFrame, before: DataFrame | None) -> Iterator[SparkState
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArrowState:
-    """The tables of one state as Arrow tables.
-
-    Attributes:
-        now: The state, with the columns of `table_schema`.
-        before: The same state in the base; None if the base lacks the state or no expectation compares with the base.
-        zone: Name of the time zone of times in `lost_row`, a column of `changes()` that identifies a lost row as JSON.
-        selects: Returns which rows an SQL condition selects; None if no condition can be evaluated.
-    """
+    """The tables of one state as Arrow tables."""
 
     now: pa.Table
+    # The same state in the base; None if the base lacks the state or no expectation compares with the base.
     before: pa.Table | None
     zone: str
+    # Returns which rows an SQL condition selects; None if no condition can be evaluated.
     selects: Callable[[str, pa.Table], pa.Array] | None = None
 
     @property
@@ -291,15 +245,7 @@ class ArrowState:
 def needs_spark(
     state: str, expectations: Sequence[Any], over_time: OverTime | None, compared: Compared, *, selects: bool
 ) -> str | None:
-    """Return why the expectations of a state need Spark; None if they do not.
-
-    Args:
-        state: Name of the state.
-        expectations: The expectations on the state.
-        over_time: The expectations on its change; None for none.
-        compared: The checkpoint and its base.
-        selects: True if SQL conditions can be evaluated.
-    """
+    """Return why the expectations of a state need Spark; None if they do not."""
     base = compared.base_of(state, over_time)
     now = table_schema(compared.now, state)
     before = now if base is None else table_schema(base, state)
@@ -326,18 +272,7 @@ def needs_spark(
 def read_compared(
     states: Mapping[str, int], rules: Declared, compared: Compared, *, zone: str, most_bytes: int | None = None
 ) -> dict[str, ArrowState] | None:
-    """Read states and, where expectations compare them, the same states of the base.
-
-    Args:
-        states: Names of the states, with their numbers of entries.
-        rules: The expectations.
-        compared: The checkpoint and its base.
-        zone: Name of the time zone for times in `lost_row`.
-        most_bytes: The most bytes of Arrow columns; None for no limit.
-
-    Returns:
-        The tables by state; None if they need more than `most_bytes`.
-    """
+    """Read states and, where expectations compare them, the same states of the base."""
     now = arrow_tables.read_states(compared.now, states, most_bytes)
     if now is None:
         return None
@@ -361,20 +296,7 @@ def try_expectations(
     spark: SparkSession | None,
     who: str,
 ) -> tuple[Check, ...]:
-    """Evaluate a pipeline's expectations on a checkpoint that this process reads. Nothing is stored or marked.
-
-    Args:
-        pipeline: The pipeline.
-        url: URL of the pipeline's folder.
-        record: Record of the checkpoint.
-        base: Record of the base; None if it is not retained.
-        zone: Name of the time zone for times in keys.
-        spark: The session that evaluates the expectations; None: this process does.
-        who: The caller, for error messages.
-
-    Raises:
-        UsageError: An expectation can't be evaluated, or needs Spark.
-    """
+    """Evaluate a pipeline's expectations on a checkpoint that this process reads. Nothing is stored or marked."""
     now = StateSource.of_record(url, record)
     compared = Compared(now=now, before=None if base is None else StateSource.of_record(url, base))
     names = [*(d.name for d in record.content.states), TIMERS_NAME]
@@ -418,17 +340,7 @@ def _frame(spark: SparkSession, table: pa.Table) -> DataFrame:
 
 
 class Engines:
-    """Choice of the engine for each state of a validation.
-
-    Args:
-        spark: The session. If the session opens on demand, states that need Spark open it.
-        rules: The expectations.
-        compared: The checkpoint and its base.
-        options: Options with which `format("keyed_state")` reads the checkpoint and the base.
-        entries: Number of entries of each state.
-        most_bytes: The most bytes of states that this process reads; 0 for none.
-        root: URL of the pipeline's folder, where failing rows are stored; None stores none.
-    """
+    """Choice of the engine for each state of a validation."""
 
     def __init__(
         self,

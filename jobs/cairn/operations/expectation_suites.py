@@ -29,14 +29,7 @@ _DOMAIN = ("batch_id", "column", "column_A", "column_B", "column_list", "column_
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table and its expectations.
-
-    Attributes:
-        label: Suffix of the state's name in findings.
-        frame: The table. Each expectation computes it again, unless the caller has cached it.
-        identity: Names of the columns that identify a row.
-        expectations: Great Expectations expectations.
-    """
+    """A table and its expectations."""
 
     label: str
     frame: Any
@@ -47,16 +40,7 @@ class Table:
 def declared(
     pipeline: Pipeline, states: Collection[str], *, with_base: bool
 ) -> tuple[dict[str, Sequence[Any]], dict[str, OverTime]]:
-    """Return the pipeline's expectations on each state, and those on its change since the base.
-
-    Args:
-        pipeline: The pipeline.
-        states: Names of the states that the checkpoint has.
-        with_base: False leaves out the expectations on changes.
-
-    Raises:
-        UsageError: The pipeline has expectations for a state that does not exist.
-    """
+    """Return the pipeline's expectations on each state, and those on its change since the base."""
     suites = dict(pipeline.expectations()) if pipeline.expectations is not None else {}
     over_time: dict[str, OverTime] = {}
     if pipeline.expectations_over_time is not None and with_base:
@@ -85,27 +69,11 @@ class Rows(Protocol):
         """Return a table in the form that the data source takes."""
 
     def failing(self, batch: Any, expectation: Any, metric: str, identity: Sequence[str]) -> FailingRows:
-        """Return the rows that fail an expectation.
-
-        Args:
-            batch: The batch of Great Expectations with the table.
-            expectation: The configuration of the expectation.
-            metric: Name of the metric that says which rows fail, such as "column_values.between".
-            identity: Names of the columns that identify a row.
-        """
+        """Return the rows that fail an expectation."""
 
 
 class Suites:
-    """Runner of one expectation suite per table, which collects the checks.
-
-    Args:
-        pipeline: The pipeline, whose name the suites have.
-        run_name: Name of the validation in Great Expectations, which the paths of the Data Docs contain.
-        docs: Folder for Data Docs; None writes none.
-
-    Raises:
-        UsageError: Great Expectations is not installed.
-    """
+    """Runner of one expectation suite per table, which collects the checks."""
 
     def __init__(self, pipeline: Pipeline, run_name: str, docs: Path | None) -> None:
         try:
@@ -129,16 +97,7 @@ class Suites:
         self._context.variables.progress_bars = {"globally": False}
 
     def run(self, state: str, tables: Sequence[Table], rows: Rows) -> None:
-        """Evaluate the expectations on the tables of one state.
-
-        Args:
-            state: Name of the state.
-            tables: The tables.
-            rows: The kind of the tables.
-
-        Raises:
-            UsageError: An expectation can't be evaluated.
-        """
+        """Evaluate the expectations on the tables of one state."""
         found = [
             check for table in tables if table.expectations for check in self._run(f"{state}{table.label}", table, rows)
         ]
@@ -157,13 +116,7 @@ class Suites:
         return pages
 
     def _run(self, name: str, table: Table, rows: Rows) -> Iterator[Check]:
-        """Evaluate the expectations of one table.
-
-        Args:
-            name: Name of the state, followed by the table's label. Great Expectations and the Data Docs show it.
-            table: The table.
-            rows: The kind of the table.
-        """
+        """Evaluate the expectations of one table."""
         import great_expectations as gx
 
         context = self._context
@@ -237,13 +190,7 @@ def _metric_of(result: Any) -> str | None:
 
 
 def metric_value(batch: Any, expectation: Any, name: str) -> Any:
-    """Compute a metric of Great Expectations.
-
-    Args:
-        batch: The batch with the table.
-        expectation: The configuration of the expectation, which has the metric's arguments.
-        name: Name of the metric. The metric "<metric of an expectation>.condition" says which rows fail.
-    """
+    """Compute a metric of Great Expectations."""
     from great_expectations.expectations.registry import get_metric_kwargs
     from great_expectations.validator.metric_configuration import MetricConfiguration
     from great_expectations.validator.metrics_calculator import MetricsCalculator

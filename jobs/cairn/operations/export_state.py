@@ -36,14 +36,7 @@ REPORT = "export.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportedFile:
-    """A file of an export.
-
-    Attributes:
-        state: Name of the state.
-        path: Path below the export's folder.
-        rows: Number of rows.
-        size_bytes: Size of the file.
-    """
+    """A file of an export."""
 
     state: str
     path: str
@@ -62,16 +55,6 @@ def export_state(
     """Write states into the folder `to`, which must be empty. States without entries get no file.
 
     If the export fails half-way, its files remain without `export.json`. Delete the folder before the next try.
-
-    Args:
-        source: The checkpoint or savepoint.
-        to: Path or URL of the folder.
-        states: Names of states, or `$timers`. None exports all states and the timers.
-        jobs: Number of shards that are restored at a time, each in a process of its own.
-        on_progress: Function that gets the number of exported shards and of all shards, after each shard.
-
-    Raises:
-        UsageError: The folder is not empty, or lies inside the pipeline's or savepoint's folder; a state is unknown, or Parquet can't store it.
     """
     check_outside(source.url, to, "export")
     destination = open_storage(to)

@@ -30,16 +30,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SparkRows:
-    """Tables of Spark, for `Suites`.
+    """Tables of Spark, for `Suites`."""
 
-    Attributes:
-        root: URL of the pipeline's folder, where failing rows are stored; None stores none.
-        attempt: Uuid of the attempt that made the state.
-        not_stored: Why failing rows are not stored, if `root` is None.
-    """
-
+    # URL of the pipeline's folder, where failing rows are stored; None stores none.
     root: str | None
     attempt: str
+    # Why failing rows are not stored, if `root` is None.
     not_stored: str = ""
 
     def source(self, context: Any) -> Any:
@@ -67,11 +63,6 @@ def describe_failing(failing: DataFrame, identity: Sequence[str], kind: SparkRow
 
     A failure to store the rows raises no error, because the validation would then mark nothing: the result says why the
     rows are not stored.
-
-    Args:
-        failing: The failing rows.
-        identity: Names of the columns that identify a row.
-        kind: Where the rows are stored.
     """
     from pyspark.sql import functions as F
 

@@ -18,11 +18,7 @@ _MANY = 100
 def with_choices(error: StateGapError, pipeline: Pipeline, interval: Interval, *, newest_first: bool) -> StateGapError:
     """Return the error of an empty pipeline with an explanation and the choices, each with its number of intervals.
 
-    Args:
-        error: The error. Its `rerun` names the intervals before `interval`.
-        pipeline: The pipeline. No interval of it is committed.
-        interval: The interval that can't start.
-        newest_first: True if Airflow has chosen the newest interval, because the DAG's catchup is off.
+    `newest_first`: True if Airflow has chosen the newest interval, because the DAG's catchup is off.
     """
     if error.rerun is None:
         return error

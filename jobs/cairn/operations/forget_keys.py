@@ -66,14 +66,7 @@ Keys = tuple[tuple[int, bytes], ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForgetOptions:
-    """Options of `forget`.
-
-    Attributes:
-        drop_checkpoints: True also drops the retained checkpoints whose files may hold a key.
-        rewrite_output: True also rewrites files of current output and late rows that contain rows of a key.
-        on_rerun: Treatment of an attempt that would bring a key back: "refuse" refuses the attempt, "filter" runs it
-            without the key.
-    """
+    """Options of `forget`."""
 
     drop_checkpoints: bool = False
     rewrite_output: bool = False
@@ -82,22 +75,13 @@ class ForgetOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forgot:
-    """The result of `forget` or `plan_forget`.
+    """The result of `forget` or `plan_forget`."""
 
-    Attributes:
-        checkpoint: Id of the new checkpoint; None from `plan_forget`.
-        base: Id of the checkpoint from which the keys are removed.
-        interval: Interval of that checkpoint, and of the new one.
-        entries: Number of removed entries by state, with the timers as `$timers`; empty if an earlier call committed.
-        shards: Number of rewritten shards.
-        dropped: Ids of the checkpoints that the commit drops.
-        holding: Ids of the checkpoints that stay retained and may hold a key.
-        outputs: The rewritten output.
-    """
-
+    # Id of the new checkpoint; None from `plan_forget`.
     checkpoint: int | None
     base: int
     interval: Interval
+    # Number of removed entries by state, with the timers as `$timers`; empty if an earlier call committed.
     entries: dict[str, int]
     shards: int
     dropped: tuple[int, ...]
@@ -106,11 +90,7 @@ class Forgot:
 
 
 def newest_content(coordinator: Coordinator) -> Content:
-    """Return the content of the newest state. Its key schema is the schema of the keys to remove.
-
-    Raises:
-        UsageError: The pipeline has no usable state.
-    """
+    """Return the content of the newest state. Its key schema is the schema of the keys to remove."""
     return _newest(coordinator.log(), coordinator.pipeline).content
 
 
@@ -120,15 +100,6 @@ def plan_forget(
     """Return what `forget` would do. Write nothing.
 
     This reads the shards that may hold the keys, and all output if `options.rewrite_output` is set.
-
-    Args:
-        coordinator: Coordinator of the pipeline.
-        encoded: The keys to remove, each as the bytes that `KeyCodec` encodes.
-        options: What else to rewrite or drop, and what happens to later re-runs.
-        engine: RocksDB settings with which the shards are opened.
-
-    Raises:
-        UsageError: The same conditions as in `forget`.
     """
     storage, log = coordinator.storage, coordinator.log()
     record = _newest(log, coordinator.pipeline)
@@ -170,25 +141,6 @@ def forget(
     """Remove keys from the newest state, and commit that state as a checkpoint of its own.
 
     If an earlier call has committed the same, this call only does the steps that the earlier call did not finish.
-
-    Args:
-        coordinator: Coordinator of the pipeline.
-        encoded: The keys to remove, each as the bytes that `KeyCodec` encodes.
-        options: What else to rewrite or drop, and whether a later re-run that would bring a key back is refused or runs
-            without the key.
-        engine: RocksDB settings with which the shards are opened and written.
-        new_attempt: Returns the uuid of a new attempt. If another process commits during an attempt, `forget` tries
-            again, up to five times.
-        new_salt: Returns 32 random hex digits, which are hashed together with a key.
-
-    Raises:
-        UsageError: One of three conditions holds. (1) The pipeline has no usable state. (2) Committed intervals after
-            the newest usable state must run again, and `on_rerun="refuse"` would refuse them. (3) The checkpoint of an
-            earlier forget is not usable now (for example quarantined), and that forget removed a key that is not in
-            `encoded`. This call would start from an older checkpoint, so that key would be back in the newest state.
-        AttemptLost: Other processes committed during each of five attempts. Nothing is committed.
-        CorruptFile: A file of the newest state is missing or damaged.
-        UnknownOutcome: The commit may or may not have taken effect. Call again.
     """
     storage = coordinator.storage
     for tried in range(_TRIES):
@@ -234,15 +186,6 @@ def _left_out(log: Log, record: Record, encoded: Collection[bytes]) -> tuple[str
 
     The checkpoint of each of these earlier forgets is quarantined now. So this forget starts from the older checkpoint
     of `record`, which may still hold the keys that the earlier forgets removed.
-
-    Args:
-        log: The log of the pipeline.
-        record: Record of the newest usable state, from which this forget starts.
-        encoded: The keys that the user asks to remove now.
-
-    Raises:
-        UsageError: An earlier forget removed a key that is not in `encoded`. Without this error, the newest state would
-            hold that key again.
     """
     found = []
     for forgotten in returning_keys(log, None, record.id):
@@ -359,10 +302,6 @@ def _forgotten_before(
 
     This is the case if the earlier call committed the newest state, and removed all of these keys with the same
     `on_rerun`.
-
-    Returns:
-        The earlier result; None if the present call must commit. None too if `options` ask to rewrite output or to drop
-        checkpoints, and some output files or checkpoints may still hold a key: only a commit can replace or drop them.
     """
     newest = newest_state(log)
     record = log.whole(newest.id) if newest is not None and newest.kind == "forget" else None
@@ -503,16 +442,7 @@ def suspected(log: Log, encoded: Collection[bytes], storage: Storage, engine: En
 def _is_suspected(
     record: Record, keys: Keys, storage: Storage, engine: EngineOptions, known: dict[bytes, bool]
 ) -> bool:
-    """Return True if the files of any shard of the checkpoint may hold one of the keys.
-
-    Args:
-        record: Record of the checkpoint.
-        keys: The keys with their key groups.
-        storage: Storage of the pipeline's folder.
-        engine: RocksDB settings with which the shards are opened.
-        known: Answers so far, by the keys and the names of a shard's files. This function adds to it, so that
-            checkpoints with the same files need one look.
-    """
+    """Return True if the files of any shard of the checkpoint may hold one of the keys."""
     for ref in record.content.shards:
         manifest = needed_manifest(ref, storage)
         files = repr((keys, manifest.files, manifest.segments, manifest.inline_files)).encode()

@@ -29,17 +29,9 @@ QUEUED_PATIENCE = timedelta(seconds=30)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Health:
-    """The state of a pipeline's results, as its log records them.
+    """The state of a pipeline's results, as its log records them."""
 
-    Attributes:
-        start: Start of the pipeline; None for an empty log.
-        results: The interval of each current output, by its start.
-        spoilt: The intervals whose result is not valid, by start: stale or quarantined.
-        points: Ends of the checkpoints that an interval may start from, and the pipeline's start.
-        jumps: The intervals that started after a gap, by their start, each with the end of its base. A person allowed
-            the gap with `allow_gap`.
-    """
-
+    # Start of the pipeline; None for an empty log.
     start: datetime | None
     results: Mapping[datetime, Interval]
     spoilt: Mapping[datetime, Reason]
@@ -105,27 +97,18 @@ def _jumps(log: Log, outputs: Sequence[tuple[Interval, int]]) -> dict[datetime, 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AirflowRun:
-    """A run of the pipeline's DAG.
-
-    Attributes:
-        run_id: Airflow's id of the run.
-        start: Start of the run's data interval.
-        state: Airflow's state: queued, running, success or failed.
-        of_backfill: True if a backfill made or cleared the run.
-        manual: True if a person triggered the run, perhaps for an interval that is not in the schedule.
-        queued: When the run was queued; None if Airflow does not say.
-        started: When the run started last; None if it has not.
-        ended: When the run ended; None if it has not.
-        committed: True if the run's `checkpoint` task has succeeded, so that a failure concerns only later tasks.
-    """
+    """A run of the pipeline's DAG."""
 
     run_id: str
     start: datetime
     state: str
     of_backfill: bool = False
     manual: bool = False
+    # When the run was queued; None if Airflow does not say.
     queued: datetime | None = None
+    # When the run started last; None if it has not.
     started: datetime | None = None
+    # When the run ended; None if it has not.
     ended: datetime | None = None
     committed: bool = False
 
@@ -137,16 +120,7 @@ class AirflowRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenBackfill:
-    """A backfill of the pipeline's DAG that Airflow has not completed.
-
-    Attributes:
-        id: Airflow's id of the backfill.
-        first: First logical date.
-        last: Last logical date, included.
-        paused: True if Airflow starts no run of the backfill.
-        created: When the backfill was created.
-        at_work: Number of queued and running runs between the two dates.
-    """
+    """A backfill of the pipeline's DAG that Airflow has not completed."""
 
     id: int
     first: datetime
@@ -161,14 +135,7 @@ class OpenBackfill:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AirflowView:
-    """The pipeline's DAG in Airflow.
-
-    Attributes:
-        dag_id: Id of the DAG.
-        paused: True if the DAG is paused.
-        runs: The runs whose intervals start in the planned time, in any order.
-        backfills: The open backfills; Airflow allows one.
-    """
+    """The pipeline's DAG in Airflow."""
 
     dag_id: str
     paused: bool
@@ -189,13 +156,7 @@ class AirflowView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToRun:
-    """An interval that must run.
-
-    Attributes:
-        interval: The interval.
-        reason: Why: no result, a failed run, a stale or quarantined result, or a valid result whose state retention has
-            dropped while a later interval needs it.
-    """
+    """An interval that must run."""
 
     interval: Interval
     reason: Reason
@@ -257,12 +218,7 @@ class WaitFor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunIntervals:
-    """Step: run intervals, one after the other.
-
-    Attributes:
-        to_run: The intervals with their reasons.
-        allow_gap: True if the first interval started after a gap before, so that it may do so again.
-    """
+    """Step: run intervals, one after the other."""
 
     to_run: tuple[ToRun, ...]
     allow_gap: bool = False
@@ -307,20 +263,9 @@ Step = UnpauseDag | Adopt | EndBackfill | EndRun | WaitFor | RunIntervals | Give
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HealPlan:
-    """The next steps of `cairn heal --to DATE`. Intervals are in the order of time.
+    """The next steps of `cairn heal --to DATE`. Intervals are in the order of time."""
 
-    Attributes:
-        steps: The steps in order; empty if every interval up to `DATE` has a valid result.
-        to_run: The intervals that `cairn heal` must run.
-        unfinished: The intervals of `to_run`, and the intervals that a queued or running run of Airflow computes.
-        running: Number of intervals that a queued or running run computes.
-        skipped: The intervals without a result over which somebody allowed a gap with `allow_gap`.
-        not_repeatable: The failed runs that `cairn heal` does not repeat: their intervals have a valid result, and
-            retention has dropped the checkpoint from which the intervals would start.
-        off_schedule: The intervals with a stale or quarantined result that the present schedule does not have. They ran
-            before the schedule changed.
-    """
-
+    # The steps in order; empty if every interval up to `DATE` has a valid result.
     steps: tuple[Step, ...]
     to_run: tuple[ToRun, ...]
     unfinished: tuple[Interval, ...]
@@ -338,16 +283,7 @@ def plan_heal(
     first_seen: Mapping[str, datetime | None] | None = None,
     queued_for: timedelta = timedelta(0),
 ) -> HealPlan:
-    """Return the next steps until all intervals of the calendar are healthy.
-
-    Args:
-        health: The state of the results, read after Airflow was asked.
-        calendar: The intervals to heal, in order. It begins at or before `health.good_until`.
-        airflow: The DAG in Airflow; None without Airflow.
-        first_seen: By run id, when the run had started last when this `cairn heal` first saw it. A run that has started
-            again since and did not help is not repeated. None: all runs are seen for the first time.
-        queued_for: How long the first run at work has been queued while `cairn heal` watched it.
-    """
+    """Return the next steps until all intervals of the calendar are healthy."""
     latest = airflow.latest() if airflow is not None else {}
     runs = [latest.get(interval.start) for interval in calendar]
     to_run, not_repeatable = _to_run(health, calendar, runs)

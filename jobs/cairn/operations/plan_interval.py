@@ -62,27 +62,16 @@ MODES = ("incremental", "full", "changelog")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
-    """One try to process an interval.
-
-    Attributes:
-        id: Identifies the attempt. A record of the log refers to it.
-        interval: The interval.
-        run: The try of an Airflow run that makes the attempt.
-        mode: How the checkpoint is stored: "incremental", "full" or "changelog".
-        permissions: Refused actions that the user allows.
-        earlier: An attempt that an earlier try of the same run made: its id, and by name the settings that decided its
-            result (`options_of`). If nothing changed since, `process_interval` returns that attempt and computes
-            nothing. None: there is no earlier attempt.
-
-    Raises:
-        UsageError: The mode is unknown.
-    """
+    """One try to process an interval."""
 
     id: str
     interval: Interval
     run: RunRef
     mode: str = "incremental"
     permissions: Permissions = NO_PERMISSIONS
+    # An attempt that an earlier try of the same run made: its id, and by name the settings that decided its result
+    # (`options_of`). If nothing changed since, `process_interval` returns that attempt and computes nothing. None:
+    # there is no earlier attempt.
     earlier: tuple[str, Mapping[str, str]] | None = None
 
     def __post_init__(self) -> None:
@@ -92,57 +81,36 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Read:
-    """The source's answer for an interval, as `read_source` returns it.
-
-    Attributes:
-        rows: The input rows.
-        position: The position that the source records; empty if it records none.
-        waited_ns: Nanoseconds that the interval waited for the answer.
-    """
+    """The source's answer for an interval, as `read_source` returns it."""
 
     rows: DataFrame
+    # The position that the source records; empty if it records none.
     position: dict[str, Any]
     waited_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Declared:
-    """The declarations of the pipeline, its source and its processor for one interval, checked against the base.
-
-    Attributes:
-        inputs: Input rows, initial state, and the columns that order them.
-        position: The source's position.
-        key_schema: Schema of the key columns, as the record will store it.
-        output_schema: Schema of the output rows.
-        zone: Time zone in which the processor runs.
-        event_time: Event-time column and watermark; None in other time modes.
-        processor: The processor with its code, ready for the workers.
-        states: States that the processor declares, and dropped states.
-        input_hash: Input hash of the interval; None if it can't be computed.
-        code_version: Name of the code for people; None if there is no name.
-    """
+    """The declarations of the pipeline, its source and its processor for one interval, checked against the base."""
 
     inputs: Inputs
     position: dict[str, Any]
     key_schema: StructType
     output_schema: StructType
     zone: Zone
+    # Event-time column and watermark; None in other time modes.
     event_time: EventTime | None
     processor: ShippedProcessor
     states: StatePlan
+    # Input hash of the interval; None if it can't be computed.
     input_hash: str | None
+    # Name of the code for people; None if there is no name.
     code_version: str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IntervalPlan:
-    """The work of an interval.
-
-    Attributes:
-        job: The job that each shard runs.
-        inputs: The rows for the shards.
-        options: Settings that a later try compares, to decide whether it can use this attempt.
-    """
+    """The work of an interval."""
 
     job: IntervalJob
     inputs: Inputs
@@ -152,20 +120,7 @@ class IntervalPlan:
 def ask_pipeline(
     spark: SparkSession, pipeline: Pipeline, attempt: Attempt, begun: Begun, read: Read | None
 ) -> Declared:
-    """Call the source and the processor's `init`, and check the answers against the base.
-
-    Args:
-        spark: The session.
-        pipeline: The pipeline.
-        attempt: The attempt.
-        begun: The attempt's base and log.
-        read: The source's answer, if the source was asked before; None asks now.
-
-    Raises:
-        SourceError: The source raised, or its rows do not fit.
-        ProcessorError: `init` raised.
-        UsageError: The pipeline does not fit the recorded state or output.
-    """
+    """Call the source and the processor's `init`, and check the answers against the base."""
     version = begin_code_version(pipeline)
     base = begun.base.content if begun.base is not None else None
     zone = plan_zone(pipeline.name, pipeline.time_zone, spark.conf.get(SESSION_ZONE), base.time.zone if base else None)
@@ -204,16 +159,7 @@ def ask_pipeline(
 
 
 def plan_interval(pipeline: Pipeline, root: str, attempt: Attempt, begun: Begun, declared: Declared) -> IntervalPlan:
-    """Return the job that each shard of an interval runs, with the rows for the shards. A pure function.
-
-    Args:
-        pipeline: The pipeline.
-        root: URL of the folder that holds the pipelines.
-        attempt: The attempt.
-        begun: What the log says for the attempt: the base, the highest id of the log, and the keys that `cairn forget`
-            removed.
-        declared: Input rows, processor, states and schemas, as `ask_pipeline` returns them.
-    """
+    """Return the job that each shard of an interval runs, with the rows for the shards. A pure function."""
     base = begun.base.content if begun.base is not None else None
     rows, initial = declared.inputs.rows, declared.inputs.initial
     event_time = declared.event_time
@@ -272,20 +218,8 @@ def would_be_made_of(
 
     The caller compares its input hash with that of a committed result. If both are equal, the result stays.
 
-    Args:
-        spark: The session. The hash contains its time zone if the pipeline declares no zone.
-        pipeline: The pipeline.
-        interval: The interval.
-        read: The source's answer for the interval: input rows, of which the hash contains the schema, and the source
-            position.
-        permissions: Refused actions that the user allows. They are a part of the hash.
-
-    Returns:
-        Code, position and input hash. The hash is None if it can't be computed, since the source records no position or
-            the interval reads initial state.
-
-    Raises:
-        UsageError: The processor can't be hashed or sent to workers, or the output schema can't be parsed.
+    Returns code, position and input hash. The hash is None if it can't be computed, since the source records no
+    position or the interval reads initial state.
     """
     code_hash = ship_processor(pipeline.processor, pipeline.name).code_hash
     output_schema = _output_schema(spark, pipeline, read.rows.schema)
@@ -329,18 +263,6 @@ def check_fits(
     """Check that the pipeline could continue from a state, without computing rows.
 
     These are the checks of planning an interval: time zone, output schema, key, event time and state schemas.
-
-    Args:
-        spark: The session.
-        pipeline: The pipeline.
-        interval: The interval.
-        read: The source's answer for the interval.
-        content: The checkpoint to continue from.
-        log: The log of the pipeline's output.
-
-    Raises:
-        UsageError: The pipeline does not fit.
-        ProcessorError: The processor's `init` raised.
     """
     with in_zone_of(spark, pipeline.time_zone):
         zone = plan_zone(pipeline.name, pipeline.time_zone, spark.conf.get(SESSION_ZONE), content.time.zone)
@@ -370,18 +292,7 @@ def in_zone_of(spark: SparkSession, wanted: str | None) -> Iterator[None]:
 
 
 def plan_zone(pipeline: str, wanted: str | None, session: str, recorded: str | None) -> Zone:
-    """Return the time zone that an interval runs in: the pipeline's zone, else the session's zone.
-
-    Args:
-        pipeline: Name of the pipeline.
-        wanted: Zone that the pipeline declares; None if it declares none.
-        session: Zone of the Spark session.
-        recorded: Zone of the base; None if there is no base or no recorded zone.
-
-    Raises:
-        UsageError: The pipeline declares no zone, and the session's zone differs from the base's. Results that depend
-            on wall time would then depend on the session.
-    """
+    """Return the time zone that an interval runs in: the pipeline's zone, else the session's zone."""
     zone = zone_of(session if wanted is None else wanted)
     if wanted is None and recorded not in (None, zone.name):
         raise UsageError(

@@ -31,13 +31,7 @@ _RECENT = 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Keep:
-    """Decision: the interval keeps its committed result.
-
-    Attributes:
-        checkpoint: Id of the checkpoint that stays.
-        why: The reason, for the log.
-        ours: True if an earlier try of the same run committed the checkpoint.
-    """
+    """Decision: the interval keeps its committed result."""
 
     checkpoint: int
     why: str
@@ -46,11 +40,7 @@ class Keep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compute:
-    """Decision: the interval is computed and committed.
-
-    Attributes:
-        why: The reason, for the log.
-    """
+    """Decision: the interval is computed and committed."""
 
     why: str
 
@@ -65,14 +55,7 @@ class AskSource:
 
 
 def keep_or_compute(there: Result | None, reprocess: Reprocess, run: RunRef) -> Keep | Compute | AskSource:
-    """Decide if an interval keeps its result; return `AskSource` if the log alone can't tell.
-
-    Args:
-        there: The interval's committed result; None if it has no result.
-        reprocess: "none" keeps every valid result. "changed" keeps a result if code and input are unchanged. "all"
-            computes the interval again, except if an earlier try of the same run committed the result.
-        run: The present run.
-    """
+    """Decide if an interval keeps its result; return `AskSource` if the log alone can't tell."""
     if there is None:
         return Compute(why="the interval has no result yet")
     if there.spoilt is not None:
@@ -87,12 +70,7 @@ def keep_or_compute(there: Result | None, reprocess: Reprocess, run: RunRef) -> 
 
 
 def plan_by_input(there: Result, now: MadeOf) -> Keep | Compute:
-    """Keep an interval's valid result if its input hash equals that of a new result, else compute the interval again.
-
-    Args:
-        there: The interval's committed result.
-        now: What a new result would be made of.
-    """
+    """Keep an interval's valid result if its input hash equals that of a new result, else compute the interval again."""
     if there.input_hash is None or now.input_hash is None:
         untold = "the source records no position" if now.input_hash is None else "the source recorded no position then"
         return Compute(why=f"Cairn can't tell whether checkpoint {there.id} had the same code and input: {untold}")
@@ -110,14 +88,6 @@ def boundaries_of(pipeline: Pipeline, log: Log, every: timedelta | None) -> Sche
 
     The rule is the given length, else the schedule that the pipeline declares, else the schedule in the newest
     checkpoint, else the length of the newest interval.
-
-    Args:
-        pipeline: The pipeline.
-        log: The log of the pipeline.
-        every: Length of an interval; None if the caller gives none.
-
-    Raises:
-        UsageError: There is no length, no schedule and no checkpoint.
     """
     rule = every or pipeline.declared_schedule or log.schedule
     if rule is not None:
@@ -138,16 +108,6 @@ def named_intervals(
 
     With a schedule, a day means all intervals that begin on that day in the schedule's zone. With a length, a day means
     the interval that begins with the day in UTC.
-
-    Args:
-        first: A day, or the start of the first interval.
-        last: A day, or the start of the last interval.
-        rule: The schedule, or the length of each interval.
-        names: Names of `first` and `last`, for error messages.
-
-    Raises:
-        UsageError: A text is neither a day nor an instant, `first` is after `last`, no interval begins between them, or
-            they are not a whole number of lengths apart.
     """
     zone = UTC if isinstance(rule, timedelta) else rule.rules
     begins = first_instant(names[0], first, zone)
@@ -165,16 +125,7 @@ def named_intervals(
 
 
 def intervals_between(first: datetime, end: datetime, length: timedelta) -> tuple[Interval, ...]:
-    """Return the intervals of one length from `first` up to `end`.
-
-    Args:
-        first: Start of the first interval.
-        end: End of the last interval.
-        length: Length of each interval.
-
-    Raises:
-        UsageError: No interval fits, or the last interval would end after `end`.
-    """
+    """Return the intervals of one length from `first` up to `end`."""
     if length <= timedelta(0) or end <= first:
         raise UsageError(
             f"there is no interval from {format_instant(first)} to {format_instant(end)}: the end must be after the start"

@@ -26,33 +26,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Earlier:
-    """An earlier try of the same run.
-
-    Attributes:
-        attempt: Id of the attempt.
-        options: Settings that decided what the earlier try computed and wrote, by name (`options_of`).
-        prepared: What the try prepared; None if it prepared nothing or its files were deleted.
-    """
+    """An earlier try of the same run."""
 
     attempt: str
     options: Mapping[str, str]
+    # What the try prepared; None if it prepared nothing or its files were deleted.
     prepared: Prepared | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Now:
-    """The inputs of this try, which decide what it would compute.
-
-    Attributes:
-        log: The present log.
-        run: The present run.
-        interval: The interval.
-        permissions: Refused actions that the user allows.
-        code_hash: Hash of the processor's code.
-        options: Settings that decide what this try computes and writes, by name (`options_of`).
-        source_position: Source position that the source returns now.
-        initial_state: True if the interval reads initial state, which no position describes.
-    """
+    """The inputs of this try, which decide what it would compute."""
 
     log: Log
     run: RunRef
@@ -66,22 +50,14 @@ class Now:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reuse:
-    """Decision: commit the earlier attempt, and compute nothing.
-
-    Attributes:
-        attempt: Id of the earlier attempt.
-    """
+    """Decision: commit the earlier attempt, and compute nothing."""
 
     attempt: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recompute:
-    """Decision: compute the interval again.
-
-    Attributes:
-        reason: Why the earlier attempt can't be used.
-    """
+    """Decision: compute the interval again."""
 
     reason: str
 
@@ -123,18 +99,7 @@ def plan_reuse(earlier: Earlier, now: Now) -> Reuse | Recompute:
 
 
 def options_of(task: IntervalJob, order_by: tuple[str, ...], source: str, runtime: str) -> dict[str, str]:
-    """Return the settings that decide what a try computes and writes, besides code, input and base.
-
-    Args:
-        task: The job of the shards.
-        order_by: Columns that order the rows of a key.
-        source: `source_hash` of the pipeline's source.
-        runtime: Versions of Python and of the libraries that user code sees.
-
-    Returns:
-        Settings by name, short enough for an XCom: names and numbers as text, schemas and objects as 12 hex digits of a
-            hash.
-    """
+    """Return the settings that decide what a try computes and writes, besides code, input and base."""
     settings: dict[str, Any] = {
         "key": task.key_schema,
         "input": task.input_schema,
@@ -166,21 +131,10 @@ class ResultInputs:
     """Values that decide an interval's result, besides its base and the settings that `input_hash` reads itself.
 
     `input_hash` reads those settings, such as `time_mode` and `parallelism`, directly from the `Pipeline`.
-
-    Attributes:
-        code_hash: Hash of the processor and of the user's modules that it imports.
-        source_position: Position that the source records; empty if the source records none.
-        input_schema: Schema of the input, as JSON.
-        output_schema: Schema of the output, as JSON.
-        key: Key columns.
-        order_by: Columns that order the rows of a key.
-        zone: Name of the time zone in which the processor runs.
-        source: Hash of the source function.
-        runtime: Versions of Python and of the libraries that user code sees.
-        permissions: Refused actions that the user allows.
     """
 
     code_hash: str
+    # Position that the source records; empty if the source records none.
     source_position: Mapping[str, Any]
     input_schema: Any
     output_schema: Any
@@ -197,8 +151,7 @@ def input_hash(pipeline: Pipeline, inputs: ResultInputs) -> str | None:
 
     The way in which the checkpoint is stored (mode, retention) does not count.
 
-    Returns:
-        32 hex digits; None if the source records no position, since equal hashes would not mean equal input.
+    Returns 32 hex digits; None if the source records no position, since equal hashes would not mean equal input.
     """
     if not inputs.source_position:
         return None

@@ -50,21 +50,7 @@ def process_interval(
     on_shards: OnShards | None = None,
     read: Read | None = None,
 ) -> Prepared:
-    """Compute an attempt from its base to *prepared*, or return what an earlier try prepared if nothing changed since.
-
-    Args:
-        spark: A session, classic or Spark Connect.
-        pipeline: The pipeline.
-        root: URL of the folder that holds the pipelines.
-        attempt: The attempt.
-        coordinator: Coordinator of the pipeline; None makes one.
-        on_begin: Gets the attempt's options before the attempt is computed.
-        on_shards: Function that brings the rows to the shards and runs the job on each; None uses Spark.
-        read: The source's answer, if the source was asked before; None asks now.
-
-    Raises:
-        CairnError: The attempt is not prepared. `commit` can't commit it.
-    """
+    """Compute an attempt from its base to *prepared*, or return what an earlier try prepared if nothing changed since."""
     check_running(spark)
     use_this_python(spark)
     coordinator = coordinator or coordinator_of(pipeline, root)
@@ -155,16 +141,6 @@ def _reuse(
     """Return what an earlier try of the same run prepared, if this try would compute the same.
 
     Python's logger `cairn` gets the decision and its reason.
-
-    Args:
-        coordinator: Coordinator of the pipeline.
-        job: The job of this try.
-        options: Settings that decide the result of this try (`options_of`).
-        attempt: Id of the earlier attempt.
-        earlier: Settings that decided the result of the earlier attempt.
-
-    Returns:
-        The prepared attempt; None if the interval must be computed.
     """
     try:
         prepared = coordinator.load_prepared(attempt)

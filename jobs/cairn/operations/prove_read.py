@@ -31,11 +31,6 @@ def unproven(position: Mapping[str, Any], scans: Scans, *, shared_cache: bool) -
 
     Some scans together must have read all recorded files. Other scans may read other files, such as a table to join. A
     query without a scan of files proves nothing: its source has read the files itself.
-
-    Args:
-        position: The source's position.
-        scans: What the interval's query has read.
-        shared_cache: Whether other drivers can put rows into Spark's cache.
     """
     lengths = recorded_lengths(position)
     if lengths is not None and scans.files and not _can_sum_up(scans.files, lengths):

@@ -42,13 +42,7 @@ _BAD_DATA = re.compile(r"(\[[A-Z_.]+\] [^\n]*)SQLSTATE: 22\w{3}")
 
 
 def read_source(spark: SparkSession, pipeline: Pipeline, interval: Interval) -> tuple[DataFrame, dict[str, Any]]:
-    """Call the source, and return the rows of the interval and the source's position.
-
-    Raises:
-        SourceError: The source raised, returned no DataFrame, returned rows with a type that can't be passed to Python,
-            or returned a position that is not JSON.
-        Exception: The Spark server is lost. Its error is raised unchanged, so that the task is retried.
-    """
+    """Call the source, and return the rows of the interval and the source's position."""
     where = f"pipeline {pipeline.name!r}, {interval}"
     try:
         read: Any = pipeline.source(spark, interval)
@@ -98,12 +92,7 @@ def without_java(text: str) -> str:
 
 
 def check_types(schema: StructType, what: str) -> None:
-    """Raise `SourceError` if a column has a type that can't be passed to Python.
-
-    Args:
-        schema: Schema of input rows or of initial state.
-        what: Name of these rows, with which the error message begins.
-    """
+    """Raise `SourceError` if a column has a type that can't be passed to Python."""
     for field in schema.fields:
         found = next(_not_for_python(field.dataType), None)
         if found is not None:
@@ -133,9 +122,6 @@ def input_errors(pipeline: str, interval: Interval) -> Iterator[None]:
 
     Spark reads the input only when it computes. Its own error contains a hundred lines of Java stack traces. So this
     error goes only to the logger `cairn.spark`, at level DEBUG.
-
-    Raises:
-        SourceError: Spark could not read a file, or could not compute a value.
     """
     try:
         yield

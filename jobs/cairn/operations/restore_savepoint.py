@@ -55,26 +55,6 @@ def restore_savepoint(
     The pipeline's checkpoints of later intervals become stale. The pipeline may have another name and parallelism than
     the savepoint, and for a canonical savepoint another max parallelism. Afterwards the pipeline needs no file of the
     savepoint.
-
-    Args:
-        spark: A session, classic or Spark Connect.
-        pipeline: The pipeline that gets the state.
-        root: URL of the folder that holds the pipelines.
-        savepoint_path: URL of the savepoint's folder.
-        claim: NO_CLAIM leaves the savepoint as it is. CLAIM reserves the savepoint for this pipeline, and deletes it
-            after the commit. The same call completes a CLAIM that stopped half-way.
-        attempt: A uuid of this call. A call with the same uuid completes the earlier call and commits once. None for a
-            new uuid.
-
-    Returns:
-        The new record.
-
-    Raises:
-        UsageError: The savepoint does not fit the pipeline, another pipeline has reserved it with CLAIM, or an earlier
-            call with the same `attempt` restored another savepoint.
-        CorruptFile: The savepoint is damaged.
-        Fenced: Another run committed the interval meanwhile.
-        Swept: A sweep abandoned the attempt.
     """
     _check_mode(claim)
     source, coordinator = open_storage(savepoint_path), coordinator_of(pipeline, root)
@@ -129,15 +109,6 @@ def _finish_claim(source: Storage, owner: str, coordinator: Coordinator) -> Reco
     """Delete the savepoint if an earlier call of `restore_savepoint` with `claim="CLAIM"` has committed its state.
 
     That call reserved the savepoint for the pipeline, and stopped after its commit and before the deletion.
-
-    Args:
-        source: Storage of the savepoint's folder.
-        owner: URL of the folder of the pipeline that restores the savepoint now.
-        coordinator: Coordinator of this pipeline.
-
-    Returns:
-        The record that the earlier call committed. None if this pipeline has committed no such call, or if the folder
-        holds a newer savepoint.
     """
     earlier = read_claim(source)
     if earlier is None or earlier.owner != owner or coordinator.log().of_attempt(earlier.attempt) is None:
@@ -154,21 +125,7 @@ def _finish_claim(source: Storage, owner: str, coordinator: Coordinator) -> Reco
 def plan_restore_savepoint(
     pipeline: Pipeline, root: str, savepoint_path: str, *, claim: Literal["NO_CLAIM", "CLAIM"] = "NO_CLAIM"
 ) -> dict[str, Any]:
-    """Return what `restore_savepoint` would do, as JSON values. Read only records, and write nothing.
-
-    Args:
-        pipeline: The pipeline that would get the state.
-        root: URL of the folder that holds the pipelines.
-        savepoint_path: URL of the savepoint's folder.
-        claim: NO_CLAIM: the restore would leave the savepoint as it is. CLAIM: the restore would reserve the savepoint
-            for this pipeline, and delete it after the commit.
-
-    Returns:
-        The plan. `discards` lists the checkpoints from which no interval would start any longer.
-
-    Raises:
-        UsageError: The savepoint does not fit the pipeline, or another pipeline has reserved it with CLAIM.
-    """
+    """Return what `restore_savepoint` would do, as JSON values. Read only records, and write nothing."""
     _check_mode(claim)
     source, coordinator = open_storage(savepoint_path), coordinator_of(pipeline, root)
     owner = join_url(root, pipeline.name)

@@ -30,13 +30,7 @@ def has_json(kind: pa.DataType) -> bool:
 
 
 def row_json(table: pa.Table, names: Sequence[str], zone: str) -> pa.Array:
-    """Return each row as a JSON object.
-
-    Args:
-        table: The rows.
-        names: Columns of the object, in order. Nulls are written.
-        zone: Name of the time zone in which timestamps are written.
-    """
+    """Return each row as a JSON object."""
     parts: list[Any] = []
     for n, name in enumerate(names):
         parts += [pa.scalar(f"{'{' if n == 0 else ','}{_quoted(name)}:"), _values(table[name], zone)]

@@ -79,19 +79,7 @@ def finish_commit(
     root: str,
     clock: StopWatch | None = None,
 ) -> None:
-    """Call the sink for all outputs that wait for it, then delete the files that no retained checkpoint needs.
-
-    Args:
-        spark: The session that the sink gets.
-        pipeline: The pipeline.
-        coordinator: Coordinator of the pipeline.
-        checkpoint_id: The checkpoint that was just committed.
-        root: URL of the folder that holds the pipelines.
-        clock: Gets the durations of the phases "publish" and "clean_up".
-
-    Raises:
-        SinkFailed: The sink did not accept the output of this checkpoint. For other checkpoints a warning is logged.
-    """
+    """Call the sink for all outputs that wait for it, then delete the files that no retained checkpoint needs."""
     failed, clock = None, clock or StopWatch()
     try:
         with clock.phase("publish", "publishing"):

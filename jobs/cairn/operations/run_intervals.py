@@ -176,19 +176,6 @@ def plan_intervals(
 
     A re-run may give another result. Then `run_intervals` also computes later intervals that this plan keeps; their
     outcome says so.
-
-    Args:
-        spark: A session, needed only for "changed", to ask the source whether its input changed. None: an interval for
-            which the source would decide counts as computed.
-        pipeline: The pipeline.
-        intervals: Each starts where the one before ends.
-        root: URL or absolute path of the folder that holds the pipelines.
-        reprocess: Which intervals with a result would be computed again. "changed": those whose code or input has
-            changed. "none": only intervals whose result is not valid. "all": every interval, except results that the
-            same `run` committed.
-        permissions: Refused actions that the user would allow, as in `run_intervals`. "changed" compares input hashes,
-            which contain them.
-        run: The run that would process the intervals: a result that this run has committed stays. None for a new run.
     """
     _check(intervals, reprocess)
     run = run or RunRef(run_id=f"direct__{uuid.uuid4()}", clear_number=0, try_number=1)
@@ -248,12 +235,6 @@ def committed_alike(
     """Return another run's committed result of an interval if the same code computed it from the same input.
 
     A run that was cleared gets no result, since a user clears a run to compute it again.
-
-    Returns:
-        The result, or None if the interval must be computed. The source's answer, or None if the source was not asked.
-
-    Raises:
-        SourceError: The source raised, or its rows do not fit.
     """
     there = None if run.clear_number else _results(pipeline, root, [interval]).get(interval)
     if there is None or there.input_hash is None or not isinstance(keep_or_compute(there, "changed", run), AskSource):
@@ -298,14 +279,7 @@ class _Aside:
         self._under_way = self._pool.submit(work)
 
     def wait(self) -> Any:
-        """Wait for the function that the thread runs now.
-
-        Returns:
-            The return value of the function; None if the thread runs no function.
-
-        Raises:
-            Exception: The function failed with this exception.
-        """
+        """Wait for the function that the thread runs now."""
         under_way, self._under_way = self._under_way, None
         return None if under_way is None else under_way.result()
 
@@ -313,12 +287,6 @@ class _Aside:
 @dataclass(kw_only=True)
 class _Range:
     """One call of `run_intervals`, which makes one attempt and one commit per interval.
-
-    Attributes:
-        first: Permissions for the first interval that is computed.
-        reading: Thread that asks the source for the next interval.
-        finishing: Thread that publishes and cleans up after a commit.
-        known: Answers that the source gave before this call.
 
     The other fields are the arguments of `run_intervals`.
     """

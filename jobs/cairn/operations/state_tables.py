@@ -22,9 +22,6 @@ def identity_of(table: DataFrame) -> dict[str, Column]:
 
     A value is identified by its key, a list element also by its position, a map pair by its user key, and a timer by its
     time.
-
-    Args:
-        table: The state, as `state_table` returns it.
     """
     from pyspark.sql import functions as F
 
@@ -56,20 +53,7 @@ def flat(table: DataFrame) -> DataFrame:
 
 
 def pairs(before: DataFrame, now: DataFrame, *, now_ms: int, removable: str | None) -> DataFrame:
-    """Join the state of a base with the same state of a later checkpoint, for expectations over time.
-
-    Args:
-        before: The state of the base, as `format("keyed_state")` returns it.
-        now: The state of the checkpoint, in the same form.
-        now_ms: Time in milliseconds since the epoch. A row of the base that is missing from `now` counts as expired if
-            its expiry time is not later.
-        removable: SQL condition on a row of the base. A missing row that meets it counts as removed on purpose, any
-            other missing row as lost. None: no row may be removed.
-
-    Returns:
-        A row for each row of either state: its key, the values before and now, and its `fate`, which is new, kept,
-        expired, removed or lost. `OverTime.pairs` lists all columns.
-    """
+    """Join the state of a base with the same state of a later checkpoint, for expectations over time."""
     from pyspark.sql import functions as F
 
     def side(table: DataFrame, name: str) -> DataFrame:

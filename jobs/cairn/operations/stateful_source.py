@@ -47,10 +47,6 @@ def warn_of_stateful_source(pipeline: Pipeline, rows: Any) -> None:
     """Log a warning if the source's plan compares rows with each other.
 
     A process warns once for each pipeline. A plan that can't be read causes no warning.
-
-    Args:
-        pipeline: The pipeline.
-        rows: The DataFrame that the source returned.
     """
     if pipeline.stateful_source == "allow" or pipeline.name in _warned or isinstance(rows, LocalRows):
         return
@@ -73,9 +69,6 @@ def stateful_operations(rows: Any) -> list[str]:
     """Return a description of each operation in a DataFrame's plan whose result depends on several rows.
 
     The operations are those of `_OPERATIONS`: duplicates, window functions, time windows, joins over a range.
-
-    Args:
-        rows: A DataFrame of classic Spark or of Spark Connect.
     """
     if hasattr(rows, "_jdf"):
         text = str(rows._jdf.queryExecution().analyzed().toString())

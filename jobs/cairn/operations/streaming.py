@@ -216,13 +216,7 @@ class _StateReader:
 
 
 def _operator(spark: SparkSession, path: str, operator_id: int) -> tuple[dict[str, Any], int]:
-    """Return the properties of a query's `transformWithState` operator, and its last committed batch.
-
-    Args:
-        spark: The session.
-        path: The query's `checkpointLocation`.
-        operator_id: Number of the operator in the query.
-    """
+    """Return the properties of a query's `transformWithState` operator, and its last committed batch."""
     what = f"{path} is not the checkpoint of a streaming query with state"
     try:
         rows = spark.read.format("state-metadata").load(path).collect()
@@ -283,17 +277,7 @@ def _key_schema(pipeline: Pipeline, path: str, frames: list[DataFrame]) -> Struc
 
 
 def _entries(frame: DataFrame, n: int, descriptor: StateDescriptor, path: str) -> DataFrame:
-    """Return a state's rows in the form that `ImportJob` takes: key, number of the state, and its entries.
-
-    Args:
-        frame: The state as Spark's `statestore` source reads it.
-        n: Number of the state, in the order in which the pipeline's processor declares its states.
-        descriptor: The pipeline's declaration of the state.
-        path: The query's checkpoint, for error messages.
-
-    Raises:
-        StateSchemaError: The query's types differ from the declaration.
-    """
+    """Return a state's rows in the form that `ImportJob` takes: key, number of the state, and its entries."""
     column = {"value": "value", "list": "list_value", "map": "map_value"}[descriptor.kind]
     found: Any = frame.schema[column].dataType
     match descriptor.kind:
@@ -383,11 +367,7 @@ def initial_state_of(
 
 
 def _gathered(kind: str) -> Column:
-    """Return an aggregation that collects a key's entries of one state, or its timers, into one column.
-
-    Args:
-        kind: Kind of the state: "value", "list" or "map"; or "timers".
-    """
+    """Return an aggregation that collects a key's entries of one state, or its timers, into one column."""
     if kind == "value":
         return F.first("value")
     if kind == "list":
@@ -460,15 +440,7 @@ class _Remembering:
         return state
 
     def put_back(self, held: Any, types: Types) -> None:
-        """Write the states and timers of one key.
-
-        Args:
-            held: The key's states and timers, from a row of `initial_state_of`.
-            types: By state name, the types of its value and of its user key; None for a state without user keys.
-
-        Raises:
-            UsageError: The processor does not declare a state, or declares another kind of state.
-        """
+        """Write the states and timers of one key."""
         for at_ms in held[TIMERS_NAME] or ():
             self._handle.registerTimer(at_ms)
         for name, (value, user_key) in types.items():

@@ -45,21 +45,6 @@ def take_savepoint(
 
     If an earlier try of this call took the savepoint already, return that savepoint. Files that unfinished tries left
     in the folder are deleted.
-
-    Args:
-        spark: A session, classic or Spark Connect.
-        pipeline: The pipeline.
-        pipeline_root: URL of the pipeline's own folder.
-        record: Record of the checkpoint.
-        to: URL of the savepoint's folder. It must not contain another savepoint.
-        format: "native" writes compacted SSTs: the fastest to restore. "canonical" writes Parquet files for each state
-            (`state_backend.formats.canonical_tables`): any tool reads them, and a restore may have another max
-            parallelism.
-
-    Raises:
-        UsageError: The folder holds another savepoint or lies inside the pipeline's folder, or the format is unknown.
-        CorruptFile: A file of the checkpoint is damaged. The message says which checkpoint to return to.
-        CheckpointDropped: Retention dropped the checkpoint meanwhile.
     """
     check_destination(pipeline_root, to, format)
     destination, content = open_storage(to), record.content
@@ -86,11 +71,7 @@ def take_savepoint(
 
 
 def _taken(destination: Storage, record: Record, format: str) -> Savepoint | None:
-    """Return the savepoint in the folder if it is of this checkpoint; None if the folder holds no savepoint.
-
-    Raises:
-        UsageError: The folder holds another savepoint.
-    """
+    """Return the savepoint in the folder if it is of this checkpoint; None if the folder holds no savepoint."""
     if destination.stat(paths.SAVEPOINT_RECORD) is None:
         return None
     there = read_savepoint(destination)
@@ -103,11 +84,7 @@ def _taken(destination: Storage, record: Record, format: str) -> Savepoint | Non
 
 
 def check_destination(pipeline_root: str, to: str, format: str) -> None:
-    """Check where a savepoint will be written, and its format.
-
-    Raises:
-        UsageError: The format is unknown, or `to` lies inside the pipeline's own folder.
-    """
+    """Check where a savepoint will be written, and its format."""
     if format not in FORMATS:
         raise UsageError(f"savepoint format {format!r} is not one of {', '.join(FORMATS)}")
     check_outside(pipeline_root, to, "savepoint")
@@ -124,22 +101,6 @@ def consolidate_checkpoint(spark: SparkSession, pipeline: Pipeline, root: str, r
 
     Only intervals that begin after the commit start from the rewritten files. The new checkpoint is stale if the old
     one is. The old checkpoint is dropped one commit later, because a running interval may still restore it.
-
-    Args:
-        spark: A session, classic or Spark Connect.
-        pipeline: The pipeline.
-        root: URL of the folder that holds the pipelines.
-        record: Record of the checkpoint to rewrite.
-
-    Returns:
-        The record of the new checkpoint, or `record` if there was nothing to rewrite.
-
-    Raises:
-        UsageError: The checkpoint was dropped or a re-run of its interval replaced it. Nothing is rewritten.
-        StateUnusable: The checkpoint is quarantined. Nothing is rewritten.
-        AttemptLost: While the shards were rewritten, retention dropped the checkpoint, validation quarantined it, or
-            another attempt committed its interval or an overlapping one. Nothing is committed.
-        CheckpointDropped: Retention dropped the checkpoint while its files were read. Nothing is committed.
     """
     coordinator = coordinator_of(pipeline, root)
     checkpoints = coordinator.log()

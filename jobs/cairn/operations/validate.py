@@ -61,14 +61,7 @@ Spark: TypeAlias = "SparkSession | SessionOnDemand"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateReport:
-    """The validation of one state.
-
-    Attributes:
-        state: Name of the state.
-        entries: Recorded number of entries.
-        expectations: Number of expectations that were evaluated.
-        failed: Number of expectations that failed.
-    """
+    """The validation of one state."""
 
     state: str
     entries: int
@@ -78,22 +71,10 @@ class StateReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Validation:
-    """The result of a validation.
-
-    Attributes:
-        what: Name of the validated thing, such as "checkpoint 7".
-        checkpoint_id: Id of the checkpoint, also of a savepoint's; None for an attempt.
-        mode: "fast" or "full".
-        findings: A sentence for each problem.
-        files: Number of checked files.
-        entries: Number of entries that were read one by one; 0 in mode "fast".
-        states: A report for each state.
-        checks: Every check, with its result.
-        docs: Path of the Data Docs page with all checks; None without Data Docs.
-        pids: Ids of the processes that restored shards.
-    """
+    """The result of a validation."""
 
     what: str
+    # Id of the checkpoint, also of a savepoint's; None for an attempt.
     checkpoint_id: int | None
     mode: ValidationMode
     findings: tuple[str, ...]
@@ -101,6 +82,7 @@ class Validation:
     entries: int
     states: tuple[StateReport, ...]
     checks: tuple[Check, ...] = ()
+    # Path of the Data Docs page with all checks; None without Data Docs.
     docs: str | None = None
     pids: tuple[int, ...] = ()
 
@@ -134,23 +116,7 @@ def validate_checkpoint(
     quarantine: bool = True,
     mark: bool = True,
 ) -> Validation:
-    """Validate a committed checkpoint, and mark it as validated or quarantined.
-
-    Args:
-        spark: A session, or a session that opens if a step needs Spark; None is allowed in mode "fast".
-        pipeline: The pipeline.
-        root: URL of the folder that holds the pipelines.
-        record: Record of the checkpoint.
-        mode: "fast" checks the files, "full" also restores the state.
-        docs: Folder for Data Docs. Pages of earlier validations stay. None writes none.
-        with_expectations: False skips the owner's expectations.
-        quarantine: False does not quarantine a checkpoint with findings.
-        mark: False writes no mark at all, neither of a checkpoint that passed nor of one with findings.
-
-    Raises:
-        UsageError: An expectation itself can't be evaluated. This says nothing about the data, so nothing is marked.
-        CheckpointDropped: Retention dropped the checkpoint meanwhile, so files are missing. Nothing is marked.
-    """
+    """Validate a committed checkpoint, and mark it as validated or quarantined."""
     options = {"root": root, "pipeline": pipeline.name, "checkpoint": str(record.id)}
     target = _Target(
         f"checkpoint {record.id} of {record.content.interval}",
@@ -185,19 +151,6 @@ def validate_attempt(
     """Validate a prepared attempt before its commit.
 
     After a validation with findings, `commit` raises `ValidationRefused` for this attempt.
-
-    Args:
-        spark: A session, or a session that opens if a step needs Spark; None is allowed in mode "fast".
-        pipeline: The pipeline.
-        root: URL of the folder that holds the pipelines.
-        attempt: Id of the attempt.
-        mode: "fast" checks the files, "full" also restores the state.
-        docs: Folder for Data Docs; None writes none.
-        with_expectations: False skips the owner's expectations.
-
-    Raises:
-        StateUnusable: The attempt was never prepared.
-        UsageError: An expectation itself can't be evaluated. The attempt is not marked as refused.
     """
     folder = join_url(root, pipeline.name)
     coordinator = Coordinator(open_storage(folder), pipeline.name)
@@ -220,19 +173,7 @@ def validate_savepoint(
     docs: Path | None = None,
     with_expectations: bool = True,
 ) -> Validation:
-    """Validate a savepoint of either format. Nothing is marked: the caller decides.
-
-    Args:
-        spark: A session, or a session that opens if a step needs Spark; None is allowed in mode "fast".
-        pipeline: The pipeline whose expectations are evaluated.
-        folder: URL of the savepoint's folder.
-        mode: "fast" checks the files, "full" also restores the state.
-        docs: Folder for Data Docs; None writes none.
-        with_expectations: False skips the owner's expectations.
-
-    Raises:
-        UsageError: The folder holds no savepoint, or an expectation itself can't be evaluated.
-    """
+    """Validate a savepoint of either format. Nothing is marked: the caller decides."""
     savepoint = read_savepoint(open_storage(folder))
     target = _Target(
         f"savepoint {savepoint.savepoint}", folder, savepoint.content, None, {"checkpoint": folder}, savepoint.files
@@ -243,24 +184,17 @@ def validate_savepoint(
 
 @dataclass(frozen=True, slots=True)
 class _Target:
-    """The checkpoint, attempt or savepoint that is validated.
-
-    Attributes:
-        name: Name for findings and Data Docs.
-        folder: URL of the folder that the file handles are relative to.
-        content: The recorded content.
-        before: Record of the base, to evaluate `expectations_over_time`; None skips them.
-        options: Options with which Cairn's Spark source `format("keyed_state")` reads the state.
-        savepoint: The canonical files of a savepoint; None for a checkpoint or attempt.
-        checkpoint_id: Id of the checkpoint; None for an attempt or savepoint.
-    """
+    """The checkpoint, attempt or savepoint that is validated."""
 
     name: str
     folder: str
     content: Content
+    # Record of the base, to evaluate `expectations_over_time`; None skips them.
     before: Record | None
     options: dict[str, str]
+    # The canonical files of a savepoint; None for a checkpoint or attempt.
     savepoint: tuple[CanonicalFile, ...] | None = None
+    # Id of the checkpoint; None for an attempt or savepoint.
     checkpoint_id: int | None = None
 
 
@@ -337,13 +271,6 @@ def _with_page(
     """Write the Data Docs page of a validation, and return `found` with its path.
 
     A failure to write the page raises no error, because the validation would then mark nothing. The log gives the reason.
-
-    Args:
-        pipeline: The pipeline.
-        target: The validated thing.
-        found: The result of the validation.
-        docs: Folder for Data Docs; None writes no page.
-        pages: Path of Great Expectations' own page, by the table of a check.
     """
     if docs is None:
         return found
@@ -410,11 +337,7 @@ def _restored(spark: Spark, pipeline: Pipeline, target: _Target, found: Validati
 def _expected(
     spark: Spark, pipeline: Pipeline, target: _Target, found: Validation, docs: Path | None
 ) -> tuple[Validation, Mapping[str, str]]:
-    """Evaluate the expectations that the pipeline's owner wrote.
-
-    Returns:
-        `found` with the result of each expectation, and the paths of Great Expectations' pages by table.
-    """
+    """Evaluate the expectations that the pipeline's owner wrote."""
     entries, before = {s.state: s.entries for s in found.states}, target.before
     rules = Declared(*declared(pipeline, [*entries], with_base=before is not None))
     if not rules.states:

@@ -15,18 +15,13 @@ _MOST_CHARACTERS = 60
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MadeOf:
-    """Everything but the base that decides a result.
-
-    Attributes:
-        code_hash: The hash of the code.
-        code_version: The name of the code for people; None without a name.
-        position: The source's position, as JSON has it.
-        input_hash: The input hash, which covers all settings too; None if it can't be computed.
-    """
+    """Everything but the base that decides a result."""
 
     code_hash: str
+    # The name of the code for people; None without a name.
     code_version: str | None
     position: Mapping[str, Any]
+    # The input hash, which covers all settings too; None if it can't be computed.
     input_hash: str | None
 
 

@@ -267,35 +267,19 @@ class Deduplicate(ReadyMade):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Seen:
-    """State of the keys of a batch.
-
-    Attributes:
-        known: True for each key with an open horizon.
-        duplicates: Number of duplicates of each open horizon.
-        opened: Beginning of each open horizon in microseconds; None if `horizon` is None.
-        for_ever: True for each key that got its state while `horizon` was None. Its horizon never ends.
-    """
+    """State of the keys of a batch."""
 
     known: Bools
     duplicates: Int64s
+    # Beginning of each open horizon in microseconds; None if `horizon` is None.
     opened: Int64s | None
+    # True for each key that got its state while `horizon` was None. Its horizon never ends.
     for_ever: Bools
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Walk:
-    """Rows of a batch, sorted by key and cut into horizons: groups of rows that are duplicates of the group's first row.
-
-    Attributes:
-        timed: True for each row with an event time.
-        opens: True for each row that opens a horizon.
-        begins: Position of the first row of each horizon. Rows of a key before the first row that opens a horizon form a
-            group too: they belong to the horizon that an earlier batch opened.
-        horizon_of_row: Index in `begins`, for each row.
-        numbers: For each duplicate its number in its horizon; 0 for all other rows.
-        duplicates: For each key, the number of duplicates of its last horizon.
-        opened_by: For each key, the position of the last row that opens a horizon; -1 for none.
-    """
+    """Rows of a batch, sorted by key and cut into horizons: groups of rows that are duplicates of the group's first row."""
 
     timed: Bools
     opens: Bools
@@ -311,13 +295,6 @@ def opening_rows(times: Int64s, candidates: Bools, owners: Int64s, limits: Int64
 
     The first candidate of a key at or after the key's limit opens a horizon. The limit of the key is then the end of
     this horizon.
-
-    Args:
-        times: Event time of each row.
-        candidates: False for rows that can't open a horizon.
-        owners: Index of each row's key, ascending.
-        limits: For each key, the end of its open horizon.
-        horizon: Length of a horizon, in the unit of the times.
     """
     limits = limits.copy()
     opens = np.zeros(len(times), np.bool_)
@@ -338,16 +315,7 @@ def opening_rows(times: Int64s, candidates: Bools, owners: Int64s, limits: Int64
 
 
 def walk_of(owners: Int64s, starts: Int64s, stored: Bools, timed: Bools, opens: Bools, seen: _Seen) -> _Walk:
-    """Cut the rows into horizons, and number the duplicates of each horizon.
-
-    Args:
-        owners: Index of each row's key, ascending.
-        starts: Position of each key's first row.
-        stored: True for a row that comes from the state. It continues the open horizon.
-        timed: True for each row with an event time.
-        opens: True for each row that opens a horizon.
-        seen: State of the keys.
-    """
+    """Cut the rows into horizons, and number the duplicates of each horizon."""
     duplicate = timed & ~opens & ~stored
     is_begin = opens.copy()
     is_begin[starts] = True
@@ -378,10 +346,6 @@ def running_winners(times: Int64s, walk: _Walk) -> tuple[Int64s, Int64s]:
 
     The winner is the row with the latest event time, and the last one of rows with equal event times. If a row wins, the
     former winner loses. Otherwise the row itself loses. -1 means that no row has won, or that no row loses.
-
-    Args:
-        times: Event time of each row.
-        walk: The rows, cut into groups of duplicates (horizons).
     """
     rows = np.arange(len(times))
     rank = np.zeros(len(times), np.int64)

@@ -152,11 +152,7 @@ class Funnel(ReadyMade):
         return StructType([*nullable(handle.key_schema), *added])
 
     def _step_values(self, handle: Any) -> pa.Array:
-        """Return the steps as an Arrow array of the column's type.
-
-        Raises:
-            UsageError: The input lacks the column, or a step is no value of its type.
-        """
+        """Return the steps as an Arrow array of the column's type."""
         owner = type(self).__name__
         of = type_of(owner, "step", self.step, handle)
         try:
@@ -251,14 +247,7 @@ class Funnel(ReadyMade):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _TimeLine:
-    """Rows of many keys, ascending by key and time.
-
-    Attributes:
-        owners: Index of each row's key.
-        times: Event time of each row, in microseconds.
-        steps: Step of each row, from 0.
-        count: Number of steps.
-    """
+    """Rows of many keys, ascending by key and time."""
 
     owners: Int64s
     times: Int64s
@@ -277,17 +266,7 @@ class _TimeLine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Funnels:
-    """The possible funnels of many keys: one for each row of the first step, as if this row opened a funnel.
-
-    Attributes:
-        opens: Position of the opening row.
-        restarted: Index of the funnel after all restarts by further rows of the first step; its own index without one.
-        last: Position of the last row that counts.
-        reached: Number of reached steps.
-        step_times: Times of the reached steps, one row for each funnel. Elements beyond `reached` have no meaning.
-        settled: Event time. When the watermark has reached it, no later row can change the funnel.
-        next: Index of the first funnel that opens after `last`. This funnel may be one of the next key.
-    """
+    """The possible funnels of many keys: one for each row of the first step, as if this row opened a funnel."""
 
     opens: Int64s
     restarted: Int64s
@@ -327,18 +306,7 @@ def _funnels_of(line: _TimeLine, within: int) -> _Funnels:
 
 
 def _settled_funnels(line: _TimeLine, funnels: _Funnels, limit: int, keys: int) -> tuple[Int64s, Int64s]:
-    """Follow the funnels of each key up to the first one that a later row can change.
-
-    Args:
-        line: The rows.
-        funnels: The funnels.
-        limit: The watermark in microseconds: later rows have later event times.
-        keys: Number of keys.
-
-    Returns:
-        Indexes of the settled funnels. For each key, the position of the first row up to the watermark that may still
-        count; the number of all rows if there is none.
-    """
+    """Follow the funnels of each key up to the first one that a later row can change."""
     owners = line.owners[funnels.opens]
     keep_from = np.full(keys, len(line.owners))
     current = np.flatnonzero(np.diff(owners, prepend=-1))

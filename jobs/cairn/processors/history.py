@@ -249,15 +249,7 @@ class History(ReadyMade):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _TimeLine:
-    """The rows of many keys in the order of their times: one for each key and time.
-
-    Attributes:
-        order: Position of each row.
-        owners: Index of each row's key.
-        begins_key: True for the first row of each key.
-        ends_key: True for the last row of each key.
-        first_of_time: Position of the first row of this key and time: a row of the state if there is one.
-    """
+    """The rows of many keys in the order of their times: one for each key and time."""
 
     order: Int64s
     owners: Int64s
@@ -267,12 +259,7 @@ class _TimeLine:
 
 
 def _time_line(owners: Int64s, times: Int64s) -> _TimeLine:
-    """Order rows by key and time. Of rows with equal key and time, the last one counts.
-
-    Args:
-        owners: Index of each row's key.
-        times: Event time of each row.
-    """
+    """Order rows by key and time. Of rows with equal key and time, the last one counts."""
     order = np.lexsort((times, owners))
     of_key, at = owners[order], times[order]
     # True for a row that the next row replaces.
@@ -301,13 +288,7 @@ def _next(marks: Bools, begins_key: Bools) -> Int64s:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Emitted:
-    """The versions that an interval emits.
-
-    Attributes:
-        rows: Position of the row of each version.
-        ends: Time at which the version ends; 0 without one.
-        has_end: True for a version that ends.
-    """
+    """The versions that an interval emits."""
 
     rows: Int64s
     ends: Int64s
@@ -317,17 +298,7 @@ class _Emitted:
 def _emitted(
     line: _TimeLine, owners: Int64s, times: Int64s, deletes: Bools, begins: Bools, was: Bools, alike: Bools
 ) -> _Emitted:
-    """Return the versions that are new or changed, and those to delete.
-
-    Args:
-        line: All rows of the keys, those of the state first.
-        owners: Index of each row's key.
-        times: Time of each row.
-        deletes: True for each row that deletes its key.
-        begins: True for each row of the line that begins a version.
-        was: True for each row of the state that was emitted as a version.
-        alike: True for each row of the line that the state has too, with equal values.
-    """
+    """Return the versions that are new or changed, and those to delete."""
     held = len(was)
     following = _next(begins | deletes[line.order], line.begins_key)
     ends = np.where(following >= 0, times[line.order[following]], 0)

@@ -192,14 +192,7 @@ class Latest(ReadyMade):
         return before, np.concatenate([before, rows])[places]
 
     def _move_timers(self, batch: KeyedBatch, replaces: Bools, was_deleted: Bools, is_deleted: Bools) -> None:
-        """Give each deleted key one timer, which removes the key's state after `horizon`.
-
-        Args:
-            batch: The rows of many keys.
-            replaces: True for a key whose stored row is replaced.
-            was_deleted: True for a key that was deleted before the batch.
-            is_deleted: True for a key that is deleted after the batch.
-        """
+        """Give each deleted key one timer, which removes the key's state after `horizon`."""
         gone = was_deleted & replaces
         timers = self._handle.listTimers(gone)
         self._handle.deleteTimer(np.flatnonzero(gone)[timers.key_of_row], timers.rows["expiry_ms"])

@@ -198,9 +198,6 @@ class LookupJoin(ReadyMade):
 
         The rows of a key may come in several batches. One timer for each batch would make the state depend on the split into
         batches.
-
-        Args:
-            first: The new time of each key, in microseconds; `NO_TIME` leaves the key's timers as they are.
         """
         due = np.flatnonzero(first < NO_TIME)
         wanted = ceil_ms(first[due])
@@ -218,13 +215,7 @@ class LookupJoin(ReadyMade):
 
     @staticmethod
     def _replace(state: Any, rows: SideRows, gone: Bools) -> None:
-        """Remove rows from a list state.
-
-        Args:
-            state: The list state.
-            rows: All stored rows of the batch's keys.
-            gone: True for each row to remove.
-        """
+        """Remove rows from a list state."""
         touched = np.unique(rows.owners[gone])
         kept = rows.chosen(~gone & np.isin(rows.owners, touched))
         state.clear(np.setdiff1d(touched, kept.owners))

@@ -18,28 +18,14 @@ from state_backend.values.errors import UsageError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OrderColumn:
-    """A column that orders rows.
-
-    Attributes:
-        name: Name of the column.
-        descending: True if larger values come first.
-    """
+    """A column that orders rows."""
 
     name: str
     descending: bool
 
 
 def order_columns(owner: str, setting: str, value: Any) -> tuple[OrderColumn, ...]:
-    """Parse a setting that names columns: one text or a sequence of texts, such as "score desc".
-
-    Args:
-        owner: Name of the processor's class.
-        setting: Name of the setting.
-        value: Value of the setting.
-
-    Raises:
-        UsageError: The value is no text, no sequence of texts, or empty.
-    """
+    """Parse a setting that names columns: one text or a sequence of texts, such as "score desc"."""
     texts = (value,) if isinstance(value, str) else value
     if not isinstance(texts, list | tuple) or not texts or not all(isinstance(t, str) and t.strip() for t in texts):
         raise UsageError(
@@ -60,17 +46,7 @@ def order_columns(owner: str, setting: str, value: Any) -> tuple[OrderColumn, ..
 
 
 def check_order(owner: str, setting: str, columns: Sequence[OrderColumn], handle: Any) -> None:
-    """Check that the input has the columns, and that their values have an order.
-
-    Args:
-        owner: Name of the processor's class.
-        setting: Name of the setting.
-        columns: The columns.
-        handle: The handle that `init` gets.
-
-    Raises:
-        UsageError: A column is missing, or its type has no order here.
-    """
+    """Check that the input has the columns, and that their values have an order."""
     for column in columns:
         of = type_of(owner, setting, column.name, handle)
         if not is_scalar(of) or (isinstance(of, StringType) and not of.isUTF8BinaryCollation()):
@@ -80,11 +56,7 @@ def check_order(owner: str, setting: str, columns: Sequence[OrderColumn], handle
 
 
 def type_of(owner: str, setting: str, column: str, handle: Any) -> DataType:
-    """Return the Spark type of an input column that a setting names.
-
-    Raises:
-        UsageError: The input has no such column.
-    """
+    """Return the Spark type of an input column that a setting names."""
     types = {f.name: f.dataType for f in handle.input_schema.fields}
     if column not in types:
         found = ", ".join(f"{name} {of.simpleString()}" for name, of in types.items())
@@ -97,10 +69,6 @@ def order_codes(columns: Sequence[OrderColumn], arrays: Sequence[pa.Array]) -> I
     """Return an integer for each row. A row with a smaller integer comes first; equal rows have equal integers.
 
     The order is Spark's: nulls come first, in a descending column last. NaN is above all numbers.
-
-    Args:
-        columns: The columns that order the rows, the most important first.
-        arrays: The values of each column.
     """
     codes = [
         ~_codes(array) if column.descending else _codes(array) for column, array in zip(columns, arrays, strict=True)

@@ -25,12 +25,7 @@ _EVENT_TIME = 'time_mode="event", event_time="at", watermark_delay=timedelta(hou
 
 
 class ReadyMade(ArrowProcessor, ABC):
-    """Base class of processors that a subclass declares by class attributes.
-
-    Attributes:
-        settings: Names of the class attributes that a subclass may set.
-        column_settings: The settings among them that name columns of the input.
-    """
+    """Base class of processors that a subclass declares by class attributes."""
 
     splits_keys = True
     _states_follow_settings = True
@@ -38,11 +33,7 @@ class ReadyMade(ArrowProcessor, ABC):
     column_settings: ClassVar[tuple[str, ...]] = ()
 
     def __init_subclass__(cls, **arguments: Any) -> None:
-        """Check the settings that the new class declares or inherits.
-
-        Raises:
-            UsageError: A setting is unknown, missing, or has a value that is not allowed.
-        """
+        """Check the settings that the new class declares or inherits."""
         super().__init_subclass__(**arguments)
         if cls.__module__.startswith("cairn.processors."):
             return
@@ -82,11 +73,7 @@ class ReadyMade(ArrowProcessor, ABC):
     @classmethod
     @abstractmethod
     def check_settings(cls) -> None:
-        """Check the class attributes.
-
-        Raises:
-            UsageError: A setting is missing, or has a value that is not allowed. The message names class and setting.
-        """
+        """Check the class attributes."""
 
     @classmethod
     def check_pipeline(cls, pipeline: Any) -> None:
@@ -117,25 +104,14 @@ def ready_made(cls: type) -> type:
 
 
 def made_with(processor: ReadyMade, settings: Sequence[str], fields: Sequence[StructField]) -> StructType:
-    """Return a schema of a state that records settings. Cairn refuses other values of these settings later.
-
-    Args:
-        processor: The processor.
-        settings: Names of settings that give the entries their meaning.
-        fields: The fields of the schema.
-    """
+    """Return a schema of a state that records settings. Cairn refuses other values of these settings later."""
     first, *others = fields
     values = {name: f"{name} = {getattr(processor, name)}" for name in settings}
     return StructType([StructField(first.name, first.dataType, first.nullable, {MADE_WITH: values}), *others])
 
 
 def with_settings(settings: Mapping[str, str], fields: Sequence[StructField]) -> list[StructField]:
-    """Return fields of a state that record settings. Cairn refuses other values of these settings later.
-
-    Args:
-        settings: Texts for error messages, such as "early = True", by the name of the setting.
-        fields: The fields of the state's values.
-    """
+    """Return fields of a state that record settings. Cairn refuses other values of these settings later."""
     first, *others = fields
     return [_recording(first, settings), *others]
 
@@ -144,10 +120,6 @@ def with_deleted(column: str | None, fields: Sequence[StructField]) -> list[Stru
     """Return fields of a state that record the setting `deleted`. Cairn refuses another value later.
 
     Each boolean field records whether it deletes keys. So a new column of the input may become `deleted`.
-
-    Args:
-        column: The boolean column that deletes keys; None if no column does.
-        fields: The fields of the state's values.
     """
     return [
         _recording(f, {f"deleted {f.name}": f"deleted {'=' if f.name == column else 'other than'} {f.name}"})
@@ -169,12 +141,7 @@ class ChangedKeys:
         self._changed_before = False
 
     def to_put_out(self, batch: KeyedBatch, changed: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-        """Return True for each key that has changed, and that has no more rows in the next batch.
-
-        Args:
-            batch: The batch.
-            changed: True for each key that this batch has changed.
-        """
+        """Return True for each key that has changed, and that has no more rows in the next batch."""
         changed = changed.copy()
         changed[0] |= self._changed_before
         self._changed_before = bool(batch.last_key_continues and changed[-1])
@@ -187,16 +154,7 @@ class ChangedKeys:
 
 
 def check_span(cls: type, name: str, forever: str) -> None:
-    """Check a setting that is a length of time, or None for no limit.
-
-    Args:
-        cls: The class that declares the setting.
-        name: The setting.
-        forever: The effect of None, which completes "None ...".
-
-    Raises:
-        UsageError: The setting is missing, no timedelta, or not positive.
-    """
+    """Check a setting that is a length of time, or None for no limit."""
     advice = f"write {name} = timedelta(days=7), or {name} = None to {forever}"
     if not hasattr(cls, name):
         raise UsageError(f"{cls.__name__}.{name} is missing; {advice}")
@@ -208,11 +166,7 @@ def check_span(cls: type, name: str, forever: str) -> None:
 
 
 def check_length(cls: type, name: str) -> None:
-    """Check a setting that is a length of time.
-
-    Raises:
-        UsageError: The setting is missing, no timedelta, or not positive.
-    """
+    """Check a setting that is a length of time."""
     value = getattr(cls, name, None)
     if not isinstance(value, timedelta) or value <= timedelta(0):
         found = f"is {value!r}" if hasattr(cls, name) else "is missing"
@@ -221,11 +175,7 @@ def check_length(cls: type, name: str) -> None:
 
 
 def check_choice(cls: type, name: str, choices: Collection[Any]) -> None:
-    """Check a setting that has one of a few values.
-
-    Raises:
-        UsageError: The setting has another value.
-    """
+    """Check a setting that has one of a few values."""
     value = getattr(cls, name)
     if not any(value is choice or (isinstance(value, str) and value == choice) for choice in choices):
         raise UsageError(f"{cls.__name__}.{name} is {value!r}; write one of {', '.join(map(repr, choices))}")
@@ -234,18 +184,7 @@ def check_choice(cls: type, name: str, choices: Collection[Any]) -> None:
 def check_free(
     owner: str, column: str, names: Collection[str], why: str, other: str = "the input has a column"
 ) -> None:
-    """Check that no other column of the output has the name of a column that the processor adds.
-
-    Args:
-        owner: Name of the processor's class.
-        column: The added column.
-        names: Names of the other columns of the output.
-        why: The setting that adds the column.
-        other: The owner of these names, for the message.
-
-    Raises:
-        UsageError: Another column has this name. Names that differ only in case are equal.
-    """
+    """Check that no other column of the output has the name of a column that the processor adds."""
     for name in names:
         if name.lower() == column.lower():
             raise UsageError(
@@ -254,16 +193,7 @@ def check_free(
 
 
 def type_of_event_time(owner: str, setting: str, handle: Any) -> DataType:
-    """Return the Spark type of the event-time column.
-
-    Args:
-        owner: Name of the processor's class.
-        setting: The setting that needs event time.
-        handle: The handle that `init` gets.
-
-    Raises:
-        UsageError: The pipeline has no event time.
-    """
+    """Return the Spark type of the event-time column."""
     if handle.event_time is None:
         raise UsageError(
             f"{owner}: {setting} needs event time\nDeclare it in the pipeline: Pipeline({_EVENT_TIME}, ...)"
@@ -276,26 +206,12 @@ def within_bounds(times_us: npt.NDArray[np.int64], before_us: Any, after_us: Any
     """Return event times that stay between the years 1 and 9999 if a length is taken from them or added to them.
 
     An event time too close to these years counts as the nearest time that is not.
-
-    Args:
-        times_us: Event times in microseconds.
-        before_us: The length that is taken from an event time.
-        after_us: The length that is added to an event time; one for all, or one for each.
     """
     return np.clip(times_us, EARLIEST_US + before_us, LATEST_US - after_us)
 
 
 def check_times(owner: str, batch: KeyedBatch, column: str) -> None:
-    """Check that all rows of a batch have an event time.
-
-    Args:
-        owner: Name of the processor's class.
-        batch: The rows.
-        column: The event-time column.
-
-    Raises:
-        ProcessorError: A row has no event time. The message names its key.
-    """
+    """Check that all rows of a batch have an event time."""
     times = whole(batch.rows[column])
     if times.null_count:
         row = int(np.argmin(valid_rows(times)))
@@ -305,12 +221,7 @@ def check_times(owner: str, batch: KeyedBatch, column: str) -> None:
 
 
 def key_of_row_text(batch: KeyedBatch, row: int) -> str:
-    """Return the key of a row for an error message.
-
-    Args:
-        batch: The rows.
-        row: Position of the row.
-    """
+    """Return the key of a row for an error message."""
     key = batch.keys.slice(int(batch.key_of_row[row]), 1).to_pylist()[0]
     return ", ".join(f"{name}={value!r}" for name, value in key.items())
 

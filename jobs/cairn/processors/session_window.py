@@ -191,11 +191,7 @@ class SessionWindow(Windows):
         return within_bounds(times, 0, gap) + gap
 
     def _gaps(self, batch: KeyedBatch) -> Int64s:
-        """Return the gap of each row in microseconds.
-
-        Raises:
-            ProcessorError: A gap is null or not positive.
-        """
+        """Return the gap of each row in microseconds."""
         if isinstance(self.gap, timedelta):
             return np.full(batch.rows.num_rows, self.gap // MICROSECOND, np.int64)
         column = whole(batch.rows[self.gap])
@@ -319,15 +315,7 @@ class SessionWindow(Windows):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Stored:
-    """Open sessions in the state, ascending by key and begin.
-
-    Attributes:
-        owners: Index of each session's key.
-        begins: Begin of each session, in microseconds.
-        ends: End of each session, in microseconds.
-        versions: Version of each session; 0 for a session that was not emitted.
-        parts: Aggregates of each session.
-    """
+    """Open sessions in the state, ascending by key and begin."""
 
     owners: Int64s
     begins: Int64s
@@ -338,16 +326,7 @@ class _Stored:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Sessions:
-    """Changed sessions of many keys, ascending by key and begin.
-
-    Attributes:
-        owners: Index of each session's key.
-        begins: Begin of each session, in microseconds.
-        ends: End of each session, in microseconds.
-        of_row: For each row of the batch, the index of its session.
-        members: Positions of the stored sessions that became a part of these sessions, ascending.
-        of_member: For each member, the index of its session.
-    """
+    """Changed sessions of many keys, ascending by key and begin."""
 
     owners: Int64s
     begins: Int64s
@@ -358,15 +337,7 @@ class _Sessions:
 
 
 def _sessions_of(stored: _Stored, owners: Int64s, starts: Int64s, ends: Int64s, carried: Int64s) -> _Sessions:
-    """Combine rows and stored sessions into sessions. Leave out stored sessions that did not change.
-
-    Args:
-        stored: The stored sessions.
-        owners: Index of each row's key.
-        starts: Event time of each row.
-        ends: Event time plus gap of each row.
-        carried: Starts of the first key's sessions that the previous batch changed. They count as changed.
-    """
+    """Combine rows and stored sessions into sessions. Leave out stored sessions that did not change."""
     held = len(stored.owners)
     all_owners = np.concatenate([stored.owners, owners])
     all_starts = np.concatenate([stored.begins, starts])

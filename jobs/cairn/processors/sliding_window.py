@@ -197,19 +197,7 @@ class SlidingWindow(Windows):
     def _windows_with(
         self, owners: Int64s, panes: Int64s, parts: pa.Table, low: Int64s, high: Int64s
     ) -> Iterator[tuple[Int64s, Int64s, pa.Table, Int64s]]:
-        """Yield windows with the aggregates of their panes, some keys at a time.
-
-        Args:
-            owners: Index of each pane's key, ascending.
-            panes: Begin of each pane, ascending within a key.
-            parts: The panes' aggregates.
-            low: For each pane, the end of the first wanted window.
-            high: For each pane, the end of the last wanted window.
-
-        Yields:
-            Keys and ends of windows, ascending; the aggregates of the panes, window after window; and the position of
-            each window's first pane, with the number of panes as last item.
-        """
+        """Yield windows with the aggregates of their panes, some keys at a time."""
         first = np.maximum(self._first_end(panes), low)
         counts = np.maximum((np.minimum(self._last_end(panes), high) - first) // self._slide + 1, 0)
         until = np.cumsum(counts)
@@ -243,17 +231,7 @@ class SlidingWindow(Windows):
         *,
         changed: bool,
     ) -> pa.Table:
-        """Return the output rows of windows, and remember their versions.
-
-        Args:
-            batch: The batch.
-            owners: Index of each window's key.
-            ends: End of each window.
-            parts: Aggregates of the panes, window after window.
-            at: Position of each window's first pane, and the number of panes.
-            due_us: The time up to which windows close, in microseconds.
-            changed: True for windows with new rows, False for windows whose timer fired.
-        """
+        """Return the output rows of windows, and remember their versions."""
         begins = ends - self._size
         parts = self._merged(batch, owners, begins, parts, at)
         versions = np.zeros(len(owners), np.int64)
@@ -274,11 +252,6 @@ class SlidingWindow(Windows):
         """Return the output rows of the changed windows; None without such windows.
 
         If the last key has more rows in the next batch, its windows are emitted with that batch.
-
-        Args:
-            batch: The rows of many keys.
-            owners: For each changed pane, the index of its key in the batch.
-            panes: The changed panes: the slices of time that windows share.
         """
         carried = np.setdiff1d(self._carried, panes[owners == 0])
         owners = np.concatenate([np.zeros(len(carried), np.int64), owners])

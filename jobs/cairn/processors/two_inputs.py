@@ -85,14 +85,7 @@ def _check_inputs(schemas: Mapping[str, StructType], shared: Sequence[str]) -> N
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Side:
-    """One input of a join.
-
-    Attributes:
-        kind: The value of the column `kind` in rows of this input.
-        columns: The output name of each input column, by its input name. The key and `kind` are left out.
-        fields: The fields of these columns, as the output and the state have them.
-        time: Output name of the event-time column.
-    """
+    """One input of a join."""
 
     kind: str
     columns: Mapping[str, str]
@@ -102,34 +95,20 @@ class Side:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SideRows:
-    """Rows of one input, from the state or from a batch.
-
-    Attributes:
-        owners: Position of each row's key in the batch.
-        times: Event time of each row in microseconds.
-        rows: The rows, with their output names.
-    """
+    """Rows of one input, from the state or from a batch."""
 
     owners: Int64s
     times: Int64s
     rows: pa.Table
 
     def chosen(self, which: Bools) -> SideRows:
-        """Return some of the rows.
-
-        Args:
-            which: True for each row to return.
-        """
+        """Return some of the rows."""
         if which.all():
             return self
         return SideRows(owners=self.owners[which], times=self.times[which], rows=self.rows.filter(pa.array(which)))
 
     def followed_by(self, later: SideRows) -> SideRows:
-        """Return these rows and later rows as one.
-
-        Args:
-            later: Rows of the same input.
-        """
+        """Return these rows and later rows as one."""
         if not len(self.owners) or not len(later.owners):
             return later if len(later.owners) else self
         return SideRows(
@@ -140,15 +119,7 @@ class SideRows:
 
 
 def check_kinds(cls: type, *settings: str) -> None:
-    """Check the settings that name the two kinds.
-
-    Args:
-        cls: The class that declares them.
-        settings: Names of the two settings.
-
-    Raises:
-        UsageError: A kind is missing or no text, or both kinds are equal but for case.
-    """
+    """Check the settings that name the two kinds."""
     for name in settings:
         if not hasattr(cls, name):
             raise UsageError(
@@ -171,16 +142,6 @@ def sides_of(owner: str, processor: str, handle: Any, kinds: Sequence[str]) -> t
 
     A column belongs to the side whose kind is its prefix, as in `order_amount`. If both kinds are prefixes, the longer one
     counts. Other columns belong to both sides. In the output, their names get the kind as a prefix.
-
-    Args:
-        owner: Name of the processor's class.
-        processor: Name of the ready-made processor.
-        handle: The handle that `init` gets.
-        kinds: The two kinds.
-
-    Raises:
-        UsageError: The pipeline has no event time, its event time has the prefix of one side, the input has no column
-            `kind`, or two columns of the output have one name.
     """
     type_of_event_time(owner, processor, handle)
     key, schema = handle.key_schema.names, handle.input_schema
@@ -220,13 +181,7 @@ def _kind_of(column: str, kinds: Iterable[str]) -> str | None:
 
 
 def output_schema(handle: Any, sides: Sequence[Side], without: str | None = None) -> StructType:
-    """Return the schema of a join's output: the key columns, and the columns of both sides.
-
-    Args:
-        handle: The handle that `init` gets.
-        sides: The two sides.
-        without: A column that is left out.
-    """
+    """Return the schema of a join's output: the key columns, and the columns of both sides."""
     fields = [field for side in sides for field in side.fields if field.name != without]
     return StructType([*nullable(handle.key_schema), *fields])
 
@@ -237,15 +192,6 @@ def split_sides(
     """Return, for each side, the rows of a batch that can match, and the rows that can't.
 
     As in SQL, a row with a null in its key or its event time matches nothing.
-
-    Args:
-        owner: Name of the processor's class.
-        batch: The rows.
-        event_time: Name of the event-time column in the input.
-        sides: The two sides.
-
-    Raises:
-        ProcessorError: A row has another kind.
     """
     kinds = whole(batch.rows[KIND])
     which = [
@@ -274,12 +220,7 @@ def split_sides(
 
 
 def held_rows(held: Any, side: Side) -> SideRows:
-    """Return the rows of a list state.
-
-    Args:
-        held: The `KeyedRows` that the state returned for all keys of the batch.
-        side: The side whose rows these are.
-    """
+    """Return the rows of a list state."""
     return SideRows(owners=held.key_of_row, times=numbers(whole(held.rows[side.time])), rows=held.rows)
 
 
@@ -298,14 +239,7 @@ def arrow_schema(schema: StructType) -> pa.Schema:
 def output_rows(
     batch: KeyedBatch, owners: Int64s, parts: Sequence[tuple[Side, pa.Table, Int64s]], schema: pa.Schema
 ) -> pa.Table:
-    """Return output rows.
-
-    Args:
-        batch: The batch with the keys.
-        owners: Position of each output row's key.
-        parts: For each side: its rows, and for each output row the position of one of them; -1 gives nulls.
-        schema: The schema of the output. It may leave out columns.
-    """
+    """Return output rows."""
     output = {name: batch.keys[name].take(pa.array(owners)) for name in batch.keys.column_names}
     for side, rows, at in parts:
         places = pa.array(at, mask=at < 0)
@@ -318,17 +252,7 @@ def output_rows(
 def positions(
     owners: Int64s, times: Int64s, bounds: Sequence[tuple[Int64s, Int64s, Literal["left", "right"]]]
 ) -> tuple[Int64s, list[Int64s]]:
-    """Order rows by key and time, and find the places of bounds in this order.
-
-    Args:
-        owners: Position of each row's key.
-        times: Time of each row.
-        bounds: For each group of bounds: the keys, the times, and "left" for the place before equal rows or "right" for
-            the place after them.
-
-    Returns:
-        The order, and the places of each group. Rows of equal key and time keep their order.
-    """
+    """Order rows by key and time, and find the places of bounds in this order."""
     order = np.lexsort((times, owners))
     every = np.concatenate([times, *(at for _, at, _ in bounds)])
     keys = 1 + max(max((int(part.max(initial=0)) for part, _, _ in bounds), default=0), int(owners.max(initial=0)))
@@ -348,12 +272,7 @@ def positions(
 
 
 def earliest(keys: int, *parts: tuple[Int64s, Int64s]) -> Int64s:
-    """Return the earliest time of each key; `NO_TIME` for a key without one.
-
-    Args:
-        keys: Number of keys.
-        parts: Keys, and a time for each of them.
-    """
+    """Return the earliest time of each key; `NO_TIME` for a key without one."""
     first = np.full(keys, NO_TIME)
     for owners, times in parts:
         np.minimum.at(first, owners, times)

@@ -44,14 +44,7 @@ VERSION, FINAL, DELETED = "version", "is_final", "is_deleted"
 
 
 class Windows(ReadyMade, ABC):
-    """Base class of processors that emit aggregates per key and window.
-
-    Attributes:
-        bounds: Names of the two output columns with a window's begin and end.
-        merges: True if the processor merges aggregates of disjoint sets of rows.
-        early: True also emits a window in each interval with new rows for it.
-        allowed_lateness: Length of time in which a window that was emitted still takes late rows.
-    """
+    """Base class of processors that emit aggregates per key and window."""
 
     settings: ClassVar[tuple[str, ...]] = ("early", "allowed_lateness")
     bounds: ClassVar[tuple[str, str]] = ("window_start", "window_end")
@@ -62,11 +55,7 @@ class Windows(ReadyMade, ABC):
     declared_aggregates: Mapping[str, Aggregate] = {}
 
     def __init_subclass__(cls, **arguments: Any) -> None:
-        """Collect the aggregates that the new class declares or inherits, and check its settings.
-
-        Raises:
-            UsageError: A setting is wrong, or an aggregate has the name of a member of the class.
-        """
+        """Collect the aggregates that the new class declares or inherits, and check its settings."""
         for name, value in vars(cls).items():
             if isinstance(value, Aggregate) and hasattr(ready_made(cls), name):
                 raise UsageError(
@@ -87,11 +76,7 @@ class Windows(ReadyMade, ABC):
 
     @classmethod
     def check_settings(cls) -> None:
-        """Check the class attributes that all windows have.
-
-        Raises:
-            UsageError: A setting has a wrong value, or contradicts another.
-        """
+        """Check the class attributes that all windows have."""
         check_choice(cls, "early", (True, False))
         lateness = cls.allowed_lateness
         if not isinstance(lateness, timedelta) or lateness < timedelta(0):
@@ -161,11 +146,7 @@ class Windows(ReadyMade, ABC):
         return self.early or bool(self.allowed_lateness)
 
     def _declare(self, handle: Any) -> list[StructField]:
-        """Prepare the processor for the schemas of the handle. Return a state field for each part of each aggregate.
-
-        Raises:
-            UsageError: The pipeline has no event time, or an aggregate does not fit the input's columns.
-        """
+        """Prepare the processor for the schemas of the handle. Return a state field for each part of each aggregate."""
         self.check_settings()
         self.deriveOutputSchema(handle)
         owner = type(self).__name__
@@ -185,15 +166,7 @@ class Windows(ReadyMade, ABC):
     # --- aggregates of many windows -----------------------------------------------------------------------------------
 
     def _windows_of(self, batch: KeyedBatch, owners: Int64s, begins: Int64s, rows: pa.Table, at: Int64s) -> KeyedBatch:
-        """Return a batch whose keys are windows of the keys of `batch`.
-
-        Args:
-            batch: The batch.
-            owners: For each window, the index of its key.
-            begins: Begin of each window, in microseconds.
-            rows: The rows, window after window.
-            at: Row offsets: window i has the rows `at[i]` up to, but not including, `at[i + 1]`.
-        """
+        """Return a batch whose keys are windows of the keys of `batch`."""
         of_window = array_of(begins, pa.timestamp("us", "UTC"))
         keys = batch.keys.take(pa.array(owners)).append_column(self.bounds[0], of_window)
         return KeyedBatch(keys=keys, rows=rows, row_offsets=at, states={}, exists={}, time=batch.time)
@@ -214,15 +187,7 @@ class Windows(ReadyMade, ABC):
         return self._step(Groups(self._windows_of(batch, owners, begins, self._no_rows, none)), parts)[1]
 
     def _merged(self, batch: KeyedBatch, owners: Int64s, begins: Int64s, parts: pa.Table, at: Int64s) -> pa.Table:
-        """Merge the aggregates of several parts of a window.
-
-        Args:
-            batch: The batch.
-            owners: For each window, the index of its key.
-            begins: Begin of each window, in microseconds.
-            parts: The stored aggregates, window after window.
-            at: Offsets in `parts`: window i has the parts `at[i]` up to, but not including, `at[i + 1]`.
-        """
+        """Merge the aggregates of several parts of a window."""
         if len(parts) == len(owners):
             return parts.select(self._part_names())
         merged: dict[str, pa.Array] = {}
@@ -277,14 +242,7 @@ class Windows(ReadyMade, ABC):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowsByWindow:
-    """Rows of a batch, grouped by key and window.
-
-    Attributes:
-        order: Positions of the rows, window after window. The rows of a window are in the order of the batch.
-        owners: For each window, the index of its key.
-        begins: Begin of each window, in microseconds.
-        at: Offsets in `order`: window i has `order[at[i] : at[i + 1]]`.
-    """
+    """Rows of a batch, grouped by key and window."""
 
     order: Int64s
     owners: Int64s
@@ -297,12 +255,7 @@ class RowsByWindow:
 
 
 def rows_by_window(owners: Int64s, windows: Int64s) -> RowsByWindow:
-    """Group rows by key and window.
-
-    Args:
-        owners: Index of each row's key, ascending.
-        windows: Begin of each row's window.
-    """
+    """Group rows by key and window."""
     same_key = np.diff(owners) == 0
     descends = ((np.diff(windows) < 0) & same_key).any()
     order = np.lexsort((windows, owners)) if descends else np.arange(len(owners))
@@ -321,11 +274,7 @@ def is_sorted(order: Int64s) -> bool:
 
 
 def check_offset(cls: Any) -> None:
-    """Check the shift of windows.
-
-    Raises:
-        UsageError: The setting is no timedelta.
-    """
+    """Check the shift of windows."""
     if not isinstance(cls.offset, timedelta):
         raise UsageError(f"{cls.__name__}.offset is {cls.offset!r}; write offset = timedelta(minutes=15)")
     check_length_of_time(f"{cls.__name__}.offset", cls.offset)
@@ -343,12 +292,7 @@ def versions_of(state: pa.Table) -> Int64s:
 
 
 def are_in(pairs: tuple[Int64s, Int64s], wanted: tuple[Int64s, Int64s]) -> Bools:
-    """Return True for each pair of key and time that is among the wanted pairs.
-
-    Args:
-        pairs: Index of the key, and the time, of each pair.
-        wanted: The same for the wanted pairs.
-    """
+    """Return True for each pair of key and time that is among the wanted pairs."""
     places, codes = np.unique(np.concatenate([pairs[1], wanted[1]]), return_inverse=True)
     keys = np.concatenate([pairs[0], wanted[0]]) * len(places) + codes
     return np.isin(keys[: len(pairs[0])], keys[len(pairs[0]) :])

@@ -18,15 +18,7 @@ from state_backend.values.records import Content
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowsDifference:
-    """The difference between the committed and the replayed rows of a key.
-
-    Attributes:
-        known: False if the committed files lack the key's columns, so nothing was compared.
-        only_committed: Rows that only the committed output has.
-        only_replayed: Rows that only the replay emitted.
-        other_order: True if the rows are equal, but in another order.
-        other_types: A text for each column whose types differ.
-    """
+    """The difference between the committed and the replayed rows of a key."""
 
     known: bool = True
     only_committed: tuple[dict[str, Any], ...] = ()
@@ -42,13 +34,7 @@ class RowsDifference:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """The difference between the committed and the replayed interval of one key.
-
-    Attributes:
-        state: The changes from the committed state to the replayed state.
-        output: The difference of the output.
-        late: The difference of the late rows.
-    """
+    """The difference between the committed and the replayed interval of one key."""
 
     state: tuple[EntryChange, ...]
     output: RowsDifference
@@ -69,17 +55,7 @@ def compare_key(
     *,
     ordered: bool,
 ) -> Comparison:
-    """Compare the committed result of a key with the replayed one. A pure function.
-
-    Args:
-        committed: The committed entries.
-        replayed: The replayed entries.
-        group: The key's group.
-        output: The committed and the replayed output.
-        late: The committed and the replayed late rows.
-        ordered: True if the order of the rows counts. For a vectorised processor it does not: the order may depend on
-            the other keys of a batch.
-    """
+    """Compare the committed result of a key with the replayed one. A pure function."""
     return Comparison(
         state=tuple(changes_of_key(committed, replayed, group)),
         output=compare_rows(*output, ordered=ordered),
@@ -121,13 +97,7 @@ def _more(rows: Sequence[dict[str, Any]], counts: Counter[str]) -> tuple[dict[st
 
 
 def reasons_for(content: Content, now: MadeOf, *, deterministic: bool) -> list[str]:
-    """Return the possible reasons why a replay differs from the committed result. A pure function.
-
-    Args:
-        content: The recorded content of the interval.
-        now: The same facts at the time of the replay.
-        deterministic: True if two replays gave the same result.
-    """
+    """Return the possible reasons why a replay differs from the committed result. A pure function."""
     found = [*what_changed(made_of(content), now)]
     if not deterministic:
         found.append("the processor is not deterministic: two replays of the same rows and state differ")

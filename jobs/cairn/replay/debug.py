@@ -32,11 +32,7 @@ class Debugger:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Stop at the breakpoints within the block.
-
-        Raises:
-            KeyboardInterrupt: The user has typed `quit`.
-        """
+        """Stop at the breakpoints within the block."""
         frame: Any = sys._getframe()
         # Without a lowest frame, `set_continue` would stop at the next line instead of the next breakpoint.
         self._pdb.botframe = frame
@@ -55,11 +51,7 @@ class Debugger:
 
 
 def launch_configurations(arguments: Sequence[str]) -> str:
-    """Return launch configurations of VS Code and PyCharm that run `cairn` with these arguments.
-
-    Args:
-        arguments: The arguments after `cairn`.
-    """
+    """Return launch configurations of VS Code and PyCharm that run `cairn` with these arguments."""
     code = {
         "name": "cairn replay",
         "type": "debugpy",

@@ -17,37 +17,18 @@ from state_backend.values.schedule import Schedule
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replayable:
-    """A committed interval that can run again from its base.
-
-    Attributes:
-        record: The checkpoint of the interval.
-        status: The status of the checkpoint, as `cairn list` names it.
-        base: The checkpoint that the interval started from; None for empty state.
-        base_status: The status of the base; None without a base.
-    """
+    """A committed interval that can run again from its base."""
 
     record: Record
     status: str
+    # The checkpoint that the interval started from; None for empty state.
     base: Record | None
+    # The status of the base; None without a base.
     base_status: str | None
 
 
 def find_interval(log: Log, pipeline: str, which: str | Interval, schedule: Schedule | None = None) -> Replayable:
-    """Return the interval that a user names.
-
-    Args:
-        log: The log.
-        pipeline: The name of the pipeline.
-        which: The id of a checkpoint; the start of an interval, as a day or an instant; or the interval. Of several
-            commits of an interval, the newest that ran a processor and is not quarantined counts; else the newest.
-        schedule: The schedule that the pipeline declares; None takes that of the newest checkpoint. A day begins in its
-            time zone; without a schedule, in UTC.
-
-    Raises:
-        NoSuchCheckpoint: No committed interval starts there, or there is no such id.
-        StateUnusable: The checkpoint or its base is dropped. The message lists the intervals that can be replayed.
-        UsageError: The text is neither an id nor an instant, or the checkpoint ran no processor.
-    """
+    """Return the interval that a user names."""
     declared = schedule or log.schedule
     zone = UTC if declared is None else declared.rules
     if isinstance(which, str) and re.fullmatch(r"\d{1,7}", which):

@@ -33,14 +33,7 @@ OpenSpark = Callable[[], "SparkSession"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedKey:
-    """A planned interval with the input of one key.
-
-    Attributes:
-        plan: The plan of the interval.
-        batches: The tick, and the key's rows of initial state and input, as a shard's job reads them.
-        session: The session that the source was called with: the stand-in, or Spark.
-        read: The source's answer.
-    """
+    """A planned interval with the input of one key."""
 
     plan: IntervalPlan
     batches: tuple[pa.RecordBatch, ...]
@@ -75,18 +68,7 @@ def plan_key(
 ) -> PlannedKey:
     """Call the source, and plan the interval for one key.
 
-    Args:
-        pipeline: The pipeline.
-        root: URL of the folder that holds the pipelines.
-        attempt: The attempt, which is never prepared.
-        begun: The recorded base of the interval.
-        key: The key.
-        zone: The time zone of the session in which the interval ran.
-        spark: Opens a Spark session; None: the source must do without.
-
-    Raises:
-        UsageError: The source needs Spark, and there is none.
-        SourceError: The source raised.
+    `attempt`: The attempt, which is never prepared.
     """
     try:
         return _planned(LocalSession(zone), pipeline, root, attempt, begun, key)
@@ -116,14 +98,7 @@ def plan_read_key(
 ) -> PlannedKey:
     """Plan an interval for one key, over rows that the source has returned.
 
-    Args:
-        session: The stand-in, or Spark.
-        pipeline: The pipeline.
-        root: URL of the folder that holds the pipelines.
-        attempt: The attempt, which is never prepared.
-        begun: The recorded base of the interval.
-        key: The key.
-        read: The source's answer.
+    `attempt`: The attempt, which is never prepared.
     """
     declared = ask_pipeline(session, pipeline, attempt, begun, read)
     plan = plan_interval(pipeline, root, attempt, begun, declared)

@@ -30,18 +30,7 @@ _USER_KEY = "user_key_"
 def entries_from(
     job: IntervalJob, key: SearchedKey, state: State, timers: Iterable[datetime | int], work: Path
 ) -> KeyEntries:
-    """Return the entries that a key has with these values.
-
-    Args:
-        job: The job of the interval, which declares the states.
-        key: The key.
-        state: For each state its entries, in the form of `values_of`.
-        timers: The times of the timers: datetimes, or milliseconds since the epoch.
-        work: A local folder, which must not exist.
-
-    Raises:
-        UsageError: The processor declares no state of this name, or a field is unknown or has another type.
-    """
+    """Return the entries that a key has with these values."""
     descriptors = {d.name: d for d in job.states}
     with closing(RocksStore(work, EngineOptions(cache_dir=None))) as store:
         shard = ShardState(

@@ -42,11 +42,7 @@ class NeedsSpark(BaseException):
 
 
 class PlanningSession:
-    """The parts of a Spark session that planning an interval uses.
-
-    Args:
-        zone: The session's time zone.
-    """
+    """The parts of a Spark session that planning an interval uses."""
 
     is_stopped = False
 
@@ -58,11 +54,7 @@ class PlanningSession:
 
 
 class LocalSession(PlanningSession):
-    """The parts of a Spark session that planning an interval and simple sources use.
-
-    Args:
-        zone: The session's time zone.
-    """
+    """The parts of a Spark session that planning an interval and simple sources use."""
 
     @property
     def read(self) -> _Reader:
@@ -75,11 +67,7 @@ class LocalSession(PlanningSession):
         return zone_of(self.conf["spark.sql.session.timeZone"])
 
     def createDataFrame(self, data: Any, schema: Any = None, **other: Any) -> LocalFrame:
-        """Return the rows as a frame, if their schema is given.
-
-        Raises:
-            NeedsSpark: The schema is not given, or only Spark can order or convert the rows.
-        """
+        """Return the rows as a frame, if their schema is given."""
         if other or not isinstance(schema, str | t.StructType):
             raise NeedsSpark("createDataFrame without a schema")
         try:
@@ -164,14 +152,7 @@ class _Reader:
 
 
 class LocalFrame(LocalRows):
-    """Rows of Parquet files or of this process's memory. The rows of a file are read only for one key.
-
-    Args:
-        schema: The Spark schema.
-        zone: The session's time zone.
-        files: Local Parquet files.
-        tables: Rows in memory.
-    """
+    """Rows of Parquet files or of this process's memory. The rows of a file are read only for one key."""
 
     def __init__(
         self, schema: t.StructType, zone: Zone, *, files: Sequence[Path] = (), tables: Sequence[pa.Table] = ()
@@ -185,11 +166,7 @@ class LocalFrame(LocalRows):
         return cls(rows.schema, rows.zone, tables=[rows.table])
 
     def select(self, *names: Any) -> LocalFrame:
-        """Return the frame with only the named columns, in this order.
-
-        Raises:
-            NeedsSpark: An argument is not the exact name of a column.
-        """
+        """Return the frame with only the named columns, in this order."""
         flat = names[0] if len(names) == 1 and isinstance(names[0], list | tuple) else names
         if not all(isinstance(name, str) and name in self.schema.names for name in flat) or len({*flat}) < len(flat):
             raise NeedsSpark("select of expressions")
@@ -198,12 +175,7 @@ class LocalFrame(LocalRows):
         return LocalFrame(schema, self.zone, files=self._files, tables=tables)
 
     def rows_of(self, key: SearchedKey, names: Sequence[str]) -> LocalRows:
-        """Return the input rows of one key.
-
-        Args:
-            key: The key.
-            names: The names of the input's key columns, in the order of the key's parts.
-        """
+        """Return the input rows of one key."""
         wanted = to_arrow_schema(self.schema, timezone=self.zone.name, prefers_large_types=False)
         found = [_filtered(part, key, names) for part in self._parts(wanted)]
         table = pa.concat_tables(found) if found else wanted.empty_table()
@@ -240,11 +212,7 @@ def _filtered(part: pa.Table, key: SearchedKey, names: Sequence[str]) -> pa.Tabl
 
 
 def _column(column: pa.ChunkedArray, field: pa.Field) -> pa.ChunkedArray:
-    """Return a file's column with the wanted type, if Spark would read the same values.
-
-    Raises:
-        NeedsSpark: The file has another type than the schema. Spark converts some types, and refuses others.
-    """
+    """Return a file's column with the wanted type, if Spark would read the same values."""
     if column.type == field.type:
         return column
     both = column.type, field.type

@@ -41,19 +41,7 @@ Watch = Callable[[Any], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replay:
-    """A replayed interval of one key.
-
-    Attributes:
-        pipeline: The pipeline.
-        key: The key.
-        found: The interval's checkpoint and base.
-        before: The key's entries in the base.
-        planned: The plan of the interval, with the key's rows.
-        run: The result of the processor.
-        comparison: The difference from the committed result.
-        reasons: Possible reasons of the difference; empty if there is none.
-        notes: Facts that limit what the replay can tell.
-    """
+    """A replayed interval of one key."""
 
     pipeline: Pipeline
     key: SearchedKey
@@ -62,6 +50,7 @@ class Replay:
     planned: PlannedKey
     run: KeyRun
     comparison: Comparison
+    # Possible reasons of the difference; empty if there is none.
     reasons: tuple[str, ...]
     notes: tuple[str, ...]
 
@@ -91,24 +80,7 @@ def replay_key(
     made: Watch = lambda processor: None,
     log: Log | None = None,
 ) -> Replay:
-    """Run one key of one committed interval again, and compare the result with the committed one. Write nothing.
-
-    Args:
-        pipeline: The pipeline, with the code to run.
-        key: The key, as a person writes it, or as a tuple of values.
-        interval: The id of a checkpoint, the start of an interval, or the interval.
-        root: URL of the folder that holds the pipelines.
-        spark: Opens a Spark session, for sources that need one; None: the source must do without.
-        made: Called with the processor before its first use, for example by a debugger.
-        log: The log; None reads it.
-
-    Raises:
-        NoSuchCheckpoint: There is no such interval.
-        StateUnusable: The interval's checkpoint or its base is dropped.
-        UsageError: The key does not fit, the pipeline no longer fits the recorded state, or the source needs Spark.
-        SourceError: The source raised.
-        ProcessorError: The processor raised.
-    """
+    """Run one key of one committed interval again, and compare the result with the committed one. Write nothing."""
     url = join_url(root, pipeline.name)
     storage = open_storage(url)
     log = read_newest(storage) if log is None else log
@@ -159,11 +131,7 @@ def replay_key(
 
 
 def key_of(key: str | tuple[Any, ...] | SearchedKey, content: Content) -> SearchedKey:
-    """Return the key that a user names, by the recorded schema of the key.
-
-    Raises:
-        UsageError: The key does not fit the schema.
-    """
+    """Return the key that a user names, by the recorded schema of the key."""
     if isinstance(key, SearchedKey):
         return key
     schema = parse_struct(content.key_schema)

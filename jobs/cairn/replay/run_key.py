@@ -43,14 +43,7 @@ class InProcess:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyRun:
-    """The result of the processor for one key.
-
-    Attributes:
-        calls: The calls into the processor.
-        entries: The key's entries after the interval.
-        output: The rows out, as a reader of the output file gets them.
-        late: The late rows.
-    """
+    """The result of the processor for one key."""
 
     calls: list[Call]
     entries: KeyEntries
@@ -68,20 +61,7 @@ def run_key(
     *,
     made: Callable[[Any], None] = lambda processor: None,
 ) -> KeyRun:
-    """Run the processor for one key, as a shard's job does.
-
-    Args:
-        job: The job of the interval.
-        processor: The processor as the pipeline declares it.
-        batches: The tick, and the key's rows.
-        base: The key's entries before the interval.
-        key: The key.
-        work: An empty local folder.
-        made: Called with the new processor, before its first use.
-
-    Raises:
-        ProcessorError: The processor raised an exception or yielded an unfit row.
-    """
+    """Run the processor for one key, as a shard's job does."""
     trace = Trace()
     factory: Any = TracedFactory(processor, job.pipeline, trace, made)
     job = replace(job, processor=factory)

@@ -34,17 +34,7 @@ class Doubtful(Exception):
 
 
 def read_csv(path: Path, schema: t.StructType, zone: Zone, *, header: bool) -> pa.Table:
-    """Return the rows of a CSV file.
-
-    Args:
-        path: A local file.
-        schema: The declared schema.
-        zone: Zone of times without an offset.
-        header: True if the first line has the names of the columns.
-
-    Raises:
-        Doubtful: Spark may read the file in another way.
-    """
+    """Return the rows of a CSV file."""
     lines = _lines(path)
     if header and lines and lines.pop(0).split(",") != schema.names:
         raise Doubtful("the header has other names")

@@ -27,40 +27,26 @@ _STATES = ("getValueState", "getListState", "getMapState")
 
 @dataclass(slots=True, kw_only=True)
 class Use:
-    """One use of a state or of a timer within a call.
-
-    Attributes:
-        what: The name of the state; "timer" for a timer.
-        method: The method that the processor called.
-        arguments: The arguments.
-        result: The result of a read; the elements that were read, for an iterator. None for a write.
-        reads: True if the use only reads.
-    """
+    """One use of a state or of a timer within a call."""
 
     what: str
     method: str
     arguments: tuple[Any, ...] = ()
+    # The result of a read; the elements that were read, for an iterator. None for a write.
     result: Any = None
     reads: bool = False
 
 
 @dataclass(slots=True, kw_only=True)
 class Call:
-    """One call into the processor.
-
-    Attributes:
-        handler: The name of the method.
-        processing_time_ms: The processing time that the processor saw, in milliseconds since the epoch.
-        watermark_ms: The watermark that the processor saw, in milliseconds since the epoch.
-        timer_ms: The time of the expired timer, in milliseconds since the epoch; None for other calls.
-        rows: The rows in.
-        uses: Uses of states and timers, in order.
-        output: The rows out.
-    """
+    """One call into the processor."""
 
     handler: str
+    # The processing time that the processor saw, in milliseconds since the epoch.
     processing_time_ms: int
+    # The watermark that the processor saw, in milliseconds since the epoch.
     watermark_ms: int
+    # The time of the expired timer, in milliseconds since the epoch; None for other calls.
     timer_ms: int | None = None
     rows: list[Any] = field(default_factory=list)
     uses: list[Use] = field(default_factory=list)
@@ -131,12 +117,7 @@ class Trace:
 
 
 class TracedProcessor:
-    """A user's processor whose calls are recorded.
-
-    Args:
-        processor: The user's processor.
-        trace: The trace to which the calls are added.
-    """
+    """A user's processor whose calls are recorded."""
 
     def __init__(self, processor: Any, trace: Trace) -> None:
         self._processor, self._trace = processor, trace
@@ -215,14 +196,7 @@ class TracedProcessor:
 
 @dataclass(frozen=True, slots=True)
 class TracedFactory:
-    """Factory of traced processors, which uses the modules that this process has imported.
-
-    Attributes:
-        processor: The processor as the pipeline declares it.
-        pipeline: The name of the pipeline.
-        trace: The trace to which the calls are added.
-        made: Called with each new processor, before its first use.
-    """
+    """Factory of traced processors, which uses the modules that this process has imported."""
 
     processor: Any
     pipeline: str

@@ -25,15 +25,7 @@ _WIDTH = 100
 
 
 def text_of_test(replay: Replay, code: str) -> str:
-    """Return the source of a module with one test. The test expects the result of the replay.
-
-    Args:
-        replay: The replay.
-        code: The pipeline, as `module:NAME`.
-
-    Raises:
-        UsageError: A column has a type that only Spark can order, or a value has no literal.
-    """
+    """Return the source of a module with one test. The test expects the result of the replay."""
     job, key, record = replay.planned.plan.job, replay.key, replay.found.record
     module, _, name = code.partition(":")
     inputs = replay.planned.plan.inputs
@@ -118,15 +110,7 @@ def _schema(schema: t.StructType) -> str:
 
 
 def literal(value: Any, indent: int = 0) -> str:
-    """Return Python source that evaluates to the value.
-
-    Args:
-        value: The value.
-        indent: The indentation of the line on which the value begins.
-
-    Raises:
-        UsageError: This function writes no literal for the type of the value.
-    """
+    """Return Python source that evaluates to the value."""
     flat = _flat(value)
     if len(flat) + indent <= _WIDTH or not value or not isinstance(value, list | dict):
         return flat
@@ -183,11 +167,7 @@ def _has_nan(value: Any) -> bool:
 
 
 def check_new(file: Path) -> None:
-    """Check that `write_test` can write the file.
-
-    Raises:
-        UsageError: The file exists, or there is no such folder.
-    """
+    """Check that `write_test` can write the file."""
     if os.path.lexists(file):
         raise UsageError(f"{file} exists; give the name of a new file, or remove it")
     if not file.absolute().parent.is_dir():
@@ -195,11 +175,7 @@ def check_new(file: Path) -> None:
 
 
 def write_test(replay: Replay, code: str, file: Path) -> None:
-    """Write a replay as a test into a new file.
-
-    Raises:
-        UsageError: The file exists or can't be written, or the replay has no form as a test.
-    """
+    """Write a replay as a test into a new file."""
     text = text_of_test(replay, code)
     check_new(file)
     try:

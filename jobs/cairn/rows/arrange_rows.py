@@ -30,13 +30,7 @@ from state_backend.formats.arrow_columns import valid_rows
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Columns:
-    """Columns of the input or of the initial state.
-
-    Attributes:
-        names: The names of all columns.
-        key: The positions of the key columns in `names`.
-        order: The positions of the columns that order the rows of a key, the most significant first.
-    """
+    """Columns of the input or of the initial state."""
 
     names: tuple[str, ...]
     key: tuple[int, ...]
@@ -45,14 +39,10 @@ class Columns:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arrangement:
-    """Order and layout of a shard's rows. The driver sends it to the workers.
-
-    Attributes:
-        input: The columns of the input.
-        initial: The columns of the initial state; None if the interval has no initial state.
-    """
+    """Order and layout of a shard's rows. The driver sends it to the workers."""
 
     input: Columns
+    # The columns of the initial state; None if the interval has no initial state.
     initial: Columns | None
 
     def arranged(
@@ -64,12 +54,6 @@ class Arrangement:
         """Yield the shard's rows in order, in the layout that a job reads.
 
         A tick in the first batch is yielded before other batches are read.
-
-        Args:
-            batches: The shard's batches as `routing.route` places them, in any order.
-            spill: A function that makes a local folder for sorted runs. It is called only if the rows exceed
-                `most_bytes`.
-            most_bytes: The most bytes of rows in memory before a run is written to disk.
         """
         ticks: list[pa.RecordBatch] = []
         rows = self._without_ticks(batches, ticks)
@@ -144,21 +128,7 @@ def plan_arrangement(
     initial_key: Sequence[str],
     order_by: Sequence[str],
 ) -> Arrangement | None:
-    """Plan how a task orders rows of these schemas.
-
-    Args:
-        rows: The schema of the input.
-        initial: The schema of the initial state; None without one.
-        key: The key columns of the input.
-        initial_key: The key columns of the initial state, in the order of `key`; empty: the names in `key`.
-        order_by: Input columns that order the rows of a key, the most significant first.
-
-    Returns:
-        The arrangement; None if a column is an array, a struct, or of a type that only Spark can order.
-
-    Raises:
-        UsageError: `order_by` names a column that the input lacks.
-    """
+    """Plan how a task orders rows of these schemas."""
     check_order_by(order_by, rows)
     schemas = [rows, *([initial] if initial is not None else [])]
     if any(isinstance(f.dataType, _NESTED) or unordered(f.dataType) is not None for s in schemas for f in s):

@@ -21,15 +21,7 @@ _WAY_OUT = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ColumnNames:
-    """Columns of some rows, with lookup by the rules of the Spark session.
-
-    Attributes:
-        case_sensitive: The value of `spark.sql.caseSensitive`.
-        what: A name of the rows for error messages.
-
-    Raises:
-        SourceError: Two columns have the same name in this session.
-    """
+    """Columns of some rows, with lookup by the rules of the Spark session."""
 
     names: tuple[str, ...]
     case_sensitive: bool
@@ -61,13 +53,6 @@ class ColumnNames:
         """Return the names of the key columns as the rows spell them.
 
         A pipeline may name the column `User` as `user` if the session ignores case, and with or without backticks.
-
-        Args:
-            key: The key columns as the pipeline names them.
-
-        Raises:
-            SourceError: A column is missing.
-            UsageError: A column is named twice.
         """
         own = [self.find(name) for name in key]
         missing = [name for name in own if name not in self.names]
@@ -93,17 +78,7 @@ class ColumnNames:
 
 
 def check_spelling(schema: StructType, case_sensitive: bool, what: str, earlier: Iterable[str] = ()) -> None:
-    """Check that the fields of each struct in a schema differ in more than case, from each other and from other names.
-
-    Args:
-        schema: The schema.
-        case_sensitive: True if the schema's names may differ in case only.
-        what: The beginning of the error message: the owner of the schema.
-        earlier: Columns of earlier output. The schema's columns must not have their names in another spelling.
-
-    Raises:
-        UsageError: Two names differ in case only. The message has both.
-    """
+    """Check that the fields of each struct in a schema differ in more than case, from each other and from other names."""
     if case_sensitive:
         return
     for path, of in walk(parse_struct(schema.jsonValue())):
@@ -134,9 +109,6 @@ def plain_name(column: Any, what: str) -> str:
     """Return the name of a column object of a classic session or of Spark Connect. A string is returned unchanged.
 
     `what` is the beginning of the error message.
-
-    Raises:
-        UsageError: The column is an expression. Spark's `transformWithState` groups by plain columns only.
     """
     if isinstance(column, str):
         return column
@@ -147,15 +119,7 @@ def plain_name(column: Any, what: str) -> str:
 
 
 def grouping_names(grouped: Any, what: str) -> list[str] | None:
-    """Return the columns by which `DataFrame.groupBy` grouped; None for an object of another type.
-
-    Args:
-        grouped: The object that `DataFrame.groupBy` returned, of a classic session or of Spark Connect.
-        what: The name of `grouped` at the beginning of the error message.
-
-    Raises:
-        UsageError: The grouping is by something else than plain columns.
-    """
+    """Return the columns by which `DataFrame.groupBy` grouped; None for an object of another type."""
     if hasattr(grouped, "_jgd") and hasattr(grouped, "_df"):
         expressions = grouped._jgd.groupingExprs()
         columns: Iterable[Any] = [expressions.apply(i) for i in range(expressions.size())]

@@ -16,13 +16,7 @@ from state_backend.values.records import ForgottenKey
 
 
 class ForgottenRows:
-    """Filter that removes the rows of forgotten keys from the batches that a shard's job reads.
-
-    Args:
-        keys: The forgotten keys whose rows must not reach the processor. Each is known only by its hash.
-        key_schema: The schema of the key columns.
-        max_parallelism: The number of key groups of the interval, from which the rows' column `__key_group` follows.
-    """
+    """Filter that removes the rows of forgotten keys from the batches that a shard's job reads."""
 
     def __init__(self, keys: Sequence[ForgottenKey], key_schema: StructType, max_parallelism: int) -> None:
         self._keys = keys

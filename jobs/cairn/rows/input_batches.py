@@ -21,16 +21,7 @@ from state_backend.values.key_groups import KeyGroupRange
 
 
 class InputBatches:
-    """Iterator over non-empty batches of input and initial-state rows, with the columns that `routing` lists.
-
-    Attributes:
-        ticks: The number of ticks that were read so far.
-        input_rows: The number of input rows that were read so far, late rows and rows of forgotten keys included.
-        newest_event_us: The latest event time that was read so far, late rows included, in microseconds since the
-            epoch; None before the first.
-        counts_until: Function that returns for each event time the watermark at which a row becomes late, both in
-            microseconds. `ArrowRunner` sets the processor's function. None: this watermark is the event time.
-    """
+    """Iterator over non-empty batches of input and initial-state rows, with the columns that `routing` lists."""
 
     def __init__(
         self,

@@ -32,17 +32,7 @@ Convert = Callable[[Any], Any]
 
 
 class LocalRows:
-    """Rows with a Spark schema, in this process's memory.
-
-    Args:
-        rows: Dicts, tuples or PySpark rows, or one Arrow table or pandas DataFrame.
-        schema: The Spark schema of the rows.
-        zone: The time zone of naive datetimes in TIMESTAMP columns.
-        what: The name of the rows in error messages.
-
-    Raises:
-        UsageError: The rows do not fit the schema, or only the JVM can order a column.
-    """
+    """Rows with a Spark schema, in this process's memory."""
 
     isStreaming = False
 
@@ -59,13 +49,7 @@ class LocalRows:
 
     @classmethod
     def of_table(cls, table: pa.Table, schema: t.StructType, zone: Zone) -> LocalRows:
-        """Return the rows of an Arrow table, without a conversion to Python values.
-
-        Args:
-            table: The rows, with one column for each field of the schema.
-            schema: The Spark schema of the rows. It has only types that this module can order.
-            zone: The time zone of naive datetimes in TIMESTAMP columns.
-        """
+        """Return the rows of an Arrow table, without a conversion to Python values."""
         made = cls.__new__(cls)
         made.schema, made.zone = schema, zone
         made.table = table.cast(to_arrow_schema(schema, timezone=zone.name, prefers_large_types=False))
@@ -82,17 +66,7 @@ def route_locally(
     parallelism: int,
     max_parallelism: int,
 ) -> list[list[pa.RecordBatch]]:
-    """Return the batches of every shard. The first row of a shard is its tick.
-
-    Args:
-        rows: The input rows.
-        initial: The initial state's rows; None if the interval has none.
-        key: The key columns of `rows`.
-        initial_key: The key columns of `initial`, in the order of `key`; empty: the names in `key`.
-        order_by: Columns of `rows` that order the rows of a key.
-        parallelism: The number of shards.
-        max_parallelism: The number of key groups.
-    """
+    """Return the batches of every shard. The first row of a shard is its tick."""
     check_order_by(order_by, rows.schema)
     parts = [_Part(rows, INPUT, key, [*order_by, *rows.schema.names], max_parallelism)]
     if initial is not None:
@@ -172,13 +146,7 @@ def _batches(places: Sequence[_Place], parts: Sequence[_Part]) -> list[pa.Record
 
 
 def _gathered(places: Sequence[_Place], columns: Mapping[int, pa.Array]) -> pa.Array:
-    """Collect one column of the sorted rows from the columns of the input and of the initial state.
-
-    Args:
-        places: The sorted rows. Each has its kind (tick, initial state or input) and its position in this kind's rows.
-        columns: By kind, the column with the values of the kind's rows. A row of another kind, such as a tick, gets
-            null.
-    """
+    """Collect one column of the sorted rows from the columns of the input and of the initial state."""
     start, offsets = 0, {}
     for kind, column in columns.items():
         offsets[kind] = start

@@ -40,13 +40,7 @@ class LocalParquet:
         return pq.read_table(self._local)
 
     def finish(self, storage: Storage, path: str, *, late: bool = False) -> OutputFile | None:
-        """Close the file and upload it to `path`. Return None if `write` was never called.
-
-        Args:
-            storage: The storage that receives the file.
-            path: The path of the file on the storage.
-            late: True if the file holds late rows.
-        """
+        """Close the file and upload it to `path`. Return None if `write` was never called."""
         if self._writer is None:
             return None
         self._writer.close()
@@ -58,9 +52,6 @@ def _with_dictionary(schema: pa.Schema) -> bool | list[str]:
 
     These are strings and binary values. For numbers, a dictionary costs more time, and usually more bytes: Parquet
     abandons the dictionary in the middle of a column without equal values.
-
-    Returns:
-        The names of the columns; True (all columns) if a column is nested.
     """
     if any(map(pa.types.is_nested, schema.types)):
         # The names of the leaves would be needed to exclude nested columns, so all columns get a dictionary.

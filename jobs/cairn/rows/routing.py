@@ -69,11 +69,7 @@ KEY_GROUP, PART, KIND = "__key_group", "__part", "__kind"
 
 
 def key_schema_of(schema: StructType, key: Sequence[str]) -> StructType:
-    """Return the schema of the key columns.
-
-    Raises:
-        KeyTypeError: A column has a type that a key can't have.
-    """
+    """Return the schema of the key columns."""
     key_schema = StructType([schema[name] for name in key])
     check_key_schema(parse_struct(key_schema.jsonValue()))
     return key_schema
@@ -90,19 +86,13 @@ def check_order_by(order_by: Sequence[str], schema: StructType) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inputs:
-    """Rows of an interval, before `route` or `route_in_order` places them in shards.
-
-    Attributes:
-        rows: The input rows.
-        initial: The initial state's rows; None if the interval has none.
-        key: The key columns of `rows`.
-        initial_key: The key columns of `initial`, in the order of `key`; empty: the names in `key`.
-        order_by: Columns of `rows` that order the rows of a key.
-    """
+    """Rows of an interval, before `route` or `route_in_order` places them in shards."""
 
     rows: DataFrame
+    # The initial state's rows; None if the interval has none.
     initial: DataFrame | None = None
     key: Sequence[str]
+    # The key columns of `initial`, in the order of `key`; empty: the names in `key`.
     initial_key: Sequence[str] = ()
     order_by: Sequence[str] = ()
 
@@ -118,18 +108,6 @@ def route(spark: SparkSession, inputs: Inputs, *, parts: Sequence[bytes], max_pa
     """Place the ticks and rows of all shards in partitions. `arrange_rows` sorts each partition later in its task.
 
     The rows are unsorted, and each source column is a column of its own: `__input_0`, `__input_1` and so on.
-
-    Args:
-        spark: The Spark session.
-        inputs: The input rows and the rows of the initial state.
-        parts: The data that each shard's tick carries to the shard's job, in the order of the shards.
-        max_parallelism: The number of key groups.
-
-    Returns:
-        A DataFrame with one partition for each shard. The partition's number is the shard's number.
-
-    Raises:
-        UsageError: `order_by` names a column that the input lacks.
     """
     check_order_by(inputs.order_by, inputs.rows.schema)
     flat = _tick_rows(spark, parts, max_parallelism, TICK)
@@ -147,18 +125,6 @@ def route_in_order(spark: SparkSession, inputs: Inputs, *, parts: Sequence[bytes
 
     This function is for rows with a column of a type that `arrange_rows` can't sort in Python. The source's columns are
     fields of the struct `__input`, as the jobs of the shards read them.
-
-    Args:
-        spark: The Spark session.
-        inputs: The input rows and the rows of the initial state.
-        parts: The data that each shard's tick carries to the shard's job, in the order of the shards.
-        max_parallelism: The number of key groups.
-
-    Returns:
-        A DataFrame with one partition for each shard. The partition's number is the shard's number.
-
-    Raises:
-        UsageError: `order_by` names a column that the input lacks.
     """
     schema = inputs.rows.schema
     check_order_by(inputs.order_by, schema)
@@ -201,12 +167,7 @@ def key_columns(count: int) -> list[str]:
 
 
 def flat_columns(kind: int, count: int) -> list[str]:
-    """Return the names that `route` gives to source columns, such as `__input_0` and `__input_1`.
-
-    Args:
-        kind: `INPUT` for the input's columns, or `INITIAL` for the initial state's columns (`__initial_0`).
-        count: The number of the source's columns.
-    """
+    """Return the names that `route` gives to source columns, such as `__input_0` and `__input_1`."""
     return [f"{_STRUCT[kind]}_{i}" for i in range(count)]
 
 
@@ -265,9 +226,6 @@ def _sort_prefix(first_key: DataType) -> list[Column]:
     reading the rows, in half the time. The key group is in the upper 15 bits. The lower 48 bits hold 0 for null, else
     the key plus 2^47. Keys beyond +-(2^47 - 1) get the nearest limit. So different keys may be equal in this column, and
     the sort columns behind it decide.
-
-    Args:
-        first_key: The type of the first key column. If it is no integer type, the list is empty.
     """
     if not isinstance(first_key, ByteType | ShortType | IntegerType | LongType):
         return []
@@ -301,16 +259,7 @@ def _one_nan(column: Column, data_type: DataType) -> Column:
 
 
 def ticks(spark: SparkSession, parts: Sequence[bytes], *, max_parallelism: int) -> DataFrame:
-    """Return a DataFrame with only the ticks, for a job without input.
-
-    Args:
-        spark: The Spark session.
-        parts: The data that each shard's tick carries to the shard's job, in the order of the shards.
-        max_parallelism: The number of key groups.
-
-    Returns:
-        A DataFrame with one partition for each shard, which holds the shard's tick.
-    """
+    """Return a DataFrame with only the ticks, for a job without input."""
     rows = _tick_rows(spark, parts, max_parallelism)
     return with_schema(rows.repartitionById(len(parts), _shard(len(parts), max_parallelism)), _TICK)
 
@@ -321,12 +270,6 @@ def place(
     """Place rows in the partitions of their shards, in any order. The shard's tick is the first row of its partition.
 
     In a tick, all columns except `__key_group` and `__part` are null.
-
-    Args:
-        spark: The Spark session.
-        frames: DataFrames with the column `__key_group`. Their other columns may differ.
-        parts: The data that each shard's tick carries to the shard's job, in the order of the shards.
-        max_parallelism: The number of key groups.
     """
     rows = _tick_rows(spark, parts, max_parallelism)
     for frame in frames:
@@ -340,14 +283,7 @@ _TICK_OF_KIND = StructType([*_TICK, StructField(KIND, ByteType())])
 
 
 def _tick_rows(spark: SparkSession, parts: Sequence[bytes], max_parallelism: int, kind: int | None = None) -> DataFrame:
-    """Return the ticks of all shards as one partition, so that one task makes them.
-
-    Args:
-        spark: The Spark session.
-        parts: The data that each shard's tick carries to the shard's job, in the order of the shards.
-        max_parallelism: The number of key groups.
-        kind: The value of the column `__kind` (input, initial state or tick); None leaves the column out.
-    """
+    """Return the ticks of all shards as one partition, so that one task makes them."""
     firsts = [range_of(shard, len(parts), max_parallelism).first for shard in range(len(parts))]
     columns = {KEY_GROUP: pa.array(firsts, pa.int32()), PART: pa.array(parts, pa.binary())}
     if kind is not None:

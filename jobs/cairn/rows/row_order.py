@@ -92,9 +92,6 @@ def tie_breaks(columns: Sequence[tuple[Column, DataType]]) -> list[Column]:
 
     No expression is returned for variants and some user-defined types (`needs_bytes`), because Spark can't order them
     completely. The caller breaks their ties by a further sort column of bytes that Python computes (`bytes_of`).
-
-    Args:
-        columns: Each column of the rows, with its type.
     """
     floats = [column for column, data_type in columns if isinstance(data_type, FloatType | DoubleType)]
     masks = [_zero_signs(floats[i : i + MASK_BITS]) for i in range(0, len(floats), MASK_BITS)]

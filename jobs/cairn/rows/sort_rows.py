@@ -65,14 +65,6 @@ def sorted_batches(
     """Yield all rows, sorted.
 
     The sizes of the yielded batches depend on the rows alone, not on the incoming batches.
-
-    Args:
-        batches: The rows, in any order.
-        columns_of: A function from a batch to its sort columns.
-        spill: A function that makes a local folder for sorted runs. The folder is made once `most_bytes` are exceeded,
-            and removed after the last batch.
-        most_bytes: The most bytes of rows in memory before a run is written.
-        batch_rows: The most rows of a yielded batch.
     """
     held: list[pa.RecordBatch] = []
     runs: list[_Written] = []
@@ -131,12 +123,7 @@ def total_order(columns: Iterable[pa.Array], count: int) -> Positions:
 
 
 def _sorted_within(group: Positions, values: npt.NDArray[Any]) -> Positions:
-    """Return the positions that sort `values` by group, then by value.
-
-    Args:
-        group: For each value, the number of its group, in ascending order.
-        values: The values to sort within each group.
-    """
+    """Return the positions that sort `values` by group, then by value."""
     low, high = int(values.min()), int(values.max())
     first, last = int(group[0]), int(group[-1])
     bits = (high - low).bit_length()
@@ -282,12 +269,6 @@ class _Cut:
         """Return the position of the first row behind the next batch; None if the batch has room after the last row.
 
         A batch is full when it has `self.rows` rows, or when the next row would exceed `self.size_bytes`.
-
-        Args:
-            ends_bytes: The cumulative sums of the rows' sizes: for each row, the bytes of this row and all rows before.
-            start: The position of the first row that belongs to no batch yet.
-            rows: The number of rows from earlier calls that the batch has already.
-            size_bytes: The bytes of these rows from earlier calls.
         """
         before = int(ends_bytes[start - 1]) if start else 0
         most = before + self.size_bytes - size_bytes
@@ -319,14 +300,10 @@ def _in_order(held: list[pa.RecordBatch], columns_of: SortColumns, cut: _Cut) ->
 
 @dataclass(frozen=True, slots=True)
 class _Written:
-    """Sorted run on disk: an Arrow IPC file.
-
-    Attributes:
-        piece_bytes: The bytes that the largest record batch of the file takes in memory. A merge reads one record batch
-            at a time.
-    """
+    """Sorted run on disk: an Arrow IPC file."""
 
     path: Path
+    # The bytes that the largest record batch of the file takes in memory. A merge reads one record batch at a time.
     piece_bytes: int
 
 
@@ -361,13 +338,7 @@ class _Run:
 
 
 def _merged(written: Sequence[_Written], columns_of: SortColumns, most_bytes: int) -> Iterator[pa.RecordBatch]:
-    """Merge sorted runs: yield all their rows in one sorted order.
-
-    Args:
-        written: The runs on disk.
-        columns_of: A function from a batch to its sort columns.
-        most_bytes: The bytes of memory that the merge's rows and their copies should take.
-    """
+    """Merge sorted runs: yield all their rows in one sorted order."""
     with ExitStack() as stack:
         runs = [_Run(stack.enter_context(pa.OSFile(str(run.path)))) for run in written]
         # Rows that are read ahead take only a quarter of `most_bytes`, divided among the runs. The rest is for the

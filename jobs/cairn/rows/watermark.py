@@ -44,22 +44,16 @@ Rule = Literal["observed", "interval"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EventTime:
-    """Event-time settings of a pipeline, and the watermarks of the interval's base, in milliseconds since the epoch.
-
-    Attributes:
-        column: The column with the event time.
-        delay_ms: The watermark's distance from the newest event time or from the interval's end.
-        rule: "observed" or "interval". The module's docstring explains both rules.
-        base_ms: The watermark that the base recorded; None if the base has none. With "observed" it is at least 0.
-        late_ms: A row with this event time or an older one is late; None: no row is late.
-        wall_zone: Name of the time zone whose wall time the event times are; None: event times are instants.
-    """
+    """Event-time settings of a pipeline, and the watermarks of the interval's base, in milliseconds since the epoch."""
 
     column: str
     delay_ms: int
     rule: Rule
+    # The watermark that the base recorded; None if the base has none. With "observed" it is at least 0.
     base_ms: int | None
+    # A row with this event time or an older one is late; None: no row is late.
     late_ms: int | None
+    # Name of the time zone whose wall time the event times are; None: event times are instants.
     wall_zone: str | None = None
 
     @property
@@ -75,21 +69,12 @@ class EventTime:
 
         With the rule "interval" this time follows from the interval's end. With "observed" it is the watermark that the
         base recorded, and 0 without one.
-
-        Args:
-            interval_end_ms: The end of the interval, in milliseconds since the epoch.
         """
         advanced = self._reached_ms(interval_end_ms, None) if self.rule == "interval" else self.base_ms
         return advanced or 0
 
     def recorded(self, time: LogicalTime, interval_end_ms: int, newest_event_us: int | None) -> LogicalTime:
-        """Return the clock that the interval's checkpoint records: `time` with the new watermarks.
-
-        Args:
-            time: The clock of the interval.
-            interval_end_ms: The end of the interval, in milliseconds since the epoch.
-            newest_event_us: The latest event time of the input, in microseconds since the epoch; None without rows.
-        """
+        """Return the clock that the interval's checkpoint records: `time` with the new watermarks."""
         return replace(
             time,
             watermark_ms=self._reached_ms(interval_end_ms, newest_event_us),
@@ -114,13 +99,6 @@ def event_time_of(
     With "observed", a checkpoint records two watermarks: one for timers, and an older one that decides which rows of
     the next interval are late. A checkpoint of an older release recorded only the watermark for timers. After it,
     rows up to this watermark are late, because they could open a window again that a timer has closed.
-
-    Args:
-        column: The column with the event time.
-        delay_ms: The watermark's delay, in milliseconds.
-        rule: "observed" or "interval". The module's docstring explains both rules.
-        base: The clock that the interval's base recorded; None for the first interval.
-        wall_zone: Name of the time zone whose wall time the event times are; None: event times are instants.
     """
     base_ms = base.watermark_ms if base is not None else None
     late_ms = base_ms

@@ -39,15 +39,7 @@ ROUND_ROWS = 65_536
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Round:
-    """Input rows for one call of `handleBatch`. They are all rows of their keys, except perhaps of the last key.
-
-    Attributes:
-        rows: The rows, sorted by key, with the columns that `cairn.rows.routing` adds to the input, such as
-            `__key_group`.
-        encoded: The encoded key of each row.
-        starts: The position of each key's first row.
-        last_key_continues: True if more rows of the last key follow in the next call.
-    """
+    """Input rows for one call of `handleBatch`. They are all rows of their keys, except perhaps of the last key."""
 
     rows: pa.RecordBatch
     encoded: pa.Array
@@ -56,26 +48,7 @@ class _Round:
 
 
 class ArrowRunner:
-    """Runner of a vectorised processor over one shard.
-
-    Args:
-        processor: The function that makes the processor.
-        state: The state of the shard.
-        key_schema: The Spark schema of the key columns.
-        input_schema: The Spark schema of the input columns.
-        output: The output file.
-        user_code: The context that turns exceptions of user code into ProcessorError.
-        event_time: The name of the event-time column; None in other time modes than "event".
-        time_mode: The pipeline's time mode; with "none", no timers fire.
-        timer_values: The times that `handleBatch` sees.
-        expired_values: The times that `handleExpiredTimers` sees.
-        due_ms: The time up to which timers fire, in milliseconds since the epoch.
-        late_ms: The watermark that decides which rows are late, in milliseconds since the epoch; None: no row is late.
-        order_by: The names of the columns that order the rows of a key.
-
-    Attributes:
-        keys: The number of keys with input rows so far.
-    """
+    """Runner of a vectorised processor over one shard."""
 
     def __init__(
         self,
@@ -121,12 +94,6 @@ class ArrowRunner:
 
         A call gets all rows of its keys. Only a processor with `splits_keys` may get the rows of one key in several
         calls.
-
-        Args:
-            batches: The input of the shard, sorted by key.
-
-        Raises:
-            ProcessorError: The processor raised an exception or returned an unfit result.
         """
         for round_ in self._rounds(batches):
             self._run(round_)
@@ -190,14 +157,7 @@ class ArrowRunner:
         )
 
     def _call(self, handler: str, key_groups: Groups, encoded: pa.Array, **given: Any) -> None:
-        """Call a handler for the given keys with their value states, and write the result.
-
-        Args:
-            handler: The name of the processor's method.
-            key_groups: The key group of each key.
-            encoded: The encoded keys, ascending by key group and key.
-            given: The other fields of the `KeyedBatch`.
-        """
+        """Call a handler for the given keys with their value states, and write the result."""
         say_part(f"{handler} of keys from key group {key_groups[0]} on" if len(key_groups) else handler)
         read = {name: columns.read(key_groups, encoded) for name, columns in self._states.items()}
         batch = KeyedBatch(
@@ -259,11 +219,7 @@ class ArrowRunner:
         return pa.Table.from_arrays(columns, schema=schema)
 
     def fire_timers(self) -> None:
-        """Call `handleExpiredTimers` for all keys with due timers.
-
-        Raises:
-            ProcessorError: The processor raised an exception or returned an unfit result.
-        """
+        """Call `handleExpiredTimers` for all keys with due timers."""
         if self._timed:
             for due in self._handle.timers.due(self._due_ms, ROUND_ROWS):
                 keys = self._key_columns.decode(due.keys)
@@ -281,11 +237,7 @@ class ArrowRunner:
         self._handle.state = HandleState.TIMER_PROCESSED
 
     def close(self) -> None:
-        """Call the processor's `close`.
-
-        Raises:
-            ProcessorError: The processor raised an exception.
-        """
+        """Call the processor's `close`."""
         with self._user_code.call("close"):
             self._processor.close()
         self._handle.state = HandleState.CLOSED

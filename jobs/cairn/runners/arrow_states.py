@@ -38,15 +38,10 @@ EXPIRY = "expiry_ms"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyedRows:
-    """Rows of many keys.
+    """Rows of many keys."""
 
-    Attributes:
-        rows: The rows of the requested keys, key after key. The requested keys are those that the caller passed to the
-            state's method, or all keys of the batch if the caller passed None.
-        offsets: Positions in `rows` as int64. The i-th requested key has the rows `offsets[i] .. offsets[i+1]-1`, so n
-            keys have n + 1 offsets.
-    """
-
+    # The rows of the requested keys, key after key. The requested keys are those that the caller passed to the state's
+    # method, or all keys of the batch if the caller passed None.
     rows: pa.Table
     offsets: npt.NDArray[np.int64]
 
@@ -67,12 +62,6 @@ class KeyedEntries:
 
     Each key of the batch has a map with entries. The entries are in the order of the keys that the caller passed to
     `iterator`. A caller that passed None gets the entries of all keys of the batch.
-
-    Attributes:
-        keys: The key inside the map, one row for each entry. PySpark calls it the user key.
-        values: The value inside the map, one row for each entry.
-        offsets: Positions in `keys` and `values` as int64. The map of the i-th key that the caller passed has the
-            entries `offsets[i] .. offsets[i+1]-1`. So there is one more offset than keys that the caller passed.
     """
 
     keys: pa.Table
@@ -93,15 +82,7 @@ class _OfBatch:
         self._what = what
 
     def _of_rows(self, keys: Keys, *rows: Any) -> Places:
-        """Check `keys`, the argument of a handler's call, against the rows of that call. Return it as an int64 array.
-
-        Args:
-            keys: For each row, the position of its key in `batch.keys`.
-            rows: Tables or arrays that must have as many rows as `keys` has elements.
-
-        Raises:
-            StateTypeError: A position is out of range, or a table has another number of rows.
-        """
+        """Check `keys`, the argument of a handler's call, against the rows of that call. Return it as an int64 array."""
         places = self._positions(keys)
         for part in rows:
             if len(part) != len(places):
@@ -169,21 +150,11 @@ class ArrowListState(_OfBatch):
         return KeyedRows(rows=rows, offsets=offsets)
 
     def put(self, keys: Keys, rows: pa.Table) -> None:
-        """Replace the lists of all keys that have a row in the table.
-
-        Args:
-            keys: The position of each row's key in `batch.keys`.
-            rows: The new elements.
-        """
+        """Replace the lists of all keys that have a row in the table."""
         self._columns.put(self._of_rows(keys, rows), rows)
 
     def appendList(self, keys: Keys, rows: pa.Table) -> None:
-        """Append each row to its key's list. The cost does not depend on the length of the list.
-
-        Args:
-            keys: The position of each row's key in `batch.keys`.
-            rows: The new elements.
-        """
+        """Append each row to its key's list. The cost does not depend on the length of the list."""
         self._columns.append(self._of_rows(keys, rows), rows)
 
     def clear(self, keys: Keys | None = None) -> None:
@@ -216,13 +187,7 @@ class ArrowMapState(_OfBatch):
         return self.getValue(keys, user_keys)[1]
 
     def updateValue(self, keys: Keys, user_keys: pa.Table, values: pa.Table) -> None:
-        """Set the given entries and restart their time to live. If an entry is given twice, the last one counts.
-
-        Args:
-            keys: The position of each entry's key in `batch.keys`.
-            user_keys: The key of each entry inside its map.
-            values: The new value of each entry.
-        """
+        """Set the given entries and restart their time to live. If an entry is given twice, the last one counts."""
         self._columns.update(self._of_rows(keys, user_keys, values), self._by_position(user_keys), values)
 
     def removeKey(self, keys: Keys, user_keys: pa.Table) -> None:
@@ -254,37 +219,18 @@ class ArrowTimers(_OfBatch):
     _columns: TimerColumns
 
     def register(self, keys: Keys, expiries_ms: npt.ArrayLike) -> None:
-        """Register one timer for each element of `keys`; `ArrowHandle.registerTimer` calls this.
-
-        Args:
-            keys: Positions in `batch.keys`, one integer for each timer.
-            expiries_ms: The times at which the timers fire, in milliseconds since the epoch: one for each timer, or one
-                for all.
-        """
+        """Register one timer for each element of `keys`; `ArrowHandle.registerTimer` calls this."""
         self._columns.register(*self._timers(keys, expiries_ms))
 
     def delete(self, keys: Keys, expiries_ms: npt.ArrayLike) -> None:
         """Delete one timer for each element of `keys`; `ArrowHandle.deleteTimer` calls this.
 
         A timer that does not exist is ignored.
-
-        Args:
-            keys: Positions in `batch.keys`, one integer for each timer.
-            expiries_ms: The times at which the timers would fire, in milliseconds since the epoch: one for each timer,
-                or one for all.
         """
         self._columns.delete(*self._timers(keys, expiries_ms))
 
     def times(self, keys: Keys | None) -> KeyedRows:
-        """Return the timers of some keys; `ArrowHandle.listTimers` calls this.
-
-        Args:
-            keys: The keys whose timers are returned: ascending positions in `batch.keys`, one bool for each key of the
-                batch, or None for all keys.
-
-        Returns:
-            Rows with the column `expiry_ms` (milliseconds since the epoch), ascending for each key.
-        """
+        """Return the timers of some keys; `ArrowHandle.listTimers` calls this."""
         times_ms, offsets = self._columns.times(self._chosen(keys))
         return KeyedRows(rows=pa.table({EXPIRY: times_ms}), offsets=offsets)
 

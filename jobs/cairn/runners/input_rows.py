@@ -43,9 +43,6 @@ class KeyedInput:
     twice. `items` yields the rows of this key and kind: PySpark rows, or DataFrames for the pandas API.
 
     The caller must use the items of one key before it asks for the next key.
-
-    Attributes:
-        keys: The number of keys with input rows so far.
     """
 
     def __init__(
@@ -59,17 +56,7 @@ class KeyedInput:
         joined: Joined = iter,
         refused: Callable[[str], ProcessorError] = ProcessorError,
     ) -> None:
-        """Begin before the first key.
-
-        Args:
-            batches: The shard's input.
-            encoder: Encodes keys.
-            slices_of: For each kind of rows, the function that makes the items of a batch.
-            state: The state of the shard.
-            key_values: Returns a key column as Python values.
-            joined: Joins the items of a key from several batches.
-            refused: Makes the error about a value that Python or pandas can't hold, from the text that names it.
-        """
+        """Begin before the first key."""
         self.keys = 0
         self._refused = refused
         self._key_values = key_values
@@ -195,12 +182,7 @@ def _text(values: pa.Array) -> str:
 
 
 def starts_of(encoded: pa.Array, kinds: Any) -> Any:
-    """Return the positions of the rows at which another key or kind begins; the first position is 0.
-
-    Args:
-        encoded: The encoded key of each row.
-        kinds: The kind of each row: `INITIAL` for a row of the initial state, or `INPUT` for an input row.
-    """
+    """Return the positions of the rows at which another key or kind begins; the first position is 0."""
     changed = pc.not_equal(encoded[1:], encoded[:-1]).to_numpy(zero_copy_only=False) | (kinds[1:] != kinds[:-1])
     return np.concatenate([[0], np.flatnonzero(changed) + 1])
 

@@ -31,11 +31,7 @@ class Output(Protocol):
         """Return True if the buffer holds so much that the runner should call `flush`."""
 
     def add(self, item: Any) -> None:
-        """Buffer one row or frame that a handler yielded.
-
-        Raises:
-            ProcessorError: The item is neither a row nor a frame, or does not fit the output schema.
-        """
+        """Buffer one row or frame that a handler yielded."""
 
     def settle(self) -> None:
         """Copy the cells that the processor could still change.
@@ -44,27 +40,11 @@ class Output(Protocol):
         """
 
     def flush(self) -> None:
-        """Write the buffered rows to the output file.
-
-        Raises:
-            ProcessorError: A value does not fit its column.
-        """
+        """Write the buffered rows to the output file."""
 
 
 class KeyedRunner:
-    """Runner of a row-API or pandas-API processor over one shard.
-
-    Args:
-        processor: The function that makes the processor.
-        state: The state of the shard.
-        keys: The codec of the encoded keys.
-        output: The buffer for the handlers' output.
-        user_code: The context that turns exceptions of user code into ProcessorError.
-        time_mode: The pipeline's time mode; with "none", no timers fire.
-        timer_values: The times that the handlers of input rows and of initial state see.
-        expired_values: The times that the handler of timers sees.
-        due_ms: The time up to which timers fire, in milliseconds since the epoch.
-    """
+    """Runner of a row-API or pandas-API processor over one shard."""
 
     def __init__(
         self,
@@ -95,11 +75,7 @@ class KeyedRunner:
             self._handle.initialized()
 
     def process(self, rows: KeyedInput) -> None:
-        """Call `handleInputRows` or `handleInitialState` for each key.
-
-        Raises:
-            ProcessorError: The processor raised an exception or yielded an unfit row.
-        """
+        """Call `handleInputRows` or `handleInitialState` for each key."""
         state, output, add, settle = self._state, self._output, self._output.add, self._output.settle
         handler, timer_values = self._processor.handleInputRows, self._timer_values
         for count, (kind, key_group, key, encoded_key, items) in enumerate(rows):
@@ -122,11 +98,7 @@ class KeyedRunner:
         self._handle.state = HandleState.DATA_PROCESSED
 
     def fire_timers(self) -> None:
-        """Call `handleExpiredTimer` for each due timer, in the order of time, key group and key.
-
-        Raises:
-            ProcessorError: The processor raised an exception or yielded an unfit row.
-        """
+        """Call `handleExpiredTimer` for each due timer, in the order of time, key group and key."""
         if self._timed:
             handler, timer_values = self._processor.handleExpiredTimer, self._expired_values
             output, add, settle = self._output, self._output.add, self._output.settle
@@ -148,11 +120,7 @@ class KeyedRunner:
         self._handle.state = HandleState.TIMER_PROCESSED
 
     def close(self) -> None:
-        """Call the processor's `close`, and write the remaining state and output.
-
-        Raises:
-            ProcessorError: The processor raised an exception, or a buffered row does not fit the output schema.
-        """
+        """Call the processor's `close`, and write the remaining state and output."""
         self._state.set_key(-1, b"")
         with self._user_code.call("close"):
             self._processor.close()

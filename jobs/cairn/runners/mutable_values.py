@@ -38,11 +38,6 @@ def without_rows(value: Any, others: list[Any]) -> Any:
     """Return the value with copied lists and dicts, and with a dict in place of each PySpark row.
 
     The result equals that of `Row.asDict(True)`, in a fraction of its time.
-
-    Args:
-        value: A cell of a row.
-        others: The list to which the function appends mutable values of other types, such as a bytearray. The function
-            does not copy these values; `OutputRows.settle` copies them later.
     """
     kind = type(value)
     if kind in IMMUTABLE:
@@ -74,11 +69,7 @@ def copy_of(value: Any) -> Any:
 
 
 def copy_of_column(values: Any) -> Any:
-    """Return a copy of one column of a DataFrame that shares no memory with the column.
-
-    Args:
-        values: The column as a NumPy array or as a pandas extension array.
-    """
+    """Return a copy of one column of a DataFrame that shares no memory with the column."""
     if isinstance(values, np.ndarray):
         if values.dtype == object and not all_immutable(values.tolist()):
             return _copy_of_cells(values)

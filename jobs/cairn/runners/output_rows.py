@@ -29,10 +29,6 @@ class OutputRows:
     2. `settle` copies other mutable values, such as a bytearray, after the handler has yielded all rows of the key.
 
     So if a processor refills a bytearray between two rows of a key, both rows get its last content, as under Spark.
-
-    Args:
-        file: The output file that `flush` writes to.
-        zone: The zone of naive datetimes in TIMESTAMP columns. State returns naive datetimes in this zone.
     """
 
     def __init__(self, file: LocalParquet, zone: tzinfo = UTC) -> None:
@@ -46,11 +42,7 @@ class OutputRows:
         self._unsettled: list[int] = []
 
     def add(self, row: Any) -> None:
-        """Buffer one row. Fields are matched to columns by name; a missing field becomes null.
-
-        Raises:
-            ProcessorError: The value is no `Row`, its fields have no names, or a field name is not an output column.
-        """
+        """Buffer one row. Fields are matched to columns by name; a missing field becomes null."""
         if isinstance(row, Row) and getattr(row, "__fields__", None) == self._names and not self._nested:
             if not _only_immutable(map(type, row)):
                 self._unsettled.append(len(self._pending))
@@ -70,14 +62,7 @@ class OutputRows:
             self._pending.append(values)
 
     def _values(self, row: Any, others: list[Any]) -> tuple[Any, ...]:
-        """Return the row's cells in column order.
-
-        Args:
-            row: The row that the processor yielded.
-            others: An empty list. The method appends the cells, or the whole row, that the processor could still change
-                later, such as a bytearray. If the list is not empty, the caller notes the row's position, and `settle`
-                copies the row's cells after the handler.
-        """
+        """Return the row's cells in column order."""
         plain = type(row).asDict is Row.asDict
         fields = row.asDict(not plain)
         # An unknown field is usually a misspelt column. Spark drops that field silently, and the column is null in every
@@ -104,11 +89,7 @@ class OutputRows:
         return len(self._pending) >= _ROWS_PER_BATCH
 
     def flush(self) -> None:
-        """Write the buffered rows to the output file.
-
-        Raises:
-            ProcessorError: A value does not fit its column. The message names the column and the row.
-        """
+        """Write the buffered rows to the output file."""
         if self._pending:
             columns = zip(*self._pending, strict=True)
             arrays = [self._column(field, values) for field, values in zip(self._file.schema, columns, strict=True)]
@@ -199,16 +180,7 @@ def _unknown_fields(fields: Any, names: list[str]) -> str:
 
 
 def column_of(field: pa.Field, values: Any, *, from_pandas: bool = False) -> pa.Array:
-    """Return the values as an Arrow array of an output column's type.
-
-    Args:
-        field: The output column.
-        values: The values, one for each row.
-        from_pandas: True if NaN and pandas' other missing values mean null.
-
-    Raises:
-        ProcessorError: A value does not fit the column. The message names the column.
-    """
+    """Return the values as an Arrow array of an output column's type."""
     try:
         array = pa.array(values, type=field.type, from_pandas=from_pandas)
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
@@ -219,11 +191,7 @@ def column_of(field: pa.Field, values: Any, *, from_pandas: bool = False) -> pa.
 
 
 def no_nulls_if_none_may_be(field: pa.Field, array: pa.Array) -> pa.Array:
-    """Return the array unchanged.
-
-    Raises:
-        ProcessorError: The column is NOT NULL and the array holds a null.
-    """
+    """Return the array unchanged."""
     if not field.nullable and array.null_count:
         raise ProcessorError(
             f"output column {field.name!r} is NOT NULL, but a row has no value for it; yield a value, or declare the column without NOT NULL"

@@ -47,16 +47,7 @@ def schema_in(arrow: pa.Schema) -> dict[str, Any]:
 
 
 def from_record(schema: dict[str, Any], where: str) -> StructType:
-    """Return the Spark type for a schema that was read from a record.
-
-    Args:
-        schema: The recorded schema, in Spark's JSON form.
-        where: The text that begins the error message; it names the record.
-
-    Raises:
-        CorruptRecord: The schema names a class. PySpark would unpickle that class, and anyone who can write into the
-            bucket could run code here.
-    """
+    """Return the Spark type for a schema that was read from a record."""
     for path, found in walk(parse_struct(schema)):
         if isinstance(found, UnsupportedType) and not isinstance(found.to_json(), str):
             raise CorruptRecord(
@@ -66,17 +57,6 @@ def from_record(schema: dict[str, Any], where: str) -> StructType:
 
 
 def schema_of_file(storage: Storage, handle: Handle, local: Path) -> dict[str, Any]:
-    """Download an output file and return its Spark schema as JSON.
-
-    Args:
-        storage: The storage that holds the file.
-        handle: The file's path, size and checksum.
-        local: The local path that the file is downloaded to.
-
-    Raises:
-        NotFound: The file does not exist.
-        CorruptFile: The file's bytes differ from the recorded size or checksum.
-        StorageUnavailable: The storage did not answer.
-    """
+    """Download an output file and return its Spark schema as JSON."""
     storage.download(handle, local)
     return schema_in(pq.read_schema(local))

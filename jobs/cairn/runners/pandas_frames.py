@@ -40,9 +40,6 @@ def frame_slices(zone: str) -> SlicesOf:
     """Return the function that turns a batch's struct column into DataFrames for the pandas API.
 
     The rows of one key in the batch become one DataFrame with all columns. Its index begins at 0.
-
-    Args:
-        zone: The session's time zone; instants become naive datetimes in it.
     """
 
     def slices_of(column: pa.StructArray) -> Slices:
@@ -104,12 +101,7 @@ def _rows_of(frame: Any, start: int, end: int) -> Any:
 
 
 def _integers(values: Any, valid: Any) -> Any:
-    """Return a column of integers: int64 without a null, else float64 with NaN, or Int64 if a float can't hold a value.
-
-    Args:
-        values: The values as int64, with any value at a null.
-        valid: False for each null.
-    """
+    """Return a column of integers: int64 without a null, else float64 with NaN, or Int64 if a float can't hold a value."""
     if valid.all():
         return values
     if _is_large(values[valid]).any():
@@ -139,10 +131,6 @@ def _exact_cell(cell: Any, inside: pa.DataType) -> Any:
     """Convert one cell of an array column from an object array to the dtype of its elements, such as int64.
 
     A cell that holds a null stays an object array.
-
-    Args:
-        cell: The cell as pandas made it: an object array, or None.
-        inside: The Arrow type of the column's elements.
     """
     if not isinstance(cell, np.ndarray) or any(value is None for value in cell):
         return cell
@@ -167,9 +155,6 @@ def whole_frames(parts: Iterator[pd.DataFrame]) -> Iterator[pd.DataFrame]:
     """Yield the rows of one key as frames of 10,000 rows; only the last frame may be shorter.
 
     A handler should not be able to see where a batch of the input ends.
-
-    Args:
-        parts: The frames of the key, as the batches contain them.
     """
     held: list[pd.DataFrame] = []
     rows = 0
@@ -243,11 +228,7 @@ class OutputFrames:
         self._pending_rows = 0
 
     def add(self, frame: Any) -> None:
-        """Buffer a copy of a frame that a handler yielded.
-
-        Raises:
-            ProcessorError: The value is no DataFrame, or the DataFrame lacks an output column.
-        """
+        """Buffer a copy of a frame that a handler yielded."""
         if not isinstance(frame, pd.DataFrame):
             raise ProcessorError(
                 f"the processor yielded a {type(frame).__name__}; with api='pandas' it must yield pandas.DataFrame"
@@ -290,12 +271,7 @@ class OutputFrames:
         return [_values(frame.iloc[:, at]) for at in range(len(self._names))]
 
     def flush(self) -> None:
-        """Write the buffered frames to the output file.
-
-        Raises:
-            ProcessorError: A value does not fit its column. The message names the column and the first row of the
-                frame.
-        """
+        """Write the buffered frames to the output file."""
         if self._pending:
             columns = zip(*self._pending, strict=True)
             arrays = [self._column(at, parts) for at, parts in enumerate(columns)]
@@ -339,17 +315,7 @@ class OutputFrames:
         return self._cast(at, values, None)
 
     def _cast(self, at: int, values: Any, why: ProcessorError | None) -> pa.Array:
-        """Return the values as an Arrow array, converted by PySpark's own code with the casts of Spark's worker.
-
-        Args:
-            at: The index of the output column in the output schema.
-            values: The values of the output column, one for each row.
-            why: The error of an earlier conversion by `pa.array`, raised if this conversion fails too; None without
-                one.
-
-        Raises:
-            ProcessorError: A value does not fit the output column, or the cast would lose digits of a number.
-        """
+        """Return the values as an Arrow array, converted by PySpark's own code with the casts of Spark's worker."""
         field: pa.Field = self._file.schema.field(at)
         try:
             batch = PandasToArrowConversion.convert(

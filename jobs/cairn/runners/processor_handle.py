@@ -53,9 +53,6 @@ def row_maker(names: Sequence[str]) -> Callable[[Iterable[Any]], Row]:
     The function does what `Row(**...)` does, without its cost. PySpark stores the names in every row and searches for a
     name at each access, which costs more than the state of a key. So this function makes one row class for the names.
     If a name is already a method of `Row`, the method wins, as in PySpark.
-
-    Args:
-        names: The field names, in the order of the values.
     """
     fields = namedtuple("fields", [f"f{i}" for i in range(len(names))])  # type: ignore[misc]
     accessors = {name: vars(fields)[f"f{i}"] for i, name in enumerate(names) if not hasattr(Row, name)}
@@ -75,22 +72,14 @@ class RowListState(state_variables.ListState, spark_api.ListState):
     """PySpark's `ListState` over the shard's state."""
 
     def put(self, newState: Any) -> None:
-        """Replace the list of the current key, as PySpark's method does.
-
-        Raises:
-            StateTypeError: The new list is empty, or an element does not fit the schema.
-        """
+        """Replace the list of the current key, as PySpark's method does."""
         state_variables.ListState.put(self, _not_empty(self._name, newState))
 
     # Spark's name for the same method. A wrapper would add a call for each element.
     appendValue = state_variables.ListState.append_value
 
     def appendList(self, newState: Any) -> None:
-        """Append elements to the list of the current key, as PySpark's method does.
-
-        Raises:
-            StateTypeError: There are no elements, or an element does not fit the schema.
-        """
+        """Append elements to the list of the current key, as PySpark's method does."""
         self.append_list(_not_empty(self._name, newState))
 
 
@@ -128,9 +117,6 @@ def _not_empty(name: str, values: Any) -> Iterator[Any]:
     """Yield the values, and raise an error if there are none.
 
     No list is built: a generator may yield the same object each time, with new content.
-
-    Raises:
-        StateTypeError: There are no values.
     """
     empty = True
     for value in values:
@@ -191,11 +177,7 @@ class ProcessorHandle(spark_api.StatefulProcessorHandle):
         self._unplanned.pop(stateName, None)
 
     def initialized(self) -> None:
-        """Mark the end of `init`. From then on, handlers may use timers.
-
-        Raises:
-            StateSchemaError: `init` declared a state here that it did not declare on the driver.
-        """
+        """Mark the end of `init`. From then on, handlers may use timers."""
         for error in self._unplanned.values():
             raise error
         self.state = HandleState.INITIALIZED
@@ -210,37 +192,17 @@ class ProcessorHandle(spark_api.StatefulProcessorHandle):
             return cast(State, _Deleted(name))
 
     def registerTimer(self, expiryTimestampMs: int) -> None:
-        """Register a timer of the current key, as PySpark's method does.
-
-        Args:
-            expiryTimestampMs: The time at which the timer fires, in milliseconds since the epoch.
-
-        Raises:
-            PySparkRuntimeError: The time mode is "none", or the call comes from outside a handler.
-            StateTypeError: The time is not an integer.
-        """
+        """Register a timer of the current key, as PySpark's method does."""
         self._check_timers("registerTimer")
         self._shard.register_timer(_milliseconds(expiryTimestampMs))
 
     def deleteTimer(self, expiryTimestampMs: int) -> None:
-        """Delete a timer of the current key, as PySpark's method does.
-
-        Args:
-            expiryTimestampMs: The time at which the timer fires, in milliseconds since the epoch.
-
-        Raises:
-            PySparkRuntimeError: The time mode is "none", or the call comes from outside a handler.
-            StateTypeError: The time is not an integer.
-        """
+        """Delete a timer of the current key, as PySpark's method does."""
         self._check_timers("deleteTimer")
         self._shard.delete_timer(_milliseconds(expiryTimestampMs))
 
     def listTimers(self) -> Iterator[int]:
-        """Return the times of the current key's timers, ascending, in milliseconds since the epoch.
-
-        Raises:
-            PySparkRuntimeError: The time mode is "none", or the call comes from outside a handler.
-        """
+        """Return the times of the current key's timers, ascending, in milliseconds since the epoch."""
         self._check_timers("listTimers")
         return self._shard.timers()
 
@@ -258,10 +220,6 @@ class DeclaringHandle(spark_api.StatefulProcessorHandle):
 
     The state objects that the handle returns can't be used. `init` runs again in every shard task and receives usable
     states there.
-
-    Attributes:
-        declared: The declared states by name.
-        deleted: The names that `init` passed to `deleteIfExists`, in the order of the calls.
     """
 
     def __init__(self, parse_ddl: ParseDdl, time_mode: TimeMode) -> None:
@@ -271,29 +229,17 @@ class DeclaringHandle(spark_api.StatefulProcessorHandle):
         self.deleted: list[str] = []
 
     def getValueState(self, stateName: str, schema: Any, ttlDurationMs: int | None = None) -> Any:
-        """Declare a value state.
-
-        Raises:
-            UsageError: The name, the schema or the time to live is not allowed, or the name is declared twice.
-        """
+        """Declare a value state."""
         return self._declare(stateName, "value", schema, None, ttlDurationMs)
 
     def getListState(self, stateName: str, schema: Any, ttlDurationMs: int | None = None) -> Any:
-        """Declare a list state.
-
-        Raises:
-            UsageError: The name, the schema or the time to live is not allowed, or the name is declared twice.
-        """
+        """Declare a list state."""
         return self._declare(stateName, "list", schema, None, ttlDurationMs)
 
     def getMapState(
         self, stateName: str, userKeySchema: Any, valueSchema: Any, ttlDurationMs: int | None = None
     ) -> Any:
-        """Declare a map state.
-
-        Raises:
-            UsageError: The name, a schema or the time to live is not allowed, or the name is declared twice.
-        """
+        """Declare a map state."""
         return self._declare(stateName, "map", valueSchema, userKeySchema, ttlDurationMs)
 
     def deleteIfExists(self, stateName: str) -> None:
@@ -306,27 +252,15 @@ class DeclaringHandle(spark_api.StatefulProcessorHandle):
         self.deleted.append(stateName)
 
     def registerTimer(self, expiryTimestampMs: int) -> None:
-        """Raise an error, as Spark does, because `init` has no current key.
-
-        Raises:
-            PySparkRuntimeError: Always.
-        """
+        """Raise an error, as Spark does, because `init` has no current key."""
         _check_state(HandleState.CREATED, "registerTimer", HandleState.INITIALIZED)
 
     def deleteTimer(self, expiryTimestampMs: int) -> None:
-        """Raise an error, as Spark does, because `init` has no current key.
-
-        Raises:
-            PySparkRuntimeError: Always.
-        """
+        """Raise an error, as Spark does, because `init` has no current key."""
         _check_state(HandleState.CREATED, "deleteTimer", HandleState.INITIALIZED)
 
     def listTimers(self) -> Iterator[int]:
-        """Raise an error, as Spark does, because `init` has no current key.
-
-        Raises:
-            PySparkRuntimeError: Always.
-        """
+        """Raise an error, as Spark does, because `init` has no current key."""
         _check_state(HandleState.CREATED, "listTimers", HandleState.INITIALIZED)
         return iter(())
 
@@ -393,15 +327,7 @@ class _Deleted:
 
 
 class ArrowDeclaringHandle(DeclaringHandle):
-    """The handle that the `init` of a vectorised processor receives on the driver.
-
-    Attributes:
-        key_schema: The Spark schema of the table `KeyedBatch.keys`.
-        input_schema: The Spark schema of the table `KeyedBatch.rows`.
-        event_time: The name of the event-time column; None in other time modes than "event".
-        order_by: The names of the columns that order the rows of a key.
-        time_mode: The time mode of the pipeline.
-    """
+    """The handle that the `init` of a vectorised processor receives on the driver."""
 
     def __init__(
         self,
@@ -420,44 +346,20 @@ class ArrowDeclaringHandle(DeclaringHandle):
         self.time_mode = time_mode
 
     def registerTimer(self, keys: Any, expiryTimestampMs: Any = None) -> None:  # type: ignore[override]
-        """Raise an error, as Spark does, because `init` has no current batch.
-
-        Raises:
-            PySparkRuntimeError: Always.
-        """
+        """Raise an error, as Spark does, because `init` has no current batch."""
         super().registerTimer(0)
 
     def deleteTimer(self, keys: Any, expiryTimestampMs: Any = None) -> None:  # type: ignore[override]
-        """Raise an error, as Spark does, because `init` has no current batch.
-
-        Raises:
-            PySparkRuntimeError: Always.
-        """
+        """Raise an error, as Spark does, because `init` has no current batch."""
         super().deleteTimer(0)
 
     def listTimers(self, keys: Any = None) -> Any:
-        """Raise an error, as Spark does, because `init` has no current batch.
-
-        Raises:
-            PySparkRuntimeError: Always.
-        """
+        """Raise an error, as Spark does, because `init` has no current batch."""
         return super().listTimers()
 
 
 class ArrowHandle(ProcessorHandle):
-    """The handle that the `init` of a vectorised processor receives in a shard task.
-
-    Attributes:
-        key_schema: The Spark schema of the table `KeyedBatch.keys`.
-        input_schema: The Spark schema of the table `KeyedBatch.rows`.
-        event_time: The name of the event-time column; None in other time modes than "event".
-        order_by: The names of the columns that order the rows of a key.
-        time_mode: The time mode of the pipeline.
-        due_ms: The time up to which timers fire in this interval, in milliseconds since the epoch.
-        late_ms: The watermark that decides which rows are late, in milliseconds since the epoch; None: no row is late.
-        states: The declared value states, by name.
-        timers: The timers of the shard, as columns.
-    """
+    """The handle that the `init` of a vectorised processor receives in a shard task."""
 
     def __init__(
         self,
@@ -484,12 +386,7 @@ class ArrowHandle(ProcessorHandle):
         self._timers = ArrowTimers(self.timers, "a timer")
 
     def begin(self, key_groups: Groups, keys: pa.Array) -> None:
-        """Set the keys of the processor's next call. Lists, maps and timers act on these keys.
-
-        Args:
-            key_groups: The key group of each key.
-            keys: The encoded keys, ascending by key group and key.
-        """
+        """Set the keys of the processor's next call. Lists, maps and timers act on these keys."""
         for columns in self._columns:
             columns.begin(key_groups, keys)
 
@@ -531,45 +428,17 @@ class ArrowHandle(ProcessorHandle):
         return ArrowMapState(columns, f"map state {name!r}")
 
     def registerTimer(self, keys: Any, expiryTimestampMs: Any) -> None:  # type: ignore[override]
-        """Register one timer for each given key.
-
-        Args:
-            keys: The positions of the timers' keys in `batch.keys`, one integer for each timer.
-            expiryTimestampMs: The times of the timers, in milliseconds since the epoch: one for each timer, or one for
-                all.
-
-        Raises:
-            PySparkRuntimeError: The time mode is "none", or the call comes from outside a handler.
-            StateTypeError: The keys or the times do not fit.
-        """
+        """Register one timer for each given key."""
         self._check_timers("registerTimer")
         self._timers.register(keys, expiryTimestampMs)
 
     def deleteTimer(self, keys: Any, expiryTimestampMs: Any) -> None:  # type: ignore[override]
-        """Delete one timer for each given key. A timer that does not exist is ignored.
-
-        Args:
-            keys: The positions of the timers' keys in `batch.keys`, one integer for each timer.
-            expiryTimestampMs: The times of the timers, in milliseconds since the epoch: one for each timer, or one for
-                all.
-
-        Raises:
-            PySparkRuntimeError: The time mode is "none", or the call comes from outside a handler.
-            StateTypeError: The keys or the times do not fit.
-        """
+        """Delete one timer for each given key. A timer that does not exist is ignored."""
         self._check_timers("deleteTimer")
         self._timers.delete(keys, expiryTimestampMs)
 
     def listTimers(self, keys: Any = None) -> Any:
-        """Return the timers of the keys in `keys` as `KeyedRows` with the column `expiry_ms`, ascending for each key.
-
-        Args:
-            keys: The keys to return: ascending positions in `batch.keys`, one bool for each key, or None for all keys.
-
-        Raises:
-            PySparkRuntimeError: The time mode is "none", or the call comes from outside a handler.
-            StateTypeError: The keys do not fit.
-        """
+        """Return the timers of the keys in `keys` as `KeyedRows` with the column `expiry_ms`, ascending for each key."""
         self._check_timers("listTimers")
         return self._timers.times(keys)
 

@@ -21,14 +21,7 @@ from state_backend.values.intervals import Interval
 
 
 class UserCode:
-    """The context of the calls into a processor during one interval.
-
-    Args:
-        interval: The interval that is processed.
-        pipeline: The pipeline's name.
-        offers_null: True if the pipeline could store NULL in place of values that do not fit their type. The error
-            message then says how.
-    """
+    """The context of the calls into a processor during one interval."""
 
     def __init__(self, interval: Interval, pipeline: str, *, offers_null: bool = False) -> None:
         self._interval = interval
@@ -41,13 +34,6 @@ class UserCode:
 
         The context manager is too slow to wrap the call for every key. Code that runs for every key calls `failed` in
         an `except` clause instead.
-
-        Args:
-            name: The name of the processor's method that the block calls, for the error message.
-            key: The key that the method is called for; None if the call has no key.
-
-        Raises:
-            ProcessorError: The call raised an exception. `failed` lists the exceptions that are passed on unchanged.
         """
         try:
             yield
@@ -58,17 +44,6 @@ class UserCode:
         """Raise a ProcessorError that names the pipeline, the call, the key and the interval.
 
         The user code's traceback becomes a note of the ProcessorError.
-
-        Args:
-            name: The name of the processor's method.
-            key: The key that the method was called for; None if the call has no key.
-            error: The exception that the method raised.
-
-        Raises:
-            ProcessorError: The method raised an exception other than the three below.
-            InvariantViolated: The method raised this error, which is passed on unchanged.
-            StateUnusable: The method raised this error, which is passed on unchanged.
-            RetryableError: The method raised this error, which is passed on unchanged.
         """
         if isinstance(error, InvariantViolated | StateUnusable | RetryableError):
             raise error
@@ -113,15 +88,7 @@ def printable(text: str) -> str:
 
 
 def iterable(results: Any, call: str) -> Any:
-    """Return the results unchanged.
-
-    Args:
-        results: The value that a handler returned.
-        call: The name of the handler, for the error message.
-
-    Raises:
-        TypeError: The handler returned None.
-    """
+    """Return the results unchanged."""
     if results is None:
         raise TypeError(
             f"{call} returned None; it must return an iterator of its output, or iter([]) if it has no output"

@@ -32,15 +32,6 @@ class ConsolidationJob(JobOnContent):
     """Job that reads the shards of a checkpoint, and writes them again for a new checkpoint without obsolete entries.
 
     The driver sends the job to the workers.
-
-    Attributes:
-        root: URL of the folder of the pipeline.
-        attempt: The uuid of this attempt, which the names of the new files contain.
-        h0: The highest checkpoint id when the job was planned.
-        checkpoint_id: The id of the old checkpoint, whose shards the job reads. The base class's `content` is this
-            checkpoint's too.
-        run: The run that the new record names.
-        engine: The RocksDB settings.
     """
 
     root: str
@@ -51,17 +42,7 @@ class ConsolidationJob(JobOnContent):
     engine: EngineOptions
 
     def run_shard(self, batches: Iterator[pa.RecordBatch], shard: int, task: int) -> ShardAck:
-        """Rewrite one shard, in a Spark task. A task that stops leaves files of the attempt that no record names.
-
-        Args:
-            batches: Only the shard's tick, which is not read.
-            shard: The shard's number.
-            task: A number for file names that no other task of this job has.
-
-        Raises:
-            DamagedCopy: This host's copy of a file is damaged.
-            CorruptFile: The rewritten entries do not match the counts of the manifest. Then nothing is committed.
-        """
+        """Rewrite one shard, in a Spark task. A task that stops leaves files of the attempt that no record names."""
         clock = StopWatch()
         storage, cache, content = open_storage(self.root), open_cache(self.engine), self.content
         before = needed_manifest(self.refs_of(shard)[0], storage)
@@ -115,11 +96,7 @@ class ConsolidationJob(JobOnContent):
         )
 
     def finish(self, acks: list[ShardAck]) -> None:
-        """Write `prepared.json`, if at least one shard was rewritten.
-
-        Raises:
-            CorruptFile: The digest of the rewritten state differs from the checkpoint's.
-        """
+        """Write `prepared.json`, if at least one shard was rewritten."""
         content = self.content
         if all(ack.manifest is None for ack in acks):
             return

@@ -40,14 +40,7 @@ TIMERS = -1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportJob(JobOnContent):
-    """Job that writes imported rows to shards. The driver sends it to the workers.
-
-    Attributes:
-        content: The content of the new record, without the shards' results.
-        root: The folder of the pipeline.
-        source: A name of the rows for error messages.
-        h0: The highest checkpoint id when the job was planned.
-    """
+    """Job that writes imported rows to shards. The driver sends it to the workers."""
 
     root: str
     source: str

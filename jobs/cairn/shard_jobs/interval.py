@@ -76,14 +76,7 @@ from state_backend.values.zones import local_zone, zone_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Computed:
-    """The result of the processor on one shard, besides the changed state.
-
-    Attributes:
-        inputs: The input, with the counts of its rows.
-        keys: The number of keys that had input.
-        output: The local file of output rows.
-        late: The local file of late rows.
-    """
+    """The result of the processor on one shard, besides the changed state."""
 
     inputs: InputBatches
     keys: int
@@ -93,59 +86,18 @@ class Computed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IntervalJob:
-    """Job that processes one interval. The driver sends it to the workers together with the processor.
-
-    Attributes:
-        pipeline: The name of the pipeline.
-        pipeline_start_ms: `Pipeline.start`, in milliseconds since the epoch.
-        root: URL of the folder of the pipeline.
-        attempt: The uuid of the attempt.
-        h0: The highest checkpoint id when the interval was planned.
-        base_id: The id of the base; None for empty state.
-        base: For each shard of the base, where its manifest lies (`ShardRef`); in a task only the shards that the task
-            reads.
-        base_parallelism: The number of the base's shards; 0 if the interval starts from empty state.
-        interval: The interval.
-        run: The Airflow run and try that process the interval. The record names them.
-        permissions: The permissions of the attempt. The record keeps them.
-        mode: How the checkpoint is stored: "incremental", "full" or "changelog".
-        parallelism: The number of shards.
-        max_parallelism: The number of key groups.
-        api: The interface of the processor.
-        on_type_mismatch: Treatment of a value that does not fit its state's schema: "error" stops the interval, "null"
-            stores NULL.
-        key_schema: The key columns, a `StructType` as JSON, as are the other schemas.
-        input_schema: The input rows.
-        initial_schema: The rows of the initial state; None if the interval reads none.
-        output_schema: The output rows.
-        states: States that the processor declares, and states that it no longer declares but that are kept.
-        dropped: States that the processor's `init` deletes. The job deletes their entries.
-        time: The processing time, and the watermark of the base. `finish` computes the new watermark for the record,
-            because it depends on the rows of all shards.
-        event_time: The event-time column, and the watermarks that decide which rows are late and which timers fire;
-            None in other time modes.
-        source_position: The value by which the source says which input it read; empty if it records none.
-        code_hash: The hash of the processor's code and of the user's modules that it imports.
-        processor: The processor with its code, pickled for the workers.
-        engine: The RocksDB settings.
-        changelog: The settings of changelog mode.
-        retention: The policy that decides which checkpoints the commit retains.
-        schedule: The schedule that the record names; None without one.
-        plan_us: The time that planning the interval took on the driver, in microseconds.
-        input_hash: The input hash of the interval; None if it can't be computed.
-        code_version: The name of the code for people; None without a name.
-        code: The pipeline as `module:NAME`; None if it is unknown.
-        returning: Keys that `cairn forget` removed, and that this interval's rows or base may still hold. The shards
-            leave these keys out, so that they do not return.
-    """
+    """Job that processes one interval. The driver sends it to the workers together with the processor."""
 
     pipeline: str
+    # `Pipeline.start`, in milliseconds since the epoch.
     pipeline_start_ms: int
     root: str
     attempt: str
     h0: int
+    # The id of the base; None for empty state.
     base_id: int | None
     base: tuple[ShardRef, ...]
+    # The number of the base's shards; 0 if the interval starts from empty state.
     base_parallelism: int
     interval: Interval
     run: RunRef
@@ -157,23 +109,31 @@ class IntervalJob:
     on_type_mismatch: Literal["error", "null"]
     key_schema: dict[str, Any]
     input_schema: dict[str, Any]
+    # The rows of the initial state; None if the interval reads none.
     initial_schema: dict[str, Any] | None
     output_schema: dict[str, Any]
     states: tuple[StateDescriptor, ...]
     dropped: tuple[StateDescriptor, ...]
     time: LogicalTime
+    # The event-time column, and the watermarks that decide which rows are late and which timers fire; None in other
+    # time modes.
     event_time: EventTime | None
     order_by: tuple[str, ...]
+    # The value by which the source says which input it read; empty if it records none.
     source_position: dict[str, Any]
     code_hash: str
     processor: ShippedProcessor
     engine: EngineOptions
     changelog: ChangelogOptions
     retention: RetentionPolicy
+    # The schedule that the record names; None without one.
     schedule: Schedule | None
     plan_us: int
+    # The input hash of the interval; None if it can't be computed.
     input_hash: str | None = None
+    # The name of the code for people; None without a name.
     code_version: str | None = None
+    # The pipeline as `module:NAME`; None if it is unknown.
     code: str | None = None
     returning: tuple[Returning, ...] = ()
 
@@ -200,13 +160,7 @@ class IntervalJob:
     # --- in a Spark task -----------------------------------------------------------------------------------------------------
 
     def run_shard(self, batches: Iterator[pa.RecordBatch], shard: int, task: int) -> ShardAck:
-        """Process the interval on one shard, in a Spark task.
-
-        Args:
-            batches: The shard's tick, and its rows of input and initial state, in order.
-            shard: The shard's number.
-            task: A number for file names that no other task of this attempt has.
-        """
+        """Process the interval on one shard, in a Spark task."""
         storage = open_storage(self.root)
         owned = range_of(shard, self.parallelism, self.max_parallelism)
         clock = StopWatch()
@@ -316,18 +270,7 @@ class IntervalJob:
     def compute(
         self, batches: Iterator[pa.RecordBatch], state: ShardState, owned: KeyGroupRange, work: Path, clock: StopWatch
     ) -> Computed:
-        """Run the processor over all input, fire due timers, and delete expired entries. Write only local files.
-
-        Args:
-            batches: The shard's tick, and its rows of input and initial state, in order.
-            state: The state of the shard, which this call changes.
-            owned: The key groups of the shard.
-            work: A local folder for the files of output and late rows.
-            clock: Gets the durations of the phases.
-
-        Raises:
-            ProcessorError: The processor raised an exception or yielded an unfit row.
-        """
+        """Run the processor over all input, fire due timers, and delete expired entries. Write only local files."""
         output = LocalParquet(arrow_schema(self.output_schema), work / "output.parquet")
         late = LocalParquet(arrow_schema(self.input_schema), work / "late.parquet")
         forgotten = [r.key for r in self.returning if r.rows]
@@ -495,9 +438,6 @@ class IntervalJob:
         """Return the times that the processor sees, as Spark's `TimerValues`.
 
         Both times are -1 if the pipeline's time mode is "none".
-
-        Args:
-            watermark_ms: The watermark in milliseconds since the epoch; None, for no watermark yet, becomes 0.
         """
         timed = self.time.mode != "none"
         return TimerValues(self.time.processing_time_ms, watermark_ms or 0) if timed else TimerValues(-1, -1)
@@ -505,17 +445,7 @@ class IntervalJob:
     # --- once, when all shards have acked -----------------------------------------------------------------------------------------
 
     def finish(self, acks: list[ShardAck], spark_us: int = 0, coordinator: Coordinator | None = None) -> Prepared:
-        """Write `prepared.json`, and return its content.
-
-        Args:
-            acks: The acks of all shards, in the order of the shards.
-            spark_us: The time from the start of Spark's job to its end, in microseconds, which includes the phases of
-                the slowest shard.
-            coordinator: The coordinator that will commit the attempt in this process; None: another process commits it.
-
-        Raises:
-            SourceError: The number of input rows differs from the number that the source counted.
-        """
+        """Write `prepared.json`, and return its content."""
         expected_rows = self.source_position.get("counts", {}).get("rows")
         input_rows = sum(ack.input_rows for ack in acks)
         if expected_rows is not None and expected_rows != input_rows:

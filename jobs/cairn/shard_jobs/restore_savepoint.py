@@ -33,29 +33,13 @@ from state_backend.values.retention import RetentionPolicy
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestoreJob:
-    """Job that restores a savepoint. The driver sends it to the workers.
-
-    Attributes:
-        root: URL of the folder of the pipeline that gets the state.
-        source: URL of the folder of the savepoint.
-        savepoint: The savepoint's record.
-        pipeline: The name of the pipeline that gets the state.
-        pipeline_start_ms: `Pipeline.start`, in milliseconds since the epoch.
-        run: The run that the new record names.
-        attempt: The uuid of this attempt.
-        h0: The highest checkpoint id when the job was planned.
-        parallelism: The number of shards that the job makes.
-        max_parallelism: The number of key groups of these shards.
-        engine: RocksDB's settings for the new shards.
-        retention: The pipeline's retention policy, which the new record gets; None if the pipeline sets none.
-        first_task: A number that is added to Spark's task numbers in file names: random if the caller gives the attempt's
-            uuid, else 0. An earlier try of the attempt may still write files, and the number keeps the names apart.
-    """
+    """Job that restores a savepoint. The driver sends it to the workers."""
 
     root: str
     source: str
     savepoint: Savepoint
     pipeline: str
+    # `Pipeline.start`, in milliseconds since the epoch.
     pipeline_start_ms: int
     run: RunRef
     attempt: str
@@ -63,6 +47,7 @@ class RestoreJob:
     parallelism: int
     max_parallelism: int
     engine: EngineOptions
+    # The pipeline's retention policy, which the new record gets; None if the pipeline sets none.
     retention: RetentionPolicy | None = None
     first_task: int = 0
 
@@ -85,11 +70,6 @@ class RestoreJob:
         """Make one shard of the pipeline's new state, in a Spark task.
 
         A task that stops leaves files of the attempt that no record names.
-
-        Args:
-            batches: Only the shard's tick, which is not read.
-            shard: The shard's number.
-            task: A number for file names that no other task of this job has.
         """
         clock, task = StopWatch(), self.first_task + task
         source, storage = open_storage(self.source), open_storage(self.root)
@@ -147,11 +127,7 @@ class RestoreJob:
             ).manifest
 
     def finish(self, acks: list[ShardAck]) -> None:
-        """Write `prepared.json`.
-
-        Raises:
-            CorruptFile: The restored state has another digest or number of entries than the savepoint records.
-        """
+        """Write `prepared.json`."""
         recorded = self.savepoint.content
         digest, entries = digest_of(acks), entries_of(acks)
         if (digest, entries) != (recorded.digest, recorded.totals.entries):

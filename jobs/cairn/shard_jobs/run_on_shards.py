@@ -74,13 +74,7 @@ class ShardJob(Protocol[Ack_co]):
         """Return a copy of the job with only these references to stored shards, instead of those of all shards."""
 
     def run_shard(self, batches: Iterator[pa.RecordBatch], shard: int, task: int) -> Ack_co:
-        """Run the job on one shard, in a worker.
-
-        Args:
-            batches: The shard's routed rows, or only its tick.
-            shard: The shard's number.
-            task: A number for file names. No other task of this job has it, not even another try at this shard.
-        """
+        """Run the job on one shard, in a worker."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,10 +82,6 @@ class JobOnContent:
     """Base of jobs whose shards are those of one checkpoint, prepared attempt or savepoint.
 
     Each task reads the stored shard of its own number.
-
-    Attributes:
-        content: The data that the record of the checkpoint, attempt or savepoint holds: interval, parallelism, states,
-            shards and more.
     """
 
     content: Content
@@ -133,19 +123,6 @@ def run_on_shards(
 
     If a host's cached copy of a file is damaged, the job runs again on all shards. If a shard's task raises an error of
     Cairn, this function raises the same error.
-
-    Args:
-        spark: The Spark session.
-        job: The job.
-        placed: A function that brings the job's rows to the shards, such as `cairn.rows.routing.route`. It returns a
-            DataFrame with one partition for each shard. The first row of a partition is the shard's tick. The
-            function's argument has one value for each shard, which the function must put into the shard's tick: the
-            pickled references to the stored shards that the task reads. None: the job has no rows, only ticks.
-        arrangement: The order and layout into which each task sorts its rows; None: the rows have them already.
-        executed: A function that gets the query after its end; None: no function.
-
-    Raises:
-        InvariantViolated: A shard returned no result, or more than one.
     """
     parts = [zlib.compress(pickle.dumps(job.refs_of(shard)), 1) for shard in range(job.parallelism)]
     rows = ticks(spark, parts, max_parallelism=job.max_parallelism) if placed is None else placed(parts)
@@ -170,11 +147,7 @@ def run_on_shards(
 
 
 def run_here(job: ShardJob[Ack]) -> list[Ack]:
-    """Run a job without rows on each shard, one after the other in this process, and return the results (acks).
-
-    Raises:
-        InvariantViolated: A shard returned no result, or more than one.
-    """
+    """Run a job without rows on each shard, one after the other in this process, and return the results (acks)."""
     acks = [job.with_refs(job.refs_of(shard)).run_shard(iter(()), shard, shard) for shard in range(job.parallelism)]
     return by_shard(acks, job.parallelism)
 
@@ -184,13 +157,7 @@ _ACK_ROW = StructType([StructField("ack", BinaryType())])
 
 
 def _run_shard(shipped: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Run the job on one shard, in a Spark worker. Yield one row with the pickled result (ack).
-
-    Args:
-        shipped: The pickled job, and the pickled `Arrangement` (order and layout into which the task sorts the rows) or
-            None.
-        batches: The shard's tick and rows.
-    """
+    """Run the job on one shard, in a Spark worker. Yield one row with the pickled result (ack)."""
     context = TaskContext.get()
     assert context is not None
     end_idle_daemon()
@@ -226,12 +193,7 @@ class StopWatch:
 
     @contextmanager
     def phase(self, name: str, words: str) -> Iterator[None]:
-        """Time the block, also if it raises an error, and say what it does.
-
-        Args:
-            name: The name of the phase in the record.
-            words: What the block does, such as `restoring from checkpoint 5`.
-        """
+        """Time the block, also if it raises an error, and say what it does."""
         started, inside_us = time.monotonic_ns(), sum(self.durations_us.values())
         try:
             with doing(words):

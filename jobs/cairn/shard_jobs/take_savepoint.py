@@ -30,28 +30,17 @@ from state_backend.values.records import CanonicalFile, InlineShard, Savepoint, 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavepointAck:
-    """Result of one shard.
-
-    Attributes:
-        manifest: The manifest of the written files, for a native savepoint; else None.
-        files: The written files of a canonical savepoint.
-    """
+    """Result of one shard."""
 
     shard: int
+    # The manifest of the written files, for a native savepoint; else None.
     manifest: ShardManifest | None
     files: tuple[CanonicalFile, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavepointJob(JobOnContent):
-    """Job that takes a savepoint. The driver sends it to the workers.
-
-    Attributes:
-        root: The folder of the pipeline.
-        destination: The folder of the savepoint.
-        savepoint: The savepoint's uuid.
-        checkpoint_id: The id of the checkpoint that is copied.
-    """
+    """Job that takes a savepoint. The driver sends it to the workers."""
 
     root: str
     destination: str

@@ -28,15 +28,7 @@ from state_backend.values.records import CanonicalFile, ShardManifest
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardValidation:
-    """Result of one shard.
-
-    Attributes:
-        entries: The number of entries that were read.
-        digest: The digest that the shard's manifest records, or, for a canonical savepoint, the digest of the entries
-            that were read.
-        pid: The process id of the worker.
-        findings: A sentence for each problem.
-    """
+    """Result of one shard."""
 
     shard: int
     entries: int
@@ -50,14 +42,10 @@ class ValidationJob(JobOnContent):
     """Job that validates the shards of one checkpoint, prepared attempt or savepoint.
 
     The driver sends the job to the workers.
-
-    Attributes:
-        root: URL of the folder with the state files: the pipeline's or the savepoint's folder.
-        canonical: The files of a canonical savepoint, which has no RocksDB files; else empty.
-        engine: The RocksDB settings with which a task restores its shard.
     """
 
     root: str
+    # The files of a canonical savepoint, which has no RocksDB files; else empty.
     canonical: tuple[CanonicalFile, ...]
     engine: EngineOptions
 
@@ -82,10 +70,7 @@ class ValidationJob(JobOnContent):
 
         An error that makes the shard unusable is returned as a finding.
 
-        Args:
-            batches: Only the shard's tick, which is not read.
-            shard: The shard's number.
-            task: Unused, because the task writes no files to the storage.
+        `task`: Unused, because the task writes no files to the storage.
         """
         with rare_garbage_collection(), work_folder(f"validate-{shard}") as work:
             try:

@@ -20,13 +20,7 @@ _LISTED: set[str] = set()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstalledDistribution:
-    """Installed distribution in one process.
-
-    Attributes:
-        digest: SHA-256, hex, over the names and hashes of the code files that RECORD lists; "" without a RECORD, as in
-            Debian's packages.
-        is_pure: True if the files are the same on every platform. Then equal versions must have equal digests.
-    """
+    """Installed distribution in one process."""
 
     name: str
     version: str

@@ -60,37 +60,21 @@ from state_backend.values.errors import ProcessorError, UsageError, UserCodeErro
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShippedProcessor:
-    """Processor of a pipeline, packed when the driver planned the interval.
-
-    Attributes:
-        name: The processor's name in messages.
-        code_hash: The result of `code_hash`.
-        modules: The user's modules, with compressed sources.
-        distributions: Installed distributions that the modules import.
-        by_reference: A pickle that needs the modules.
-        by_value: A pickle that contains the code of the modules; None if the processor has no user module, or if this
-            pickle is not possible.
-        no_value: The reason why a pickle by value is not possible, as the end of an error message; else "".
-        broadcasts: Ids and pickled values of the broadcast variables that the processor uses.
-    """
+    """Processor of a pipeline, packed when the driver planned the interval."""
 
     name: str
     code_hash: str
     modules: tuple[UserModule, ...]
     distributions: tuple[InstalledDistribution, ...]
     by_reference: bytes
+    # A pickle that contains the code of the modules; None if the processor has no user module, or if this pickle is not
+    # possible.
     by_value: bytes | None
     no_value: str
     broadcasts: tuple[tuple[int, bytes], ...]
 
     def __call__(self) -> Any:
-        """Unpickle and make a new processor in a worker. Two processors never share an object.
-
-        Raises:
-            UsageError: The code can't be loaded in the worker, or the worker has other code.
-            ProcessorError: A factory returns no processor.
-            Exception: The user's own constructor raises.
-        """
+        """Unpickle and make a new processor in a worker. Two processors never share an object."""
         return _make(self._load(), self.name)
 
     def _load(self) -> Any:
@@ -114,11 +98,7 @@ class ShippedProcessor:
 
 
 def ship_processor(processor: Any, pipeline: str) -> ShippedProcessor:
-    """Pack a processor: a class, an instance, a partial, or a function that returns a processor.
-
-    Raises:
-        UsageError: A value can't be hashed or sent. The message names the pipeline and the argument.
-    """
+    """Pack a processor: a class, an instance, a partial, or a function that returns a processor."""
     with _named(pipeline):
         digest, code = _hash_code(processor)
         modules: Sequence[UserModule] = code.modules
@@ -145,13 +125,7 @@ def ship_processor(processor: Any, pipeline: str) -> ShippedProcessor:
 
 
 def processor_on_driver(processor: Any, pipeline: str) -> Any:
-    """Make a new processor in this process, from a copy. Its changes affect no worker and no later interval.
-
-    Raises:
-        UsageError: A value can't be copied.
-        ProcessorError: A factory returns no processor.
-        Exception: The user's own constructor raises.
-    """
+    """Make a new processor in this process, from a copy. Its changes affect no worker and no later interval."""
     file = io.BytesIO()
     with _named(pipeline):
         copier = _Copier(file)
@@ -165,9 +139,6 @@ def code_hash(processor: Any, pipeline: str) -> str:
 
     This code is the sources of the user's modules, and the names, versions and digests of the distributions that they
     import.
-
-    Raises:
-        UsageError: A value can't be hashed. The message names the pipeline and the argument.
     """
     with _named(pipeline):
         return _hash_code(processor)[0]
@@ -320,14 +291,7 @@ def _blame(modules: Sequence[UserModule]) -> str:
 
 
 def unship(option: str) -> Any:
-    """Return the job that `ship` packed. Only workers call this function.
-
-    Args:
-        option: The text that `ship` returned on the driver.
-
-    Raises:
-        UsageError: The worker has another version of Cairn than the driver.
-    """
+    """Return the job that `ship` packed. Only workers call this function."""
     version, task = cloudpickle.loads(zlib.decompress(base64.b64decode(option)))
     if version != runtime_version():
         raise UsageError(
@@ -363,9 +327,6 @@ def import_as_shipped(modules: Sequence[UserModule]) -> None:
 
     If a loaded module has other bytes, all loaded user modules are removed, because they may hold objects of the old
     version.
-
-    Raises:
-        UsageError: An installed module is missing in this process, or has other code.
     """
     for finder in sys.path_importer_cache.values():
         # Only caches of folders are cleared. A zip would be read again for each of its packages: 0.3 s a task for

@@ -39,23 +39,16 @@ _SITE_FOLDERS = {"site-packages", "dist-packages"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UserModule:
-    """Module as the driver has it.
-
-    Attributes:
-        kind: "source"; "binary" (compiled); "namespace" (a package without a file); "installed" (workers must have the
-            module themselves).
-        file: The driver's path of the file, perhaps inside of a zip; "" for a namespace.
-        folders: The `__path__` of a package; None for other modules.
-        source: The file's bytes; empty for other kinds than "source".
-        digest: SHA-256, hex, over the file's bytes; "" for a namespace.
-        package: Distribution and version, for messages; "" for other kinds than "installed".
-    """
+    """Module as the driver has it."""
 
     name: str
     kind: Literal["source", "binary", "namespace", "installed"]
     file: str = ""
+    # The `__path__` of a package; None for other modules.
     folders: tuple[str, ...] | None = None
+    # The file's bytes; empty for other kinds than "source".
     source: bytes = b""
+    # SHA-256, hex, over the file's bytes; "" for a namespace.
     digest: str = ""
     package: str = ""
 
@@ -69,15 +62,7 @@ class UserCode:
 
 
 def find_user_code(roots: Iterable[str], own: Iterable[str] = ()) -> UserCode:
-    """Find the user's modules among `roots`, their imports at any depth, and the packages that contain them.
-
-    Args:
-        roots: Names of modules.
-        own: Names of the modules that define the processor. They may belong to an installed package.
-
-    Raises:
-        UsageError: A module's file can't be read or parsed.
-    """
+    """Find the user's modules among `roots`, their imports at any depth, and the packages that contain them."""
     search = _Search({name.partition(".")[0] for name in own} - _SPARK)
     pending = [name for name in roots if name]
     while pending:
@@ -182,11 +167,7 @@ def _loaded_spec(name: str) -> ModuleSpec | None:
 
 
 def bytes_of(spec: ModuleSpec) -> bytes:
-    """Return the current bytes of a module's file, also from a zip.
-
-    Raises:
-        UsageError: The file can't be read.
-    """
+    """Return the current bytes of a module's file, also from a zip."""
     file = str(spec.origin)
     try:
         return Path(file).read_bytes()
@@ -236,13 +217,7 @@ def _imported(source: bytes, name: str, package: str) -> tuple[str, ...]:
 
 
 def spec_here(name: str, path: Any, finders: Sequence[Any]) -> ModuleSpec | None:
-    """Return a module's spec from the first finder that has the module; None if no finder has it.
-
-    Args:
-        name: The module's name.
-        path: The `__path__` of the module's package; None for a top-level module.
-        finders: The import finders to ask, in order: those of `sys.meta_path` without the finder of shipped modules.
-    """
+    """Return a module's spec from the first finder that has the module; None if no finder has it."""
     for finder in finders:
         try:
             spec: ModuleSpec | None = finder.find_spec(name, path, None)
@@ -257,10 +232,6 @@ def bytes_here(name: str, finders: Sequence[Any]) -> bytes | None:
     """Return the bytes of a module's file in this process; None if no finder has the module.
 
     The function runs neither the module nor its package.
-
-    Args:
-        name: The module's name.
-        finders: The import finders to ask, in order: those of `sys.meta_path` without the finder of shipped modules.
     """
     spec = _spec_in(name, finders)
     return None if spec is None else bytes_of(spec)
@@ -279,12 +250,7 @@ def _spec_in(name: str, finders: Sequence[Any]) -> ModuleSpec | None:
 
 
 def package_here(name: str, finders: Sequence[Any]) -> str:
-    """Return the distribution and the version of a module in this process, such as "numpy 2.1.0", for messages.
-
-    Args:
-        name: The module's name.
-        finders: The import finders to ask, in order: those of `sys.meta_path` without the finder of shipped modules.
-    """
+    """Return the distribution and the version of a module in this process, such as "numpy 2.1.0", for messages."""
     spec = _spec_in(name, finders)
     if spec is None or spec.origin is None:
         return "not installed"

@@ -56,11 +56,7 @@ _PLAIN: dict[type, Callable[[Any], bytes]] = {
 
 
 class ValueHasher:
-    """Hasher of values, called for one value after another.
-
-    Attributes:
-        modules: The names of all modules that contain code of the values, or that this code imports.
-    """
+    """Hasher of values, called for one value after another."""
 
     def __init__(self) -> None:
         self.modules: set[str] = set()
@@ -73,15 +69,7 @@ class ValueHasher:
         self._kept: list[Any] = []
 
     def digest(self, value: Any, path: str) -> bytes:
-        """Return the 32 bytes of a value's hash.
-
-        Args:
-            value: The value to hash.
-            path: The place of the value for error messages, such as "the processor.args[0]".
-
-        Raises:
-            UsageError: The value may differ between processes. The message has its place and type.
-        """
+        """Return the 32 bytes of a value's hash."""
         if plain := _PLAIN.get(type(value)):
             return _hash(type(value).__name__, plain(value))
         if done := self._done.get(id(value)):
@@ -212,13 +200,6 @@ class ValueHasher:
         """Return the hash of an array, frame, series, index, broadcast or accumulator, computed from its contents.
 
         Its pickle is not hashed, because equal values may have different pickles, for example by memory layout or id.
-
-        Args:
-            value: The value to hash.
-            path: The place of the value for error messages, such as "the processor.args[0]".
-
-        Returns:
-            The hash; None for a value of another type.
         """
         match value:
             case np.ndarray() if type(value) is np.ndarray:
@@ -250,12 +231,7 @@ class ValueHasher:
         return _hash("values", _text(str(values.dtype)), self.digest(names, path), self.digest(held, path))
 
     def _object(self, value: Any, path: str) -> bytes:
-        """Return the hash of an object's class and of the state that pickle would send.
-
-        Args:
-            value: The object to hash.
-            path: The place of the value for error messages, such as "the processor.args[0]".
-        """
+        """Return the hash of an object's class and of the state that pickle would send."""
         cls = type(value)
         if cls.__module__.startswith(("py4j.", "grpc.", "pyspark.")) and not cls.__module__.startswith(_PYSPARK_VALUES):
             raise _refused(path, value, "it belongs to this Spark session")

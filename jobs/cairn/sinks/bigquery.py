@@ -363,11 +363,7 @@ class BigQuerySink(TableSink):
         return _Stored(str(owner))
 
     def _fit(self, dataset: _Dataset, schema: pa.Schema) -> list[Any]:
-        """Create the table, or add columns and widen numbers until the table can hold these columns.
-
-        Returns:
-            The table's column for each column of `schema`.
-        """
+        """Create the table, or add columns and widen numbers until the table can hold these columns."""
         bq, wanted = _bigquery(), [column_of(field) for field in schema]
         table = self._table(dataset)
         if table is None:

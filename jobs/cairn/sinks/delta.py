@@ -152,11 +152,7 @@ class DeltaSink(TableSink):
         deltalake.write_deltalake(table, rows, mode="overwrite", predicate=where, schema_mode="merge", **common)
 
     def _new_owner(self, table: Any, owner: Owner, *, takes_over: bool = False) -> dict[str, int]:
-        """Return the transaction identifier that makes this writer the owner; an empty dict if it is the owner already.
-
-        Raises:
-            UsageError: The table belongs to another pipeline or root, or another program made it.
-        """
+        """Return the transaction identifier that makes this writer the owner; an empty dict if it is the owner already."""
         new = {f"cairn/{owner.name}/log": _hash_of(owner.log)}
         if table is None:
             return new

@@ -172,16 +172,10 @@ class Publication:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One interval whose rows in the table are not the rows of the output.
-
-    Attributes:
-        interval: The interval.
-        expected: Rows in the output; None if the interval has no output.
-        found: Rows in the table.
-        missing: Columns of the output with values that the table lacks.
-    """
+    """One interval whose rows in the table are not the rows of the output."""
 
     interval: Interval
+    # Rows in the output; None if the interval has no output.
     expected: int | None
     found: int
     missing: Sequence[str] = ()
@@ -339,13 +333,7 @@ def published_output(
 
 
 def owner_of(pipeline: str, root_url: str, *, late: bool) -> Owner:
-    """Return the owner of the table that a pipeline's output or late rows go to.
-
-    Args:
-        pipeline: Name of the pipeline.
-        root_url: URL of the pipeline's folder, which has a log.
-        late: True for late rows.
-    """
+    """Return the owner of the table that a pipeline's output or late rows go to."""
     return Owner(name_of_owner(pipeline, late=late), id_of_log(open_storage(root_url)))
 
 

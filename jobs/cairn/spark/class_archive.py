@@ -28,9 +28,6 @@ def archive_path(environment: Mapping[str, str] = os.environ) -> Path | None:
     """Return the path of the archive for this Python environment, its Spark and its Java; None without Java or Spark.
 
     The path depends on the files of Java and Spark, so an update of one of them has another path.
-
-    Args:
-        environment: The variables PATH and JAVA_HOME, by which Spark finds Java.
     """
     home = environment.get("JAVA_HOME")
     java = str(Path(home, "bin/java")) if home else shutil.which("java", path=environment.get("PATH"))
@@ -51,11 +48,7 @@ def _stamp(path: Path) -> tuple[str, int, int]:
 
 
 def with_archive(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment with which `spark-submit` starts a JVM that uses the archive, if there is an archive.
-
-    Args:
-        environment: The environment without the archive.
-    """
+    """Return the environment with which `spark-submit` starts a JVM that uses the archive, if there is an archive."""
     path = archive_path(environment)
     if path is None or not path.is_file():
         return {**environment}
@@ -65,12 +58,7 @@ def with_archive(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def recording(environment: Mapping[str, str], archive: Path) -> dict[str, str]:
-    """Return the environment with which `spark-submit` starts a JVM that writes an archive when it exits.
-
-    Args:
-        environment: The environment without this option.
-        archive: Path of the new archive.
-    """
+    """Return the environment with which `spark-submit` starts a JVM that writes an archive when it exits."""
     return {**environment, _VARIABLE: f"-XX:ArchiveClassesAtExit={archive} -Xlog:cds=off -Xlog:cds+dynamic=off"}
 
 
@@ -89,12 +77,7 @@ def archive_in_use() -> Iterator[None]:
 
 
 def install(made: Path, path: Path) -> None:
-    """Move a new archive to its path, and delete the archives of other versions of Java and Spark.
-
-    Args:
-        made: The new archive, on the same file system as `path`.
-        path: The path of this environment's archive.
-    """
+    """Move a new archive to its path, and delete the archives of other versions of Java and Spark."""
     # A JVM checks only the header of an archive. After a power failure, a file that was renamed but not written could
     # crash each JVM.
     with made.open("rb") as file:

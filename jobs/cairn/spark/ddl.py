@@ -45,11 +45,7 @@ _ATOMIC: dict[str, Any] = {
 
 
 def parse_ddl_locally(ddl: str) -> t.StructType:
-    """Parse the columns of a DDL schema as Spark's own parser does.
-
-    Raises:
-        UsageError: The text is no DDL schema, or has a type that this parser does not know.
-    """
+    """Parse the columns of a DDL schema as Spark's own parser does."""
     return _Parser(ddl).schema()
 
 
@@ -174,9 +170,6 @@ def parse_ddl(spark: SparkSession, ddl: str) -> t.StructType:
     """Parse the columns of a DDL schema as Spark's own parser does.
 
     Columns of plain types and of arrays of these are parsed here. For any other text, Spark is asked.
-
-    Raises:
-        UsageError: Spark can't parse the text, or the text is not a list of columns.
     """
     if _PLAIN.fullmatch(ddl) and not ddl.rstrip().endswith(","):
         return parse_ddl_locally(ddl)
@@ -184,11 +177,7 @@ def parse_ddl(spark: SparkSession, ddl: str) -> t.StructType:
 
 
 def parse_ddl_by_spark(spark: SparkSession, ddl: str) -> t.StructType:
-    """Parse the columns of a DDL schema with Spark's own parser, which costs a request to the server.
-
-    Raises:
-        UsageError: Spark can't parse the text, or the text is not a list of columns.
-    """
+    """Parse the columns of a DDL schema with Spark's own parser, which costs a request to the server."""
     parse: Any = getattr(spark, "_parse_ddl", None) or spark.sparkContext._parse_ddl
     try:
         schema = parse(ddl)

@@ -19,13 +19,9 @@ _FILES, _BYTES = "numFiles", "filesSize"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scans:
-    """The reads of an executed query.
+    """The reads of an executed query."""
 
-    Attributes:
-        files: For each scan of files, the number of files and the sum of their lengths in bytes, by Spark's list of files.
-        cached: Whether the query read from Spark's cache (`cache()`, `persist()`, `CACHE TABLE`).
-    """
-
+    # For each scan of files, the number of files and the sum of their lengths in bytes, by Spark's list of files.
     files: tuple[tuple[int, int], ...] = ()
     cached: bool = False
 

@@ -29,11 +29,6 @@ def first_cause() -> Iterator[None]:
 
     Spark reports the worker's error only as text, below frames of the JVM. Notes of the worker's error, such as the
     traceback of user code, become notes of the raised error.
-
-    Raises:
-        CairnError: A worker raised this error.
-        UsageError: A Python worker lacks a package that Cairn needs.
-        WorkerDied: A Python worker crashed or was killed.
     """
     try:
         yield

@@ -67,18 +67,7 @@ def end_idle_daemon() -> None:
 
 
 def watch_daemon(daemon: int, idle_s: float) -> subprocess.Popen[bytes] | None:
-    """Start a process that ends the daemon when the daemon has had no child process for some time.
-
-    Args:
-        daemon: The process id of the daemon.
-        idle_s: The time without a child, in seconds.
-
-    Returns:
-        The watcher, or None if the daemon has a watcher already.
-
-    Raises:
-        OSError: The process can't be started.
-    """
+    """Start a process that ends the daemon when the daemon has had no child process for some time."""
     with socket.socket(socket.AF_UNIX) as lock:
         try:
             # The lock is an abstract socket name, which the kernel frees when the watcher ends. Containers may share

@@ -15,14 +15,7 @@ def is_clone() -> bool:
 
 
 def require_java(user: str) -> None:
-    """Check that this machine has a Java command.
-
-    Args:
-        user: The part that needs Java, as the first words of the message.
-
-    Raises:
-        UsageError: The PATH has no java, and JAVA_HOME is not set.
-    """
+    """Check that this machine has a Java command."""
     if shutil.which("java") is None and "JAVA_HOME" not in os.environ:
         raise UsageError(
             f"{user} needs a Java 17+ runtime, but the PATH has no java\n"

@@ -33,11 +33,7 @@ _SIGNALS = {
 
 @contextmanager
 def last_words(who: str) -> Iterator[None]:
-    """Keep in the worker's file what the block is doing.
-
-    Args:
-        who: What the message calls the worker, such as `shard 3 of pipeline clicks`.
-    """
+    """Keep in the worker's file what the block is doing."""
     file = _file()
 
     def write(words: str) -> None:

@@ -25,12 +25,7 @@ def new_secret() -> str:
 
 
 def secret_file(server: str, port: int) -> Path:
-    """Return the path of a server's secret, such as ~/.local/state/cairn/spark-connect.host.15002.
-
-    Args:
-        server: The kind of server, such as "spark-connect".
-        port: The port that the server listens on.
-    """
+    """Return the path of a server's secret, such as ~/.local/state/cairn/spark-connect.host.15002."""
     state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
     # The host's name is part of the file's name, because several machines may share a home directory.
     return Path(state, "cairn", f"{server}.{socket.gethostname()}.{port}")
@@ -38,11 +33,7 @@ def secret_file(server: str, port: int) -> Path:
 
 @contextmanager
 def kept_secret(server: str, port: int, secret: str) -> Iterator[Path]:
-    """Write the secret to its file, and delete the file when the block ends.
-
-    Raises:
-        OSError: This user can't write the file.
-    """
+    """Write the secret to its file, and delete the file when the block ends."""
     file = secret_file(server, port)
     file.parent.mkdir(parents=True, mode=0o700, exist_ok=True)
     # Delete the file of a server that was killed. O_EXCL then refuses a symbolic link that another user puts in its
@@ -61,15 +52,7 @@ def kept_secret(server: str, port: int, secret: str) -> Iterator[Path]:
 
 
 def checked_token(text: str | None, source: str) -> str | None:
-    """Return a token without the white space around it, such as the line break at the end of a file; None for no token.
-
-    Args:
-        text: The token.
-        source: Where it comes from, for the message.
-
-    Raises:
-        UsageError: The token can't be part of a header. Python and gRPC would quote it in their errors.
-    """
+    """Return a token without the white space around it, such as the line break at the end of a file; None for no token."""
     token = (text or "").strip()
     if not all(" " <= character <= "~" for character in token):
         raise UsageError(
@@ -79,12 +62,7 @@ def checked_token(text: str | None, source: str) -> str | None:
 
 
 def check_address(url: str, instead: str) -> None:
-    """Raise `UsageError` if the address of a server contains credentials, which commands and logs would repeat.
-
-    Args:
-        url: The address.
-        instead: Where the credentials belong, for the message.
-    """
+    """Raise `UsageError` if the address of a server contains credentials, which commands and logs would repeat."""
     if hide(url) != url:
         raise UsageError(
             f"the address {hide(url)!r} contains credentials\nLeave them out of the address, and {instead}"
@@ -92,11 +70,7 @@ def check_address(url: str, instead: str) -> None:
 
 
 def find_secret(server: str, port: int) -> str | None:
-    """Return the secret of a server that this user runs on this machine; None if no file can be read.
-
-    Raises:
-        UsageError: Another user could read or write the file.
-    """
+    """Return the secret of a server that this user runs on this machine; None if no file can be read."""
     file = secret_file(server, port)
     try:
         with file.open() as opened:

@@ -76,12 +76,7 @@ _EMPTY_RELATION = "org.apache.spark.sql.execution.adaptive.AQEPropagateEmptyRela
 
 
 class SessionOnDemand:
-    """A Spark session that opens at its first use.
-
-    Args:
-        opens: Function that opens the session.
-        conf: Configuration of the session, from which its time zone is known before the session opens.
-    """
+    """A Spark session that opens at its first use."""
 
     def __init__(self, opens: Callable[[], SparkSession], conf: Mapping[str, str] = MappingProxyType({})) -> None:
         self._opens = opens
@@ -116,25 +111,7 @@ def connect(
     token: str | None = None,
     conf: Mapping[str, str] | None = None,
 ) -> SparkSession:
-    """Open a session on a Spark Connect server or on a master.
-
-    Args:
-        where: The URL of the Connect server, or the master.
-        app_name: The name of the application on a master.
-        session_id: The UUID of the new session on a Connect server, by which `end_session` can end it; None for a new
-            UUID. No two drivers may use one UUID: the server would answer the second driver with plans and listings of
-            the first.
-        own_workers: Whether the session on a Connect server gets Python workers that no other session uses.
-        token: The Connect server's token. If the URL lacks `use_ssl=true`, the token is sent only to this machine. None
-            selects the token of the URL, of the environment, or of a server that this user runs on this machine.
-        conf: Spark's configuration by name. Its values appear neither in process arguments nor in logs.
-
-    Raises:
-        StorageUnavailable: The server can't be reached.
-        UsageError: There is no Java runtime for a master. The server refuses the token or forbids a setting. The token
-            would be sent to another machine without TLS. The URL names a session, or contains credentials other than
-            the token.
-    """
+    """Open a session on a Spark Connect server or on a master."""
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     from pyspark.sql import SparkSession
 
@@ -227,12 +204,6 @@ def collect_once(
     By default Spark deletes shuffle files when Java's garbage collector finds that nothing refers to them. Large
     intervals in one session can fill the disk earlier. The frame must not be collected a second time, because a second
     query needs the files.
-
-    Args:
-        spark: The session.
-        made: The function that makes the frame. `collect_once` calls it after it has turned on the deletion: a classic
-            session reads that setting when the frame is made.
-        executed: A function that gets the frame after the query; None: no function.
 
     Source: SPARK-47764, SPARK-52777.
     """
@@ -344,9 +315,6 @@ def _with_token(where: str, given: str | None) -> tuple[str, str | None]:
 
     The token is the first of these: the given token, the token in the URL, the token in the environment, and the secret
     of a server that this user runs on this machine.
-
-    Raises:
-        UsageError: The given token would be sent without TLS to another machine, or has a character that can't be sent.
     """
     address, *parameters = where.split(";")
     within = next((unquote(p[6:]) for p in parameters if p.startswith("token=")), None)
@@ -374,14 +342,7 @@ def _channel(url: str, token: str | None) -> ConnectChannel:
 
 
 def _open_remote_session(url: str, token: str | None, conf: Mapping[str, str], *, own_workers: bool) -> SparkSession:
-    """Open a session on a Connect server and configure it.
-
-    Args:
-        url: The URL of the Connect server, with the UUID of the new session.
-        token: The Connect server's token; None without one.
-        conf: Spark's configuration by name.
-        own_workers: Whether the session gets Python workers that no other session uses.
-    """
+    """Open a session on a Connect server and configure it."""
     shared = ISOLATION not in conf and not own_workers and _made_with_shared_workers(url, token)
     session = _remote_session(_channel(url, token))
     _be_impatient(session.client)
@@ -461,11 +422,6 @@ def end_session(where: str, session_id: str, *, token: str | None = None) -> Non
 
     A failure is logged and not raised: an earlier operation writes under its own attempt, and no reader uses that
     attempt.
-
-    Args:
-        where: The URL of the Connect server. If it is a Spark master, the function does nothing.
-        session_id: The UUID that the earlier driver gave to `connect`.
-        token: The Connect server's token, as for `connect`.
     """
     if not where.startswith("sc://"):
         return
@@ -486,11 +442,6 @@ def interrupt_on_sigterm(session: SparkSession, where: str, *, token: str | None
     Call this function from the main thread of a program. A Python signal handler would wait until the main thread
     leaves its present call. So the signal's number goes into a pipe at once, and a thread with its own client
     interrupts the operations.
-
-    Args:
-        session: The session.
-        where: The URL of the Connect server. If it is a Spark master, such as `local[2]`, the function does nothing.
-        token: The Connect server's token, as for `connect`.
     """
     if not where.startswith("sc://"):
         return
@@ -519,10 +470,6 @@ def explain(error: Exception, where: str) -> Exception:
     """Return StorageUnavailable for an error of a lost server or an interrupted operation.
 
     Any other error is returned unchanged.
-
-    Args:
-        error: The error that Spark's client raised.
-        where: The URL of the Connect server, or the master.
     """
     if not where.startswith("sc://") or isinstance(error, CairnError):
         return error
@@ -546,11 +493,7 @@ def is_lost(error: Exception) -> bool:
 
 
 def check_running(session: SparkSession) -> None:
-    """Raise an error for a stopped session, classic or of Spark Connect.
-
-    Raises:
-        UsageError: The session is stopped.
-    """
+    """Raise an error for a stopped session, classic or of Spark Connect."""
     context = getattr(session, "_sc", None)
     stopped = context._jsc is None if context is not None else getattr(session, "is_stopped", False)
     if stopped:
@@ -617,9 +560,6 @@ def _check_listening(where: str) -> None:
     """Raise an error if no server listens at the address.
 
     Without this check, Spark's client would report the error only after its retries.
-
-    Raises:
-        StorageUnavailable: The address refuses a connection.
     """
     address = urlsplit(where)
     try:

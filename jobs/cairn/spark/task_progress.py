@@ -12,12 +12,7 @@ _POLL_S = 0.5
 
 @contextmanager
 def task_progress(session: Any, on_progress: Callable[[int, int], None]) -> Iterator[None]:
-    """Report finished tasks and all tasks of the running stages while the block runs.
-
-    Args:
-        session: A session, classic or Spark Connect.
-        on_progress: Function that gets both numbers, in a thread of its own.
-    """
+    """Report finished tasks and all tasks of the running stages while the block runs."""
     if not hasattr(session, "_jsparkSession"):  # Spark Connect
         with _connect_progress(session, on_progress):
             yield

@@ -77,12 +77,7 @@ def compare_trial(
 
 
 def comparison_lines(trial: Trial, said: dict[str, Any]) -> list[str]:
-    """Return a comparison as lines of text. Parts that are equal are left out. A pure function.
-
-    Args:
-        trial: The trial.
-        said: The comparison, as `describe_comparison` returns it.
-    """
+    """Return a comparison as lines of text. Parts that are equal are left out. A pure function."""
     intervals = said["intervals"]
     lines = [f"trial {trial.name} of {trial.pipeline}: {len(intervals)} intervals, {trial.span}"]
     missing = [i for i in intervals if i["old"] is None or i["new"] is None]
@@ -147,16 +142,7 @@ def _rows_lines(what: str, found: list[dict[str, Any]]) -> list[str]:
 
 
 def _added(before: dict[str, Any] | None, more: dict[str, Any]) -> dict[str, Any]:
-    """Add a column's changes in one more interval to its changes in earlier intervals.
-
-    Args:
-        before: The changes so far: `name`, `changed` (number of changed rows), `mean` and `largest` (absolute
-            difference of the changed values; None if they are not numbers). None for the first interval.
-        more: The changes in the next interval, in the same form.
-
-    Returns:
-        The changes of both. The means are weighted by their numbers of rows.
-    """
+    """Add a column's changes in one more interval to its changes in earlier intervals."""
     if before is None or before["mean"] is None or more["mean"] is None:
         return more if before is None else {**before, "changed": before["changed"] + more["changed"]}
     changed = before["changed"] + more["changed"]

@@ -38,20 +38,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeployPlan:
-    """The intervals and the code that a deployment would change in production.
-
-    Attributes:
-        trial: The trial.
-        again: The trial's intervals that production runs again; empty if only the next interval gets the new code.
-        behind: Later intervals that production has committed. They are run again too, and the trial says nothing about
-            them.
-        back: Record of the checkpoint that undoes the deployment, if production is restored to it. None if production
-            has no checkpoint, or starts from empty state at the first of these intervals.
-    """
+    """The intervals and the code that a deployment would change in production."""
 
     trial: Trial
+    # The trial's intervals that production runs again; empty if only the next interval gets the new code.
     again: tuple[Interval, ...]
     behind: tuple[Interval, ...]
+    # Record of the checkpoint that undoes the deployment, if production is restored to it. None if production has no
+    # checkpoint, or starts from empty state at the first of these intervals.
     back: Record | None
 
 
@@ -183,13 +177,6 @@ def other_than_tried(tried: Made, content: Content) -> str | None:
 
     If both have the same number of shards, the sizes and checksums of the output files are compared, else the numbers
     of rows.
-
-    Args:
-        tried: The trial's result.
-        content: The new result.
-
-    Returns:
-        The differences and their probable cause in words; None if the results are equal.
     """
     what = []
     if content.digest != tried.digest:
@@ -224,14 +211,8 @@ def _cause(tried: Content | None, content: Content) -> str:
 def restore_command(log: Log, plan: DeployPlan, root: str) -> str | None:
     """Return the `cairn restore` command that makes the state before the deployment production's newest state again.
 
-    Args:
-        log: Production's log, as it is now.
-        plan: The plan of the deployment. `plan.back` is the record of the checkpoint before the deployment.
-        root: URL of the folder that holds the pipelines.
-
-    Returns:
-        The command; None if `plan.back` is None, or if its checkpoint can no longer be restored, for example because
-        retention has dropped it.
+    Returns the command; None if `plan.back` is None, or if its checkpoint can no longer be restored, for example
+    because retention has dropped it.
     """
     if plan.back is None:
         return None

@@ -66,39 +66,25 @@ MOST_STATES = 300
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tried:
-    """A trial that was run.
-
-    Attributes:
-        trial: The trial.
-        root: The trial's own root.
-        outcomes: The outcome of each interval.
-        fork_s: Seconds that the fork took; 0 if the trial began empty or an earlier call made the fork.
-        other_input: Intervals whose source position now differs from the position in production's record.
-    """
+    """A trial that was run."""
 
     trial: Trial
     root: str
     outcomes: list[Outcome]
+    # Seconds that the fork took; 0 if the trial began empty or an earlier call made the fork.
     fork_s: float
     other_input: tuple[Interval, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialPlan:
-    """The plan of a trial, made without writing.
-
-    Attributes:
-        trial: The trial.
-        before: The trial's record that an earlier call wrote, and which this call continues; None for a new trial.
-        source: URL of the folder that contains `target`.
-        target: Checkpoint id or savepoint to fork; None begins with empty state.
-        asked: For each of the trial's intervals, the rows and the position that the function `Pipeline.source` returned.
-        other_input: Intervals whose source position now differs from the position in production's record.
-    """
+    """The plan of a trial, made without writing."""
 
     trial: Trial
+    # The trial's record that an earlier call wrote, and which this call continues; None for a new trial.
     before: Trial | None
     source: str
+    # Checkpoint id or savepoint to fork; None begins with empty state.
     target: int | Savepoint | None
     asked: Mapping[Interval, Read]
     other_input: tuple[Interval, ...]
@@ -204,23 +190,7 @@ def plan_trial(
     savepoint: str | None,
     ends_ms: int,
 ) -> TrialPlan:
-    """Check whether the intervals can be tried, and from which state. Ask the source for each interval. Write nothing.
-
-    Args:
-        spark: A session, classic or Spark Connect.
-        pipeline: The pipeline with the new code.
-        intervals: The intervals to run.
-        root: URL of production's root.
-        code: `module:NAME` of the pipeline.
-        name: Name of the trial; None makes a name.
-        savepoint: URL of a native savepoint to begin from; None begins from production's state.
-        ends_ms: When the trial may be removed, in milliseconds since the epoch.
-
-    Raises:
-        UsageError: Production would refuse these intervals, has no state before them, or has results with other
-            boundaries.
-        SourceError: The source raised, or its rows do not fit.
-    """
+    """Check whether the intervals can be tried, and from which state. Ask the source for each interval. Write nothing."""
     check_no_trial(root, "other trial")
     check_in_order(intervals)
     production = coordinator_of(pipeline, root)
@@ -281,23 +251,7 @@ def _base(
     savepoint: str | None,
     forked: tuple[int, Content] | None,
 ) -> tuple[Content | None, int | Savepoint | None, str]:
-    """Return the state that the first interval starts from.
-
-    Args:
-        there: Production's log.
-        pipeline: The pipeline with the new code.
-        first: The first interval.
-        folder: URL of production's folder.
-        savepoint: URL of a savepoint to begin from; None for production's state.
-        forked: Id and content of the checkpoint that an earlier call forked. Production may have dropped it since.
-
-    Returns:
-        The content (None: empty state), what to fork, and the URL of the folder that contains it.
-
-    Raises:
-        UsageError: Production has no valid state at the start of the first interval, or the savepoint ends at another
-            instant.
-    """
+    """Return the state that the first interval starts from."""
     if savepoint is not None:
         saved = read_savepoint(open_storage(savepoint))
         if saved.content.interval.end != first.start:
@@ -323,15 +277,6 @@ def _forked(pipeline: Pipeline, root: str, before: Trial | None) -> tuple[int, C
 
     Its content is read from the trial's own log, whose first record is the fork. Production may have dropped the
     checkpoint since.
-
-    Args:
-        pipeline: The pipeline with the new code.
-        root: URL of production's root.
-        before: The trial as the earlier call stored it; None if there was no earlier call.
-
-    Returns:
-        The checkpoint's id in production, and its content. None if there was no earlier call, if that call stopped
-        before the fork, or if the trial began from empty state or a savepoint.
     """
     if before is None or before.base is None or before.base.savepoint is not None:
         return None
@@ -341,12 +286,7 @@ def _forked(pipeline: Pipeline, root: str, before: Trial | None) -> tuple[int, C
 
 
 def _beginnings(there: Log, pipeline: Pipeline) -> str:
-    """Return in words where a trial can begin: the pipeline's start, and the ends of the last usable checkpoints.
-
-    Args:
-        there: Production's log.
-        pipeline: The pipeline.
-    """
+    """Return in words where a trial can begin: the pipeline's start, and the ends of the last usable checkpoints."""
     ends = sorted({kept.interval.end for kept in valid_states(there)})
     return " or ".join([f"{format_instant(pipeline.start)}, the pipeline's start", *map(format_instant, ends[-5:])])
 
@@ -355,12 +295,6 @@ def _check_cut(there: Log, pipeline: Pipeline, span: Interval, intervals: Sequen
     """Raise `UsageError` if production has results for this span in intervals with other boundaries.
 
     Results of such intervals could not be compared with the trial's, and the trial could not be deployed.
-
-    Args:
-        there: Production's log.
-        pipeline: The pipeline.
-        span: The time from the start of the trial's first interval to the end of its last interval.
-        intervals: The trial's intervals.
     """
     cut = {i for i, _ in there.outputs_near(span) if i.overlaps(span)} - {*intervals}
     if cut:
@@ -375,11 +309,6 @@ def _other_input(there: Log, intervals: Sequence[Interval], asked: Mapping[Inter
     """Return the intervals whose source position now differs from the position in production's record.
 
     The trial's input for these intervals differs from production's. Intervals without a recorded position are left out.
-
-    Args:
-        there: Production's log.
-        intervals: The trial's intervals.
-        asked: The source's answer for each interval, which this call of `try_code` got.
     """
     recorded = {}
     for record in sorted(there.completed(), key=lambda r: r.id):
@@ -391,20 +320,7 @@ def _other_input(there: Log, intervals: Sequence[Interval], asked: Mapping[Inter
 
 
 def _fork(plan: TrialPlan, pipeline: Pipeline, root: str, own: str) -> float:
-    """Fork the state that the trial begins with into the trial's own root, if no earlier call has done so.
-
-    Args:
-        plan: The plan, whose `target` is the production checkpoint or the savepoint to fork; None for empty state.
-        pipeline: The pipeline with the new code.
-        root: URL of production's root.
-        own: URL of the trial's own root.
-
-    Returns:
-        Seconds that the fork took; 0 if nothing was forked.
-
-    Raises:
-        UsageError: The trial's folder has results of another trial. Older releases could leave a trial so.
-    """
+    """Fork the state that the trial begins with into the trial's own root, if no earlier call has done so."""
     if plan.target is None:
         return 0.0
     began = time.monotonic()
@@ -434,26 +350,14 @@ def _fork(plan: TrialPlan, pipeline: Pipeline, root: str, own: str) -> float:
 
 
 def _check_there(root: str, trial: Trial, error: Exception | None = None) -> None:
-    """Raise `UsageError` if the trial was removed, even if another trial of the same name exists now.
-
-    Args:
-        root: URL of production's root.
-        trial: The trial.
-        error: Cause of the raised error; None for no cause.
-    """
+    """Raise `UsageError` if the trial was removed, even if another trial of the same name exists now."""
     there = read_trial(root, trial.pipeline, trial.name)
     if there is None or there.attempt != trial.attempt:
         raise UsageError(f"trial {trial.name!r} of {trial.pipeline!r} was removed while it ran; try again") from error
 
 
 def _clean_up_removed(root: str, trial: Trial, error: Exception | None = None) -> None:
-    """If the trial was removed while it ran, delete the files that it has written since, and raise `UsageError`.
-
-    Args:
-        root: URL of production's root.
-        trial: The trial.
-        error: Cause of the raised error; None for no cause.
-    """
+    """If the trial was removed while it ran, delete the files that it has written since, and raise `UsageError`."""
     try:
         _check_there(root, trial, error)
     except UsageError:
