@@ -208,6 +208,7 @@ def test_latest_is_what_it_was_when_the_table_was_loaded(
     run_interval(spark, counting(parallelism=4, retention=KeepLast(1)), day(1), str(tmp_path))
     assert coordinator_of(counting(), str(tmp_path)).log().retained.keys() == {2}
     assert [r.value.amount for r in before.filter("key.user = 'ann'").collect()] == [2]
+    assert before.schema["shard"].metadata == {"source": f"checkpoint 1 of 'counting', {day(0)}"}
     shutil.copytree(root, tmp_path / "copied")
     shutil.rmtree(root)
     after = table(spark, tmp_path / "copied", "amounts").filter("key.user = 'ann'").orderBy("pos").collect()

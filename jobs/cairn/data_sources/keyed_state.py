@@ -158,7 +158,9 @@ class KeyedState(DataSource):
 
 
 def _table_schema(source: StateSource, name: str) -> StructType:
-    place = [StructField("key_group", IntegerType(), False), StructField("shard", IntegerType(), False)]
+    # Metadata travel with the DataFrame. So a reader can tell which interval "latest" named.
+    shard = StructField("shard", IntegerType(), False, {"source": str(source)})
+    place = [StructField("key_group", IntegerType(), False), shard]
     if name == CHECK:
         return StructType(
             [
