@@ -95,8 +95,9 @@ lint: setup  ## style, types, and which floor may import which
 docs: setup  ## the docs site in site/: open site/index.html
 	@$(VENV)/bin/zensical build --clean --strict
 
-api: setup  ## the signatures in docs/api.md, from the code
+api: setup  ## the signatures in docs/api.md and the tables in docs/settings.md, from the code
 	@$(PYTHON) -m local_stack.api_page
+	@$(PYTHON) -m tests.support.settings_page
 
 docs-serve: setup  ## the docs site on http://127.0.0.1:8000, built again when a page changes, until Ctrl-C (DOCS_PORT=8000)
 	@$(VENV)/bin/zensical serve --dev-addr 127.0.0.1:$(or $(DOCS_PORT),8000)

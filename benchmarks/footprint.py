@@ -31,9 +31,9 @@ from typing import Any
 
 import psutil
 
-from cairn.spark.idle_daemon import IDLE_VARIABLE
 from local_stack.airflow_server import AirflowServer
 from local_stack.spark_server import SparkConnectServer
+from state_backend.values.environment import Variable
 
 ROOT = Path(__file__).resolve().parents[1]
 START = datetime(2024, 1, 1, tzinfo=UTC)
@@ -109,7 +109,7 @@ def main() -> None:
     parser.add_argument("--daemon-idle-s", type=float, default=30)
     parser.add_argument("--settle-s", type=float, default=120, help="Spark keeps a worker for a minute")
     options = parser.parse_args()
-    os.environ[IDLE_VARIABLE] = str(options.daemon_idle_s)
+    os.environ[Variable.DAEMON_IDLE_S] = str(options.daemon_idle_s)
     with tempfile.TemporaryDirectory(prefix="cairn-fp-") as text, memory_folder() as memory:
         folder = Path(text)
         folder.chmod(0o711)  # If this process runs as root, PostgreSQL runs as another user, who must enter the folder.

@@ -43,12 +43,13 @@ class Pipeline:
 
     Attributes:
         name: Name of the pipeline and of its folder below the root: letters, digits, `_ . -`. State belongs to the
-            name.
+            name: another name is another pipeline, without state. `cairn fork` gives it the state.
         start: Start of the first interval, with a time zone. Only the interval that starts here starts from empty
-            state.
+            state. Never changes.
         source: `(spark, interval) -> DataFrame`, or `-> (DataFrame, position)`. The position is a dict of JSON values
             that identifies the input. If it contains `{"counts": {"rows": n}}`, Cairn checks that the processor got n input rows.
-        key: Columns whose values identify a state. Rows with equal values share state. Null is a value too.
+        key: Columns whose values identify a state, by name or as `F.col("user")`. Rows with equal values share state.
+            Null is a value too.
         processor: A PySpark `StatefulProcessor`: its class, an instance, a `functools.partial` of the class, or a
             function without parameters that returns an instance. Each task works on a copy. Arguments must be
             picklable, because Cairn sends them to the tasks. A changed argument counts as changed code.
@@ -57,7 +58,7 @@ class Pipeline:
         api: Interface of the processor: "row" (PySpark rows), "pandas" (DataFrames), or "arrow"
             (`cairn.arrow_processor`: tables of many keys). The class of an `ArrowProcessor` sets "arrow" itself. A
             function that returns an `ArrowProcessor` needs `api="arrow"`.
-        time_mode: Clock of timers: "none", "processing" (the interval's end) or "event".
+        time_mode: Clock of timers: "none", "processing" (the interval's end) or "event" (the watermark). Never changes.
         schedule: Where intervals begin and end: a cron text or preset in the time zone of `start`, `Cron(text, zone)`, or a
             timedelta. The `process` task refuses a DAG with another schedule. None: the schedule of the DAG; without Airflow,
             each interval is as long as the one before.
@@ -68,18 +69,19 @@ class Pipeline:
         on_type_mismatch: Treatment of a value that does not fit its state's schema, in the row and pandas interfaces.
             "error" stops the interval and names state and field. "null" stores NULL as Spark does, and logs a count for
             each field.
-        dropped: Fields of states whose recorded values are given up, as "state.field". Cairn refuses an interval if a state
-            no longer has a field that is neither here nor in `renamed`.
-        renamed: New names of fields of states, by "state.field" with the old name. Recorded values are kept.
+        dropped: Fields of states whose recorded values are given up, such as `["total.n"]`. Cairn refuses an interval if a
+            state no longer has a field that is neither here nor in `renamed`.
+        renamed: New names of fields of states, such as `{"total.n": "clicks"}`. Recorded values are kept.
         stateful_source: "warn": a source whose plan compares rows with each other, such as `dropDuplicates`, logs a
             warning, because the source sees the rows of one interval only. "allow" logs none.
-        time_zone: Zone in which the processor runs on every host. None takes the zone of the Spark session (UTC through
-            Airflow), which must be the zone that the base recorded. A zone that is named here may change at any interval.
+        time_zone: Zone of naive datetimes, in which the processor runs on every host. None takes the zone of the Spark
+            session (UTC through Airflow), which must be the zone that the base recorded. A zone that is named here may
+            change at any interval.
         order_by: Columns that order the rows of one key. All other columns break ties. Default: the event time.
         initial_state: `(spark) -> DataFrame` with the key columns and the columns for `handleInitialState`, or this
             DataFrame grouped by the key. Only the interval that starts at `start` reads these rows.
-        parallelism: Number of shards. May change at any interval.
-        max_parallelism: Number of key groups. Never changes.
+        parallelism: Number of shards, which is the number of Spark tasks. May change at any interval.
+        max_parallelism: Number of key groups, the upper limit of `parallelism`. Never changes.
         sink: `(spark or None, output paths, interval, checkpoint id)`, called after the commit, at least once. After an
             exception Cairn calls the sink for this interval again with each later checkpoint. An empty list of paths
             means that the interval no longer has output. `cairn.sinks` has ready-made sinks.
@@ -93,8 +95,8 @@ class Pipeline:
         retention: Policy that decides which checkpoints are retained. Each interval's commit records the policy.
             Default: every checkpoint of the last two days (at most 300), the checkpoint that ends each day for 35 days,
             and the ten newest.
-        version: Name of this code for people, such as "2.1". Default: the output of `git describe` for the processor's
-            folder.
+        version: Name of this code for people, such as "2.1"; no effect on results. Default: the output of `git describe`
+            for the processor's folder.
 
     Raises:
         UsageError: An attribute has a wrong type or value, or two attributes contradict each other.

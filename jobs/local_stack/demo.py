@@ -31,6 +31,7 @@ from local_stack.running_driver import RunningDriver
 from local_stack.spark_server import SparkConnectServer
 from state_backend.adapters.open_storage import open_storage
 from state_backend.checkpoint.log import read_log
+from state_backend.values.environment import Variable
 from state_backend.values.records import Record
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -81,7 +82,7 @@ def run_demo(days: int) -> int:
         # Validation restores the checkpoint of every simulated day. The pipeline's expectations run only once in seven
         # simulated days, because to import Great Expectations would take most of the seconds that such a day takes. In a
         # demo of less than seven days, the expectations run for every day.
-        env = pipeline_env(DATA, FLIGHTS, spark) | {"CAIRN_EXPECTATIONS_DAYS": "7" if days >= 7 else "1"}
+        env = pipeline_env(DATA, FLIGHTS, spark) | {Variable.EXPECTATIONS_DAYS: "7" if days >= 7 else "1"}
         airflow = AirflowServer(ROOT, home=ROOT, port=8080, log_dir=DATA / "logs", env=env)
         stack.callback(airflow.stop)
         try:
@@ -147,9 +148,9 @@ def start(spark: SparkConnectServer, airflow: AirflowServer, env: dict[str, str]
 def pipeline_env(data: Path, flights: Path, spark: SparkConnectServer) -> dict[str, str]:
     """Return the environment variables with which Airflow's components run the pipeline."""
     return {
-        "CAIRN_DATA": str(data),
-        "CAIRN_ROOT": f"file://{data}/state",
-        "CAIRN_FLIGHTS": str(flights),
+        Variable.DATA: str(data),
+        Variable.ROOT: f"file://{data}/state",
+        Variable.FLIGHTS: str(flights),
         "AIRFLOW_CONN_CAIRN_SPARK": spark.airflow_connection,
     }
 

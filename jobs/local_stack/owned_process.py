@@ -18,10 +18,8 @@ from types import TracebackType
 from typing import Any, Self
 
 from state_backend.adapters.die_with_parent import die_with_parent
+from state_backend.values.environment import Variable
 
-# Every descendant of a child inherits this variable. So `OwnedProcesses.pids` finds a descendant even in a session of
-# its own, as Spark's drivers have.
-OWNER_VARIABLE = "CAIRN_OWNER"
 _claimed_ports: set[int] = set()
 
 
@@ -81,7 +79,7 @@ class OwnedProcesses:
                 cwd=cwd,
                 # Only this user may read Airflow's database, logs and state.
                 umask=0o077,
-                env={**env, OWNER_VARIABLE: self.owner},
+                env={**env, Variable.OWNER: self.owner},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -100,7 +98,7 @@ class OwnedProcesses:
         processes. Airflow's workers and forked drivers write their title over the memory that /proc shows as their
         environment, and Spark's drivers have sessions of their own.
         """
-        mark = f"{OWNER_VARIABLE}={self.owner}".encode()
+        mark = f"{Variable.OWNER}={self.owner}".encode()
         ours: set[int] = set()
         others: dict[int, int] = {}  # Parents, by process id.
         for folder in Path("/proc").glob("[0-9]*"):

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from cairn.command.airflow_rest import ADMIN
 from local_stack.airflow_server import AirflowServer
+from state_backend.values.environment import Variable
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -28,7 +29,7 @@ def main() -> int:
         print(f"PORT={text} is not a port number; write it as in: make ui PORT=8081", file=sys.stderr)
         return 1
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    data = Path(os.environ.get("CAIRN_DATA", ROOT / "data"))
+    data = Path(Variable.DATA.given or ROOT / "data")
     try:
         airflow = AirflowServer(ROOT, home=ROOT, port=int(text), log_dir=ROOT / "logs" / "components")
         if airflow.port != int(text):
@@ -50,7 +51,7 @@ def main() -> int:
                 flush=True,
             )
             if airflow.port != 8080:
-                print(f"To let the command cairn find it: export CAIRN_AIRFLOW={airflow.client.url}", flush=True)
+                print(f"To let the command cairn find it: export {Variable.AIRFLOW}={airflow.client.url}", flush=True)
             while True:
                 airflow.processes.check_alive()
                 time.sleep(1)

@@ -35,8 +35,10 @@ def docs_root() -> Path:
     Environment variables decide: the folder is `$CAIRN_DOCS`, else `$CAIRN_DATA/docs`, else `$AIRFLOW_HOME/data/docs`,
     else `data/docs` in the working directory.
     """
-    data = os.environ.get("CAIRN_DATA") or str(Path(os.environ.get("AIRFLOW_HOME", Path.cwd())) / "data")
-    return Path(os.environ.get("CAIRN_DOCS") or Path(data) / "docs")
+    from state_backend.values.environment import Variable
+
+    data = Variable.DATA.given or str(Path(os.environ.get("AIRFLOW_HOME", Path.cwd())) / "data")
+    return Path(Variable.DOCS.given or Path(data) / "docs")
 
 
 def docs_url(page: str, root: Path, base_url: str) -> str:

@@ -104,13 +104,14 @@ def _start(
     module: str, arguments: Sequence[str], environment: Mapping[str, str], private: Mapping[str, Any] | None
 ) -> subprocess.Popen[bytes] | WarmDriver:
     from state_backend.adapters.die_with_parent import die_with_parent
+    from state_backend.values.environment import Variable
 
     root = repo_root()
     path = os.pathsep.join(filter(None, [str(root / "jobs"), str(root), os.environ.get("PYTHONPATH")]))
     # These variables are the same for all tasks of an Airflow worker, so one host process can fork the warm drivers of
     # all of them.
     common = {**os.environ, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1"}
-    ours = {**common, **environment, "CAIRN_PYTHON_PATH": os.pathsep.join(_path_of_the_task())}
+    ours = {**common, **environment, Variable.PYTHON_PATH: os.pathsep.join(_path_of_the_task())}
     settings = None if private is None else json.dumps(private).encode()
     if warm := conf.getboolean("cairn", "warm_drivers", fallback=True):
         driver = start_warm(module, arguments, cwd=root, environment=ours, private=settings)

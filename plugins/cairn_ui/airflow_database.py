@@ -81,9 +81,9 @@ def configured_setting() -> str:
 
     It is `$CAIRN_UI_PIPELINES`, else Airflow's `[cairn] ui_pipelines`, else an empty text.
     """
-    import os
+    from state_backend.values.environment import Variable
 
-    return os.environ.get("CAIRN_UI_PIPELINES") or conf.get("cairn", "ui_pipelines", fallback="") or ""
+    return Variable.UI_PIPELINES.given or conf.get("cairn", "ui_pipelines", fallback="") or ""
 
 
 def schedules_of(dag_ids: Collection[str]) -> dict[str, Schedule]:

@@ -9,13 +9,6 @@ made the file. If the file is absent or has another uuid, the write raises `Unkn
 
 Compatible stores may ignore preconditions. So the first write of a process to a bucket of such a store tries them first
 (`_refuse_if_conditions_are_ignored`).
-
-Settings beside those of the AWS SDK, as environment variables:
-
-    CAIRN_S3_ADDRESSING       `path` or `virtual`: whether URLs have the bucket as a folder or as a host name
-    CAIRN_S3_REQUEST_PAYER    `requester`, if the bucket demands that its users pay
-    CAIRN_S3_ENCRYPTION       `AES256` or `aws:kms`; without it, the bucket's default applies
-    CAIRN_S3_KMS_KEY_ID       the key for `aws:kms`; without it, the account's default key
 """
 
 from __future__ import annotations
@@ -57,6 +50,7 @@ from state_backend.adapters.local_storage import CHUNK_BYTES, read_chunks, write
 from state_backend.adapters.uncertain_write import WRITE_KEY, Write, base64_of, unknown_outcome
 from state_backend.adapters.work_folders import work_folder
 from state_backend.ports.storage import Storage, check_path, check_prefix
+from state_backend.values.environment import Variable
 from state_backend.values.errors import (
     AlreadyExists,
     CairnError,
@@ -152,7 +146,7 @@ class _Clients:
         return client
 
     def _open(self) -> Any:
-        addressing = os.environ.get("CAIRN_S3_ADDRESSING") or "auto"
+        addressing = Variable.S3_ADDRESSING.given or Variable.S3_ADDRESSING.default
         client = boto3.session.Session().client(
             "s3",
             config=Config(
@@ -177,7 +171,7 @@ _clients_lock = threading.Lock()
 _LOGIN = (
     "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_PROFILE", "AWS_DEFAULT_PROFILE",
     "AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE", "AWS_ROLE_ARN", "AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_REGION",
-    "AWS_DEFAULT_REGION", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "CAIRN_S3_ADDRESSING",
+    "AWS_DEFAULT_REGION", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", Variable.S3_ADDRESSING,
 )  # fmt: skip
 
 
@@ -216,9 +210,9 @@ class S3Storage:
         self._patience = patience or Patience()
         self._clients = _of_environment(self._patience)
         self._bucket_seen = False
-        payer = os.environ.get("CAIRN_S3_REQUEST_PAYER")
+        payer = Variable.S3_REQUEST_PAYER.given
         self._payer = {"RequestPayer": payer} if payer else {}
-        encryption, key = os.environ.get("CAIRN_S3_ENCRYPTION"), os.environ.get("CAIRN_S3_KMS_KEY_ID")
+        encryption, key = Variable.S3_ENCRYPTION.given, Variable.S3_KMS_KEY_ID.given
         self._encryption = {"ServerSideEncryption": encryption} if encryption else {}
         if key:
             self._encryption["SSEKMSKeyId"] = key

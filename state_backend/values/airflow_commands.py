@@ -19,11 +19,9 @@ import shlex
 from collections.abc import Collection
 from datetime import datetime
 
+from state_backend.values.environment import Variable
 from state_backend.values.errors import Rerun
 from state_backend.values.intervals import format_instant
-
-# The Airflow that `cairn backfill` calls if neither `--airflow` nor the variable CAIRN_AIRFLOW names one.
-DEFAULT_AIRFLOW = "http://127.0.0.1:8080"
 
 
 def backfill_command(dag_id: str, again: Rerun, airflow: str | None = None) -> str:
@@ -44,7 +42,7 @@ def backfill_command(dag_id: str, again: Rerun, airflow: str | None = None) -> s
 
 
 def _address(airflow: str | None) -> list[str]:
-    usual = (None, DEFAULT_AIRFLOW, "http://localhost:8080")
+    usual = (None, Variable.AIRFLOW.default, "http://localhost:8080")
     return [] if airflow is None or airflow.rstrip("/") in usual else ["--airflow", airflow]
 
 

@@ -31,7 +31,11 @@ class Ended(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class KeepLast:
-    """The policy that keeps the `count` checkpoints that were committed last."""
+    """The policy that keeps the `count` checkpoints that were committed last.
+
+    Attributes:
+        count: Number of checkpoints that stay, counted from the newest commit.
+    """
 
     count: int
 
@@ -63,6 +67,9 @@ class KeepPerDay:
     The last checkpoint of a day is the newest checkpoint of the interval that ends last in the day. An interval that
     ends at midnight belongs to the day that ends then. Days are in UTC and count from the newest interval's end, so a
     backfill of an old month keeps the same checkpoints as the original runs.
+
+    Attributes:
+        days: Number of days, counted back from the newest interval's end in UTC. The last checkpoint of each stays.
     """
 
     days: int
@@ -98,7 +105,11 @@ class KeepPerDay:
 
 @dataclass(frozen=True, slots=True)
 class KeepYounger:
-    """The policy that keeps checkpoints whose interval ended less than `age` before the newest interval's end."""
+    """The policy that keeps checkpoints whose interval ended less than `age` before the newest interval's end.
+
+    Attributes:
+        age: A timedelta. Checkpoints stay whose interval ended less than this before the newest interval's end.
+    """
 
     age: timedelta
 
@@ -132,9 +143,12 @@ class KeepYounger:
 class KeepQuarantined:
     """The policy that keeps each quarantined checkpoint and its base for some days after the quarantine began.
 
-    The other policies ignore quarantined checkpoints. A policy without `KeepQuarantined` keeps them for 14 days. With 0,
-    the next commit drops a quarantined checkpoint. The policy belongs in `AnyOf`, beside the policies for usable
-    checkpoints.
+    The other policies ignore quarantined checkpoints.
+
+    Attributes:
+        quarantined_days: Days for which a quarantined checkpoint and its base keep their files. 0: the next commit drops
+            them. A policy without `KeepQuarantined` keeps them for 14 days. Put it into `AnyOf`, beside the policies for
+            usable checkpoints.
     """
 
     quarantined_days: int
@@ -162,7 +176,8 @@ class KeepQuarantined:
 class AnyOf:
     """The policy that keeps each checkpoint that at least one of its policies keeps.
 
-    An empty `any_of` keeps no checkpoint.
+    Attributes:
+        any_of: The policies. A checkpoint stays if at least one of them keeps it. An empty tuple keeps no checkpoint.
     """
 
     any_of: tuple[RetentionPolicy, ...]
@@ -192,7 +207,8 @@ class AnyOf:
 class AllOf:
     """The policy that keeps each checkpoint that all of its policies keep.
 
-    An empty `all_of` keeps every checkpoint.
+    Attributes:
+        all_of: The policies. A checkpoint stays if all of them keep it. An empty tuple keeps every checkpoint.
     """
 
     all_of: tuple[RetentionPolicy, ...]

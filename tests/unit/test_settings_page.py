@@ -1,64 +1,56 @@
-"""docs/settings.md lists every setting, with its default."""
+"""docs/settings.md lists every setting and every variable, as the code has them."""
 
 from __future__ import annotations
 
-import dataclasses
-import inspect
+import ast
 import re
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
 import pytest
 
 import cairn
-from cairn.change_expectations import OverTime
-from cairn.pipeline import Pipeline
-from cairn.testing import PipelineTester
-from state_backend.adapters.rocks import EngineOptions
-from state_backend.shard.changelog import ChangelogOptions
+from state_backend.values.environment import Variable
 from state_backend.values.retention import RetentionPolicy
+from tests.support.settings_page import PAGE, with_settings
 
-PAGE = (Path(__file__).resolve().parents[2] / "docs" / "settings.md").read_text()
-
-
-def settings_of(thing: type) -> Iterator[tuple[str, str]]:
-    """Each setting's name and default, as Python writes it."""
-    if dataclasses.is_dataclass(thing):
-        for field in dataclasses.fields(thing):
-            default: Any = field.default
-            if field.default_factory is not dataclasses.MISSING:
-                default = f"{getattr(field.default_factory, '__name__', '')}()"
-                yield field.name, default
-            else:
-                yield field.name, "needed" if default is dataclasses.MISSING else repr(default)
-        return
-    for parameter in list(inspect.signature(thing).parameters.values())[1:]:
-        yield parameter.name, "needed" if parameter.default is parameter.empty else repr(parameter.default)
+CODE = PAGE.parents[1]
+# Examples and templates may import public modules only.
+EXAMPLES = ("jobs/pipelines", "dags", "jobs/cairn/command/new_pipeline_templates.py")
 
 
-def table_under(heading: str) -> dict[str, str]:
-    section = PAGE.split(f"## {heading}\n")[1].split("\n## ")[0]
-    rows = re.findall(r"^\| `([\w.]+)` \| ([^|]+) \| ([^|].*) \|$", section, re.MULTILINE)
-    return {name: default.strip("`") for name, default, _ in rows}
+def sources() -> Iterator[tuple[str, str]]:
+    for folder in ("state_backend", "jobs", "plugins", "dags"):
+        for file in (CODE / folder).rglob("*.py"):
+            yield str(file.relative_to(CODE)), file.read_text()
 
 
-@pytest.mark.parametrize("thing", [Pipeline, EngineOptions, ChangelogOptions, OverTime, PipelineTester])
-def test_every_setting_is_listed_with_its_default(thing: type) -> None:
-    expected = dict(settings_of(thing))
-    assert table_under(f"`{thing.__name__}`") == expected
+def test_the_tables_are_those_of_the_code() -> None:
+    page = PAGE.read_text()
+    assert with_settings(page) == page, "to write the page again: make api"
+    assert page.count("\n| `max_parallelism` | `128` | Number of key groups") == 1
+    assert page.count("\n| `CAIRN_ROOT` | none |") == 1
+    assert {policy.__name__ for policy in get_args(RetentionPolicy)} <= {*cairn.__all__}
 
 
-def test_every_policy_is_listed() -> None:
-    policies = get_args(RetentionPolicy)
-    expected = {f"{p.__name__}.{name}": default for p in policies for name, default in settings_of(p)}
-    assert table_under("Retention policies") == expected
-    assert {p.__name__ for p in policies} <= {*cairn.__all__}
+def test_every_variable_that_a_text_names_exists() -> None:
+    # Templates of `cairn new` end theirs with the pipeline's name.
+    named = {name for _, text in sources() for name in re.findall(r"\bCAIRN_[A-Z_0-9]*[A-Z0-9]\b", text)}
+    assert named == {str(variable) for variable in Variable if variable.startswith("CAIRN_")}
 
 
-def test_every_variable_is_listed() -> None:
-    code = Path(__file__).resolve().parents[2]
-    sources = [file for folder in ("jobs", "plugins", "dags") for file in (code / folder).rglob("*.py")]
-    used = {name for file in sources for name in re.findall(r"\bCAIRN_[A-Z_]*[A-Z]\b", file.read_text())}
-    # These two are between a task and its driver. (Templates of `cairn new` end theirs with the pipeline's name.)
-    assert used - {"CAIRN_OWNER", "CAIRN_PYTHON_PATH"} == set(re.findall(r"`(CAIRN_[A-Z_]+)`", PAGE))
+def test_every_variable_is_read_by_its_member() -> None:
+    """Such a reader can have no default of its own."""
+    for path, text in sources():
+        if path != "state_backend/values/environment.py" and not path.startswith(EXAMPLES):
+            texts = {n.value for n in ast.walk(ast.parse(text)) if isinstance(n, ast.Constant)}
+            assert not texts & {*Variable}, path
+
+
+@pytest.mark.parametrize(("value", "given"), [(None, None), ("", None), ("file:///x", "file:///x")])
+def test_an_empty_variable_is_none(value: str | None, given: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    if value is None:
+        monkeypatch.delenv("CAIRN_ROOT", raising=False)
+    else:
+        monkeypatch.setenv("CAIRN_ROOT", value)
+    assert Variable.ROOT.given == given

@@ -16,7 +16,6 @@ scheduler writes. A backfill counts as active for half a minute after its end.
 from __future__ import annotations
 
 import json
-import os
 import time
 import urllib.error
 import urllib.parse
@@ -29,12 +28,12 @@ from typing import Any
 
 from cairn.spark.java_runtime import is_clone
 from cairn.spark.local_server_secret import LOOPBACK, check_address, checked_token, find_secret
+from state_backend.values.environment import Variable
 from state_backend.values.errors import StorageUnavailable, UsageError
 from state_backend.values.intervals import format_instant
 from state_backend.values.schedule import Cron, Schedule
 from state_backend.values.zones import Zone, zone_of
 
-TOKEN_VARIABLE = "CAIRN_AIRFLOW_TOKEN"
 ADMIN = "admin"
 
 
@@ -69,9 +68,9 @@ class AirflowRest:
     """Client of one Airflow's REST API."""
 
     def __init__(self, url: str, token: str | None = None, *, password: str | None = None) -> None:
-        check_address(url, f"put the token of a user into the environment variable {TOKEN_VARIABLE}")
+        check_address(url, f"put the token of a user into the environment variable {Variable.AIRFLOW_TOKEN}")
         self.url = url.rstrip("/")
-        self._token = token or checked_token(os.environ.get(TOKEN_VARIABLE), TOKEN_VARIABLE)
+        self._token = token or checked_token(Variable.AIRFLOW_TOKEN.given, Variable.AIRFLOW_TOKEN)
         at = urllib.parse.urlsplit(url)
         local = at.hostname in LOOPBACK
         self._password = password or (find_secret("airflow", at.port or 80) if local else None)
@@ -277,7 +276,7 @@ def explained(url: str, dag_id: str) -> Iterator[None]:
         if error.status in (401, 403):
             raise UsageError(
                 f"Airflow at {url} refuses the request ({error})\n"
-                f"Put the token of a user who may edit DAG {dag_id} into the environment variable {TOKEN_VARIABLE}"
+                f"Put the token of a user who may edit DAG {dag_id} into the environment variable {Variable.AIRFLOW_TOKEN}"
             ) from error
         if error.status == 404:
             raise UsageError(f"Airflow at {url} has no DAG {dag_id!r}; check --dag and --airflow") from error

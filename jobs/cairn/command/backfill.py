@@ -14,8 +14,8 @@ from cairn.command.airflow_rest import AirflowRest
 from state_backend.adapters.open_storage import join_url, open_storage
 from state_backend.checkpoint.log import read_log
 from state_backend.inspection.checkpoint_names import parse_duration
-from state_backend.values.airflow_commands import DEFAULT_AIRFLOW
 from state_backend.values.day_or_instant import first_instant, last_instant, needs_zone
+from state_backend.values.environment import Variable
 from state_backend.values.errors import UsageError
 
 
@@ -45,7 +45,7 @@ def backfill(
     root: Annotated[
         str | None,
         typer.Option(
-            envvar="CAIRN_ROOT",
+            envvar=Variable.ROOT,
             help="URL of the folder that holds all pipelines. A day is then in the zone of the pipeline's cron schedule, "
             "else in Airflow's default zone.",
         ),
@@ -54,8 +54,8 @@ def backfill(
         str | None, typer.Option(help="With --root: name of the pipeline; left out: the id of the DAG.")
     ] = None,
     airflow: Annotated[
-        str, typer.Option(envvar="CAIRN_AIRFLOW", help="Address of Airflow. CAIRN_AIRFLOW_TOKEN may hold a token.")
-    ] = DEFAULT_AIRFLOW,
+        str, typer.Option(envvar=Variable.AIRFLOW, help="Address of Airflow. CAIRN_AIRFLOW_TOKEN may hold a token.")
+    ] = Variable.AIRFLOW.default,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON value instead of text.")] = False,
 ) -> int:
     """Run a DAG's intervals again, in order: create Airflow's backfill, and check that it has all of its runs."""

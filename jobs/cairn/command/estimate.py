@@ -25,6 +25,7 @@ from state_backend.inspection.cost_model import (
     memory_overhead_mib,
     usage_of,
 )
+from state_backend.values.environment import Variable
 from state_backend.values.errors import UsageError
 from state_backend.values.human_units import size
 from state_backend.values.records import Record
@@ -38,11 +39,11 @@ def estimate_(
     root: Annotated[
         str | None,
         typer.Option(
-            envvar="CAIRN_ROOT", help="URL of the folder that holds all pipelines, to use a pipeline's history."
+            envvar=Variable.ROOT, help="URL of the folder that holds all pipelines, to use a pipeline's history."
         ),
     ] = None,
     pipeline: Annotated[
-        str | None, typer.Option(envvar="CAIRN_PIPELINE", help="Name of a pipeline that has run.")
+        str | None, typer.Option(envvar=Variable.PIPELINE, help="Name of a pipeline that has run.")
     ] = None,
     keys: Annotated[int | None, typer.Option(help="Number of keys in the state.")] = None,
     bytes_per_key: Annotated[float | None, typer.Option(help="Stored bytes per key, compressed.")] = None,

@@ -24,6 +24,7 @@ from state_backend.formats.json_keys import encode_json_key
 from state_backend.formats.types import parse_struct
 from state_backend.inspection.places_of_keys import Left, Place, places_of
 from state_backend.state.layout import TIMERS_NAME
+from state_backend.values.environment import Variable
 from state_backend.values.errors import UsageError
 
 _SALT_BYTES = 16
@@ -37,8 +38,8 @@ class OnRerun(StrEnum):
 
 
 def forget(
-    root: Annotated[str, typer.Option(envvar="CAIRN_ROOT", help="URL of the folder that holds all pipelines.")],
-    pipeline: Annotated[str, typer.Option(envvar="CAIRN_PIPELINE", help="Name of the pipeline.")],
+    root: Annotated[str, typer.Option(envvar=Variable.ROOT, help="URL of the folder that holds all pipelines.")],
+    pipeline: Annotated[str, typer.Option(envvar=Variable.PIPELINE, help="Name of the pipeline.")],
     key: Annotated[list[str], typer.Option(help='Key to remove, as JSON: \'{"user": "u1"}\'; may be repeated.')],
     on_rerun: Annotated[
         OnRerun, typer.Option(help="An interval that would bring the key back: refuse it, or filter the key out of it.")

@@ -36,8 +36,9 @@ from state_backend.checkpoint.coordinator import Coordinator
 from state_backend.checkpoint.log import Log, read_log
 from state_backend.checkpoint.trials import check_no_trial
 from state_backend.ports.storage import Storage
-from state_backend.values.airflow_commands import DEFAULT_AIRFLOW, backfill_command, heal_command
+from state_backend.values.airflow_commands import backfill_command, heal_command
 from state_backend.values.day_or_instant import last_instant, needs_zone
+from state_backend.values.environment import Variable
 from state_backend.values.errors import CairnError, Rerun, UsageError
 from state_backend.values.hide_secrets import hide
 from state_backend.values.intervals import Interval, format_instant
@@ -68,9 +69,11 @@ class _Place(Protocol):
 def heal(
     root: Annotated[
         str,
-        typer.Option(envvar="CAIRN_ROOT", help="URL of the folder that holds all pipelines, as in file:///data/state."),
+        typer.Option(
+            envvar=Variable.ROOT, help="URL of the folder that holds all pipelines, as in file:///data/state."
+        ),
     ],
-    pipeline: Annotated[str, typer.Option(envvar="CAIRN_PIPELINE", help="Name of the pipeline.")],
+    pipeline: Annotated[str, typer.Option(envvar=Variable.PIPELINE, help="Name of the pipeline.")],
     to: Annotated[
         str,
         typer.Option(
@@ -83,7 +86,7 @@ def heal(
     code: Annotated[
         str | None,
         typer.Option(
-            envvar="CAIRN_CODE", help="With --local: module:NAME of the Pipeline; left out: the recorded name."
+            envvar=Variable.CODE, help="With --local: module:NAME of the Pipeline; left out: the recorded name."
         ),
     ] = None,
     every: Annotated[
@@ -94,11 +97,11 @@ def heal(
     ] = None,
     spark: Annotated[
         str,
-        typer.Option(envvar="CAIRN_SPARK", help="With --local: URL of Spark: sc://host:port, local[2], spark://..."),
+        typer.Option(envvar=Variable.SPARK, help="With --local: URL of Spark: sc://host:port, local[2], spark://..."),
     ] = LOCAL_SPARK,
     airflow: Annotated[
-        str, typer.Option(envvar="CAIRN_AIRFLOW", help="Address of Airflow. CAIRN_AIRFLOW_TOKEN may hold a token.")
-    ] = DEFAULT_AIRFLOW,
+        str, typer.Option(envvar=Variable.AIRFLOW, help="Address of Airflow. CAIRN_AIRFLOW_TOKEN may hold a token.")
+    ] = Variable.AIRFLOW.default,
     doubtful_until: Annotated[
         int | None,
         typer.Option(

@@ -7,35 +7,37 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from state_backend.adapters.open_storage import join_url, open_storage
+from state_backend.values.environment import Variable
 
 if TYPE_CHECKING:
     from state_backend.checkpoint.log import Log
     from state_backend.ports.storage import Storage
 
 Root = Annotated[
-    str, typer.Option(envvar="CAIRN_ROOT", help="URL of the folder that holds all pipelines, as in file:///data/state.")
+    str,
+    typer.Option(envvar=Variable.ROOT, help="URL of the folder that holds all pipelines, as in file:///data/state."),
 ]
-Pipeline = Annotated[str, typer.Option("--pipeline", envvar="CAIRN_PIPELINE", help="Name of the pipeline.")]
+Pipeline = Annotated[str, typer.Option("--pipeline", envvar=Variable.PIPELINE, help="Name of the pipeline.")]
 AnyRoot = Annotated[
     str | None,
     typer.Option(
-        "--root", envvar="CAIRN_ROOT", help="URL of the folder that holds all pipelines; not needed for a savepoint."
+        "--root", envvar=Variable.ROOT, help="URL of the folder that holds all pipelines; not needed for a savepoint."
     ),
 ]
 AnyPipeline = Annotated[
     str | None,
-    typer.Option("--pipeline", envvar="CAIRN_PIPELINE", help="Name of the pipeline; not needed for a savepoint."),
+    typer.Option("--pipeline", envvar=Variable.PIPELINE, help="Name of the pipeline; not needed for a savepoint."),
 ]
 # For commands that load the pipeline's code: they refuse a pipeline of another name.
 ExpectedPipeline = Annotated[
     str | None,
-    typer.Option("--pipeline", envvar="CAIRN_PIPELINE", help="Expected name of the pipeline; not needed."),
+    typer.Option("--pipeline", envvar=Variable.PIPELINE, help="Expected name of the pipeline; not needed."),
 ]
 States = Annotated[
     list[str] | None, typer.Option("--state", help="Only this state; $timers for the timers; may be repeated.")
 ]
-Code = Annotated[str, typer.Option(envvar="CAIRN_CODE", help="module:NAME of the Pipeline, as in its DAG.")]
-Spark = Annotated[str, typer.Option(envvar="CAIRN_SPARK", help="URL of Spark: sc://host:port, local[2], spark://...")]
+Code = Annotated[str, typer.Option(envvar=Variable.CODE, help="module:NAME of the Pipeline, as in its DAG.")]
+Spark = Annotated[str, typer.Option(envvar=Variable.SPARK, help="URL of Spark: sc://host:port, local[2], spark://...")]
 Dag = Annotated[str | None, typer.Option(help="Id of the pipeline's DAG; left out: the pipeline's name.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON value instead of text.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would be done; do nothing.")]

@@ -16,6 +16,7 @@ from state_backend.adapters.open_storage import join_url, open_storage
 from state_backend.checkpoint.coordinator import Coordinator
 from state_backend.checkpoint.lineage import lines_of
 from state_backend.checkpoint.log import read_log
+from state_backend.values.environment import Variable
 from state_backend.values.errors import UsageError
 from state_backend.values.intervals import Interval, format_instant
 
@@ -26,7 +27,7 @@ def publish(
     code: Annotated[
         str,
         typer.Option(
-            envvar="CAIRN_CODE", help="module:NAME of the Pipeline whose sink is called; not needed for --skip."
+            envvar=Variable.CODE, help="module:NAME of the Pipeline whose sink is called; not needed for --skip."
         ),
     ] = "",
     retry: Annotated[

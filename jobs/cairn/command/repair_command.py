@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
-
 from state_backend.checkpoint.log import Log
 from state_backend.values.airflow_commands import backfill_command, local_command
+from state_backend.values.environment import Variable
 from state_backend.values.errors import Rerun
 
 
@@ -20,7 +19,7 @@ def repair_command(
 
 def code_of(log: Log) -> str:
     """Return the pipeline as `module:NAME` for a printed command: the variable CAIRN_CODE, else the recorded name."""
-    return os.environ.get("CAIRN_CODE") or log.code
+    return Variable.CODE.given or log.code
 
 
 def ran_here(log: Log) -> bool:

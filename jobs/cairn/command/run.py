@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
 import sys
 from collections.abc import Iterator, Sequence
@@ -19,6 +18,7 @@ from cairn.command.open_spark import open_spark
 from cairn.command.progress import Stopped
 from state_backend.checkpoint.trials import check_no_trial
 from state_backend.inspection.checkpoint_names import parse_duration
+from state_backend.values.environment import Variable
 from state_backend.values.errors import CairnError, Rerun, UsageError, UserCodeError
 from state_backend.values.intervals import Interval, format_instant
 from state_backend.values.records import Permissions
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from cairn.operations.plan_range import Progress
     from cairn.operations.run_intervals import Outcome
 
-LOCAL_SPARK = "local[2]"
+LOCAL_SPARK = Variable.SPARK.default
 
 
 class Redo(StrEnum):
@@ -71,7 +71,7 @@ DryRun = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON value instead of text.")]
 SparkUrl = Annotated[
-    str, typer.Option(envvar="CAIRN_SPARK", help="URL of Spark: sc://host:port, local[2], spark://...")
+    str, typer.Option(envvar=Variable.SPARK, help="URL of Spark: sc://host:port, local[2], spark://...")
 ]
 LogLevel = Annotated[
     SparkLog, typer.Option(help="Level of local Spark's own log lines; error prints its stack traces.")
@@ -80,7 +80,7 @@ LogLevel = Annotated[
 
 def run(
     code: Annotated[str, typer.Argument(help="module:NAME of the Pipeline, as in pipelines.clicks:CLICKS.")],
-    root: Annotated[str, typer.Option(envvar="CAIRN_ROOT", help="URL of the folder that holds all pipelines.")],
+    root: Annotated[str, typer.Option(envvar=Variable.ROOT, help="URL of the folder that holds all pipelines.")],
     start: First = None,
     every: Every = None,
     count: Count = 1,
@@ -276,7 +276,7 @@ class _Again:
         words += ["--every", self.every] if self.every is not None else []
         words += ["--replace-overlapping"] if rerun.replace_overlapping else []
         # Omit `--spark` if CAIRN_SPARK says the same: the user's terminal still has this variable.
-        words += ["--spark", self.spark] if self.spark != os.environ.get("CAIRN_SPARK", LOCAL_SPARK) else []
+        words += ["--spark", self.spark] if self.spark != (Variable.SPARK.given or LOCAL_SPARK) else []
         return shlex.join(words)
 
     @contextmanager

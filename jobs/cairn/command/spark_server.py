@@ -26,6 +26,7 @@ from cairn.spark.class_archive import with_archive
 from cairn.spark.java_runtime import require_java
 from cairn.spark.local_server_secret import kept_secret, new_secret
 from cairn.spark.session import FRESH_TABLES
+from state_backend.values.environment import Variable
 from state_backend.values.errors import StorageUnavailable, UsageError
 
 _CLASS = "org.apache.spark.sql.connect.service.SparkConnectServer"
@@ -65,7 +66,7 @@ def server_environment(token: str) -> dict[str, str]:
         "SPARK_HOME": str(_spark_home()),
         "PYSPARK_PYTHON": sys.executable,
         "SPARK_LOCAL_IP": "127.0.0.1",
-        "SPARK_CONNECT_AUTHENTICATE_TOKEN": token,
+        Variable.SPARK_TOKEN: token,
     }
 
 
@@ -114,7 +115,7 @@ def spark(
             f"port {port} is in use by another process; use another port, as in: cairn spark --port {_free_behind(port)}"
         )
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    token = os.environ.get("SPARK_CONNECT_AUTHENTICATE_TOKEN") or new_secret()
+    token = Variable.SPARK_TOKEN.given or new_secret()
     with ExitStack() as stack:
         try:
             file = stack.enter_context(kept_secret("spark-connect", port, token))
@@ -136,7 +137,7 @@ def _serve(port: int, master: str, token: str, file: Path) -> int:
                 f"Its token:     {file}   (only you can read it; your cairn commands and Airflow tasks find it there)"
             )
             typer.echo(f"Spark Connect: sc://127.0.0.1:{port}   (Ctrl-C stops it)")
-            typer.echo(f"For PySpark:   export SPARK_CONNECT_AUTHENTICATE_TOKEN=$(cat {shlex.quote(str(file))})")
+            typer.echo(f"For PySpark:   export {Variable.SPARK_TOKEN}=$(cat {shlex.quote(str(file))})")
             typer.echo(f"For Airflow:   export AIRFLOW_CONN_CAIRN_SPARK='{connection}'")
             server.wait()
         except KeyboardInterrupt:

@@ -29,6 +29,7 @@ from state_backend.checkpoint.rewind import plan_fork, plan_rewind, rewind
 from state_backend.checkpoint.savepoints import read_savepoint
 from state_backend.checkpoint.trials import check_no_trial
 from state_backend.inspection.checkpoint_names import parse_checkpoint, parse_duration
+from state_backend.values.environment import Variable
 from state_backend.values.errors import UsageError
 from state_backend.values.human_units import size
 from state_backend.values.intervals import format_instant, to_ms
@@ -142,9 +143,9 @@ def restore(
     checkpoint: Annotated[
         str | None, typer.Option(help="Or go back to this checkpoint of the pipeline: an id, or an interval's end.")
     ] = None,
-    code: Annotated[str | None, typer.Option(envvar="CAIRN_CODE", help="module:NAME of the Pipeline.")] = None,
+    code: Annotated[str | None, typer.Option(envvar=Variable.CODE, help="module:NAME of the Pipeline.")] = None,
     pipeline: Annotated[
-        str | None, typer.Option(envvar="CAIRN_PIPELINE", help="Name of the pipeline, for --checkpoint.")
+        str | None, typer.Option(envvar=Variable.PIPELINE, help="Name of the pipeline, for --checkpoint.")
     ] = None,
     dag: Dag = None,
     claim: Annotated[
@@ -259,7 +260,9 @@ def _rewind(
 def fork(
     root: Root,
     to: Annotated[str, typer.Option(help="Name of the pipeline that gets the state.")],
-    pipeline: Annotated[str | None, typer.Option(envvar="CAIRN_PIPELINE", help="Name of the pipeline to fork.")] = None,
+    pipeline: Annotated[
+        str | None, typer.Option(envvar=Variable.PIPELINE, help="Name of the pipeline to fork.")
+    ] = None,
     checkpoint: Annotated[str, typer.Option(help="latest, an id, or an interval's end with its time zone.")] = "latest",
     from_savepoint: Annotated[
         str | None, typer.Option("--savepoint", help="URL of a native savepoint, instead of --pipeline.")

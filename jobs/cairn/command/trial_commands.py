@@ -27,6 +27,7 @@ from state_backend.checkpoint.trials import (
 from state_backend.inspection.checkpoint_names import parse_duration
 from state_backend.inspection.compare_runs import describe_comparison
 from state_backend.values.day_or_instant import first_instant
+from state_backend.values.environment import Variable
 from state_backend.values.intervals import format_instant, from_ms
 from state_backend.values.records import Trial
 
@@ -48,7 +49,7 @@ Keys = Annotated[
 
 def try_(
     root: Root,
-    code: Annotated[str, typer.Option(envvar="CAIRN_CODE", help="module:NAME of the Pipeline with the new code.")],
+    code: Annotated[str, typer.Option(envvar=Variable.CODE, help="module:NAME of the Pipeline with the new code.")],
     from_: Annotated[str, typer.Option("--from", help="A day, as in 2024-01-04, or the start of the first interval.")],
     to: Annotated[str, typer.Option("--to", help="A day, or the start of the last interval; included.")],
     pipeline: ExpectedPipeline = None,

@@ -54,6 +54,7 @@ from cairn.spark.session import (
 from state_backend.adapters.open_storage import join_url
 from state_backend.inspection.checkpoint_names import parse_checkpoint
 from state_backend.inspection.describe import summarise
+from state_backend.values.environment import Variable
 from state_backend.values.errors import CairnError, ProcessorError, StateGapError, UsageError
 from state_backend.values.hide_secrets import hide_all
 from state_backend.values.records import RunRef
@@ -112,7 +113,7 @@ def main(arguments: list[str] | None = None) -> int:
         logging.getLogger(library).setLevel(logging.WARNING)
     call, request, more = parse_call(arguments, ["result"])
     # The task's own folders come last in `sys.path`: a module beside a DAG must not hide a module of Python's library.
-    sys.path += [p for p in os.environ.get("CAIRN_PYTHON_PATH", "").split(os.pathsep) if p and p not in sys.path]
+    sys.path += [p for p in (Variable.PYTHON_PATH.given or "").split(os.pathsep) if p and p not in sys.path]
     private = json.load(sys.stdin) if call.settings_on_stdin else {}
     session = Session(call=call, token=private.get("token"), conf=private.get("conf") or {})
     try:

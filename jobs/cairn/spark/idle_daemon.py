@@ -21,10 +21,8 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-# Environment variable of the Connect server or executor: seconds without a worker until the daemon ends. With 0,
-# daemons run until their executor ends.
-IDLE_VARIABLE = "CAIRN_DAEMON_IDLE_S"
-_IDLE_S = 600.0
+from state_backend.values.environment import Variable
+
 # A daemon of one session only is useless after its driver: a day's backfill would leave hundreds.
 _IDLE_OF_ONE_SESSION_S = 30.0
 # The value of SPARK_JOB_ARTIFACT_UUID in sessions that share their workers.
@@ -60,7 +58,9 @@ def end_idle_daemon() -> None:
     if sys.platform != "linux" or "SPARK_JOB_ARTIFACT_UUID" not in os.environ or not main:
         return
     shared = os.environ["SPARK_JOB_ARTIFACT_UUID"] == _SHARED
-    idle_s = float(os.environ.get(IDLE_VARIABLE) or (_IDLE_S if shared else _IDLE_OF_ONE_SESSION_S))
+    idle_s = float(
+        Variable.DAEMON_IDLE_S.given or (Variable.DAEMON_IDLE_S.default if shared else _IDLE_OF_ONE_SESSION_S)
+    )
     if main.name == "pyspark.daemon" and idle_s > 0:
         with suppress(OSError):
             watch_daemon(os.getppid(), idle_s)

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from state_backend.values.environment import Variable
 from state_backend.values.errors import UsageError
 from state_backend.values.hide_secrets import hide
 
@@ -26,7 +27,7 @@ def new_secret() -> str:
 
 def secret_file(server: str, port: int) -> Path:
     """Return the path of a server's secret, such as ~/.local/state/cairn/spark-connect.host.15002."""
-    state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    state = Variable.STATE_HOME.given or Path(Variable.STATE_HOME.default).expanduser()
     # The host's name is part of the file's name, because several machines may share a home directory.
     return Path(state, "cairn", f"{server}.{socket.gethostname()}.{port}")
 

@@ -24,6 +24,7 @@ from cairn.spark.java_runtime import require_java
 from cairn.spark.last_words import FAULT_HANDLER
 from cairn.spark.local_server_secret import LOOPBACK, check_address, checked_token, find_secret
 from state_backend.adapters.work_folders import work_folder
+from state_backend.values.environment import Variable
 from state_backend.values.errors import CairnError, StorageUnavailable, UsageError
 
 if TYPE_CHECKING:
@@ -54,7 +55,6 @@ _LOCAL_CONF = {
     # the secret itself.
     "spark.authenticate": "true",
 }
-_TOKEN_VARIABLE = "SPARK_CONNECT_AUTHENTICATE_TOKEN"
 # Spark's client would retry a dead server for ten minutes. Airflow's retry is the better place to wait. With these
 # settings the client gives up after about 25 seconds: enough for a busy server, or a proxy that restarts.
 _PATIENCE = {"max_retries": 6, "max_backoff": 10_000}
@@ -122,7 +122,7 @@ def connect(
                 "another one; every driver opens a session of its own\nTake session_id out of the URL"
             )
         where, token = _with_token(where, token)
-    check_address(where, f"put the server's token into the environment variable {_TOKEN_VARIABLE}")
+    check_address(where, f"put the server's token into the environment variable {Variable.SPARK_TOKEN}")
     if where.startswith("sc://"):
         _check_listening(where)
         try:
@@ -325,7 +325,7 @@ def _with_token(where: str, given: str | None) -> tuple[str, str | None]:
             f"the token would be sent to {where} without encryption\nSet use_ssl in the connection's extra, or name the host localhost "
             "if the server runs on this machine"
         )
-    token = checked_token(given or within or os.environ.get(_TOKEN_VARIABLE), "the token of the Spark server")
+    token = checked_token(given or within or Variable.SPARK_TOKEN.given, "the token of the Spark server")
     if token is None and not tls and url.hostname in LOOPBACK:
         token = find_secret("spark-connect", url.port or 15002)
         if token is not None and url.hostname == "localhost":
