@@ -35,7 +35,7 @@ MIB = 1024 * 1024
 GIB = 1024 * MIB
 SST_SUFFIX = ".sst"
 # Size of a block before compression. RocksDB reads and unpacks a whole block for one key.
-BLOCK_BYTES = 16 * 1024
+_BLOCK_BYTES = 16 * 1024
 _SCAN_ROWS, _SCAN_BYTES = 4096, 16 * MIB
 # RUNS_WITHIN_INTERVAL is the number of sorted runs at which RocksDB itself starts merges, because more runs would make
 # reads slow. Only an interval that fills that many write buffers gets there. RocksDB then merges at most
@@ -110,7 +110,7 @@ class EngineOptions:
         table = rocksdict.BlockBasedOptions()
         table.set_bloom_filter(self.bloom_bits_per_key, False)
         table.set_block_cache(rocksdict.Cache(self.block_cache_bytes))
-        table.set_block_size(BLOCK_BYTES)
+        table.set_block_size(_BLOCK_BYTES)
         table.set_format_version(6)
         universal = rocksdict.UniversalCompactOptions()
         universal.max_size_amplification_percent = _ANY_RATIO

@@ -7,7 +7,6 @@ many bytes the storage would free by dropping a checkpoint.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta
@@ -46,16 +45,6 @@ class KeepLast:
         """Return the ids of the last `count` checkpoints in `checkpoints`, which must ascend by id."""
         return frozenset(c.id for c in checkpoints[-self.count :]) if self.count > 0 else frozenset()
 
-    def intervals_back(self, every: timedelta) -> int:
-        """Return how many intervals the oldest checkpoint that this policy keeps may lie behind the newest checkpoint.
-
-        The number is an upper bound, which follows from the policy alone. A fraction of an interval is rounded up.
-
-        Args:
-            every: Length of each interval.
-        """
-        return self.count
-
     def __str__(self) -> str:
         return f"the last {self.count} checkpoints"
 
@@ -89,16 +78,6 @@ class KeepPerDay:
                 by_day[day] = max(by_day.get(day, (end, c.id)), (end, c.id))
         return frozenset(checkpoint_id for _, checkpoint_id in by_day.values())
 
-    def intervals_back(self, every: timedelta) -> int:
-        """Return how many intervals the oldest checkpoint that this policy keeps may lie behind the newest checkpoint.
-
-        The number is an upper bound, which follows from the policy alone. A fraction of an interval is rounded up.
-
-        Args:
-            every: Length of each interval.
-        """
-        return math.ceil(timedelta(days=self.days) / every)
-
     def __str__(self) -> str:
         return f"the last one of each day for {self.days} days"
 
@@ -123,16 +102,6 @@ class KeepYounger:
         """Return the ids of the checkpoints whose interval ended less than `age` before the newest interval's end."""
         newest = max((c.interval.end for c in checkpoints), default=None)
         return frozenset(c.id for c in checkpoints if newest is not None and newest - c.interval.end < self.age)
-
-    def intervals_back(self, every: timedelta) -> int:
-        """Return how many intervals the oldest checkpoint that this policy keeps may lie behind the newest checkpoint.
-
-        The number is an upper bound, which follows from the policy alone. A fraction of an interval is rounded up.
-
-        Args:
-            every: Length of each interval.
-        """
-        return math.ceil(self.age / every)
 
     def __str__(self) -> str:
         days = self.age / timedelta(days=1)
@@ -160,14 +129,6 @@ class KeepQuarantined:
         """Return no id: `checkpoints` are usable ones. A commit reads the number of days with `quarantined_days`."""
         return frozenset()
 
-    def intervals_back(self, every: timedelta) -> int:
-        """Return 0: the policy keeps no usable checkpoint.
-
-        Args:
-            every: Length of each interval.
-        """
-        return 0
-
     def __str__(self) -> str:
         return f"quarantined ones for {self.quarantined_days} days"
 
@@ -188,16 +149,6 @@ class AnyOf:
     def keep(self, checkpoints: Sequence[Ended]) -> frozenset[int]:
         """Return the ids of the checkpoints that at least one of the policies keeps."""
         return frozenset().union(*(p.keep(checkpoints) for p in self.any_of))
-
-    def intervals_back(self, every: timedelta) -> int:
-        """Return how many intervals the oldest checkpoint that this policy keeps may lie behind the newest checkpoint.
-
-        The number is an upper bound, which follows from the policy alone. A fraction of an interval is rounded up.
-
-        Args:
-            every: Length of each interval.
-        """
-        return max((policy.intervals_back(every) for policy in self.any_of), default=0)
 
     def __str__(self) -> str:
         return " and ".join(map(str, self.any_of)) or "none"
@@ -221,16 +172,6 @@ class AllOf:
     def keep(self, checkpoints: Sequence[Ended]) -> frozenset[int]:
         """Return the ids of the checkpoints that all of the policies keep."""
         return frozenset(c.id for c in checkpoints).intersection(*(p.keep(checkpoints) for p in self.all_of))
-
-    def intervals_back(self, every: timedelta) -> int:
-        """Return how many intervals the oldest checkpoint that this policy keeps may lie behind the newest checkpoint.
-
-        The number is an upper bound, which follows from the policy alone. A fraction of an interval is rounded up.
-
-        Args:
-            every: Length of each interval.
-        """
-        return max((policy.intervals_back(every) for policy in self.all_of), default=0)
 
     def __str__(self) -> str:
         return " that are also ".join(map(str, self.all_of)) or "all"

@@ -818,7 +818,6 @@ def test_each_command_imports_modules_of_the_current_folder(
     [
         ["list", "--root", ""],
         ["fork", "--root", "memory://here", "--checkpoint", "7", "--to", "x", "--to-root", ""],
-        ["estimate", "--root", ""],
         ["sweep", "--root", "s3://"],
         ["run", "tests.support.trials:OLD", "--every", "1d", "--root", ""],
     ],

@@ -10,7 +10,6 @@ import yaml
 
 from cairn.spark.session import master_conf
 from cairn_operators.spark_location import spark_url
-from state_backend.inspection.cost_model import MEASURED, memory_overhead_mib
 from tests.support.layout import REPOSITORY
 
 FOLDER = REPOSITORY / "docs/kubernetes"
@@ -33,14 +32,20 @@ def conf() -> dict[str, str]:
     return found
 
 
-def test_the_memory_of_an_executor_is_that_of_the_estimate() -> None:
+def test_the_memory_of_an_executor_is_that_of_the_docs() -> None:
     template = yaml.safe_load((FOLDER / "executor-pod-template.yaml").read_text())
     (shm_mib,) = (
         int(volume["emptyDir"]["sizeLimit"].removesuffix("Mi"))
         for volume in template["spec"]["volumes"]
         if volume["emptyDir"].get("medium") == "Memory"
     )
-    wanted = memory_overhead_mib(MEASURED.worker_mib, int(conf()["spark.executor.cores"])) + shm_mib
+    page = (REPOSITORY / "docs/clusters.md").read_text()
+    jvm_mib, cores, worker_mib, example_mib = map(
+        int, re.findall(r"(\d+) MiB for the JVM, .*With (\d) cores and (\d+) MiB, this is `(\d+)m`", page)[0]
+    )
+    assert jvm_mib + cores * worker_mib == example_mib
+    assert f"| {worker_mib} MiB; 892 MiB" in (REPOSITORY / "docs/storage.md").read_text()
+    wanted = jvm_mib + worker_mib * int(conf()["spark.executor.cores"]) + shm_mib
     assert conf()["spark.executor.memoryOverhead"] == f"{wanted}m"
 
 

@@ -91,7 +91,7 @@ def test_a_wrong_name_of_a_pipeline_gets_the_right_one(root: Path) -> None:
     key = ["--key", '{"key": "a"}', "--dry-run"]
     for command in (
         ["list"], ["status"], ["verify"], ["get", "a"], ["diff", "1", "2"], ["export", "--to", f"{root}/x"],
-        ["quarantine", "1"], ["restore", "--checkpoint", "1"], ["fork", "--to", "x"], ["forget", *key], ["estimate"],
+        ["quarantine", "1"], ["restore", "--checkpoint", "1"], ["fork", "--to", "x"], ["forget", *key],
         ["trials", "list"],
     ):  # fmt: skip
         refused = cairn(*command, "--root", str(root), "--pipeline", "refusd")

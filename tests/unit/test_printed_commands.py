@@ -163,13 +163,6 @@ RUN = {
     "cairn deploy …": "not run: the name of the Spark application",
     "cairn try --code … --from … --to …": "not run: needs Spark and changed code; docs/trying.md runs the like",
     "cairn try …": "not run: the name of the Spark application",
-    "cairn estimate": "tests/unit/test_cost_model.py::test_the_example_of_the_docs_is_what_is_printed",
-    "cairn estimate --keys 1000000 --bytes-per-key 104 --changed 1% --shards 2 --every 1h": "tests/unit/test_cost_model.py::"
-    "test_the_example_of_the_docs_is_what_is_printed as printed",
-    "cairn estimate --keys 1000000000 --bytes-per-key 100 --changed 1% --shards 200 --every 1d --cores 32 --output-bytes 1e9 "
-    "--savepoint-every 7d --savepoints-kept 4 --cold 100%": "tests/unit/test_cost_model.py::"
-    "test_the_example_of_the_docs_is_what_is_printed as printed",
-    "cairn estimate --root URL --pipeline NAME": "tests/unit/test_cost_model.py::test_a_pipeline_is_estimated_from_its_own_history as printed",
     "cairn export": HERE + "test_what_docs_show_of_a_pipeline",
     "cairn export --to /tmp/tables --state history --jobs 2": HERE + "test_what_docs_show_of_a_pipeline",
     "cairn forget": HERE + "test_a_person_s_data_is_deleted_as_the_page_shows as printed",

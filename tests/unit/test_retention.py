@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import fields, replace
 from datetime import timedelta
+from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any, get_args
 
 import pytest
@@ -99,6 +101,42 @@ def test_the_default_keeps_two_days_whole_and_the_end_of_each_of_35() -> None:
     assert default_retention(timedelta(minutes=1)) == AnyOf(
         (KeepLast(10), KeepYounger(timedelta(minutes=300)), KeepPerDay(35))
     )
+
+
+def held(retention: RetentionPolicy, every: timedelta) -> list[int]:
+    """How many intervals each retained checkpoint lies behind the newest one: at the midnight from which on the kept set repeats."""
+    kept: list[Any] = []
+    found: list[int] | None = None
+    for n in range(1, 100_000):
+        kept.append(SimpleNamespace(id=n, interval=Interval(START + (n - 1) * every, START + n * every)))
+        chosen = retention.keep(kept)
+        kept = [checkpoint for checkpoint in kept if checkpoint.id in chosen or checkpoint.id == n]
+        if n * every % timedelta(days=1) == timedelta(0):
+            before, found = found, [n - checkpoint.id for checkpoint in kept]
+            if found == before:
+                return found
+    raise AssertionError(f"{retention} grows without end")
+
+
+@pytest.mark.parametrize(
+    ("retention", "every", "expected"),
+    [
+        (KeepLast(3), 24, (3, 1, 1)),
+        (KeepYounger(timedelta(days=3)), 24, (3, 1, 1)),
+        (AllOf((KeepLast(9), KeepPerDay(2))), 1, (2, 24, 2)),
+        (KeepPerDay(3), 1, (3, 24, 3)),
+        (AnyOf((KeepLast(2), KeepPerDay(2))), 1, (3, 23, 2)),
+        # As docs/storage.md says.
+        (default_retention(timedelta(hours=1)), 1, (81, 24, 33)),
+        (default_retention(timedelta(days=1)), 24, (35, 1, 1)),
+    ],
+)
+@pytest.mark.long("half a second", runs_in="ci")
+def test_what_a_retention_holds(retention: RetentionPolicy, every: int, expected: tuple[int, int, int]) -> None:
+    """Checkpoints, the widest gap, and those that have lost their base: the checkpoint of the interval before them."""
+    behind = held(retention, timedelta(hours=every))
+    gaps = [older - newer for older, newer in pairwise(behind)]
+    assert (len(behind), max(gaps, default=0), 1 + sum(gap > 1 for gap in gaps)) == expected
 
 
 @pytest.mark.parametrize("past", [1, pytest.param(34, marks=pytest.mark.long("a quarter of a minute"))])

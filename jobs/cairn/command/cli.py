@@ -73,13 +73,6 @@ COMMANDS = (
         CHANGED_NOTHING,
     ),
     Row(
-        "estimate",
-        "estimate:estimate_",
-        LOOK,
-        "Estimate a pipeline's objects, requests, bytes, dollars on Google Cloud Storage or Amazon S3, seconds and memory.",
-        CHANGED_NOTHING,
-    ),
-    Row(
         "new",
         "new_pipeline:new",
         RUN,
