@@ -56,6 +56,14 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(time_limits)
 
 
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Keep the formatter of pytest's log handlers. pytest adds its handlers to loggers that do not propagate, and those of PySpark, which
+    exist after an error of a query, would give each handler a formatter of JSON for all later tests."""
+    plugin: Any = session.config.pluginmanager.getplugin("logging-plugin")
+    for handler in (plugin.caplog_handler, plugin.report_handler) if plugin else ():
+        handler.setFormatter = lambda formatter: None
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     from tests.support.parallel import ByFile

@@ -125,6 +125,17 @@ def test_errors_and_log_lines_hide_credentials(text: str, caplog: pytest.LogCapt
     assert not [one for one in said if SECRET in one]
 
 
+def test_log_lines_stay_text_beside_a_logger_of_pyspark(caplog: pytest.LogCaptureFixture) -> None:
+    """pytest adds its handler to loggers that do not propagate, and PySpark's give it a formatter of JSON."""
+    from pyspark.logger import PySparkLogger
+
+    logger: Any = PySparkLogger.getLogger("does not propagate")
+    logger.addHandler(caplog.handler)
+    logging.getLogger("cairn").warning("lost %s", "a file")
+    logger.removeHandler(caplog.handler)
+    assert caplog.text.endswith("lost a file\n")
+
+
 def test_every_module_logs_to_a_logger_that_hides_credentials() -> None:
     files = [
         path for folder in ("state_backend", "jobs/cairn", "plugins") for path in (REPOSITORY / folder).rglob("*.py")
