@@ -781,21 +781,25 @@ def test_resolving_a_checkpoint() -> None:
 
 
 def test_a_re_run_with_an_equal_state_does_not_end_the_quarantine_of_later_checkpoints() -> None:
-    """Day 2 has a usable checkpoint again. Day 3 was computed from the quarantined one: it alone must run again."""
+    """Day 2 has a usable checkpoint again. Day 3 was computed from the quarantined one: it alone must run again. Retention keeps its
+    checkpoint as the base of another quarantined one."""
     folder = Folder()
-    for n in (1, 2, 3):
+    for n in (1, 2, 3, 4):
         folder.run(day(n), f"a{n}")
     folder.coordinator.quarantine(2, "wrong")
+    folder.coordinator.quarantine(4, "wrong too")
     with pytest.raises(StateUnusable) as refused:
-        folder.run(day(4), "a4")
+        folder.run(day(4), "b4")
     assert refused.value.rerun == Rerun(first=day(2).start, last=day(3).start)
     again = folder.run(day(2), "b2", digest=folder.coordinator.record(2).content.digest)
     assert again.record is not None and again.record.reproduces == 2
-    with pytest.raises(StateUnusable) as refused:
-        folder.run(day(4), "a4")
+    with pytest.raises(
+        StateUnusable, match="checkpoint 3, descends from checkpoint 2, which is quarantined"
+    ) as refused:
+        folder.run(day(4), "b4")
     assert refused.value.rerun == Rerun(first=day(3).start, last=day(3).start)
     folder.run(day(3), "b3")
-    assert folder.run(day(4), "a4").record.content.base_id == 5
+    assert folder.run(day(4), "b4").record.content.base_id == 6
 
 
 def test_latest_passes_over_what_is_quarantined_and_its_descendants() -> None:
