@@ -13,7 +13,6 @@ broken_since.py, pipeline_runs.py, waiting_dags.py, try_reason.py, run_bars.py, 
 next_steps.py, error_pages.py        name the next step on empty pages, and answer errors with pages
 pipeline_overview.py, checkpoint_list.py, checkpoint_detail.py, lineage.py, trends.py, trials.py
                      compute the values of the pages
-trial_rows.py        compares rows and entries of a trial with production's, in a separate process
 human_units.py       formats sizes, durations and counts for people
 render_template.py   renders HTML from templates
 data_docs.py, data_docs_routes.py    list and serve Data Docs in Airflow's UI

@@ -194,6 +194,7 @@ def actions_of(ref: PipelineRef, log: Log, record: Record, airflow: str | None =
     return (
         *(_restores(ref, str(record.id)) if newest is None or newest.id != record.id else ()),
         *((_savepoint(ref.root, ref.code, str(record.id)),) if ref.code is not None else ()),
+        *_of_a_key(ref, log, record),
         *_judging(ref, log, record.id),
         *((_run_again(ref.name, ref.dag_id, log, record, airflow),) if unusable and ref.dag_id is not None else ()),
     )
@@ -216,6 +217,27 @@ def _restores(ref: PipelineRef, target: str) -> Iterator[Action]:
             why="Lists the checkpoints that it would discard; without --dry-run it restores. To restore from Airflow, add a DAG with "
             "restore_pipeline.",
             command=shlex.join(words),
+        )
+
+
+def _of_a_key(ref: PipelineRef, log: Log, record: Record) -> Iterator[Action]:
+    number, where = str(record.id), ["--root", ref.root, "--pipeline", ref.name]
+    yield Action(
+        title="Look up a key",
+        why="Shows the key's states and timers in this checkpoint. Replace KEY by the key: u1, or user=u1, or JSON.",
+        command=shlex.join(["cairn", "get", "KEY", number, *where]),
+    )
+    yield Action(
+        title="See what changed a key",
+        why="Lists the retained checkpoints that changed the key, with each change.",
+        command=shlex.join(["cairn", "history", "KEY", *where]),
+    )
+    base = record.content.base_id
+    if ref.code is not None and record.content.kind == "interval" and (base is None or base in log.retained):
+        yield Action(
+            title="Replay its interval for a key",
+            why="Runs the interval again for this key in one process, and writes nothing.",
+            command=shlex.join(["cairn", "replay", "KEY", number, "--root", ref.root, "--code", ref.code]),
         )
 
 

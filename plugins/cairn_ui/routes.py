@@ -7,14 +7,12 @@ Each route checks the user's rights, reads logs, builds the page's values and re
     /run/<dag>/<run>               the checkpoints that a run restored and committed
     /task/<dag>/<task>/<run>       the same, as a tab of a task instance
     /p/<key>/…                     pages of the pipeline with this `PipelineRef.key`: overview, history, lineage,
-                                   trends, compare, trials, trials/<name>, trials/<name>/rows, checkpoint/<id>,
-                                   checkpoint/<id>/key, docs/<path>
+                                   trends, compare, trials, trials/<name>, checkpoint/<id>, docs/<path>
     /static/<file>                 the style sheet and the script
 """
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -26,7 +24,6 @@ from fastapi.responses import FileResponse, HTMLResponse, RedirectResponse, Resp
 
 from cairn_operators.data_docs import URL_PREFIX as DOCS_PREFIX
 from cairn_operators.data_docs import docs_root, page_in
-from cairn_operators.storage_connection import storage_credentials
 from cairn_ui import airflow_database as airflow_side
 from cairn_ui import (
     airflow_runs,
@@ -36,7 +33,6 @@ from cairn_ui import (
     read_runs,
     run_bars,
     trends,
-    trial_rows,
     trials,
 )
 from cairn_ui import checkpoint_list as history
@@ -46,7 +42,6 @@ from cairn_ui.airflow_values import Run, Schedule
 from cairn_ui.checkpoint_detail import comparison_of, detail_of, manifests_of
 from cairn_ui.error_pages import NotInPipeline, add_error_pages
 from cairn_ui.find_pipelines import PipelineRef
-from cairn_ui.key_routes import add_look_up, shows_values
 from cairn_ui.page_rights import PAGE, Asks
 from cairn_ui.read_logs import NotAnswered, Reader
 from cairn_ui.render_template import CONTENT_TYPES, HEADERS, STATIC, render
@@ -67,7 +62,6 @@ T = TypeVar("T")
 
 reader = Reader(airflow_side.open_folder)
 dags = airflow_side.DagsInDatabase()
-comparisons = trial_rows.Comparisons()
 reasons = airflow_runs.Reasons()
 readers = read_runs.Readers(logs_of_pipelines=reader, logs_of_tries=reasons)
 
@@ -258,7 +252,7 @@ def of_checkpoint(request: Request, rights: Asks, key: str, number: int) -> Resp
 
         return _asked(ref, f"checkpoint {number}", read)
 
-    return _of_pipeline(request, ref, look, "checkpoint.html", view, number=number, shows_values=shows_values())
+    return _of_pipeline(request, ref, look, "checkpoint.html", view, number=number)
 
 
 @app.get("/p/{key}/compare", **PAGE)
@@ -318,59 +312,6 @@ def of_trial(request: Request, rights: Asks, key: str, name: str) -> Response:
         return trials.page_of(ref, trial, found, datetime.now(UTC))
 
     return _of_pipeline(request, ref, look, "trial.html", view)
-
-
-@app.get("/p/{key}/trials/{name}/rows", **PAGE)
-def of_trial_rows(
-    request: Request,
-    rights: Asks,
-    key: str,
-    name: str,
-    start: datetime,
-    by: Annotated[str, Query(max_length=2000)] = "",
-) -> Response:
-    """Show the rows and entries that differ in one interval of a trial."""
-    ref, look = _look(rights, key)
-    columns = [column for column in map(str.strip, by.split(",")) if column]
-
-    def view(reading: Reading) -> trials.RowsPage:
-        trial, every = _tried(ref, reading, name)
-        found = next((one for one in every if one.interval.start == start), None)
-        if found is None or found.old is None or found.new is None:
-            raise HTTPException(
-                404, "The trial and production do not both have a result of the interval that starts at this time"
-            )
-        words = trial_rows.command_of(ref, name, start, columns)
-        asked, compared = comparisons.known(ref, name, found, columns)
-        pending = None
-        if compared is None:
-            try:
-                compared = _asked(ref, f"rows {asked}", lambda _: _compare(ref, asked, words))
-            except NotAnswered:
-                pending = "The comparison is running. This page refreshes by itself."
-            except trial_rows.Busy:
-                pending = "Another comparison is running, and only one runs at a time. This page refreshes by itself."
-        row = trials.interval_row(found)
-        said = compared.found if compared is not None else None
-        return trials.RowsPage(
-            trial=trials.row_of(trial, datetime.now(UTC)),
-            row=row,
-            key=", ".join(columns),
-            command=shlex.join(words),
-            parts=None if said is None else trials.parts_of(said),
-            notes=() if said is None else trials.notes_of(row, said),
-            problem=None if compared is None else compared.problem,
-            too_much=compared is not None and compared.too_much,
-            pending=pending,
-            seconds=0.0 if compared is None else compared.seconds,
-        )
-
-    return _of_pipeline(request, ref, look, "trial_rows.html", view)
-
-
-def _compare(ref: PipelineRef, asked: tuple[Any, ...], words: list[str]) -> trial_rows.Compared:
-    with storage_credentials(ref.storage_conn_id) as environment:
-        return comparisons.compare(asked, words, environment)
 
 
 @app.get("/p/{key}/docs/{path:path}", **PAGE)
@@ -542,7 +483,6 @@ def _of_pipeline(
     if schedule is None:
         schedule = _schedule(ref)
     running = bool(schedule is not None and schedule.running) or problem is not None
-    running = running or getattr(view, "pending", None) is not None
     read = None if look.reading is None else datetime.fromtimestamp(look.reading.read_s, UTC)
     return _page(
         request,
@@ -577,6 +517,3 @@ def _with_runs(ref: PipelineRef, rows: Sequence[history.Row]) -> tuple[history.R
 
 def _airflow(request: Request) -> str:
     return airflow_side.airflow_url(str(request.base_url.replace(path="")))
-
-
-add_look_up(app, _look, _of_pipeline)

@@ -69,14 +69,13 @@ def history_of_key(
     work: Path,
     *,
     follow_output: bool = False,
-    newest_first: bool = False,
 ) -> Iterator[KeyStep]:
     """Yield the retained checkpoints that changed a key, by id."""
     steps = _Steps(log, url, key, storage, work)
     ids = {*log.retained}
     if follow_output:
         ids |= {checkpoint_id for checkpoint_id, _ in log.current_outputs().values()}
-    ordered = sorted(ids, reverse=newest_first)
+    ordered = sorted(ids)
     for at in range(0, len(ordered), _AT_ONCE):
         yield from steps.steps(ordered[at : at + _AT_ONCE], follow_output)
 

@@ -44,7 +44,6 @@ def airflow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ShownAirflow]:
         set_up=SET_UP + USERS_AND_ROLES,
         more_env={
             "AIRFLOW__CORE__AUTH_MANAGER": "airflow.providers.fab.auth_manager.fab_auth_manager.FabAuthManager",
-            "AIRFLOW__CAIRN__SHOW_VALUES": "False",
         },
     ) as server:
         yield server
@@ -75,12 +74,3 @@ def test_each_sees_the_pipelines_of_the_dags_that_may_be_read(
                 assert status == 200 and name in shown, part
             else:
                 assert status in (401, 403, 404) and "Checkpoint " not in shown, part
-
-
-def test_show_values_switches_the_look_up_of_keys_off(airflow: ShownAirflow) -> None:
-    _, listed = airflow.get("/cairn/checkpoints/", "ada")
-    page = f"/cairn/checkpoints/p/rides-{listed.split('/p/rides-')[1][:10]}/checkpoint/2"
-    for user in ("ada", "vera"):
-        assert 'name="key"' not in airflow.get(page, user)[1]
-        status, answer = airflow.get(f"{page}/key", user, {"key": "ann"})
-        assert status == 404 and "show_values is false" in answer

@@ -198,7 +198,6 @@ PAGES = {
     "trials, none": "/p/{rides}/trials",
     "trials": "/p/{counting}/trials",
     "trial": "/p/{counting}/trials/more",
-    "trial, rows": "/p/{counting}/trials/more/rows?start=2024-01-03T00%3A00%3A00Z",
     "checkpoint": "/p/{rides}/checkpoint/11",
     "checkpoint, quarantined": "/p/{rides}/checkpoint/14",
     "checkpoint, stale": "/p/{rides}/checkpoint/12",

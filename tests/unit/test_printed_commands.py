@@ -125,7 +125,6 @@ RUN = {
     "cairn replay": TRYING,
     "cairn replay --to-test": TRYING,
     "cairn deploy --past": TRYING,
-    "cairn replay … … --root … --code …": "tests/unit/test_ui_key.py::test_state_history_and_the_replay_command",
     "cairn replay …": "not run: the name of the Spark application",
     "cairn history N24211": HERE + "test_the_examples_of_the_page_of_commands as printed",
     "cairn diff": CLI + "test_diff_counts_what_is_shared_and_which_key_groups_changed",
@@ -150,8 +149,6 @@ RUN = {
     "cairn savepoint --root … --code … --checkpoint … --to": "not run: needs Spark and a pipeline's code; with the same options it is, "
     "in tests/integration/test_savepoints.py",
     "cairn compare … --root … --pipeline …": PAGES_OF_TRIALS,
-    "cairn compare … --root … --pipeline … --interval …": PAGES_OF_TRIALS,
-    "cairn compare --interval": PAGES_OF_TRIALS,
     "cairn compare --exit-code": "tests/unit/test_trial_commands.py::test_the_same_code_has_nothing_to_say",
     "cairn trials remove": PAGES_OF_TRIALS,
     "cairn trials remove … --root … --pipeline …": PAGES_OF_TRIALS,

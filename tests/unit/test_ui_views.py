@@ -380,7 +380,7 @@ def test_the_detail_of_a_checkpoint(rides: Reading, storage: Storage) -> None:
     assert [(s.name, len(s.versions)) for s in shown.states] == [("total", 2), ("<i>visits</i>", 1)]
     assert shown.states[0].versions[-1].value == "n long, last timestamp"
     assert '"offset": 136' in shown.source_position
-    back, keep, again, refuse = shown.actions
+    back, keep, _, _, _, again, refuse = shown.actions
     assert back.command == 'airflow dags trigger rides_restore --conf \'{"target": "11"}\''
     assert keep.command == "cairn savepoint --root memory://ui --code m:RIDES --checkpoint 11 --to DESTINATION"
     assert again.command == "cairn validate 11 --root memory://ui --code m:RIDES"
@@ -393,6 +393,8 @@ def test_what_can_be_done_with_a_stale_one(rides: Reading, storage: Storage) -> 
     shown = detail_of(ref, rides, record, manifests_of(record, storage), None, None)
     assert [a.command.partition(" --")[0] for a in shown.actions] == [
         "cairn restore",
+        "cairn get KEY 12",
+        "cairn history KEY",
         "cairn quarantine 12",
         "cairn backfill",
     ]
