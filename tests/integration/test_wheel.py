@@ -11,6 +11,8 @@ import os
 import shutil
 import sqlite3
 import subprocess
+import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -69,6 +71,26 @@ def ran(*command: str | Path, cwd: Path, env: dict[str, str] | None = None) -> s
     )
     assert done.returncode == 0, f"{command}\n{done.stdout[-6000:]}\n{done.stderr[-6000:]}"
     return done.stdout
+
+
+@pytest.mark.long("half a minute: builds the wheel", runs_in="ci")
+def test_the_wheel_brings_templates_and_static_files(tmp_path: Path) -> None:
+    folders = {"cairn": "jobs/", "cairn_ui": "plugins/"}
+    listed = ran("git", "ls-files", *(folder + package for package, folder in folders.items()), cwd=ROOT).split()
+    data = {path.partition("/")[2] for path in listed if not path.endswith(".py")}
+    unpacked = tmp_path / "unpacked"
+    with zipfile.ZipFile(build_wheel(tmp_path)) as wheel:
+        assert data <= {*wheel.namelist()}
+        wheel.extractall(unpacked)
+    for folder in ("jobs/pipelines", "dags"):
+        (tmp_path / folder).mkdir(parents=True)
+    code = "import cairn, sys; from cairn.command.cli import main; print(cairn.__file__); main()"
+    arguments = ("new", "clicks", "--template", "windows", "--yes", "--into", tmp_path)
+    said = ran(sys.executable, "-c", code, *arguments, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(unpacked)})
+    assert (
+        said.startswith(f"{unpacked}/")
+        and "class Hourly(TumblingWindow)" in (tmp_path / "jobs/pipelines/clicks.py").read_text()
+    )
 
 
 @pytest.mark.long("minutes: installs the wheel for each Python")

@@ -30,7 +30,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from cairn.command.new_pipeline import Api, NewPipeline, ReadyMadeName, Schedule
+from cairn.command.new_pipeline import Api, NewPipeline, ReadyMadeName, Schedule, parts_of
 from cairn.pipeline import Pipeline
 from cairn.testing import PipelineTester
 from local_stack.spark_server import SparkConnectServer
@@ -139,9 +139,8 @@ def made_by(name: str) -> NewPipeline:
     what = name.removeprefix("c_")
     template = ReadyMadeName(what) if what in {t.value for t in ReadyMadeName} else None
     api = Api.arrow if template else Api(what)
-    return NewPipeline(
-        name=name, schedule=Schedule.hourly, key=NewPipeline.usual_key(template), api=api, template=template
-    )
+    key = parts_of(template or api)["key"]
+    return NewPipeline(name=name, schedule=Schedule.hourly, key=key, api=api, template=template)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,7 +20,10 @@ PAGES = [
     *sorted((REPOSITORY / "docs").glob("*.md")),
     *sorted((REPOSITORY / "dags").glob("*.py")),
 ]
-CODE = [file for folder in ("state_backend", "jobs", "plugins") for file in sorted((REPOSITORY / folder).rglob("*.py"))]
+CODE = [
+    *(file for folder in ("state_backend", "jobs", "plugins") for file in sorted((REPOSITORY / folder).rglob("*.py"))),
+    *(REPOSITORY / "jobs/cairn/command/templates").iterdir(),
+]
 TARGETS = set(re.findall(r"^([a-z-]+):", (REPOSITORY / "Makefile").read_text(), re.MULTILINE))
 # Each command of `cairn` with its options, by its words: {"status": {"--root", …}, "trials list": {…}}.
 COMMANDS = {
@@ -88,7 +91,8 @@ def in_code() -> dict[str, set[str]]:
     """Each command with its options, … for what is filled in, and the files that print it."""
     found: dict[str, set[str]] = {}
     for file in CODE:
-        for text in _strings(ast.parse(file.read_text())):
+        texts = _strings(ast.parse(file.read_text())) if file.suffix == ".py" else [file.read_text()]
+        for text in texts:
             for begun in _BEGIN.finditer(text):
                 if begun[2] in _KNOWN[begun[1]] and (begun[1], text[begun.end() :]) != ("python", " …"):
                     end = begun.end()

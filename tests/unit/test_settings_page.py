@@ -16,13 +16,17 @@ from tests.support.settings_page import PAGE, with_settings
 
 CODE = PAGE.parents[1]
 # Examples and templates may import public modules only.
-EXAMPLES = ("jobs/pipelines", "dags", "jobs/cairn/command/new_pipeline_templates.py")
+EXAMPLES = ("jobs/pipelines", "dags")
 
 
 def sources() -> Iterator[tuple[str, str]]:
     for folder in ("state_backend", "jobs", "plugins", "dags"):
         for file in (CODE / folder).rglob("*.py"):
             yield str(file.relative_to(CODE)), file.read_text()
+
+
+def templates() -> list[str]:
+    return [file.read_text() for file in (CODE / "jobs/cairn/command/templates").iterdir()]
 
 
 def test_the_tables_are_those_of_the_code() -> None:
@@ -35,7 +39,8 @@ def test_the_tables_are_those_of_the_code() -> None:
 
 def test_every_variable_that_a_text_names_exists() -> None:
     # Templates of `cairn new` end theirs with the pipeline's name.
-    named = {name for _, text in sources() for name in re.findall(r"\bCAIRN_[A-Z_0-9]*[A-Z0-9]\b", text)}
+    texts = [*(text for _, text in sources()), *templates()]
+    named = {name for text in texts for name in re.findall(r"\bCAIRN_[A-Z_0-9]*[A-Z0-9]\b", text)}
     assert named == {str(variable) for variable in Variable if variable.startswith("CAIRN_")}
 
 

@@ -6,7 +6,6 @@ import itertools
 import os
 import threading
 import time
-import tomllib
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -639,13 +638,3 @@ def test_templates_escape_and_know_all_their_names() -> None:
         now=NOW,
     )
     assert "&lt;script&gt;" in html and "<script>" not in html.partition("</head>")[2]
-
-
-def test_the_wheel_brings_templates_and_static_files() -> None:
-    root = Path(pages.__file__).resolve().parent
-    declared = tomllib.loads((root.parents[1] / "pyproject.toml").read_text())["tool"]["setuptools"]
-    for folder in ("templates", "static"):
-        package = f"cairn_ui.{folder}"
-        files = [path for path in (root / folder).iterdir() if path.is_file()]
-        assert package in declared["packages"] and files
-        assert all(any(path.match(glob) for glob in declared["package-data"][package]) for path in files)

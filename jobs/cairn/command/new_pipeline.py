@@ -4,6 +4,8 @@ jobs/pipelines/<name>.py          source, processor, expectations, and the Pipel
 dags/<name>.py                    the DAG, without other code
 tests/pipelines/test_<name>.py    tests that need no Spark
 data/<name>/*.json                made-up rows of three days, one file per interval and input
+
+The folder `templates` has the texts: the three Python files, and for each ready-made processor and interface a file with their parts.
 """
 
 from __future__ import annotations
@@ -15,25 +17,62 @@ import random
 import re
 import shlex
 import sys
+import tomllib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
+from functools import cache
+from importlib.resources import files
 from pathlib import Path
 from string import Template
 from typing import Annotated, Any
 
 import typer
 
-from cairn.command.new_pipeline_templates import PARTS, TEMPLATES
-from cairn.command.ready_made_templates import READY_MADE, ReadyMadeTemplate
 from state_backend.values.errors import UsageError
 
 FIRST = datetime(2024, 1, 1, tzinfo=UTC)
 SAMPLE_DAYS = 3
+_FILES = {
+    "jobs/pipelines/$name.py": "pipeline.py.tmpl",
+    "dags/$name.py": "dag.py.tmpl",
+    "tests/pipelines/test_$name.py": "test.py.tmpl",
+}
+# Words stand in words at most this deep.
+_NESTED = 5
 _SEVERAL_KEYS = (
     "a new pipeline has one key column, as its sample data has; give one --key\nTo add key columns later, change the pipeline's module: add "
     "the columns to the source's rows and to output_schema, and name all of them in key=[...]. The processor gets the key as a tuple in this order"
 )
+
+
+def _text_of(file: str) -> str:
+    return (files("cairn.command") / "templates" / file).read_text()
+
+
+@cache
+def parts_of(template: str) -> Mapping[str, Any]:
+    """Return the parts of a template, with those of the template that it is like."""
+    own = tomllib.loads(_text_of(f"{template}.toml"))
+    return {**parts_of(own["like"]), **own} if "like" in own else own
+
+
+def _filled(text: str, words: Mapping[str, Any]) -> str:
+    """Replace each `$word`, also in the texts that replace words. Answers of the user have no `$`."""
+    for _ in range(_NESTED):
+        text = Template(text).substitute(words)
+    return text
+
+
+def _sample_value(chance: random.Random, column: Any) -> Any:
+    """Make a value of a column: one of some texts, a number between two numbers, or true with a probability."""
+    if isinstance(column, float):
+        return chance.random() < column
+    if isinstance(column[0], str):
+        return chance.choice(column)
+    low, high = column
+    return chance.randrange(low, high) if isinstance(low, int) else round(chance.uniform(low, high), 1)
 
 
 class Schedule(StrEnum):
@@ -85,73 +124,69 @@ class NewPipeline:
                     f"{what} {value!r} can't be used, because it becomes part of Python and file names\nUse small letters, digits and _, "
                     "and begin with a letter, as in clicks"
                 )
-        if self.key in ("at", *self._columns()):
+        kinds = self.parts["columns"]
+        taken = {"at", *kinds, *(name for columns in kinds.values() for name in columns)}
+        if self.key in taken | ({"kind"} if len(kinds) > 1 else set()):
             raise UsageError(
-                f"--key {self.key!r} is the name of another column of the sample data; choose another name, as in {self._ready_made().key if self.template else 'user'}"
+                f"--key {self.key!r} is the name of another column of the sample data; choose another name, as in {self.parts['key']}"
             )
 
-    @staticmethod
-    def usual_key(template: ReadyMadeName | None) -> str:
-        """Return the key column, unless the user names another."""
-        return "user" if template is None else READY_MADE[template].key
-
-    def _ready_made(self) -> ReadyMadeTemplate:
-        return READY_MADE[self.template or ""]
-
-    def _columns(self) -> list[str]:
-        """Return the columns of the sample data besides the key and the event time."""
-        if self.template is None:
-            return ["page"]
-        rows = self._ready_made().rows
-        made = [name for kind, make in rows.items() for name in (kind, *make(random.Random(0)))]
-        return [*made, *(["kind"] if len(rows) > 1 else [])]
+    @property
+    def parts(self) -> Mapping[str, Any]:
+        """The parts of the pipeline's template."""
+        return parts_of((self.template or self.api).value)
 
     @property
     def every(self) -> timedelta:
         """Length of an interval."""
         return timedelta(hours=1) if self.schedule == "hourly" else timedelta(days=1)
 
-    def files(self) -> dict[str, str]:
-        """Return the text of each file, by its path in the repository."""
-        words = {
+    @property
+    def file_format(self) -> str:
+        """Format of an interval's start in the name of its file."""
+        return "%Y-%m-%dT%H" if self.schedule == "hourly" else "%Y-%m-%d"
+
+    def words(self) -> dict[str, Any]:
+        """Return what replaces each `$word` in a template."""
+        hourly = self.schedule == "hourly"
+        return {
+            **self.parts,
             "name": self.name,
             "constant": self.name.upper(),
             "imported": ", ".join(sorted(["INPUT_SCHEMA", self.name.upper()])),
             "key": self.key,
             "api": self.api.value,
+            "class_name": re.findall(r"^class (\w+)", self.parts["processor"])[0],
             "schedule": self.schedule.value,
-            "every": "hours=1" if self.schedule == "hourly" else "days=1",
-            "file_format": "%Y-%m-%dT%H" if self.schedule == "hourly" else "%Y-%m-%d",
-            "interval": "hour" if self.schedule == "hourly" else "day",
-            "sample_hour": "0" if self.schedule == "hourly" else "23",
-            "sample_hour_text": "In the first hour."
-            if self.schedule == "hourly"
-            else "In the last hour of the first day.",
-            "last": "2024, 1, 3, 23" if self.schedule == "hourly" else "2024, 1, 3",
+            "every": "hours=1" if hourly else "days=1",
+            "file_format": self.file_format,
+            "interval": "hour" if hourly else "day",
+            "sample_hour": "0" if hourly else "23",
+            "sample_hour_text": "In the first hour." if hourly else "In the last hour of the first day.",
+            "last": "2024, 1, 3, 23" if hourly else "2024, 1, 3",
         }
-        parts = PARTS[self.api.value] if self.template is None else self._ready_made().parts
-        made = {}
-        for path, text in TEMPLATES.items():
-            whole = Template(text).substitute(parts)
-            made[Template(path).substitute(words)] = Template(whole).substitute(words)
-        return made | self.sample_data()
+
+    def files(self) -> dict[str, str]:
+        """Return the text of each file, by its path in the repository."""
+        words = self.words()
+        return {
+            _filled(path, words): _filled(_text_of(file), words) for path, file in _FILES.items()
+        } | self.sample_data()
 
     def sample_data(self) -> dict[str, str]:
         """Return three days of made-up rows as JSON lines, by path in the repository.
 
         One interval has no rows. About 3 % of the rows arrive one interval late, and about 1 % three intervals late.
         """
-        inputs: dict[str, Any] = {"": None} if self.template is None else dict(self._ready_made().rows)
-        form = "%Y-%m-%dT%H" if self.schedule == "hourly" else "%Y-%m-%d"
         made = {}
-        for kind, make in inputs.items():
+        for kind, columns in self.parts["columns"].items():
             chance = random.Random(f"{self.name}{kind}")
-            for start, rows in self._sample_rows(chance, make).items():
-                path = f"data/{self.name}/{kind}{'-' if kind else ''}{start:{form}}.json"
+            for start, rows in self._sample_rows(chance, columns).items():
+                path = f"data/{self.name}/{kind}{'-' if kind else ''}{start:{self.file_format}}.json"
                 made[path] = "".join(f"{json.dumps(row)}\n" for row in rows)
         return made
 
-    def _sample_rows(self, chance: random.Random, make: Any) -> dict[datetime, list[dict[str, Any]]]:
+    def _sample_rows(self, chance: random.Random, columns: Mapping[str, Any]) -> dict[datetime, list[dict[str, Any]]]:
         """Return the rows of one input by the start of the interval in which they arrive."""
         landed_in: dict[datetime, list[dict[str, Any]]] = {}
         count = timedelta(days=SAMPLE_DAYS) // self.every
@@ -159,7 +194,7 @@ class NewPipeline:
             landed_in.setdefault(FIRST + n * self.every, [])
         empty = FIRST + count // 2 * self.every
         seconds = int(self.every.total_seconds())
-        keys, repeats = (40, 0.0) if self.template is None else (self._ready_made().keys, self._ready_made().repeats)
+        keys, repeats = self.parts["keys"], self.parts["repeats"]
         for n in range(count):
             start = FIRST + n * self.every
             for _ in range(60 if self.schedule == "hourly" else 600):
@@ -169,7 +204,7 @@ class NewPipeline:
                 if landed not in landed_in or landed == empty:
                     continue
                 row = {self.key: f"{self.key}{chance.randrange(keys)}"}
-                row |= {"page": chance.choice("abcdef")} if make is None else make(chance)
+                row |= {name: _sample_value(chance, column) for name, column in columns.items()}
                 row["at"] = at.strftime("%Y-%m-%dT%H:%M:%SZ")
                 landed_in[landed].append(row)
                 again = landed + self.every
@@ -235,7 +270,7 @@ def new(
         raise UsageError(f"--template {template.value} has the interface arrow; leave out --api {api.value}")
     if len(key or ()) > 1:
         raise UsageError(_SEVERAL_KEYS)
-    usual_key = NewPipeline.usual_key(template)
+    usual_key = parts_of(template.value if template else "row")["key"]
     made = NewPipeline(
         name=name,
         schedule=Schedule(schedule)
