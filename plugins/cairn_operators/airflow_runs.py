@@ -6,6 +6,8 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
+from state_backend.values.airflow_runs import DagRun, read_run
+
 if TYPE_CHECKING:
     from cairn_operators.predecessor import PredecessorRun
 
@@ -29,9 +31,9 @@ def predecessor_runs(context: Any, start: datetime, end: datetime, tasks: Sequen
     dag_id, own = context["dag_run"].dag_id, context["dag_run"].run_id
     found = []
     for run in _runs_before(dag_id, end + (end - start)):
-        if run.run_id != own and run.data_interval_end == start:
+        if run.run_id != own and run.end == start:
             found.append(run)
-        if run.logical_date < start and run.run_type.value != "manual":
+        if run.logical_date is not None and run.logical_date < start and run.run_type != "manual":
             break
     if not found:
         return []
@@ -39,8 +41,8 @@ def predecessor_runs(context: Any, start: datetime, end: datetime, tasks: Sequen
     return [
         PredecessorRun(
             run_id=run.run_id,
-            state=run.state.value,
-            clear_number=run.clear_number or 0,
+            state=run.state,
+            clear_number=run.clear_number,
             wanted=tuple(tasks),
             tasks=states.get(run.run_id, {}),
         )
@@ -60,20 +62,20 @@ def is_earlier_blocked(context: Any, start: datetime) -> bool:
     waits for a run of the other kind.
     """
     run = _previous(context["dag_run"].dag_id, start, "queued")
-    own = getattr(context["dag_run"], "run_type", None)
-    return run is not None and (run.run_type.value == "backfill") == (str(getattr(own, "value", own)) == "backfill")
+    return run is not None and (run.run_type == "backfill") == (
+        read_run(DagRun, context["dag_run"]).run_type == "backfill"
+    )
 
 
-def _runs_before(dag_id: str, logical_date: datetime) -> Iterator[Any]:
+def _runs_before(dag_id: str, logical_date: datetime | None) -> Iterator[DagRun]:
     for _ in range(_LOOK_BACK):
-        run = _previous(dag_id, logical_date, None)
-        if run is None:
+        if logical_date is None or (run := _previous(dag_id, logical_date, None)) is None:
             return
         yield run
         logical_date = run.logical_date
 
 
-def _previous(dag_id: str, logical_date: datetime, state: str | None) -> Any:
+def _previous(dag_id: str, logical_date: datetime, state: str | None) -> DagRun | None:
     """Return the DAG's last run before a logical date, in the given state or in any (None); None without such a run.
 
     Airflow's `ti.get_previous_dagrun` searches only before the logical date of the task's own run.
@@ -82,4 +84,5 @@ def _previous(dag_id: str, logical_date: datetime, state: str | None) -> Any:
     from airflow.sdk.execution_time.task_runner import SUPERVISOR_COMMS
 
     answer = SUPERVISOR_COMMS.send(GetPreviousDagRun(dag_id=dag_id, logical_date=logical_date, state=state))
-    return getattr(answer, "dag_run", None)
+    run = getattr(answer, "dag_run", None)
+    return None if run is None else read_run(DagRun, run)

@@ -1,19 +1,19 @@
 """Pages in Airflow's UI that show the checkpoints of pipelines. They read logs and change nothing.
 
 plugin.py            registers the pages with Airflow
-routes.py            is the FastAPI application with a route for each page
+routes.py            is the FastAPI application; page_of_….py and pages_of_….py have the routes
+shown_page.py        has what the pages share: the readers, and the values that each template needs
 access.py            decides which pipelines and logs a user may read
 airflow_database.py  reads DAGs and XComs from Airflow's database
-find_pipelines.py    finds the pipelines in DAGs and in the setting CAIRN_UI_PIPELINES
 airflow_runs.py      reads runs, tries, logs of tries, and DAGs that wait for assets, from Airflow's database
+find_pipelines.py    finds the pipelines in DAGs and in the setting CAIRN_UI_PIPELINES
 read_logs.py         reads and caches logs, with a limit on a page's wait
 read_runs.py         puts together what pages tell about runs
 broken_since.py, pipeline_runs.py, waiting_dags.py, try_reason.py, run_bars.py, run_timeline.py
                      decide and compute what pages tell about runs
 next_steps.py, error_pages.py        name the next step on empty pages, and answer errors with pages
-pipeline_overview.py, checkpoint_list.py, checkpoint_detail.py, lineage.py, trends.py, trials.py
-                     compute the values of the pages
-human_units.py       formats sizes, durations and counts for people
-render_template.py   renders HTML from templates
+pipeline_overview.py, checkpoint_actions.py, lineage.py, log_pages.py, phases.py, trends.py, trials.py
+                     compute what `state_backend.inspection` does not describe: labels, commands, places in a drawing
+render_template.py   renders HTML from templates, over the values that the commands print with --json
 data_docs.py, data_docs_routes.py    list and serve Data Docs in Airflow's UI
 """

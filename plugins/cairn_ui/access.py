@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Annotated, Any
 
 from airflow.api_fastapi.app import get_auth_manager
-from airflow.api_fastapi.auth.managers.models.resource_details import DagAccessEntity, DagDetails
+from airflow.api_fastapi.auth.managers.models.resource_details import AccessView, DagAccessEntity, DagDetails
+from airflow.api_fastapi.core_api.security import get_user, requires_access_view
 from airflow.models.dag import DagModel
+from fastapi import Depends
+from fastapi.responses import HTMLResponse
 
 from cairn_ui.find_pipelines import PipelineRef
 
@@ -55,3 +58,16 @@ class Rights:
         """
         named = [ref for ref in refs if ref.name == name]
         return bool(named) and all(self.may_read(ref) for ref in named)
+
+
+def rights_of(user: Annotated[Any, Depends(get_user)]) -> Rights:
+    """Return the rights of the logged-in user. Without a user, `get_user` answers with status 401."""
+    return Rights(user)
+
+
+# What every route asks for before it reads anything.
+Asks = Annotated[Rights, Depends(rights_of)]
+PAGE: dict[str, Any] = {
+    "response_class": HTMLResponse,
+    "dependencies": [Depends(requires_access_view(AccessView.WEBSITE))],
+}

@@ -17,10 +17,11 @@ from airflow.utils.session import create_session
 from sqlalchemy import func, select
 
 from cairn_operators.storage_connection import storage_credentials
-from cairn_ui.airflow_values import UNFINISHED, Schedule
+from cairn_ui.airflow_values import Schedule
 from cairn_ui.find_pipelines import PipelineRef, all_pipelines
 from state_backend.adapters.open_storage import join_url, open_storage
 from state_backend.ports.storage import Storage
+from state_backend.values.airflow_runs import UNFINISHED
 
 
 class DagsInDatabase:

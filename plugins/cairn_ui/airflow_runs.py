@@ -11,7 +11,7 @@ from typing import Any
 
 from airflow.models.asset import AssetModel, DagScheduleAssetReference, TaskOutletAssetReference
 from airflow.models.dag import DagModel
-from airflow.models.dagrun import DagRun
+from airflow.models.dagrun import DagRun as Row
 from airflow.models.log import Log
 from airflow.models.taskinstance import TaskInstance
 from airflow.models.taskinstancehistory import TaskInstanceHistory
@@ -20,8 +20,9 @@ from airflow.utils.session import create_session
 from sqlalchemy import select
 from sqlalchemy.orm import joinedload
 
-from cairn_ui.airflow_values import Run, TaskTry
+from cairn_ui.airflow_values import TaskTry
 from cairn_ui.try_reason import LogLine, reason_of
+from state_backend.values.airflow_runs import DagRun, read_run
 
 _log = logging.getLogger("cairn")
 
@@ -33,11 +34,11 @@ _ENDINGS = ("state mismatch", "heartbeat timeout", "stuck in queued tries exceed
 _NOT_BEGUN = (None, "scheduled", "queued", "upstream_failed", "removed")
 
 
-def run_of(dag_id: str, run_id: str) -> Run | None:
+def run_of(dag_id: str, run_id: str) -> DagRun | None:
     """Return a run by its id, or None if Airflow does not have it."""
     with create_session() as session:
-        run = session.scalar(select(DagRun).where(DagRun.dag_id == dag_id, DagRun.run_id == run_id))
-        return None if run is None else _run(run)
+        run = session.scalar(select(Row).where(Row.dag_id == dag_id, Row.run_id == run_id))
+        return None if run is None else read_run(DagRun, run)
 
 
 def runs_there(dag_id: str | None, run_ids: Collection[str]) -> set[str]:
@@ -48,10 +49,10 @@ def runs_there(dag_id: str | None, run_ids: Collection[str]) -> set[str]:
     if dag_id is None or not run_ids:
         return set()
     with create_session() as session:
-        return set(session.scalars(select(DagRun.run_id).where(DagRun.dag_id == dag_id, DagRun.run_id.in_(run_ids))))
+        return set(session.scalars(select(Row.run_id).where(Row.dag_id == dag_id, Row.run_id.in_(run_ids))))
 
 
-def last_runs(dag_ids: Collection[str], most: int) -> dict[str, tuple[Run, ...]]:
+def last_runs(dag_ids: Collection[str], most: int) -> dict[str, tuple[DagRun, ...]]:
     """Return the newest runs of each DAG, oldest first. Runs without a logical date are left out.
 
     Each DAG is a query of its own: the index of DAGs and logical dates then finds the runs, however many the DAG has.
@@ -59,32 +60,19 @@ def last_runs(dag_ids: Collection[str], most: int) -> dict[str, tuple[Run, ...]]
     found = {}
     with create_session() as session:
         for dag_id in dag_ids:
-            asked = select(DagRun).where(DagRun.dag_id == dag_id, DagRun.logical_date.is_not(None))
-            runs = session.scalars(asked.order_by(DagRun.logical_date.desc()).limit(most)).all()
-            found[dag_id] = tuple(_run(run) for run in reversed(runs))
+            asked = select(Row).where(Row.dag_id == dag_id, Row.logical_date.is_not(None))
+            runs = session.scalars(asked.order_by(Row.logical_date.desc()).limit(most)).all()
+            found[dag_id] = tuple(read_run(DagRun, run) for run in reversed(runs))
     return found
 
 
-def runs_after(dag_id: str, start: datetime | None, most: int) -> tuple[Run, ...]:
+def runs_after(dag_id: str, start: datetime | None, most: int) -> tuple[DagRun, ...]:
     """Return the first runs of a DAG whose data interval begins at or after a time, oldest first."""
-    asked = select(DagRun).where(DagRun.dag_id == dag_id, DagRun.logical_date.is_not(None))
+    asked = select(Row).where(Row.dag_id == dag_id, Row.logical_date.is_not(None))
     if start is not None:  # A logical date is never before the start of its interval, and has an index.
-        asked = asked.where(DagRun.logical_date >= start, DagRun.data_interval_start >= start)
+        asked = asked.where(Row.logical_date >= start, Row.data_interval_start >= start)
     with create_session() as session:
-        return tuple(_run(run) for run in session.scalars(asked.order_by(DagRun.logical_date).limit(most)))
-
-
-def _run(run: Any) -> Run:
-    return Run(
-        run_id=run.run_id,
-        state=str(run.state),
-        start=run.data_interval_start,
-        end=run.data_interval_end,
-        due=run.run_after,
-        queued=run.queued_at,
-        began=run.start_date,
-        ended=run.end_date,
-    )
+        return tuple(read_run(DagRun, run) for run in session.scalars(asked.order_by(Row.logical_date).limit(most)))
 
 
 def tries_of(dag_id: str, run_id: str) -> tuple[TaskTry, ...]:

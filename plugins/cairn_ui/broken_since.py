@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Literal
 
-from cairn_ui.airflow_values import Run, Schedule
+from cairn_ui.airflow_values import Schedule
+from state_backend.values.airflow_runs import DagRun
 from state_backend.values.intervals import Interval
 
 # Airflow gets this time to run an interval that is due. After that, an interval without a checkpoint counts as missing.
@@ -54,7 +55,7 @@ class Broken:
 
 def broken_since(
     unusable: Sequence[Unusable],
-    runs: Sequence[Run],
+    runs: Sequence[DagRun],
     expected: Interval | None,
     schedule: Schedule | None,
     now: datetime,
@@ -66,7 +67,7 @@ def broken_since(
     newest: dict[Interval, Unusable] = {}
     for one in sorted(unusable, key=lambda u: u.id):
         newest[one.interval] = one
-    of_interval: dict[Interval, list[Run]] = {}
+    of_interval: dict[Interval, list[DagRun]] = {}
     for run in runs:
         if run.interval is not None:
             of_interval.setdefault(run.interval, []).append(run)
@@ -86,7 +87,7 @@ def broken_since(
     )
 
 
-def _trouble(interval: Interval, unusable: Unusable | None, runs: Sequence[Run]) -> Trouble | None:
+def _trouble(interval: Interval, unusable: Unusable | None, runs: Sequence[DagRun]) -> Trouble | None:
     failed = [run for run in runs if run.state == "failed"]
     if unusable is not None:
         return Trouble(interval=interval, why=unusable.why, checkpoint=unusable)

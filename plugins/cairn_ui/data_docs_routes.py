@@ -6,20 +6,18 @@ with the user's session. Only the list of the pages is not sandboxed, since Cair
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
-
 from airflow.api_fastapi.auth.managers.models.resource_details import AccessView
 from airflow.api_fastapi.core_api.security import requires_access_view
-from fastapi import Depends, FastAPI, HTTPException, Request
+from fastapi import APIRouter, Depends, FastAPI, HTTPException, Request
 from fastapi.responses import FileResponse, HTMLResponse, Response
 
 from cairn_operators.data_docs import URL_PREFIX, docs_root, page_in, styled
-from cairn_ui import routes
+from cairn_ui import shown_page
+from cairn_ui.access import PAGE, Asks
 from cairn_ui.data_docs import page_at, pages_in
 from cairn_ui.error_pages import add_error_pages
 from cairn_ui.next_steps import without_docs
-from cairn_ui.page_rights import Asks
-from cairn_ui.render_template import HEADERS, render
+from cairn_ui.read_logs import Look
 
 _SANDBOX = {
     "Content-Security-Policy": "sandbox allow-scripts allow-popups allow-downloads",
@@ -34,28 +32,40 @@ app = FastAPI(
 
 def _checkpoints(request: Request) -> str:
     """Return the path at which Airflow serves the pages about checkpoints."""
-    return f"{str(request.scope.get('root_path', '')).rstrip('/').removesuffix(URL_PREFIX)}{routes.URL_PREFIX}"
+    return f"{str(request.scope.get('root_path', '')).rstrip('/').removesuffix(URL_PREFIX)}{shown_page.URL_PREFIX}"
 
 
 add_error_pages(app, _checkpoints)
+# For the application with the pages about checkpoints.
+router = APIRouter()
+
+
+@router.get("/p/{key}/docs/{path:path}", **PAGE)
+def framed(request: Request, rights: Asks, key: str, path: str) -> Response:
+    """Show a page of Data Docs below the heading and the tabs of its pipeline."""
+    ref = shown_page.find_ref(rights, key)
+    page = page_at(path) if rights.may_read_docs(ref.name, shown_page.dags.pipelines()) else None
+    if page is None or page.pipeline != ref.name or page_in(docs_root(), path) is None:
+        raise HTTPException(404, "This page of Data Docs does not exist")
+    shown = shown_page.PipelinePage(request, rights, ref, Look(reading=None))
+    return shown.show("docs.html", page=page, docs_prefix=URL_PREFIX)
 
 
 @app.get("/", response_model=None)
 def listing(request: Request, rights: Asks) -> Response:
     """Show the list of Data Docs by pipeline, newest first."""
-    pages, refs = pages_in(docs_root()), routes.dags.pipelines()
+    pages, refs = pages_in(docs_root()), shown_page.dags.pipelines()
     keys = {ref.name: ref.key for ref in rights.readable(refs)}
     names = [name for name in sorted({page.pipeline for page in pages}) if rights.may_read_docs(name, refs)]
-    html = render(
+    return shown_page.page_of(
+        request,
         "docs_list.html",
         base=_checkpoints(request),
         ui="",
         next=without_docs(),
         groups=[(name, keys.get(name), [page for page in pages if page.pipeline == name]) for name in names],
         running=False,
-        now=datetime.now(UTC),
     )
-    return HTMLResponse(html, headers=HEADERS)
 
 
 @app.get("/{path:path}", response_model=None)
@@ -68,7 +78,7 @@ def page(path: str, rights: Asks) -> Response:
             404, "This page does not exist. A full validation writes Data Docs when it evaluates expectations"
         )
     name = file.relative_to(root.resolve()).parts[0]
-    refs = routes.dags.pipelines()
+    refs = shown_page.dags.pipelines()
     if not rights.may_read_docs(name, refs):
         raise HTTPException(403, _why_not(name, any(ref.name == name for ref in refs)))
     shown = page_at(file.relative_to(root.resolve()).as_posix())

@@ -48,6 +48,10 @@ class PipelineRef:
         slug = _NOT_SLUG.sub("-", self.name).strip("-.")[:40] or "pipeline"
         return f"{slug}-{hashlib.sha256(text.encode()).hexdigest()[:10]}"
 
+    def is_of(self, dag_id: str) -> bool:
+        """Return True if the DAG commits or restores the pipeline."""
+        return dag_id == self.dag_id or dag_id in self.restore_dags
+
     @property
     def folder(self) -> str:
         """The URL of the pipeline's folder."""

@@ -7,16 +7,15 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import cast
 
-from cairn_ui.airflow_values import Run, TaskTry
+from cairn_ui.airflow_values import TaskTry
 from cairn_ui.broken_since import Broken, Unusable, Why
 from cairn_ui.run_bars import Bars
 from cairn_ui.waiting_dags import WaitingDag
 from state_backend.checkpoint.log import Log
 from state_backend.formats import paths
 from state_backend.inspection.describe import newest_of_interval, state_of
+from state_backend.values.airflow_runs import DagRun
 from state_backend.values.intervals import Interval
-from state_backend.values.records import Record
-from state_backend.values.schedule import next_interval
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,15 +48,10 @@ class PipelineRuns:
     command: str | None
 
 
-def asset_of(pipeline: str) -> str:
-    """Return the URI of the asset that gets an event for each checkpoint, as `pipeline_asset` names it."""
-    return f"cairn://{pipeline}"
-
-
 def unusable_checkpoints(log: Log) -> list[Unusable]:
     """Return the retained checkpoints from which no interval may start.
 
-    Call `pipeline_overview.prefetch` first. Without it, the function sends its requests one after the other.
+    Call `load_states` first. Without it, the function sends its requests one after the other.
     """
     found = []
     for record in log.completed():
@@ -90,22 +84,7 @@ def mark_of(unusable: Unusable) -> str:
     return paths.record(unusable.by or unusable.id)
 
 
-def following(log: Log, usable: Record | None) -> Interval | None:
-    """Return the interval that follows the last usable checkpoint, by the recorded schedule.
-
-    Without a recorded schedule, it is as long as that checkpoint's interval. None without a usable checkpoint.
-    """
-    if usable is None:
-        return None
-    last, schedule = usable.content.interval, log.schedule
-    return (
-        next_interval(schedule, last)
-        if schedule is not None
-        else Interval(last.end, last.end + (last.end - last.start))
-    )
-
-
-def run_to_explain(broken: Broken | None, runs: Sequence[Run]) -> str | None:
+def run_to_explain(broken: Broken | None, runs: Sequence[DagRun]) -> str | None:
     """Return the run whose failed tries the overview explains; None if no run needs it."""
     if broken is not None and broken.first.run_id is not None:
         return broken.first.run_id

@@ -13,14 +13,14 @@ import threading
 import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any, Generic, TypeVar, cast
 
 from cairn_ui.find_pipelines import PipelineRef
-from cairn_ui.values import Look, Reading, Stored
 from state_backend.checkpoint.log import Log, read_log
 from state_backend.checkpoint.parallel import at_once
 from state_backend.formats import paths
-from state_backend.inspection.status import status_of
+from state_backend.inspection.status import Status, status_of
 from state_backend.ports.storage import Storage
 from state_backend.values.errors import CairnError, CorruptRecord
 from state_backend.values.records import Record
@@ -38,6 +38,52 @@ COUNT_AGAIN_S = 600.0
 
 class NotAnswered(Exception):
     """The error that a read did not end within the time that a page waits."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """The content of a pipeline's folder at one time."""
+
+    log: Log
+    status: Status
+    validated: dict[int, frozenset[str]]
+    # Time of the read, in seconds since the epoch.
+    read_s: float
+    # Duration of the read in seconds.
+    took_s: float
+
+    @property
+    def newest(self) -> Record | None:
+        """The retained checkpoint whose interval ends last; None without checkpoints.
+
+        If the intervals of several checkpoints end at this time, the checkpoint with the highest id counts.
+        """
+        return max(self.log.completed(), key=lambda c: (c.content.interval.end, c.id), default=None)
+
+    @property
+    def newest_end(self) -> datetime | None:
+        """The end of the last interval with a retained checkpoint; None without checkpoints."""
+        return None if self.newest is None else self.newest.content.interval.end
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Look:
+    """The result of a read of one pipeline for a page."""
+
+    # The newest successful reading; None if the pipeline was never read.
+    reading: Reading | None
+    # Why the pipeline could not be read now, so `reading` is an older one; None if the read succeeded.
+    problem: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stored:
+    """The size of a pipeline's folder."""
+
+    total: int
+    files: int
+    # Time of the count, in seconds since the epoch.
+    counted_s: float
 
 
 @dataclass

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 from datetime import UTC, datetime
 from functools import cache
@@ -13,7 +14,9 @@ from urllib.parse import quote
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from cairn_ui import human_units as words
+from cairn_ui.phases import phases_of
+from state_backend.inspection.describe import keys_of
+from state_backend.values import human_units as words
 from state_backend.values.hide_secrets import hide
 
 _INSTANT = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d(?::\d\d(?:\.\d+)?)?(?:Z|\+00:00)")
@@ -53,9 +56,15 @@ def environment() -> Environment:
         "span": words.span,
         "count": words.count,
         "segment": lambda text: quote(str(text), safe=""),
+        "at": _at,
         "iso": _iso,
         "utc": _utc,
         "instants": instants,
+        "json": lambda value: json.dumps(value, indent=2, default=str),
+        "keys": keys_of,
+        "phases": phases_of,
+        "tone": tone_of,
+        "type": type_of,
     }
     found.filters |= filters
     found.globals["version"] = _version()
@@ -90,13 +99,42 @@ def instants(text: object) -> Markup:
     return Markup("").join([*parts, escape(words[done:])])
 
 
-def _iso(instant: datetime) -> str:
-    return instant.astimezone(UTC).isoformat().replace("+00:00", "Z")
+def tone_of(state: str) -> str:
+    """Return the tone, and so the colour, of a chip that shows a state such as `stale by 12`."""
+    tones = {"quarantined": "bad", "descends": "bad", "stale": "warn", "completed": "good"}
+    return tones.get(state.partition(" ")[0], "info")
 
 
-def _utc(instant: datetime) -> str:
+def type_of(kind: Any) -> str:
+    """Format a type of Spark's JSON as text; a whole schema such as `user string, points array<int>`."""
+    match kind:
+        case {"type": "struct", "fields": fields}:
+            return ", ".join(f"{f['name']} {_inner(f['type'])}" for f in fields)
+    return _inner(kind)
+
+
+def _inner(kind: Any) -> str:
+    match kind:
+        case {"type": "struct", "fields": fields}:
+            return f"struct<{', '.join(f['name'] + ': ' + _inner(f['type']) for f in fields)}>"
+        case {"type": "array", "elementType": element}:
+            return f"array<{_inner(element)}>"
+        case {"type": "map", "keyType": key, "valueType": value}:
+            return f"map<{_inner(key)}, {_inner(value)}>"
+    return str(kind)
+
+
+def _at(instant: datetime | str) -> datetime:
+    return (datetime.fromisoformat(instant) if isinstance(instant, str) else instant).astimezone(UTC)
+
+
+def _iso(instant: datetime | str) -> str:
+    return _at(instant).isoformat().replace("+00:00", "Z")
+
+
+def _utc(instant: datetime | str) -> str:
     """Format a time in UTC. In the browser, the page's script converts it to the time zone of Airflow's UI."""
-    at = instant.astimezone(UTC)
+    at = _at(instant)
     return f"{at:%Y-%m-%d %H:%M} UTC" if not at.second else f"{at:%Y-%m-%d %H:%M:%S} UTC"
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal
 
-from cairn_ui.airflow_values import Run
+from state_backend.values.airflow_runs import DagRun
 from state_backend.values.intervals import Interval
 
 # Largest number of runs.
@@ -34,7 +34,7 @@ _OUTCOMES: dict[str, tuple[str, Tone, str]] = {
 class Bar:
     """The bar of one run."""
 
-    run: Run
+    run: DagRun
     outcome: str
     tone: Tone
     sign: str
@@ -56,7 +56,7 @@ class Bars:
         return ", ".join(words for _, _, words in self.legend)
 
 
-def bars_of(runs: Sequence[Run], unusable: Mapping[Interval, str], now: datetime) -> Bars:
+def bars_of(runs: Sequence[DagRun], unusable: Mapping[Interval, str], now: datetime) -> Bars:
     """Return the bars of the newest runs, at most 20."""
     shown = runs[-MOST:]
     longest = max((seconds for run in shown if (seconds := seconds_of(run, now)) is not None), default=0.0)
@@ -66,12 +66,12 @@ def bars_of(runs: Sequence[Run], unusable: Mapping[Interval, str], now: datetime
     return Bars(bars=bars, legend=legend)
 
 
-def seconds_of(run: Run, now: datetime) -> float | None:
+def seconds_of(run: DagRun, now: datetime) -> float | None:
     """Return a run's duration in seconds, until now if it has not ended; None before its start."""
     return None if run.began is None else max(0.0, ((run.ended or now) - run.began).total_seconds())
 
 
-def _bar(run: Run, unusable: Mapping[Interval, str], longest: float, now: datetime) -> Bar:
+def _bar(run: DagRun, unusable: Mapping[Interval, str], longest: float, now: datetime) -> Bar:
     state = run.state
     if state == "success" and run.interval is not None:
         state = unusable.get(run.interval, state)

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Literal
 
-from cairn_ui.airflow_values import Run, TaskTry
+from cairn_ui.airflow_values import TaskTry
+from state_backend.values.airflow_runs import DagRun
 
 Kind = Literal["pause", "scheduler", "queue", "ran", "failed"]
 # The colour of each of Cairn's tasks: n stands for the class `p<n>` of the style sheet. Other tasks have `_OTHER`.
@@ -58,7 +59,7 @@ class Timeline:
     totals: tuple[tuple[str, int | None, float], ...]
 
 
-def timeline_of(run: Run, tries: Sequence[TaskTry], now: datetime) -> Timeline:
+def timeline_of(run: DagRun, tries: Sequence[TaskTry], now: datetime) -> Timeline:
     """Return the timeline of a run."""
     ordered = sorted(tries, key=lambda t: (_first(t) is None, _first(t) or now, t.task_id, t.try_number))
     firsts = [at for one in ordered if (at := _first(one)) is not None]

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal
 
-from cairn_ui.checkpoint_list import phases_of
-from cairn_ui.human_units import count, size, span
-from cairn_ui.pipeline_overview import keys_of
-from cairn_ui.values import Reading
+from cairn_ui.phases import phases_of
+from cairn_ui.read_logs import Reading
+from state_backend.inspection.describe import keys_of
+from state_backend.values.human_units import count, size, span
 from state_backend.values.intervals import Interval
 from state_backend.values.records import Record
 

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from state_backend.checkpoint.log import Log, interval_of
+from state_backend.inspection.describe import start_and_end
 from state_backend.values.intervals import Interval
 from state_backend.values.records import Content, OutputFile, Record, SweepRecord
 
@@ -116,3 +117,33 @@ def made_within(log: Log, span: Interval) -> dict[Interval, Made]:
             state=state if isinstance(state, Record) and state.id in log.retained else None,
         )
     return found
+
+
+def describe_interval(found: IntervalDifference) -> dict[str, Any]:
+    """Return the comparison of an interval as JSON values."""
+    return {
+        **start_and_end(found.interval),
+        "state": found.state,
+        "output": found.output,
+        "late": found.late,
+        "position": found.position,
+        "old": _side(found.old),
+        "new": _side(found.new),
+    }
+
+
+def _side(made: Made | None) -> dict[str, Any] | None:
+    if made is None:
+        return None
+    rows = [sum(f.rows for f in made.outputs if f.late == late) for late in (False, True)]
+    shown: dict[str, Any] = {"checkpoint": made.id, "output_rows": rows[0], "late_rows": rows[1]}
+    if made.content is None:
+        return shown
+    totals = made.content.totals
+    return shown | {
+        "input_rows": totals.input_rows,
+        "entries": totals.entries,
+        "state_bytes": totals.state_bytes,
+        "uploaded_bytes": totals.uploaded_bytes,
+        "seconds": round(made.seconds or 0.0, 3),
+    }

@@ -20,8 +20,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from state_backend.checkpoint.log import Log
-from state_backend.inspection.compare_logs import IntervalDifference, Made, compare_intervals
+from state_backend.inspection.compare_logs import IntervalDifference, Made, compare_intervals, describe_interval
 from state_backend.inspection.compare_tables import TableDifference, compare_tables
+from state_backend.inspection.describe import start_and_end
 from state_backend.inspection.state_diff import EntryChange, describe_change, diff_states
 from state_backend.inspection.state_table import StateSource
 from state_backend.ports.storage import Storage
@@ -258,7 +259,7 @@ def describe_comparison(found: Comparison) -> dict[str, Any]:
     """Return the comparison as JSON values."""
     return {
         "same": found.same,
-        "intervals": [_interval(i) for i in found.intervals],
+        "intervals": [describe_interval(i) for i in found.intervals],
         "outputs": list(found.outputs),
         "late": list(found.late),
         "states_at": None if found.states_at is None else format_instant(found.states_at.end),
@@ -276,40 +277,9 @@ def describe_comparison(found: Comparison) -> dict[str, Any]:
     }
 
 
-def _interval(found: IntervalDifference) -> dict[str, Any]:
-    return {
-        "start": format_instant(found.interval.start),
-        "end": format_instant(found.interval.end),
-        "state": found.state,
-        "output": found.output,
-        "late": found.late,
-        "position": found.position,
-        "old": _side(found.old),
-        "new": _side(found.new),
-    }
-
-
-def _side(made: Made | None) -> dict[str, Any] | None:
-    if made is None:
-        return None
-    rows = [sum(f.rows for f in made.outputs if f.late == late) for late in (False, True)]
-    shown: dict[str, Any] = {"checkpoint": made.id, "output_rows": rows[0], "late_rows": rows[1]}
-    if made.content is None:
-        return shown
-    totals = made.content.totals
-    return shown | {
-        "input_rows": totals.input_rows,
-        "entries": totals.entries,
-        "state_bytes": totals.state_bytes,
-        "uploaded_bytes": totals.uploaded_bytes,
-        "seconds": round(made.seconds or 0.0, 3),
-    }
-
-
 def _rows(interval: Interval, rows: TableDifference, limit: int) -> dict[str, Any]:
     return {
-        "start": format_instant(interval.start),
-        "end": format_instant(interval.end),
+        **start_and_end(interval),
         "only_old": len(rows.only_old),
         "only_new": len(rows.only_new),
         "changed": len(rows.changed),

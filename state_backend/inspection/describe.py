@@ -11,7 +11,7 @@ from datetime import UTC, date
 from decimal import Decimal
 from typing import Any
 
-from state_backend.checkpoint.log import Entry, Log, base_of, interval_of, kind_of
+from state_backend.checkpoint.log import Log, base_of, interval_of, kind_of, run_of
 from state_backend.formats.recorded_settings import without_settings
 from state_backend.formats.types import ArrayType, AtomicType, DataType, MapType, StructType
 from state_backend.values.handles import Handle, handles_in
@@ -19,12 +19,15 @@ from state_backend.values.hide_secrets import hide_all
 from state_backend.values.intervals import Interval, format_instant, from_ms
 from state_backend.values.records import (
     Content,
+    InlineShard,
     KeyGroupState,
     Record,
     ShardManifest,
+    ShardRef,
     StateDescriptor,
     SweepRecord,
     Tombstone,
+    Trial,
 )
 
 
@@ -34,15 +37,26 @@ def describe_log(log: Log, ids: Collection[int], written_ms: Mapping[int, int], 
     In the rows, `code` is a short name of the code. `code_changed` is True if the code differs from that of the next
     lower id in `ids`; tombstones and sweeps have no code and are skipped.
     """
+    load_states(log, ids)
     rows, before = [], None
     for n in sorted(ids):
-        entry = log.entries[n]
-        row = _row(log, entry, (now_ms - written_ms[n]) // 1000 if n in written_ms else None)
-        if isinstance(entry, Record):
-            row["code_changed"] = before not in (None, entry.content.code_hash)
-            before = entry.content.code_hash
+        row = describe_entry(log, n, written_ms.get(n), now_ms=now_ms)
+        if row["code_hash"] is not None:
+            row["code_changed"] = before not in (None, row["code_hash"])
+            before = row["code_hash"]
         rows.append(row)
     return rows[::-1]
+
+
+def load_states(log: Log, ids: Collection[int]) -> None:
+    """Load what `state_of` needs about the given entries, with many requests at the same time.
+
+    Without this call, `state_of` would send the requests one after the other.
+    """
+    log.entries.load([*ids])
+    found = [interval_of(e) for n in ids if not isinstance(e := log.entries[n], SweepRecord)]
+    if found:
+        log.entries.facts(Interval(min(i.start for i in found), max(i.end for i in found)), log.summary.levels)
 
 
 def code_name(content: Content) -> str:
@@ -50,45 +64,91 @@ def code_name(content: Content) -> str:
     return content.code_version or content.code_hash[:8]
 
 
-def _row(log: Log, entry: Entry, age_s: int | None) -> dict[str, Any]:
+def start_and_end(interval: Interval) -> dict[str, str]:
+    """Return the start and the end of an interval."""
+    return {"start": format_instant(interval.start), "end": format_instant(interval.end)}
+
+
+def keys_of(record: Record) -> int | None:
+    """Return the number of keys with a value state; None if the processor declares no value state."""
+    return record.content.totals.keys if any(s.kind == "value" for s in record.content.states) else None
+
+
+def describe_entry(
+    log: Log, checkpoint_id: int, written_ms: int | None = None, *, now_ms: int | None = None
+) -> dict[str, Any]:
+    """Return one entry of the log as a row. Values that a tombstone or a sweep does not have are None."""
+    entry = log.entries[checkpoint_id]
+    row: dict[str, Any] = dict.fromkeys(_COLUMNS)
+    row |= {"id": checkpoint_id, "code_changed": False, "retained": False}
+    if written_ms is not None:
+        row |= {"committed": _instant(written_ms), "age_s": None if now_ms is None else (now_ms - written_ms) // 1000}
     if isinstance(entry, SweepRecord):
         if entry.released is not None:
-            return _columns(entry.id, None, "release", None, f"of checkpoint {entry.released}", age_s)
-        return _columns(entry.id, None, "sweep", None, f"abandons {len(entry.abandoned)}", age_s)
-    row = _columns(entry.id, interval_of(entry), kind_of(entry), base_of(entry), state_of(log, entry), age_s)
+            return row | {"kind": "release", "state": f"of checkpoint {entry.released}"}
+        return row | {"kind": "sweep", "state": f"abandons {len(entry.abandoned)}"}
+    row |= start_and_end(interval_of(entry)) | {
+        "kind": kind_of(entry),
+        "base": base_of(entry),
+        "state": state_of(log, entry),
+        "run": _plain(run_of(entry)),
+    }
     if isinstance(entry, Tombstone):
-        return row
-    totals = entry.content.totals
-    # Only value states count keys. Without a value state the number of keys is unknown.
-    keys = totals.keys if any(state.kind == "value" for state in entry.content.states) else None
-    return {
-        **row,
-        "keys": keys,
-        "bytes": totals.state_bytes,
-        "files": totals.state_files,
-        "code": code_name(entry.content),
-        "code_hash": entry.content.code_hash,
+        return row | {"origin": "restored" if entry.kind == "restore" else None}
+    content = entry.content
+    return row | {
+        "keys": keys_of(entry),
+        "bytes": content.totals.state_bytes,
+        "files": content.totals.state_files,
+        "code": code_name(content),
+        "code_hash": content.code_hash,
+        "retained": checkpoint_id in log.retained,
+        "origin": origin_of(entry),
+        "mode": None if content.kind == "restore" else _mode(content),
+        "totals": _plain(content.totals),
+        "durations_us": content.durations_us,
     }
 
 
-def _columns(
-    id: int, interval: Interval | None, kind: str, base: int | None, state: str, age_s: int | None
-) -> dict[str, Any]:
-    return {
-        "id": id,
-        "start": format_instant(interval.start) if interval is not None else None,
-        "end": format_instant(interval.end) if interval is not None else None,
-        "kind": kind,
-        "base": base,
-        "state": state,
-        "keys": None,
-        "bytes": None,
-        "files": None,
-        "code": None,
-        "code_hash": None,
-        "code_changed": False,
-        "age_s": age_s,
-    }
+_COLUMNS = (
+    *("id", "start", "end", "kind", "base", "state", "keys", "bytes", "files", "code", "code_hash", "code_changed"),
+    *("age_s", "committed", "retained", "run", "origin", "mode", "totals", "durations_us"),
+)
+
+
+def origin_of(record: Record) -> str | None:
+    """Return where a checkpoint's state came from, if that is worth a remark.
+
+    If no interval computed the state, the text says how it was made, such as "went back to checkpoint 3". If a re-run
+    reproduced an earlier state of its interval, the text is "same result as checkpoint 3". For every other checkpoint
+    the result is None.
+    """
+    match record.content:
+        case Content(kind="consolidate", base_id=base):
+            return f"checkpoint {base}, consolidated"
+        case Content(kind="forget", base_id=base):
+            return f"checkpoint {base} without forgotten keys"
+        case Content(kind="restore", restored_from=str(savepoint)):
+            return f"restored from savepoint {savepoint}"
+        case Content(kind="restore", base_id=int(base)):
+            return f"went back to checkpoint {base}"
+        case Content(kind="restore"):
+            return "forked from another pipeline"
+    return None if record.reproduces is None else f"same result as checkpoint {record.reproduces}"
+
+
+def _mode(content: Content) -> str:
+    """Derive the form of a checkpoint from its files, since the record does not name it."""
+    if any(map(_has_segments, content.shards)):
+        return "changelog"
+    new = content.totals.uploaded_files
+    return "full" if new and new >= content.totals.state_files else "incremental"
+
+
+def _has_segments(ref: ShardRef) -> bool:
+    if isinstance(ref, InlineShard):
+        return bool(ref.inline.segments)
+    return ref.in_segment is not None or bool(ref.changes is not None and ref.changes.segments)
 
 
 def state_of(log: Log, entry: Record | Tombstone) -> str:
@@ -134,8 +194,7 @@ def describe_checkpoint(log: Log, record: Record, manifests: Sequence[ShardManif
         "state": state_of(log, record),
         "reason": log.quarantined[refused].reason if refused is not None else None,
         "findings": list(log.quarantined[refused].findings) if refused is not None else [],
-        "start": format_instant(content.interval.start),
-        "end": format_instant(content.interval.end),
+        **start_and_end(content.interval),
         "base": content.base_id,
         "reproduces": record.reproduces,
         "restored_from": content.restored_from,
@@ -169,6 +228,23 @@ def describe_checkpoint(log: Log, record: Record, manifests: Sequence[ShardManif
             for ref, m in zip(content.shards, manifests, strict=True)
         ],
         "outputs": [{**_file(o.handle), "rows": o.rows, "late": o.late} for o in content.outputs],
+    }
+
+
+def describe_trial(trial: Trial) -> dict[str, Any]:
+    """Return the record of a trial."""
+    base = trial.base
+    return {
+        "name": trial.name,
+        "pipeline": trial.pipeline,
+        "code": trial.code,
+        "code_hash": trial.code_hash,
+        "code_version": trial.code_version,
+        **start_and_end(trial.span),
+        "interval_seconds": trial.length_ms / 1000,
+        "base": None if base is None else base.id,
+        "savepoint": None if base is None else base.savepoint,
+        "kept_until": format_instant(from_ms(trial.ends_ms)),
     }
 
 

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from typing import Any
 
 from state_backend.checkpoint.lineage import plan_base, restored_away
 from state_backend.checkpoint.log import Log
 from state_backend.checkpoint.rewind import committed_after
 from state_backend.formats import paths
-from state_backend.inspection.describe import newest_of_interval
+from state_backend.inspection.describe import newest_of_interval, start_and_end
 from state_backend.ports.storage import Storage
 from state_backend.values.errors import CairnError, Rerun
-from state_backend.values.intervals import Interval
+from state_backend.values.intervals import Interval, format_instant
 from state_backend.values.records import Permissions, SweepRecord
 from state_backend.values.schedule import interval_from, next_interval
 
@@ -42,6 +43,22 @@ class Status:
         return self.problem is None and self.rerun is None and not self.unpublished
 
 
+def describe_status(found: Status, command: str | None) -> dict[str, Any]:
+    """Return the status with the command that repairs the pipeline, or None if no command helps."""
+    return {
+        "well": found.well,
+        "next": None if found.next is None else [format_instant(found.next.start), format_instant(found.next.end)],
+        "base": found.base,
+        "problem": found.problem,
+        "stale": [{"id": n, "by": by} for n, by in found.stale],
+        "quarantined": [{"id": n, "reason": reason} for n, reason in found.quarantined],
+        "unpublished": [
+            {"id": n, "interval": str(interval), **start_and_end(interval)} for interval, n in found.unpublished
+        ],
+        "command": command,
+    }
+
+
 def with_refused_bases(log: Log, pipeline: str, rerun: Rerun, length: timedelta, pipeline_start_ms: int) -> Rerun:
     """Return `rerun`, extended to earlier intervals if Cairn would refuse its first interval.
 
@@ -58,6 +75,13 @@ def with_refused_bases(log: Log, pipeline: str, rerun: Rerun, length: timedelta,
                 break
             rerun = replace(rerun, first=error.rerun.first)
     return rerun
+
+
+def following_interval(log: Log, last: Interval) -> Interval:
+    """Return the interval after `last`, by the recorded schedule. Without a schedule, it is as long as `last`."""
+    if log.schedule is not None:
+        return next_interval(log.schedule, last)
+    return Interval(last.end, last.end + (last.end - last.start))
 
 
 def _still_refused(log: Log, checkpoint_id: int) -> bool:
@@ -79,11 +103,7 @@ def status_of(log: Log, pipeline: str, storage: Storage) -> Status:
         discarded = restored_away(log)
         there = [c for c in completed if c.id not in discarded]
         last = max((c.content.interval for c in there), key=lambda i: (i.end, i.start))
-        following = (
-            next_interval(log.schedule, last)
-            if log.schedule is not None
-            else Interval(last.end, last.end + (last.end - last.start))
-        )
+        following = following_interval(log, last)
         try:
             start_ms = completed[-1].content.pipeline_start_ms
             found = plan_base(log, pipeline, following, Permissions(), start_ms)

@@ -15,12 +15,13 @@ from fastapi import FastAPI, HTTPException, Request
 
 from cairn_ui import access as rights
 from cairn_ui import airflow_database as airflow_side
-from cairn_ui import airflow_runs, routes
+from cairn_ui import airflow_runs, routes, shown_page
 from cairn_ui import data_docs_routes as docs_routes
-from cairn_ui.airflow_values import Run, Schedule, TaskTry
+from cairn_ui.airflow_values import Schedule, TaskTry
 from cairn_ui.find_pipelines import PipelineRef
 from cairn_ui.read_logs import Reader
 from state_backend.ports.storage import Storage
+from state_backend.values.airflow_runs import DagRun
 from tests.support.checkpoints import day
 from tests.support.shown_pipelines import run_id
 
@@ -56,7 +57,7 @@ def shown_app(
     """Mounted where Airflow mounts it. ``storages``: by the pipeline's name; who asks for another one never gets an answer."""
     dags = SimpleNamespace(pipelines=lambda: refs)
     schedule = Schedule(paused=False, asked_end=day(9).end, next_due=None, running=running)
-    run = Run(
+    run = DagRun(
         run_id=run_id(9),
         state="success",
         start=day(9).start,
@@ -76,11 +77,11 @@ def shown_app(
     )
     manager = AuthManager(refused)
     whole = FastAPI()
-    whole.mount(routes.URL_PREFIX, routes.app)
+    whole.mount(shown_page.URL_PREFIX, routes.app)
     whole.mount("/cairn/docs", docs_routes.app)
     with (
-        mock.patch.object(routes, "reader", Reader(lambda ref: storages[ref.name])),
-        mock.patch.object(routes, "dags", dags),
+        mock.patch.object(shown_page, "reader", Reader(lambda ref: storages[ref.name])),
+        mock.patch.object(shown_page, "dags", dags),
         mock.patch.object(rights, "get_auth_manager", lambda: manager),
         mock.patch.object(security, "get_auth_manager", lambda: manager),
         mock.patch.object(rights, "DagModel", SimpleNamespace(get_team_name=lambda _: None)),
@@ -90,7 +91,7 @@ def shown_app(
         mock.patch.object(airflow_runs, "last_runs", lambda ids, _: dict.fromkeys(ids, (run,))),
         mock.patch.object(airflow_runs, "runs_after", lambda *_: (run,)),
         mock.patch.object(airflow_runs, "scheduled_by_assets", lambda: ({"cairn://rides": ["report", "secret"]}, {})),
-        mock.patch.object(routes.reasons, "reason", lambda *_: "AirflowException: <killed>"),
+        mock.patch.object(shown_page.reasons, "reason", lambda *_: "AirflowException: <killed>"),
         mock.patch.object(airflow_side, "airflow_url", lambda _: "http://127.0.0.1:8081"),
         mock.patch.object(airflow_runs, "run_of", lambda _, run_id: run if run_id == run.run_id else None),
         mock.patch.object(airflow_runs, "tries_of", lambda *_: tries),

@@ -40,8 +40,8 @@ def run(n: int, state: str, **more: Any) -> AirflowRun:
     """The run of the n-th day; an ended one ended n minutes after T0."""
     at = T0 + n * MINUTE
     ended = at if state in ("success", "failed") else None
-    queued = {"queued": at - MINUTE, "started": None if state == "queued" else at - MINUTE / 2, "ended": ended}
-    return AirflowRun(run_id=f"day{n}", start=day(n).start, state=state, **{"of_backfill": True, **queued, **more})
+    queued = {"queued": at - MINUTE, "began": None if state == "queued" else at - MINUTE / 2, "ended": ended}
+    return AirflowRun(run_id=f"day{n}", start=day(n).start, state=state, **{"run_type": "backfill", **queued, **more})
 
 
 def backfill(first: int, last: int, *, paused: bool = False, at_work: int = 1, id: int = 7) -> OpenBackfill:
@@ -160,7 +160,7 @@ END = f"none of its runs is for {days(2)}, which comes first"
         (
             MISSING_2,
             3,
-            [run(2, "queued", of_backfill=False)],
+            [run(2, "queued", run_type="scheduled")],
             {"paused": True},
             ["unpause DAG d", "wait for run day2, which is queued", f"run {days(3)}: missing"],
         ),

@@ -20,6 +20,7 @@ from cairn_operators.previous_checkpoint_trigger import PreviousCheckpointTrigge
 from state_backend.adapters.open_storage import open_storage
 from state_backend.checkpoint.log import Log
 from state_backend.formats import paths
+from state_backend.values.airflow_runs import DagRun, read_run
 from state_backend.values.errors import StorageUnavailable
 from state_backend.values.intervals import Interval
 from state_backend.values.records import Permissions, Record
@@ -226,8 +227,8 @@ def test_a_running_one_is_waited_for_however_long() -> None:
 # --- which runs are the ones before ---------------------------------------------------------------------------------------
 
 
-def dag_run(run_id: str, logical: datetime, interval: Interval, kind: str = "scheduled") -> SimpleNamespace:
-    return SimpleNamespace(
+def dag_run(run_id: str, logical: datetime, interval: Interval, kind: str = "scheduled") -> DagRun:
+    said = SimpleNamespace(
         run_id=run_id,
         logical_date=logical,
         data_interval_start=interval.start,
@@ -236,6 +237,7 @@ def dag_run(run_id: str, logical: datetime, interval: Interval, kind: str = "sch
         state=DagRunState.RUNNING,
         clear_number=None,
     )
+    return read_run(DagRun, said)
 
 
 SCHEDULED = [dag_run(f"day{n}", day(n).start, day(n)) for n in range(1, 6)]
@@ -292,8 +294,7 @@ def test_which_queued_run_this_one_keeps_from_starting(
 ) -> None:
     found = None if queued is None else dag_run("day1", day(1).start, day(1), queued)
     monkeypatch.setattr(airflow_runs, "_previous", lambda _, __, state: found if state == "queued" else None)
-    context = {"dag_run": dag_run("day3", day(3).start, day(3), own)}
-    context["dag_run"].dag_id = "d"
+    context = {"dag_run": SimpleNamespace(dag_id="d", run_id="day3", run_type=DagRunType(own))}
     assert airflow_runs.is_earlier_blocked(context, day(3).start) is blocked
     assert not airflow_runs.is_earlier_running(context, day(3).start)
     monkeypatch.setattr(airflow_runs, "_previous", lambda _, __, state: found if state == "running" else None)

@@ -132,9 +132,9 @@ RUN = {
     "cairn diff --json": HERE + "test_what_docs_show_of_a_pipeline",
     "cairn diff 4 5 --state history": HERE + "test_what_docs_show_of_a_pipeline",
     "cairn diff --root … --pipeline … … …": PAGES_OF_UI + "test_the_commands_that_a_page_prints_are_right as printed",
-    "cairn restore --root … --pipeline … --checkpoint … --dry-run": PAGES_OF_UI
+    "cairn restore … --checkpoint … --dry-run": PAGES_OF_UI
     + "test_the_commands_that_a_page_prints_are_right as printed",
-    "cairn validate … --root … --code …": "not run: needs Spark and a pipeline's code; with the same options it is, in "
+    "cairn validate … … …": "not run: needs Spark and a pipeline's code; with the same options it is, in "
     "tests/integration/test_validation.py",
     "cairn publish --check": "tests/contract/test_sinks.py::test_check_names_planted_differences_and_rebuild_repairs_them",
     "cairn publish --rebuild": "tests/contract/test_sinks.py::test_check_names_planted_differences_and_rebuild_repairs_them",
@@ -146,7 +146,7 @@ RUN = {
     "cairn quarantine … --release": CLI + "test_a_person_refuses_a_checkpoint_and_accepts_it_again",
     "cairn quarantine --release": CLI + "test_a_person_refuses_a_checkpoint_and_accepts_it_again",
     "cairn validate": "tests/integration/test_validation.py::test_validate_on_the_command_line",
-    "cairn savepoint --root … --code … --checkpoint … --to": "not run: needs Spark and a pipeline's code; with the same options it is, "
+    "cairn savepoint … … --checkpoint … --to": "not run: needs Spark and a pipeline's code; with the same options it is, "
     "in tests/integration/test_savepoints.py",
     "cairn compare … --root … --pipeline …": PAGES_OF_TRIALS,
     "cairn compare --exit-code": "tests/unit/test_trial_commands.py::test_the_same_code_has_nothing_to_say",

@@ -8,12 +8,10 @@ from typing import Any
 import pytest
 
 from cairn_ui import next_steps
-from cairn_ui.airflow_values import Run, Schedule, TaskTry
+from cairn_ui.airflow_values import Schedule, TaskTry
 from cairn_ui.broken_since import Broken, Trouble
 from cairn_ui.find_pipelines import PipelineRef
-from cairn_ui.pipeline_overview import latest_usable
 from cairn_ui.pipeline_runs import (
-    following,
     mark_of,
     newest_words,
     run_to_explain,
@@ -23,9 +21,9 @@ from cairn_ui.pipeline_runs import (
 from state_backend.adapters.memory_storage import MemoryStorage
 from state_backend.checkpoint.log import read_log
 from state_backend.formats import paths
+from state_backend.values.airflow_runs import DagRun
 from tests.support.checkpoints import day
 from tests.support.shown_pipelines import eventful
-from tests.unit.test_ui_views import read
 
 RIDES = PipelineRef(name="rides", root="file:///state", dag_id="rides", code="m:RIDES")
 
@@ -51,11 +49,10 @@ def test_unusable_checkpoints_name_the_commit_that_tells_since_when() -> None:
     assert storage.stat(paths.quarantine(14)) is not None
     # Of each interval, the newest checkpoint counts: days 4 to 8 have a newer, usable one.
     assert newest_words(log, found) == {day(9): "quarantined"}
-    assert following(log, latest_usable(read(storage))) == day(9) and following(log, None) is None
 
 
-def of(state: str, run_id: str = "r") -> Run:
-    return Run(run_id=run_id, state=state, start=day(1).start, end=day(1).end, due=day(1).end)
+def of(state: str, run_id: str = "r") -> DagRun:
+    return DagRun(run_id=run_id, state=state, start=day(1).start, end=day(1).end, due=day(1).end)
 
 
 FAILED = Broken(first=Trouble(interval=day(1), why="failed", run_id="first"), last=day(1), counts=(("failed", 1),))
@@ -74,7 +71,7 @@ MISSING = Broken(first=Trouble(interval=day(1), why="missing"), last=day(1), cou
         (MISSING, [of("failed")], "r"),
     ],
 )
-def test_which_run_the_overview_explains(broken: Broken | None, runs: list[Run], explained: str | None) -> None:
+def test_which_run_the_overview_explains(broken: Broken | None, runs: list[DagRun], explained: str | None) -> None:
     assert run_to_explain(broken, runs) == explained
 
 

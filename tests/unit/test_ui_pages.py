@@ -20,6 +20,7 @@ from cairn.command.cli import app
 from cairn_ui.find_pipelines import PipelineRef
 from cairn_ui.read_logs import Reader
 from state_backend.adapters.local_storage import LocalStorage
+from state_backend.adapters.memory_storage import MemoryStorage
 from tests.support.shown_airflow import HOSTILE, write_docs
 from tests.support.shown_pipelines import eventful, run_id, steady
 
@@ -94,6 +95,7 @@ VIEWS = {
         "airflow dags trigger rides_restore",
         "2.0",
         "events.parquet",
+        "the largest shard has 1.9 × the mean bytes",
     ],
     "/p/{rides}/checkpoint/14": ["Validation refused this checkpoint", "<b>visits</b> is empty"],
     "/p/{rides}/compare": ["Choose two retained checkpoints"],
@@ -101,6 +103,8 @@ VIEWS = {
         "different state",
         "same code",
         "Key groups that differ",
+        "4 440 440 20 396 396 36 1,144 1,144",
+        "state bytes 44 MiB 44 MiB =",
         "cairn diff --root",
     ],
     "/p/{empty}/": ["No checkpoint was committed yet", "Open DAG empty", "cairn status --root"],
@@ -131,6 +135,50 @@ def test_each_view_says_what_it_is_for(pages: Any, path: str) -> None:
     shown = text(answer.text).replace("&#39;", "'").replace("&lt;", "<").replace("&gt;", ">").replace("&#34;", '"')
     for part in VIEWS[path]:
         assert part in shown, (part, shown)
+
+
+class Counted:
+    """A storage that counts the requests."""
+
+    def __init__(self) -> None:
+        self.storage, self.calls = MemoryStorage("memory://ui/rides"), 0
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self.storage, name)
+
+        def call(*given: Any, **named: Any) -> Any:
+            self.calls += 1
+            return value(*given, **named)
+
+        return call if callable(value) else value
+
+
+# Counted before the pages read what the commands print; 62 records are read, and a page of the history has 50 rows.
+REQUESTS = {
+    "history": 166,
+    "history?before=11": 86,
+    "lineage": 126,
+    "trends": 65,
+    "checkpoint/50": 68,
+    "compare?first=50&second=51": 65,
+}
+
+
+@pytest.mark.long("seconds", runs_in="ci")
+def test_a_page_sends_no_more_requests_to_the_storage() -> None:
+    from starlette.testclient import TestClient
+
+    from tests.support.shown_app import shown_app
+
+    storage, ref = Counted(), PipelineRef(name="rides", root="memory://ui", dag_id="rides", code="m:X")
+    steady(storage.storage, 60)
+    sent = {}
+    for path in REQUESTS:
+        with shown_app({"rides": storage}, [ref], refused={}) as shown:  # type: ignore[dict-item]
+            storage.calls = 0
+            assert TestClient(shown, cookies={"_token": "admin"}).get(f"{BASE}/p/{quote(ref.key)}/{path}").is_success
+            sent[path] = storage.calls
+    assert {path: sent[path] for path in sent if sent[path] > REQUESTS[path]} == {}
 
 
 def test_every_page_forbids_what_it_does_not_need(pages: Any) -> None:
@@ -211,12 +259,12 @@ def test_what_is_not_there_is_said_with_the_next_step(pages: Any, path: str, sta
 def test_a_page_that_fails_says_so_and_tells_nothing_else(pages: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from starlette.testclient import TestClient
 
-    from cairn_ui import routes
+    from cairn_ui import pages_of_log
 
     def fail(*_: Any) -> None:
         raise ZeroDivisionError("a secret")
 
-    monkeypatch.setattr(routes.lineage, "graph_of", fail)
+    monkeypatch.setattr(pages_of_log, "place", fail)
     client = TestClient(pages.app, cookies={"_token": "admin"}, raise_server_exceptions=False)
     answer = client.get(f"{BASE}/p/{pages.keys['rides']}/lineage")
     assert answer.status_code == 500 and "The page failed" in text(answer.text) and "a secret" not in answer.text
@@ -291,7 +339,7 @@ def test_data_docs_of_a_name_without_a_pipeline_are_denied(
     """Of a DAG that was deleted or is stale; a file beside the pipelines' folders; a pipeline whose name another DAG uses too."""
     from starlette.testclient import TestClient
 
-    from cairn_ui import routes
+    from cairn_ui import shown_page
 
     monkeypatch.setenv("CAIRN_DOCS", str(tmp_path))
     path = "validations/gone/total/checkpoint 1 a_b/1/h.html"
@@ -308,9 +356,9 @@ def test_data_docs_of_a_name_without_a_pipeline_are_denied(
     assert "CAIRN_UI_PIPELINES" in pages.get(f"/cairn/docs/gone/{quote(path)}").text
 
     # Two DAGs write Data Docs into one folder: who may not read one of the DAGs reads none of them.
-    refs = routes.dags.pipelines()
+    refs = shown_page.dags.pipelines()
     own = ref_of("secret", tmp_path / "own", dag_id="own")
-    monkeypatch.setattr(routes.dags, "pipelines", lambda: [*refs, own])
+    monkeypatch.setattr(shown_page.dags, "pipelines", lambda: [*refs, own])
     shared, framed = f"/cairn/docs/secret/{quote(path)}", f"{BASE}/p/{quote(own.key)}/docs/secret/{quote(path)}"
     assert nils.get(f"{BASE}/p/{quote(own.key)}/").status_code == 200
     assert [client.get(shared).status_code for client in (nils, vera)] == [403, 200]

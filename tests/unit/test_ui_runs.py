@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 
 from cairn_operators.failures import exit_failure
-from cairn_ui.airflow_values import Run, Schedule, TaskTry
+from cairn_ui.airflow_values import Schedule, TaskTry
 from cairn_ui.broken_since import Unusable, broken_since, lag_of
 from cairn_ui.run_bars import HIGHEST, LOWEST, bars_of
 from cairn_ui.run_timeline import timeline_of
 from cairn_ui.try_reason import LogLine, reason_of
 from cairn_ui.waiting_dags import WaitingDag, waiting_dags
+from state_backend.values.airflow_runs import DagRun
 from tests.support.checkpoints import day
 
 NOW = day(9).end + timedelta(hours=12)
@@ -25,7 +26,7 @@ def at(seconds: float) -> datetime:
     return BEGAN + timedelta(seconds=seconds)
 
 
-def run_of(number: int, state: str, ended_h: float | None = 1, began_h: float | None = 0.5, **changes: Any) -> Run:
+def run_of(number: int, state: str, ended_h: float | None = 1, began_h: float | None = 0.5, **changes: Any) -> DagRun:
     """The run of a day; hours count from the end of the day."""
     made: dict[str, Any] = {
         "run_id": f"{state}-{number}",
@@ -36,7 +37,7 @@ def run_of(number: int, state: str, ended_h: float | None = 1, began_h: float | 
         "began": None if began_h is None else day(number).end + timedelta(hours=began_h),
         "ended": None if ended_h is None else day(number).end + timedelta(hours=ended_h),
     }
-    return Run(**(made | changes))
+    return DagRun(**(made | changes))
 
 
 def plan(**changes: Any) -> Schedule:
@@ -249,7 +250,7 @@ def one_try(task_id: str, *times: float | None, try_number: int = 1, state: str 
     )
 
 
-def the_run(state: str, ended: float | None) -> Run:
+def the_run(state: str, ended: float | None) -> DagRun:
     end = None if ended is None else at(ended)
     return run_of(9, state, queued=at(-7), began=at(0), ended=end)
 

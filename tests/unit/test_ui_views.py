@@ -14,21 +14,21 @@ from typing import Any
 
 import pytest
 
-from cairn_ui import checkpoint_list as history
 from cairn_ui import data_docs as docs
 from cairn_ui import find_pipelines as found
-from cairn_ui import human_units as words
 from cairn_ui import lineage, pipeline_overview, trends
 from cairn_ui import render_template as pages
 from cairn_ui.airflow_values import Schedule
-from cairn_ui.checkpoint_detail import comparison_of, detail_of, fields_of, manifests_of
+from cairn_ui.checkpoint_actions import Action, actions_of
 from cairn_ui.find_pipelines import PipelineRef
+from cairn_ui.log_pages import ids_of_page, ids_of_run
 from cairn_ui.next_steps import after_error
-from cairn_ui.read_logs import NotAnswered, Reader
-from cairn_ui.values import Look, Reading
+from cairn_ui.phases import phases_of
+from cairn_ui.read_logs import Look, NotAnswered, Reader, Reading
 from state_backend.adapters.memory_storage import MemoryStorage
-from state_backend.checkpoint.log import Log
+from state_backend.inspection.describe import describe_log, origin_of
 from state_backend.ports.storage import Storage
+from state_backend.values import human_units as words
 from state_backend.values.airflow_commands import backfill_command, local_command
 from state_backend.values.errors import Rerun, StaleStateError, StorageUnavailable
 from tests.support.checkpoints import day, record
@@ -219,18 +219,15 @@ def test_the_overview_says_what_the_next_interval_would_do(rides: Reading) -> No
     shown = pipeline_overview.overview(
         RIDES, rides, schedule(), savepoint, {13: round(NOW.timestamp() * 1000) - 90_000}, {14: "d.html"}, NOW
     )
-    assert shown.next.headline and "its base, checkpoint 12, is stale" in shown.next.headline
-    assert shown.next.command and shown.next.command.startswith(
-        f"cairn heal --root {RIDES.root} --pipeline rides --to 2024-"
-    )
+    assert "its base, checkpoint 12, is stale" in shown.status["problem"].partition("\n")[0]
+    assert shown.status["command"].startswith(f"cairn heal --root {RIDES.root} --pipeline rides --to 2024-")
     assert [(p.title, p.checkpoint, p.note) for p in shown.pointers] == [
         ("Latest completed", 13, "committed 1 min 30 s ago"),
         ("Latest validated", 11, "fast and full validation"),
         ("Last restored", 13, "back to checkpoint 11"),
         ("Last savepoint", 3, "file:///s/3"),
     ]
-    (refusal,) = shown.quarantined
-    assert (refusal.id, refusal.docs, refusal.findings[0]) == (14, "d.html", "total: 3 keys are negative")
+    assert [one["id"] for one in shown.status["quarantined"]] == [14] and shown.docs == {14: "d.html"}
     assert dict(shown.counts) == {"completed": 8, "stale": 1, "replaced": 4, "quarantined": 1}
 
 
@@ -247,8 +244,8 @@ def test_who_has_to_be_looked_at_stands_first(rides: Reading) -> None:
 def test_a_healthy_next_interval_names_its_base() -> None:
     folder = MemoryStorage("memory://ui/clicks")
     steady(folder, 3)
-    shown = pipeline_overview.next_of(RIDES, read(folder))
-    assert (shown.base, shown.headline, shown.command) == (3, None, None)
+    shown = pipeline_overview.overview(RIDES, read(folder), None, None, {}, {}, NOW).status
+    assert (shown["base"], shown["problem"], shown["command"]) == (3, None, None)
 
 
 # --- history and lineage ---------------------------------------------------------------------------------------------------------------
@@ -267,29 +264,39 @@ def test_a_healthy_next_interval_names_its_base() -> None:
     ],
 )
 def test_pages_of_ids(head: int, before: int | None, ids: list[int]) -> None:
-    assert history.ids_of_page(head, before, 4) == ids
+    assert ids_of_page(head, before, 4).ids == ids
 
 
 def test_the_history_shows_what_each_checkpoint_is(rides: Reading) -> None:
-    page = history.page_of(rides, None, {14: 1000}, {11: "rides/x.html"}, size=6)
-    assert [row.id for row in page.rows] == [14, 13, 12, 11, 10, 9]
-    assert (page.newer, page.older) == (None, 9)
-    assert [row.state for row in page.rows[:4]] == ["quarantined", "completed", "stale by 13", "replaced by 13"]
-    top, restored, _, eleven = page.rows[:4]
-    assert (top.run.run_id, top.run.clear_number, top.base, top.mode) == (run_id(9), 1, 13, "incremental")  # type: ignore[union-attr]
-    assert (top.files_written, top.files_shared) == (5, 11) and top.seconds == pytest.approx(0.381 + 2.94 + 0.5)
-    assert [p.name for p in top.phases] == ["restore", "process", "upload"]
-    assert top.committed == datetime(1970, 1, 1, 0, 0, 1, tzinfo=UTC)
-    assert (restored.kind, restored.seconds) == ("restore", None)
-    assert top.code == (top.code_hash or "")[:8] and restored.code == top.code
-    assert eleven.validated == ("fast", "full") and eleven.docs == "rides/x.html"
-    assert history.page_of(rides, 9, {}, {}, size=6).newer == 15
+    page = ids_of_page(rides.log.head_id, None, 6)
+    assert (page.newer, page.older) == (None, 9) and ids_of_page(rides.log.head_id, 9, 6).newer == 15
+    rows = describe_log(rides.log, page.ids, {14: 1000}, now_ms=3000)
+    assert [row["id"] for row in rows] == [14, 13, 12, 11, 10, 9]
+    assert [row["state"] for row in rows[:4]] == ["quarantined", "completed", "stale by 13", "replaced by 13"]
+    top, restored = rows[:2]
+    assert (top["run"]["run_id"], top["run"]["clear_number"], top["base"], top["mode"]) == (
+        run_id(9),
+        1,
+        13,
+        "incremental",
+    )
+    assert (top["totals"]["uploaded_files"], top["files"], top["age_s"]) == (5, 16, 2)
+    phases = phases_of(top["durations_us"])
+    assert [p.name for p in phases] == ["restore", "process", "upload"] and sum(
+        p.share for p in phases
+    ) == pytest.approx(1)
+    assert sum(p.seconds for p in phases) == pytest.approx(0.381 + 2.94 + 0.5)
+    assert top["committed"] == "1970-01-01T00:00:01Z"
+    assert (restored["kind"], restored["mode"], restored["origin"], phases_of(restored["durations_us"])) == (
+        *("restore", None, "went back to checkpoint 11", []),
+    )
+    assert top["code"] == top["code_hash"][:8] and restored["code"] == top["code"]
 
 
 def test_a_run_is_found_by_its_id(rides: Reading) -> None:
-    assert history.ids_of_run(rides.log, run_id(4), day(4)) == [4, 7]
-    assert history.ids_of_run(rides.log, run_id(9), None) == [12, 14]
-    assert history.ids_of_run(rides.log, "another", day(4)) == []
+    assert ids_of_run(rides.log, run_id(4), day(4)) == [4, 7]
+    assert ids_of_run(rides.log, run_id(9), None) == [12, 14]
+    assert ids_of_run(rides.log, "another", day(4)) == []
 
 
 @pytest.mark.parametrize(
@@ -315,11 +322,12 @@ def test_lanes(edges: list[tuple[int, int | None]], lanes: dict[int, int]) -> No
 
 
 def test_the_lineage_shows_branches_and_restores(rides: Reading) -> None:
-    graph = lineage.graph_of(rides, None)
-    lanes = {node.row.id: node.placed.lane for node in graph.nodes}
+    rows = describe_log(rides.log, range(1, 15), {}, now_ms=0)
+    placed, widest = lineage.place((row["id"], row["base"]) for row in rows)
+    lanes = {one.id: one.lane for one in placed}
     assert lanes[12] != lanes[11] == lanes[13] and lanes[4] != lanes[7]
-    assert [node.source for node in graph.nodes if node.source] == ["went back to checkpoint 11"]
-    assert graph.lanes == 2
+    assert [row["origin"] for row in rows if row["origin"]] == ["went back to checkpoint 11"]
+    assert widest == 2
 
 
 @pytest.mark.parametrize(
@@ -335,8 +343,7 @@ def test_the_lineage_shows_branches_and_restores(rides: Reading) -> None:
     ],
 )
 def test_where_a_checkpoint_came_from_in_words(base: int | None, changes: dict[str, Any], words: str | None) -> None:
-    log = Log({1: record(1, day(1)), 2: record(2, day(1), base, **changes)})
-    assert lineage.source(log, 2) == words
+    assert origin_of(record(2, day(1), base, **changes)) == words
 
 
 # --- trends ------------------------------------------------------------------------------------------------------------------------------
@@ -371,26 +378,21 @@ def test_any_figures_can_be_drawn(values: list[float | None], scale: Any, rides:
 # --- detail and difference -----------------------------------------------------------------------------------------------------------------
 
 
-def test_the_detail_of_a_checkpoint(rides: Reading, storage: Storage) -> None:
-    (record,) = (c for c in rides.log.completed() if c.id == 11)
-    shown = detail_of(RIDES, rides, record, manifests_of(record, storage), None, None)
-    assert shown.skew == pytest.approx(2.6 * 4 / 5.6, rel=0.01)
-    assert max(shown.shards, key=lambda s: s.bytes_share).shard == 2
-    assert [(s.name, len(s.versions)) for s in shown.states] == [("total", 2), ("<i>visits</i>", 1)]
-    assert shown.states[0].versions[-1].value == "n long, last timestamp"
-    assert '"offset": 136' in shown.source_position
-    back, keep, _, _, _, again, refuse = shown.actions
+def actions(reading: Reading, checkpoint: int, ref: PipelineRef = RIDES, airflow: str | None = None) -> list[Action]:
+    return [*actions_of(ref, reading.log, reading.log.whole(checkpoint), airflow)]
+
+
+def test_what_can_be_done_with_a_checkpoint(rides: Reading) -> None:
+    back, keep, _, _, _, again, refuse = actions(rides, 11)
     assert back.command == 'airflow dags trigger rides_restore --conf \'{"target": "11"}\''
     assert keep.command == "cairn savepoint --root memory://ui --code m:RIDES --checkpoint 11 --to DESTINATION"
     assert again.command == "cairn validate 11 --root memory://ui --code m:RIDES"
     assert refuse.command == "cairn quarantine 11 --root memory://ui --pipeline rides --dry-run"
 
 
-def test_what_can_be_done_with_a_stale_one(rides: Reading, storage: Storage) -> None:
-    (record,) = (c for c in rides.log.completed() if c.id == 12)
-    ref = PipelineRef(name="rides", root="memory://ui", dag_id="rides")
-    shown = detail_of(ref, rides, record, manifests_of(record, storage), None, None)
-    assert [a.command.partition(" --")[0] for a in shown.actions] == [
+def test_what_can_be_done_with_a_stale_one(rides: Reading) -> None:
+    shown = actions(rides, 12, PipelineRef(name="rides", root="memory://ui", dag_id="rides"))
+    assert [a.command.partition(" --")[0] for a in shown] == [
         "cairn restore",
         "cairn get KEY 12",
         "cairn history KEY",
@@ -406,13 +408,11 @@ def test_a_stale_checkpoint_on_a_stale_base_is_repaired_by_its_command() -> None
     for number in range(1, 6):
         made.day(number)
     made.day(2, "another result")
-    reading = read(storage)
-    (newest,) = (c for c in reading.log.completed() if c.id == 5)
     ref = PipelineRef(name="rides", root="memory://ui", dag_id="rides")
-    shown = detail_of(ref, reading, newest, manifests_of(newest, storage), None, None, "http://127.0.0.1:8081")
+    last = actions(read(storage), 5, ref, "http://127.0.0.1:8081")[-1]
     command = "cairn backfill --dag rides --from 2024-01-03T00:00:00Z --to 2024-01-05T00:00:00Z"
-    assert shown.actions[-1].title == "Run its interval and earlier ones again"
-    assert shown.actions[-1].command == f"{command} --airflow http://127.0.0.1:8081"
+    assert last.title == "Run its interval and earlier ones again"
+    assert last.command == f"{command} --airflow http://127.0.0.1:8081"
     with pytest.raises(StaleStateError):
         made.day(5, "alone")
     for number in (3, 4, 5):
@@ -423,7 +423,7 @@ def test_a_stale_checkpoint_on_a_stale_base_is_repaired_by_its_command() -> None
 def test_the_overview_of_a_pipeline_without_a_dag_has_a_command_too(rides: Reading) -> None:
     ref = PipelineRef(name="rides", root="memory://ui")
     command = "cairn heal --root memory://ui --pipeline rides --to 2024-01-09T00:00:00Z --code module:NAME"
-    assert pipeline_overview.next_of(ref, rides).command == command
+    assert pipeline_overview.command_of(ref, rides) == command
 
 
 def test_a_pipeline_without_a_dag_has_a_command_for_overlapping_output() -> None:
@@ -434,9 +434,9 @@ def test_a_pipeline_without_a_dag_has_a_command_for_overlapping_output() -> None
     steady(folder, 3)
     reading = read(folder)
     reading = replace(reading, status=replace(reading.status, problem="overlaps", rerun=again))
-    shown = pipeline_overview.next_of(ref, reading)
-    assert shown.command == local_command("memory://ui", "rides", again, "jobs.rides:RIDES")
-    assert shown.command.endswith("--reprocess all --replace-overlapping")
+    command = pipeline_overview.command_of(ref, reading)
+    assert command == local_command("memory://ui", "rides", again, "jobs.rides:RIDES")
+    assert command.endswith("--reprocess all --replace-overlapping")
 
 
 @pytest.mark.parametrize(
@@ -455,23 +455,13 @@ def test_a_repair_command_names_an_airflow_at_another_address(airflow: str | Non
     assert backfill_command("rides", again, airflow) == command + option
 
 
-def test_the_difference_of_two(rides: Reading, storage: Storage) -> None:
-    one, two = (next(c for c in rides.log.completed() if c.id == n) for n in (4, 7))
-    shown = comparison_of(RIDES, one, manifests_of(one, storage), two, manifests_of(two, storage))
-    assert not shown.same_state and shown.same_code
-    assert shown.groups == tuple(
-        (16 * n + 4, round(440 * s), round(440 * s)) for n, s in enumerate((1.0, 0.9, 2.6, 1.1))
-    )
-    assert shown.command == "cairn diff --root memory://ui --pipeline rides 4 7"
-
-
 def test_nested_types_in_short_words() -> None:
     nested = {"type": "array", "elementType": {"type": "struct", "fields": [{"name": "x", "type": "long"}]}}
     fields = [
         {"name": "a", "type": nested},
         {"name": "m", "type": {"type": "map", "keyType": "string", "valueType": "date"}},
     ]
-    assert fields_of({"type": "struct", "fields": fields}) == "a array<struct<x: long>>, m map<string, date>"
+    assert pages.type_of({"type": "struct", "fields": fields}) == "a array<struct<x: long>>, m map<string, date>"
 
 
 # --- reading ---------------------------------------------------------------------------------------------------------------------------------

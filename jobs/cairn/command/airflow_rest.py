@@ -28,6 +28,7 @@ from typing import Any
 
 from cairn.spark.java_runtime import is_clone
 from cairn.spark.local_server_secret import LOOPBACK, check_address, checked_token, find_secret
+from state_backend.values.airflow_runs import DagRun, R, read_run
 from state_backend.values.environment import Variable
 from state_backend.values.errors import StorageUnavailable, UsageError
 from state_backend.values.intervals import format_instant
@@ -150,15 +151,15 @@ class AirflowRest:
         """Cancel a backfill. Runs that have begun continue."""
         self.call("PUT", f"/api/v2/backfills/{backfill_id}/cancel")
 
-    def runs_between(self, dag_id: str, first: str, last: str, states: Sequence[str] = ()) -> list[dict[str, Any]]:
+    def runs_between(self, of: type[R], dag_id: str, first: str, last: str, states: Sequence[str] = ()) -> list[R]:
         """Return the runs whose logical dates lie between `first` and `last`, both included."""
-        runs: list[dict[str, Any]] = []
+        runs: list[R] = []
         wanted = {"logical_date_gte": first, "logical_date_lte": last, "state": states}
         dates = urllib.parse.urlencode(wanted, doseq=True)
         while True:
             page = f"limit=100&offset={len(runs)}&order_by=logical_date&{dates}"
             answer = self.call("GET", f"/api/v2/dags/{dag_id}/dagRuns?{page}")
-            runs += answer["dag_runs"]
+            runs += [read_run(of, run) for run in answer["dag_runs"]]
             if not answer["dag_runs"] or len(runs) >= answer["total_entries"]:
                 return runs
 
@@ -259,10 +260,9 @@ class AirflowRest:
     def _missing(self, dag_id: str, dates: Sequence[str], since: str) -> list[str]:
         """Return the dates without a run that is queued, is running, or was queued at or after `since`."""
         covered = {
-            _instant(run["logical_date"])
-            for run in self.runs_between(dag_id, dates[0], dates[-1])
-            if run["state"] in ("queued", "running")
-            or (run["queued_at"] is not None and _instant(run["queued_at"]) >= _instant(since))
+            run.logical_date
+            for run in self.runs_between(DagRun, dag_id, dates[0], dates[-1])
+            if run.unfinished or (run.queued is not None and run.queued >= _instant(since))
         }
         return [date for date in dates if _instant(date) not in covered]
 

@@ -27,11 +27,11 @@ from cairn.operations.plan_heal import (
 )
 from state_backend.checkpoint.log import Log, read_log
 from state_backend.ports.storage import Storage
+from state_backend.values.airflow_runs import UNFINISHED
 from state_backend.values.errors import UsageError
 from state_backend.values.intervals import Interval
 
 _CREATE_TIMEOUT_S = 180.0
-_UNFINISHED = ("queued", "running")
 
 
 class InAirflow:
@@ -72,7 +72,7 @@ class InAirflow:
             runs = [self._with_commit(run, health) for run in runs]
         view = AirflowView(dag_id=self.dag_id, paused=dag["is_paused"], runs=tuple(runs), backfills=tuple(backfills))
         for run in runs:
-            self._first_seen.setdefault(run.run_id, run.started)
+            self._first_seen.setdefault(run.run_id, run.began)
         calendar = self._calendar(health, runs)
         queued_for = timedelta(0) if self._queued is None else now - self._queued[1]
         made = plan_heal(health, calendar, view, first_seen=self._first_seen, queued_for=queued_for)
@@ -130,17 +130,17 @@ class InAirflow:
                 raise UsageError(f"DAG {self.dag_id} has no start_date, and its pipeline has no checkpoint")
             return datetime.fromisoformat(dag["start_date"])
         begin = health.base_before(health.good_until)
-        runs = self._runs(health.start, self.last + self._length(), ("failed", *_UNFINISHED))
+        runs = self._runs(health.start, self.last + self._length(), ("failed", *UNFINISHED))
         self._note_starts(runs)
         for run in runs:
             again = health.can_start_at(run.start) and not self._with_commit(run, health).committed
-            if run.start < begin and run.start in health.results and (run.at_work or again):
+            if run.start < begin and run.start in health.results and (run.unfinished or again):
                 begin = run.start
         return begin
 
     def _note_starts(self, runs: Sequence[AirflowRun]) -> None:
         """Remember the starts of queued and running runs: when a run has ended, its interval still belongs to the schedule."""
-        self._starts |= {run.start for run in runs if run.at_work and not run.manual}
+        self._starts |= {run.start for run in runs if run.unfinished and run.run_type != "manual"}
 
     def _schedule(self, begin: datetime, dag: Mapping[str, Any]) -> set[datetime]:
         """Return the starts of the intervals of the DAG's schedule that have ended, from `begin` to `self.last`.
@@ -166,7 +166,7 @@ class InAirflow:
         return {datetime.fromisoformat(date) for date in dates}
 
     def _calendar(self, health: Health, runs: Sequence[AirflowRun]) -> tuple[Interval, ...]:
-        working = {run.start for run in runs if run.at_work and run.start <= self.last}
+        working = {run.start for run in runs if run.unfinished and run.start <= self.last}
         starts = sorted({*(start for start in self._starts if self._from and start >= self._from), *working})
         ends = [*starts[1:], starts[-1] + self._length()] if starts else []
         return tuple(health.results.get(start, Interval(start, end)) for start, end in zip(starts, ends, strict=True))
@@ -177,9 +177,8 @@ class InAirflow:
         return last_two[1] - last_two[0] if len(last_two) > 1 else timedelta(days=1)
 
     def _runs(self, first: datetime, last: datetime, states: Sequence[str] = ()) -> list[AirflowRun]:
-        found = self.rest.runs_between(self.dag_id, first.isoformat(), last.isoformat(), states)
-        runs = [_run(one) for one in found if one["data_interval_start"] is not None]
-        return [run for run in runs if run.start <= self.last]
+        found = self.rest.runs_between(AirflowRun, self.dag_id, first.isoformat(), last.isoformat(), states)
+        return [run for run in found if run.start is not None and run.start <= self.last]
 
     def _with_commit(self, run: AirflowRun, health: Health) -> AirflowRun:
         """Ask Airflow whether a failed run has committed, if its interval has a valid result."""
@@ -196,7 +195,7 @@ class InAirflow:
     def _backfills(self) -> list[OpenBackfill]:
         found = []
         for one in self.rest.active_backfills(self.dag_id):
-            dates = {"logical_date_gte": one["from_date"], "logical_date_lte": one["to_date"], "state": _UNFINISHED}
+            dates = {"logical_date_gte": one["from_date"], "logical_date_lte": one["to_date"], "state": UNFINISHED}
             query = urllib.parse.urlencode({**dates, "run_type": "backfill", "limit": 1}, doseq=True)
             at_work = self.rest.call("GET", f"{self._path}/dagRuns?{query}")["total_entries"]
             found.append(
@@ -217,19 +216,3 @@ class InAirflow:
         except RestError as error:
             if error.status != 409:  # 409: Airflow has completed the backfill meanwhile.
                 raise
-
-
-def _run(one: Mapping[str, Any]) -> AirflowRun:
-    def instant(name: str) -> datetime | None:
-        return None if one[name] is None else datetime.fromisoformat(one[name])
-
-    return AirflowRun(
-        run_id=one["dag_run_id"],
-        start=datetime.fromisoformat(one["data_interval_start"]),
-        state=one["state"],
-        of_backfill=one["run_type"] == "backfill",
-        manual=one["run_type"] == "manual",
-        queued=instant("queued_at"),
-        started=instant("start_date"),
-        ended=instant("end_date"),
-    )

@@ -27,7 +27,6 @@ def list_(
     storage, log = open_log(root, pipeline)
     wanted = range(1, log.head_id + 1) if all_ else sorted({*log.retained, *log.quarantined})
     ids = wanted[-newest:] if newest is not None else wanted
-    log.entries.load(ids)
     infos = at_once(lambda n: storage.stat(paths.record(n)), ids)
     written = {n: info.modified_ms for n, info in zip(ids, infos, strict=True) if info is not None}
     shown = describe_log(log, ids, written, now_ms=time.time_ns() // 1_000_000)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import shlex
-from typing import Any
 
 from cairn.command.exit_codes import FINDINGS
 from cairn.command.options import Dag, Json, Pipeline, Root, open_log
 from cairn.command.printing import print_json, print_text, style_of
 from cairn.command.repair_command import code_of, repair_command
 from state_backend.checkpoint.lineage import lines_of, why_stale
-from state_backend.inspection.status import Status, status_of
+from state_backend.inspection.status import describe_status, status_of
 from state_backend.values.intervals import format_instant
 
 
@@ -26,7 +25,7 @@ def status(
     found = status_of(log, pipeline, storage)
     command = None if found.rerun is None else repair_command(log, found.rerun, root=root, pipeline=pipeline, dag=dag)
     if as_json:
-        print_json(_status(found, command))
+        print_json(describe_status(found, command))
         return 0 if found.well else FINDINGS
     if found.next is None:
         print_text(f"the pipeline has no checkpoint yet\n{advice}")
@@ -67,16 +66,3 @@ def _first_interval(dag: str, root: str) -> str:
         f"cairn run module:NAME --root {shlex.quote(root)}\n"
         "If the Pipeline declares no schedule, add the length of an interval, as in --every 1h"
     )
-
-
-def _status(found: Status, command: str | None) -> dict[str, Any]:
-    return {
-        "well": found.well,
-        "next": None if found.next is None else [format_instant(found.next.start), format_instant(found.next.end)],
-        "base": found.base,
-        "problem": found.problem,
-        "stale": [{"id": n, "by": by} for n, by in found.stale],
-        "quarantined": [{"id": n, "reason": reason} for n, reason in found.quarantined],
-        "unpublished": [{"id": n, "interval": str(interval)} for interval, n in found.unpublished],
-        "command": command,
-    }

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import shlex
-from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -26,10 +25,10 @@ from state_backend.checkpoint.trials import (
 )
 from state_backend.inspection.checkpoint_names import parse_duration
 from state_backend.inspection.compare_runs import describe_comparison
+from state_backend.inspection.describe import describe_trial
 from state_backend.values.day_or_instant import first_instant
 from state_backend.values.environment import Variable
 from state_backend.values.intervals import format_instant, from_ms
-from state_backend.values.records import Trial
 
 if TYPE_CHECKING:
     from cairn.operations.plan_range import Progress
@@ -93,7 +92,7 @@ def try_(
     trial = tried.trial
     compared = _command("compare", root, declared.name, trial.name)
     if as_json:
-        said = _described(trial) | {
+        said = describe_trial(trial) | {
             "root": tried.root,
             "computed": sum(o.computed for o in tried.outcomes),
             "fork_seconds": round(tried.fork_s, 3),
@@ -135,7 +134,7 @@ def list_(root: Root, pipeline: Name, as_json: Json = False) -> int:
     if not there:
         open_log(root, pipeline)  # raises an error if the pipeline does not exist
     if as_json:
-        return _print_json([_described(trial) for trial in there])
+        return _print_json([describe_trial(trial) for trial in there])
     for trial in there:
         typer.echo(
             f"{trial.name}: {trial.span}, code {trial.code_version or trial.code_hash[:8]} ({trial.code}), "
@@ -185,7 +184,7 @@ def compare(
     found_trial, found = compare_trial(root, pipeline, trial, key or (), limit, to, start)
     said = describe_comparison(found)
     if as_json:
-        _print_json({"trial": _described(found_trial)} | said)
+        _print_json({"trial": describe_trial(found_trial)} | said)
     else:
         typer.echo("\n".join(comparison_lines(found_trial, said)))
     return FINDINGS if exit_code and not found.same else 0
@@ -261,22 +260,6 @@ def _say_next_steps(code: str, restore: str | None, past: bool) -> None:
 
 
 # --- shared parts -----------------------------------------------------------------------------------------------------
-
-
-def _described(trial: Trial) -> dict[str, Any]:
-    return {
-        "name": trial.name,
-        "pipeline": trial.pipeline,
-        "code": trial.code,
-        "code_hash": trial.code_hash,
-        "code_version": trial.code_version,
-        "start": format_instant(trial.span.start),
-        "end": format_instant(trial.span.end),
-        "interval_seconds": timedelta(milliseconds=trial.length_ms).total_seconds(),
-        "base": None if trial.base is None else trial.base.id,
-        "savepoint": None if trial.base is None else trial.base.savepoint,
-        "kept_until": format_instant(from_ms(trial.ends_ms)),
-    }
 
 
 def _command(what: str, root: str, pipeline: str, trial: str) -> str:

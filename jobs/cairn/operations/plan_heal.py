@@ -16,6 +16,7 @@ from typing import Literal
 from state_backend.checkpoint.interval_results import spoilt_results
 from state_backend.checkpoint.log import Log, base_of, interval_of, last_facts
 from state_backend.checkpoint.newest_state import valid_states
+from state_backend.values.airflow_runs import DagRun
 from state_backend.values.intervals import Interval, format_instant, from_ms
 from state_backend.values.records import SweepRecord
 
@@ -96,26 +97,11 @@ def _jumps(log: Log, outputs: Sequence[tuple[Interval, int]]) -> dict[datetime, 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AirflowRun:
-    """A run of the pipeline's DAG."""
+class AirflowRun(DagRun):
+    """A run of the pipeline's DAG with a data interval."""
 
-    run_id: str
     start: datetime
-    state: str
-    of_backfill: bool = False
-    manual: bool = False
-    # When the run was queued; None if Airflow does not say.
-    queued: datetime | None = None
-    # When the run started last; None if it has not.
-    started: datetime | None = None
-    # When the run ended; None if it has not.
-    ended: datetime | None = None
     committed: bool = False
-
-    @property
-    def at_work(self) -> bool:
-        """True if the run is queued or running."""
-        return self.state in ("queued", "running")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,7 +132,7 @@ class AirflowView:
         """Return a run of each interval, by its start: the run that is at work, else the run that ended last."""
 
         def order(run: AirflowRun) -> tuple[bool, float, float]:
-            return run.at_work, _time(run.ended), _time(run.queued)
+            return run.unfinished, _time(run.ended), _time(run.queued)
 
         return {run.start: run for run in sorted(self.runs, key=order)}
 
@@ -287,7 +273,7 @@ def plan_heal(
     latest = airflow.latest() if airflow is not None else {}
     runs = [latest.get(interval.start) for interval in calendar]
     to_run, not_repeatable = _to_run(health, calendar, runs)
-    working = {i: run for i, run in enumerate(runs) if run is not None and run.at_work}
+    working = {i: run for i, run in enumerate(runs) if run is not None and run.unfinished}
     steps: list[Step] = []
     if airflow is not None and (to_run or working):
         steps += _steps_in_airflow(calendar, runs, airflow, to_run, working, first_seen or {}, queued_for)
@@ -351,7 +337,7 @@ def _steps_in_airflow(
         owner = _owner(airflow, run)
         if run.state == "queued" and owner is not None and owner.paused:
             steps.append(Adopt(backfill=owner))
-        elif run.state == "queued" and run.of_backfill and owner is None and queued_for >= QUEUED_PATIENCE:
+        elif run.state == "queued" and run.run_type == "backfill" and owner is None and queued_for >= QUEUED_PATIENCE:
             steps.append(EndRun(run=run))
         else:
             steps.append(WaitFor(run=run, backfill=owner))
@@ -374,9 +360,9 @@ def _has_had_its_chance(run: AirflowRun, before: AirflowRun | None, first_seen: 
 
     If such a run did not repair its interval, another run would not either.
     """
-    if run.started is None or first_seen.get(run.run_id, run.started) == run.started:
+    if run.began is None or first_seen.get(run.run_id, run.began) == run.began:
         return False
-    return before is None or before.ended is None or before.ended <= run.started
+    return before is None or before.ended is None or before.ended <= run.began
 
 
 def _blocks(
@@ -410,7 +396,7 @@ def _owner(airflow: AirflowView, run: AirflowRun) -> OpenBackfill | None:
     """Return the open backfill that a run belongs to, as far as its dates tell; Airflow's API does not say."""
     for backfill in airflow.backfills:
         late = run.queued is not None and run.queued < backfill.created
-        if run.of_backfill and backfill.first <= run.start <= backfill.last and not late:
+        if run.run_type == "backfill" and backfill.first <= run.start <= backfill.last and not late:
             return backfill
     return None
 

@@ -1,0 +1,75 @@
+"""The list of pipelines: all of them, or those of a DAG."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from urllib.parse import quote
+
+from fastapi import APIRouter, Request
+from fastapi.responses import RedirectResponse, Response
+
+from cairn_ui import airflow_database, airflow_runs, next_steps, shown_page
+from cairn_ui.access import PAGE, Asks
+from cairn_ui.airflow_values import Schedule
+from cairn_ui.find_pipelines import PipelineRef
+from cairn_ui.pipeline_overview import OverviewRow, furthest, overview_row, worst_first
+from cairn_ui.pipeline_runs import newest_words, unusable_checkpoints
+from cairn_ui.read_logs import Look, NotAnswered
+from cairn_ui.render_template import HEADERS
+from cairn_ui.run_bars import MOST, bars_of
+from state_backend.ports.storage import Storage
+from state_backend.values.airflow_runs import DagRun
+from state_backend.values.errors import CairnError
+
+router = APIRouter()
+
+
+@router.get("/", **PAGE)
+def pipelines(request: Request, rights: Asks) -> Response:
+    """Show all pipelines that the user may read."""
+    return _list(request, rights.readable(shown_page.dags.pipelines()), None)
+
+
+@router.get("/dag/{dag_id}", **PAGE)
+def of_dag(request: Request, rights: Asks, dag_id: str) -> Response:
+    """Show the pipelines that a DAG commits or restores. If there is only one, redirect to its overview."""
+    refs = [ref for ref in rights.readable(shown_page.dags.pipelines()) if ref.is_of(dag_id)]
+    if len(refs) == 1:
+        return RedirectResponse(f"{shown_page.base_of(request)}/p/{quote(refs[0].key)}/", headers=HEADERS)
+    return _list(request, refs, dag_id)
+
+
+def _list(request: Request, refs: list[PipelineRef], dag_id: str | None) -> Response:
+    now, looks = datetime.now(UTC), shown_page.reader.look_at_all(refs)
+    dag_ids = {r.dag_id for r in refs if r.dag_id is not None}
+    schedules, runs = airflow_database.schedules_of(dag_ids), airflow_runs.last_runs(dag_ids, MOST)
+    rows = [_row(ref, looks[ref.key], schedules.get(ref.dag_id or ""), runs.get(ref.dag_id or ""), now) for ref in refs]
+    return shown_page.page_of(
+        request,
+        "pipelines.html",
+        rows=worst_first(rows),
+        dag_id=dag_id,
+        next=next_steps.without_pipeline(dag_id),
+        running=any(s.running for s in schedules.values()) or any(r.read is None and r.look.problem for r in rows),
+    )
+
+
+def _row(
+    ref: PipelineRef, look: Look, schedule: Schedule | None, runs: Sequence[DagRun] | None, now: datetime
+) -> OverviewRow:
+    stored, reading = shown_page.reader.stored(ref), look.reading
+    if reading is None:
+        return overview_row(ref, look, schedule, stored, None, now)
+
+    def row(_: Storage) -> OverviewRow:
+        last, log, written = furthest(reading), reading.log, None
+        if last is not None and look.problem is None:
+            written = shown_page.written_ms(ref, log, [last.id]).get(last.id)
+        bars = None if runs is None else bars_of(runs, newest_words(log, unusable_checkpoints(log)), now)
+        return overview_row(ref, look, schedule, stored, written, now, bars)
+
+    try:  # The row may need reads of earlier records, so they run in a thread with a time limit.
+        return shown_page.reader.ask(ref, "overview row", row)
+    except (CairnError, NotAnswered) as error:
+        return OverviewRow(ref=ref, look=Look(reading=None, problem=str(error)))

@@ -1,0 +1,96 @@
+"""The checkpoints that a run of a DAG restored and committed, as a tab of the run and of each of its task instances."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+from fastapi import APIRouter, HTTPException, Request
+from fastapi.responses import Response
+
+from cairn_ui import airflow_runs, next_steps, shown_page
+from cairn_ui.access import PAGE, Asks, Rights
+from cairn_ui.find_pipelines import PipelineRef
+from cairn_ui.log_pages import ids_of_run
+from cairn_ui.read_logs import Look, NotAnswered
+from cairn_ui.read_runs import failed_tries
+from cairn_ui.run_timeline import timeline_of
+from state_backend.checkpoint.lineage import plan_base
+from state_backend.checkpoint.log import Log
+from state_backend.inspection.describe import describe_entry
+from state_backend.values.airflow_runs import DagRun
+from state_backend.values.errors import CairnError
+from state_backend.values.intervals import Interval
+from state_backend.values.records import Permissions
+
+router = APIRouter()
+
+
+@router.get("/run/{dag_id}/{run_id:path}", **PAGE)
+def of_run(request: Request, rights: Asks, dag_id: str, run_id: str) -> Response:
+    """Show the checkpoints that a run of a DAG restored and committed."""
+    return _run(request, rights, dag_id, run_id, None)
+
+
+@router.get("/task/{dag_id}/{task_id}/{run_id:path}", **PAGE)
+def of_task(request: Request, rights: Asks, dag_id: str, task_id: str, run_id: str) -> Response:
+    """Show the checkpoints that the run of a task instance restored and committed, as a tab of the task instance."""
+    return _run(request, rights, dag_id, run_id, task_id)
+
+
+def _run(request: Request, rights: Rights, dag_id: str, run_id: str, task_id: str | None) -> Response:
+    if not rights.may_read_dag(dag_id):
+        raise HTTPException(403, "You may not read this DAG")
+    run = airflow_runs.run_of(dag_id, run_id)
+    if run is None:
+        raise HTTPException(404, "Airflow has no such run of this DAG")
+    refs = rights.readable(ref for ref in shown_page.dags.pipelines() if ref.is_of(dag_id))
+    looks = shown_page.reader.look_at_all(refs)
+    now, tries = datetime.now(UTC), airflow_runs.tries_of(dag_id, run_id)
+    own = next((ref for ref in refs if ref.dag_id == dag_id), None)
+    return shown_page.page_of(
+        request,
+        "run.html",
+        dag_id=dag_id,
+        run=run,
+        task_id=task_id,
+        timeline=timeline_of(run, tries, now),
+        failed=() if own is None else failed_tries(own, run_id, rights, tries),
+        parts=[_part(ref, looks[ref.key], run, ref.dag_id == dag_id) for ref in refs],
+        next=next_steps.without_pipeline(dag_id),
+        running=run.unfinished,
+    )
+
+
+def _part(ref: PipelineRef, look: Look, run: DagRun, commits_here: bool) -> dict[str, Any]:
+    """Return what a run did to one pipeline."""
+    interval, reading, ask = run.interval, look.reading, shown_page.reader.ask
+    commits: list[dict[str, Any]] = []
+    would, problem = None, look.problem
+    if reading is not None:
+        log = reading.log
+        try:
+            commits = ask(ref, f"run {run.run_id}", lambda _: _commits_of(log, run.run_id, interval))
+            if not commits and interval is not None and commits_here:
+                would = ask(ref, f"base {run.run_id}", lambda _: _would(log, ref.name, interval))
+        except (CairnError, NotAnswered) as error:
+            problem = str(error)
+    step = next_steps.after_failed_read(ref)
+    return {"ref": ref, "problem": problem, "commits": commits, "would": would, "next": step}
+
+
+def _commits_of(log: Log, run_id: str, interval: Interval | None) -> list[dict[str, Any]]:
+    rows = [describe_entry(log, n) for n in reversed(ids_of_run(log, run_id, interval))]
+    return [row | {"restored": row["base"] and describe_entry(log, row["base"])} for row in rows]
+
+
+def _would(log: Log, name: str, interval: Interval) -> dict[str, Any]:
+    """Return what would happen if the interval ran now."""
+    done = log.completed()
+    if not done:
+        return {"base": None, "problem": None}
+    try:
+        base = plan_base(log, name, interval, Permissions(), done[-1].content.pipeline_start_ms)
+    except CairnError as error:
+        return {"base": None, "problem": str(error)}
+    return {"base": base.id if base is not None else None, "problem": None}
