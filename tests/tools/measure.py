@@ -26,6 +26,7 @@ import pytest
 
 from tests.tools.plant import ROOT, Fault, Source, edit, find, plant, undo
 
+FAILED = re.compile(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", re.MULTILINE)
 CAP_S = 360  # of a fault
 # Each Python of the environment runs this at its start.
 HIT = """
@@ -79,11 +80,17 @@ def pytest_make_collect_report(collector: pytest.Collector) -> Iterator[None]:
 
 
 def measure(sample: Sequence[Fault], folder: Path) -> None:
-    """Measure what the folder has no result of, and write its table."""
+    """Measure what the folder has no result of, and write its table. Tests that fail without a fault don't count."""
     folder.mkdir(parents=True, exist_ok=True)
-    if not (folder / "tests.tsv").exists():
+    said = folder / "make-test.txt"
+    if not said.exists() or " passed" not in said.read_text():
+        for file in ("hits.tsv", "tests.tsv"):
+            (folder / file).unlink(missing_ok=True)
         run_with_probes(sample, folder.resolve())
-    ran = [Ran(test, pid, worker, float(a), float(b)) for test, pid, worker, a, b in _lines(folder / "tests.tsv")]
+    if " passed" not in said.read_text():
+        raise SystemExit(f"make test did not end: {said}")
+    fails = set(FAILED.findall(said.read_text()))
+    ran = [Ran(*of, float(a), float(b)) for *of, a, b in _lines(folder / "tests.tsv") if of[0] not in fails]
     hits = _lines(folder / "hits.tsv")
     for n, fault in enumerate(sample):
         with contextlib.suppress(FileExistsError), (folder / f"{n}.json").open("x") as out:
@@ -181,7 +188,7 @@ def run_fault(fault: Fault, tests: dict[str, float], mark: str) -> dict[str, Any
             process.wait()
             undo()
         out.seek(0)
-        failed = re.search(r"^(?:FAILED|ERROR) (\S+)", out.read(), re.MULTILINE)
+        failed = FAILED.search(out.read())
     result = {None: "not within the cap", 0: "survived"}.get(code, "found")
     by = failed[1] if failed else "" if result == "survived" else f"exit code {code}"
     return {"result": result, "by": by, "tests": len(tests), "seconds": round(time.monotonic() - began_s)}

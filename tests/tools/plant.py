@@ -293,9 +293,10 @@ def edit(files: dict[str, bytes], root: Path = ROOT) -> None:
 
 def undo(root: Path = ROOT) -> None:
     """Give the files back as they were."""
-    for path, source in json.loads((root / PLANTED).read_text()).items():
+    kept = root / PLANTED
+    for path, source in json.loads(kept.read_text() if kept.exists() else "{}").items():
         (root / path).write_text(source)
-    (root / PLANTED).unlink()
+    kept.unlink(missing_ok=True)
 
 
 def main() -> None:
