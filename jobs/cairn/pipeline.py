@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -15,7 +15,7 @@ from state_backend.shard.changelog import ChangelogOptions
 from state_backend.values.errors import UsageError
 from state_backend.values.intervals import Interval, to_ms
 from state_backend.values.key_groups import check_parallelism
-from state_backend.values.records import Record
+from state_backend.values.records import Content, Record
 from state_backend.values.retention import RetentionPolicy, check_retention, default_retention
 from state_backend.values.schedule import Cron, Every, Schedule, are_same, schedule_of
 from state_backend.values.time_bounds import check_length_of_time
@@ -31,6 +31,12 @@ if TYPE_CHECKING:
     from state_backend.checkpoint.coordinator import Coordinator
 
 __all__ = ["Interval", "OverTime", "Pipeline"]
+
+# What a change of a setting does to the state and results that are there, in the metadata of the setting's field.
+# The change is refused: the recorded state was made with the value.
+FIXED = {"fixed": True}
+# The value decides results: it belongs to the input hash, in the order of the fields.
+HASHED = {"hashed": True}
 
 Processor: TypeAlias = "type | Callable[[], Any] | StatefulProcessor | ArrowProcessor"
 Source = Callable[["SparkSession", Interval], "DataFrame | tuple[DataFrame, dict[str, Any]]"]
@@ -113,33 +119,33 @@ class Pipeline:
     """
 
     name: str
-    start: datetime
+    start: datetime = field(metadata=FIXED)
     source: Source
     key: Sequence[str | Column]
     processor: Processor
     output_schema: str | StructType | None = None
-    api: Literal["row", "pandas", "arrow"] = "row"
-    time_mode: Literal["none", "processing", "event"] = "processing"
+    api: Literal["row", "pandas", "arrow"] = field(default="row", metadata=HASHED)
+    time_mode: Literal["none", "processing", "event"] = field(default="processing", metadata=FIXED | HASHED)
     schedule: str | timedelta | Schedule | None = None
-    event_time: str | None = None
-    watermark_delay: timedelta | None = None
-    watermark: Literal["observed", "interval"] = "observed"
-    on_type_mismatch: Literal["error", "null"] = "error"
+    event_time: str | None = field(default=None, metadata=HASHED)
+    watermark_delay: timedelta | None = field(default=None, metadata=HASHED)
+    watermark: Literal["observed", "interval"] = field(default="observed", metadata=HASHED)
     dropped: Sequence[str] = ()
     renamed: Mapping[str, str] = field(default_factory=dict)
     stateful_source: Literal["warn", "allow"] = "warn"
     time_zone: str | None = None
     order_by: Sequence[str] = ()
     initial_state: Callable[[SparkSession], DataFrame | GroupedData] | None = None
-    parallelism: int = 2
-    max_parallelism: int = 128
+    parallelism: int = field(default=2, metadata=HASHED)
+    max_parallelism: int = field(default=128, metadata=FIXED | HASHED)
     sink: Sink | TableSink | None = None
     sink_in_order: bool = False
     expectations: Callable[[], Mapping[str, Sequence[Any]]] | None = None
     expectations_over_time: Callable[[], Mapping[str, OverTime]] | None = None
     expectations_memory_bytes: int = 512 * MIB
-    engine: EngineOptions = field(default_factory=EngineOptions)
-    changelog: ChangelogOptions = field(default_factory=ChangelogOptions)
+    engine: EngineOptions = field(default_factory=EngineOptions, metadata=HASHED)
+    changelog: ChangelogOptions = field(default_factory=ChangelogOptions, metadata=HASHED)
+    on_type_mismatch: Literal["error", "null"] = field(default="error", metadata=HASHED)
     retention: RetentionPolicy | None = None
     version: str | None = None
 
@@ -253,6 +259,17 @@ class Pipeline:
             )
         if self.watermark_delay is not None:
             check_length_of_time(f"pipeline {self.name!r}: watermark_delay", self.watermark_delay)
+
+    def hashed(self) -> tuple[Any, ...]:
+        """Return the values of the settings that decide results, for the input hash."""
+        return tuple(getattr(self, setting.name) for setting in fields(self) if "hashed" in setting.metadata)
+
+    def changed_since(self, content: Content) -> Iterator[tuple[str, Any, Any]]:
+        """Yield name, value and recorded value of each fixed setting that differs from the value in a record."""
+        recorded = content.settings
+        for name in (setting.name for setting in fields(self) if "fixed" in setting.metadata):
+            if getattr(self, name) != recorded[name]:
+                yield name, getattr(self, name), recorded[name]
 
     @property
     def declared_schedule(self) -> Schedule | None:

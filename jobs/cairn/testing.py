@@ -35,8 +35,9 @@ from cairn.operations.checks import Check, FailingRows
 from cairn.operations.coordinator_of import coordinator_of
 from cairn.operations.evaluate_expectations import try_expectations
 from cairn.operations.expectation_suites import OVER_TIME
-from cairn.operations.plan_interval import Attempt, Read
+from cairn.operations.plan_interval import Attempt
 from cairn.operations.process_interval import process_interval
+from cairn.operations.read_source import Read
 from cairn.pipeline import Interval, Pipeline
 from cairn.replay.key_input import plan_read_key
 from cairn.replay.literal_state import State, entries_from, rows_in_utc, time_of, values_of
@@ -404,7 +405,8 @@ class PipelineTester:
         if job.event_time is not None:
             watermark_ms, late_ms = (None if at is None else to_ms(at) for at in clock)
             event_time = replace(job.event_time, base_ms=watermark_ms, late_ms=late_ms)
-            job = replace(job, event_time=event_time, time=replace(job.time, watermark_ms=watermark_ms))
+            time = replace(job.content.time, watermark_ms=watermark_ms)
+            job = replace(job, event_time=event_time, content=replace(job.content, time=time))
         with work_folder("tester") as work:
             base = entries_from(job, searched, state, timers, work / "base")
             (work / "run").mkdir()
@@ -632,7 +634,7 @@ def _on_shards(processor: Any, session: Any, job: IntervalJob, inputs: Inputs) -
         parallelism=job.parallelism,
         max_parallelism=job.max_parallelism,
     )
-    here: Any = InProcess(processor, job.pipeline)
+    here: Any = InProcess(processor, job.content.pipeline)
     job = replace(job, processor=here)
     return [
         job.with_refs(job.refs_of(shard)).run_shard(iter(batches), shard, shard) for shard, batches in enumerate(shards)

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from state_backend.values.errors import UsageError
 from state_backend.values.handles import Handle
-from state_backend.values.intervals import Interval
+from state_backend.values.intervals import Interval, from_ms
 from state_backend.values.key_groups import KeyGroupRange
 from state_backend.values.retention import RetentionPolicy
 from state_backend.values.schedule import Schedule
@@ -526,6 +526,21 @@ class Content:
     schedule: Schedule | None = None
     forget: Forget | None = None
     filtered: tuple[str, ...] = ()
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The settings of the pipeline that the content records, by the names that `Pipeline` gives them."""
+        return {
+            "name": self.pipeline,
+            "start": from_ms(self.pipeline_start_ms),
+            "parallelism": self.parallelism,
+            "max_parallelism": self.max_parallelism,
+            "time_mode": self.time.mode,
+            "time_zone": self.time.zone,
+            "retention": self.retention,
+            "schedule": self.schedule,
+            "version": self.code_version,
+        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

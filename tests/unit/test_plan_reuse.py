@@ -3,23 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
 from threading import Lock
 from typing import Any
 
 import pytest
 
-from cairn.operations.plan_reuse import (
-    Earlier,
-    Now,
-    Recompute,
-    ResultInputs,
-    Reuse,
-    input_hash,
-    plan_reuse,
-    source_hash,
-)
+from cairn.operations.plan_reuse import input_hash, source_hash, why_recompute
+from cairn.pipeline import Pipeline
 from state_backend.values.records import Permissions, Prepared, Record, SweepRecord
 from tests.support.checkpoints import content, day, record, run
 from tests.support.counting import counting
@@ -28,19 +20,22 @@ from tests.support.log_in_memory import log_in_memory
 POSITION = {"files": [{"path": "f", "size": 3}]}
 OPTIONS = {"mode": "incremental", "parallelism": "2", "engine": "0a0a"}
 ME = run("mine", clear_number=1, try_number=1)
+ARGUMENTS = ("log", "earlier", "now", "initial_state")
 CONTENT = content(day(2), "m1", 1, run=ME, source_position=POSITION, code_hash="c" * 64)
 DAY_1 = record(1, day(1))
-EARLIER = Earlier(attempt="m1", options=OPTIONS, prepared=Prepared(h0=1, content=CONTENT))
-NOW = Now(
-    log=log_in_memory(entries={1: DAY_1}),
-    run=replace(ME, try_number=2),
-    interval=day(2),
-    permissions=Permissions(),
-    code_hash="c" * 64,
-    options=OPTIONS,
-    source_position=POSITION,
-    initial_state=False,
-)
+PREPARED = Prepared(h0=1, content=CONTENT)
+NOW = content(day(2), "m2", 1, run=replace(ME, try_number=2), source_position=POSITION, code_hash="c" * 64)
+
+
+def why(**changes: Any) -> str | None:
+    given: dict[str, Any] = {
+        "log": log_in_memory(entries={1: DAY_1}),
+        "earlier": PREPARED,
+        "then": OPTIONS,
+        "now": OPTIONS,
+    }
+    given |= {"initial_state": False} | {name: changes.pop(name) for name in [*changes] if name in ARGUMENTS}
+    return why_recompute(**given, content=replace(NOW, **changes))
 
 
 def with_log(*more: Record | SweepRecord) -> dict[str, Any]:
@@ -48,19 +43,22 @@ def with_log(*more: Record | SweepRecord) -> dict[str, Any]:
 
 
 def test_the_same_again_is_reused() -> None:
-    assert plan_reuse(EARLIER, NOW) == Reuse(attempt="m1")
+    assert why() is None
+    # As JSON has it: the source may give tuples.
+    assert why(source_position={"files": ({"path": "f", "size": 3},)}) is None
 
 
 @pytest.mark.parametrize(
     ("now", "reason"),
     [
+        ({"earlier": None}, "it did not finish"),
         ({"run": run("mine", clear_number=2, try_number=2)}, "the run was cleared since"),
         ({"run": run("other", clear_number=1)}, "belongs to run 'mine'"),
         ({"interval": day(3)}, "belongs to run 'mine', [2024-01-02T00:00:00Z"),
-        ({"options": OPTIONS | {"mode": "full"}}, "mode was incremental and is now full"),
-        ({"options": OPTIONS | {"parallelism": "4"}}, "parallelism was 2 and is now 4"),
-        ({"options": OPTIONS | {"engine": "ffff"}}, "engine was 0a0a and is now ffff"),
-        ({"options": OPTIONS | {"order_by": "1"}}, "order_by was nothing and is now 1"),
+        ({"now": OPTIONS | {"mode": "full"}}, "mode was incremental and is now full"),
+        ({"now": OPTIONS | {"parallelism": "4"}}, "parallelism was 2 and is now 4"),
+        ({"now": OPTIONS | {"engine": "ffff"}}, "engine was 0a0a and is now ffff"),
+        ({"now": OPTIONS | {"order_by": "1"}}, "order_by was nothing and is now 1"),
         ({"permissions": Permissions(allow_gap=True)}, "permissions were"),
         ({"code_hash": "d" * 64}, "the processor's code was cccccccccccc and is now dddddddddddd"),
         ({"initial_state": True}, "initial state"),
@@ -79,18 +77,13 @@ def test_the_same_again_is_reused() -> None:
     ],
 )
 def test_anything_else_is_computed_again(now: dict[str, Any], reason: str) -> None:
-    decision = plan_reuse(EARLIER, replace(NOW, **now))
-    assert isinstance(decision, Recompute) and reason in decision.reason
-
-
-def test_what_was_not_finished_is_computed_again() -> None:
-    assert plan_reuse(replace(EARLIER, prepared=None), NOW) == Recompute(reason="it did not finish")
+    assert reason in (why(**now) or "")
 
 
 def test_what_is_committed_already_is_reused() -> None:
     """A try that died after its checkpoint was committed: publishing is all that is left to do."""
     committed = record(2, day(2), 1, attempt="m1", run=ME)
-    assert plan_reuse(EARLIER, replace(NOW, **with_log(committed))) == Reuse(attempt="m1")
+    assert why(**with_log(committed)) is None
 
 
 def read_days(spark: object, interval: object) -> None: ...
@@ -122,12 +115,24 @@ def test_what_is_bound_to_a_source_counts_as_its_code() -> None:
 
 def test_new_names_of_fields_decide_the_result() -> None:
     """The same code over the same base keeps values, or loses them."""
-    inputs = ResultInputs(
-        **dict.fromkeys(("code_hash", "input_schema", "output_schema", "zone", "source", "runtime"), "x"),
-        source_position={"files": []},
-        key=["user"],
-        order_by=[],
-        permissions=Permissions(),
-    )
     names: list[dict[str, str]] = [{}, {"total.n": "clicks"}, {"total.m": "clicks"}]
-    assert len({input_hash(replace(counting(), renamed=given), inputs) for given in names}) == 3
+    given: Any = ("c" * 64, {"files": []}, {}, {}, "UTC", Permissions())
+    assert len({input_hash(replace(counting(), renamed=each), *given) for each in names}) == 3
+
+
+def test_the_input_hash_of_earlier_releases_stays() -> None:
+    """Another order, or one setting more, would compute all results of all pipelines again."""
+    hashed = [setting.name for setting in fields(Pipeline) if "hashed" in setting.metadata]
+    assert hashed == [
+        *("api", "time_mode", "event_time", "watermark_delay", "watermark", "parallelism", "max_parallelism"),
+        *("engine", "changelog", "on_type_mismatch"),
+    ]
+    assert counting().hashed()[:7] == ("row", "processing", None, None, "observed", 2, 16)
+
+
+def test_a_record_names_settings_as_the_pipeline_does() -> None:
+    assert {*CONTENT.settings} < {setting.name for setting in fields(Pipeline)}
+    same = counting(start=CONTENT.settings["start"], max_parallelism=CONTENT.max_parallelism)
+    assert [*same.changed_since(CONTENT)] == []
+    other = replace(same, start=day(9).start, time_mode="none", max_parallelism=99, parallelism=3)
+    assert [name for name, _, _ in other.changed_since(CONTENT)] == ["start", "time_mode", "max_parallelism"]

@@ -5,15 +5,15 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from datetime import timedelta
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.types import StructType, TimestampNTZType, TimestampType
 
 from cairn.arrow_processor import ArrowProcessor
-from cairn.operations.plan_reuse import ResultInputs, input_hash, options_of, source_hash
-from cairn.operations.read_source import arrow_schema_json, check_types, read_source
+from cairn.operations.plan_reuse import input_hash, options_of, source_hash
+from cairn.operations.read_source import Read, arrow_schema_json, check_types, read_source
 from cairn.operations.what_changed import MadeOf, as_json
 from cairn.pipeline import Interval, Pipeline
 from cairn.rows.column_names import ColumnNames, check_spelling, grouping_names
@@ -25,10 +25,8 @@ from cairn.runners.user_code import described
 from cairn.shard_jobs.interval import IntervalJob
 from cairn.shipping.code_version import begin_code_version, code_reference
 from cairn.shipping.ship_processor import (
-    ShippedProcessor,
     name_of,
     processor_on_driver,
-    runtime_version,
     ship_processor,
 )
 from cairn.spark.ddl import parse_ddl
@@ -37,11 +35,12 @@ from state_backend.adapters.open_storage import join_url
 from state_backend.checkpoint.coordinator import Begun
 from state_backend.checkpoint.log import Log
 from state_backend.checkpoint.output_schemas import check_output_schema, recorded_schemas, spelling
+from state_backend.checkpoint.prepare_content import NO_TOTALS
 from state_backend.formats.types import DataType as KeyType
 from state_backend.formats.types import names_and_types, parse_struct, with_nulls_of
 from state_backend.state.plan_state_schemas import StatePlan, plan_states
 from state_backend.values.errors import CairnError, ProcessorError, SourceError, UsageError
-from state_backend.values.intervals import format_instant, from_ms, to_ms
+from state_backend.values.intervals import format_instant, to_ms
 from state_backend.values.records import (
     NO_PERMISSIONS,
     Content,
@@ -80,35 +79,6 @@ class Attempt:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Read:
-    """The source's answer for an interval, as `read_source` returns it."""
-
-    rows: DataFrame
-    # The position that the source records; empty if it records none.
-    position: dict[str, Any]
-    waited_ns: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Declared:
-    """The declarations of the pipeline, its source and its processor for one interval, checked against the base."""
-
-    inputs: Inputs
-    position: dict[str, Any]
-    key_schema: StructType
-    output_schema: StructType
-    zone: Zone
-    # Event-time column and watermark; None in other time modes.
-    event_time: EventTime | None
-    processor: ShippedProcessor
-    states: StatePlan
-    # Input hash of the interval; None if it can't be computed.
-    input_hash: str | None
-    # Name of the code for people; None if there is no name.
-    code_version: str | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class IntervalPlan:
     """The work of an interval."""
 
@@ -117,15 +87,15 @@ class IntervalPlan:
     options: Mapping[str, str]
 
 
-def ask_pipeline(
-    spark: SparkSession, pipeline: Pipeline, attempt: Attempt, begun: Begun, read: Read | None
-) -> Declared:
-    """Call the source and the processor's `init`, and check the answers against the base."""
+def plan_interval(
+    spark: SparkSession, pipeline: Pipeline, root: str, attempt: Attempt, begun: Begun, read: Read | None
+) -> IntervalPlan:
+    """Call the source and the processor's `init`, check the answers against the base, and return the work of each shard."""
     version = begin_code_version(pipeline)
     base = begun.base.content if begun.base is not None else None
     zone = plan_zone(pipeline.name, pipeline.time_zone, spark.conf.get(SESSION_ZONE), base.time.zone if base else None)
-    given, position = (read.rows, read.position) if read is not None else read_source(spark, pipeline, attempt.interval)
-    rows = _spelled(spark, pipeline, given, begun.spelling, base)
+    read = read or read_source(spark, pipeline, attempt.interval)
+    rows = _spelled(spark, pipeline, read.rows, begun.spelling, base)
     names = _names_of(spark, rows.schema, f"pipeline {pipeline.name!r}: the input")
     key = names.find_key(pipeline.key)
     key_schema = key_schema_of(rows.schema, key)
@@ -142,73 +112,87 @@ def ask_pipeline(
     key_schema = _as_recorded(key_schema, initial_key_schema, base)
     states = _plan_states(spark, pipeline, base, key_schema, rows.schema)
     order_by = tuple(map(names.find, pipeline.order_by or ([event_time.column] if event_time is not None else [])))
-    return Declared(
-        inputs=Inputs(rows=rows, initial=initial, key=key, initial_key=initial_key, order_by=order_by),
-        position=position,
-        key_schema=key_schema,
-        output_schema=output_schema,
-        zone=zone,
-        event_time=event_time,
-        processor=processor,
-        states=states,
-        input_hash=_input_hash(
-            spark, pipeline, attempt.interval, given, position, processor.code_hash, attempt.permissions, output_schema
-        ),
-        code_version=version(),
+    hashed = _input_hash(
+        spark, pipeline, attempt.interval, read, processor.code_hash, attempt.permissions, output_schema
     )
-
-
-def plan_interval(pipeline: Pipeline, root: str, attempt: Attempt, begun: Begun, declared: Declared) -> IntervalPlan:
-    """Return the job that each shard of an interval runs, with the rows for the shards. A pure function."""
-    base = begun.base.content if begun.base is not None else None
-    rows, initial = declared.inputs.rows, declared.inputs.initial
-    event_time = declared.event_time
+    input_schema = arrow_schema_json(rows.schema.jsonValue())
     job = IntervalJob(
-        pipeline=pipeline.name,
-        pipeline_start_ms=to_ms(pipeline.start),
+        content=replace(
+            content_before(pipeline, attempt.interval, attempt.id, attempt.run, processor.code_hash),
+            base_id=begun.base.id if begun.base is not None else None,
+            permissions=attempt.permissions,
+            key_schema=key_schema.jsonValue(),
+            states=states.states,
+            time=LogicalTime(
+                mode=pipeline.time_mode,
+                processing_time_ms=attempt.interval.end_ms,
+                watermark_ms=event_time.base_ms if event_time is not None else None,
+                zone=zone.name,
+            ),
+            source_position=read.position,
+            retention=pipeline.retention_of(attempt.interval),
+            output_schema=recorded_schema(output_schema.jsonValue()),
+            input_schema=recorded_schema(input_schema),
+            # `returning` lists keys that `cairn forget` removed, and that this interval's rows or base may still hold.
+            # If `returning` lists keys, the shards leave them out. An attempt before `cairn forget` may have had the
+            # same code and input, but another result. So the record gets an input hash only if `returning` is empty.
+            input_hash=hashed if not begun.returning else None,
+            code_version=version(),
+            filtered=tuple(sorted({r.key.forget for r in begun.returning})),
+        ),
         root=join_url(root, pipeline.name),
-        attempt=attempt.id,
         h0=begun.h0,
-        base_id=begun.base.id if begun.base is not None else None,
         base=base.shards if base is not None else (),
         base_parallelism=len(base.shards) if base is not None else 0,
-        interval=attempt.interval,
-        run=attempt.run,
-        permissions=attempt.permissions,
         mode=attempt.mode,
-        parallelism=pipeline.parallelism,
-        max_parallelism=pipeline.max_parallelism,
         api=pipeline.api,
         on_type_mismatch=pipeline.on_type_mismatch,
-        key_schema=declared.key_schema.jsonValue(),
-        input_schema=arrow_schema_json(rows.schema.jsonValue()),
+        input_schema=input_schema,
         initial_schema=arrow_schema_json(initial.schema.jsonValue()) if initial is not None else None,
-        output_schema=declared.output_schema.jsonValue(),
-        states=declared.states.states,
-        dropped=declared.states.dropped,
-        order_by=tuple(declared.inputs.order_by),
-        time=LogicalTime(
-            mode=pipeline.time_mode,
-            processing_time_ms=attempt.interval.end_ms,
-            watermark_ms=event_time.base_ms if event_time is not None else None,
-            zone=declared.zone.name,
-        ),
+        output_schema=output_schema.jsonValue(),
+        dropped=states.dropped,
+        order_by=order_by,
         event_time=event_time,
-        source_position=declared.position,
-        code_hash=declared.processor.code_hash,
-        processor=declared.processor,
+        processor=processor,
         engine=pipeline.engine,
         changelog=pipeline.changelog,
-        retention=pipeline.retention_of(attempt.interval),
-        schedule=pipeline.declared_schedule,
-        plan_us=0,
-        input_hash=declared.input_hash,
-        code_version=declared.code_version,
-        code=code_reference(pipeline),
         returning=begun.returning,
     )
-    options = options_of(job, tuple(declared.inputs.order_by), source_hash(pipeline.source), runtime_version())
-    return IntervalPlan(job=job, inputs=declared.inputs, options=options)
+    return IntervalPlan(
+        job=job,
+        inputs=Inputs(rows=rows, initial=initial, key=key, initial_key=initial_key, order_by=order_by),
+        options=options_of(job, source_hash(pipeline.source)),
+    )
+
+
+def content_before(pipeline: Pipeline, interval: Interval, attempt: str, run: RunRef, code_hash: str) -> Content:
+    """Return the content of an attempt before its shards run, as far as the pipeline alone determines it."""
+    return Content(
+        kind="interval",
+        pipeline=pipeline.name,
+        pipeline_start_ms=to_ms(pipeline.start),
+        interval=interval,
+        run=run,
+        attempt=attempt,
+        base_id=None,
+        permissions=NO_PERMISSIONS,
+        parallelism=pipeline.parallelism,
+        max_parallelism=pipeline.max_parallelism,
+        key_schema={},
+        states=(),
+        time=LogicalTime(mode=pipeline.time_mode, processing_time_ms=interval.end_ms, watermark_ms=None),
+        source_position={},
+        code_hash=code_hash,
+        totals=NO_TOTALS,
+        digest=0,
+        shards=(),
+        outputs=(),
+        durations_us={},
+        worker_pids=(),
+        retention=pipeline.retention,
+        code=code_reference(pipeline),
+        schedule=pipeline.declared_schedule,
+    )
 
 
 def would_be_made_of(
@@ -223,7 +207,7 @@ def would_be_made_of(
     """
     code_hash = ship_processor(pipeline.processor, pipeline.name).code_hash
     output_schema = _output_schema(spark, pipeline, read.rows.schema)
-    hashed = _input_hash(spark, pipeline, interval, read.rows, read.position, code_hash, permissions, output_schema)
+    hashed = _input_hash(spark, pipeline, interval, read, code_hash, permissions, output_schema)
     return MadeOf(
         code_hash=code_hash, code_version=pipeline.version, position=as_json(read.position), input_hash=hashed
     )
@@ -233,8 +217,7 @@ def _input_hash(
     spark: SparkSession,
     pipeline: Pipeline,
     interval: Interval,
-    rows: DataFrame,
-    position: dict[str, Any],
+    read: Read,
     code_hash: str,
     permissions: Permissions,
     output_schema: StructType,
@@ -242,19 +225,15 @@ def _input_hash(
     if pipeline.initial_state is not None and interval.start == pipeline.start:
         return None  # No hash: rows of initial state have no position to compare.
     session_zone = spark.conf.get(SESSION_ZONE)
-    inputs = ResultInputs(
-        code_hash=code_hash,
-        source_position=position,
-        input_schema=arrow_schema_json(rows.schema.jsonValue()),
-        output_schema=output_schema.jsonValue(),
-        key=pipeline.key,
-        order_by=pipeline.order_by,
-        zone=zone_of(session_zone if pipeline.time_zone is None else pipeline.time_zone).name,
-        source=source_hash(pipeline.source),
-        runtime=runtime_version(),
-        permissions=permissions,
+    return input_hash(
+        pipeline,
+        code_hash,
+        read.position,
+        arrow_schema_json(read.rows.schema.jsonValue()),
+        output_schema.jsonValue(),
+        zone_of(session_zone if pipeline.time_zone is None else pipeline.time_zone).name,
+        permissions,
     )
-    return input_hash(pipeline, inputs)
 
 
 def check_fits(
@@ -509,13 +488,8 @@ def _declaring_handle(
 def _check_unchanged(pipeline: Pipeline, base: Content | None, key_schema: StructType, names: ColumnNames) -> None:
     if base is None:
         return
-    for what, recorded, now in (
-        ("max_parallelism", base.max_parallelism, pipeline.max_parallelism),
-        ("time_mode", base.time.mode, pipeline.time_mode),
-        ("start", format_instant(from_ms(base.pipeline_start_ms)), format_instant(from_ms(to_ms(pipeline.start)))),
-    ):
-        if recorded != now:
-            raise _changed(pipeline, what, now, recorded)
+    for what, now, recorded in pipeline.changed_since(base):
+        raise _changed(pipeline, what, now, recorded)
     before, now_types = (
         [(names.folded(n), t) for n, t in _key_types(s)] for s in (base.key_schema, key_schema.jsonValue())
     )
@@ -529,6 +503,7 @@ def _changed(pipeline: Pipeline, what: str, now: object, recorded: object) -> Us
         if what == "max_parallelism"
         else ""
     )
+    now, recorded = (format_instant(at) if isinstance(at, datetime) else at for at in (now, recorded))
     return UsageError(
         f"pipeline {pipeline.name!r}: {what} is {now}, but its state was made with {recorded}; it can't change\n"
         f"Set it back, or give the pipeline another name to begin with empty state\n{keeping}"

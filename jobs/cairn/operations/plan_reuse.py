@@ -8,173 +8,126 @@ from __future__ import annotations
 import hashlib
 import json
 import uuid
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from cairn.shipping.ship_processor import code_hash
+from cairn.shipping.ship_processor import code_hash as hash_of_code
+from cairn.shipping.ship_processor import runtime_version
 from state_backend.checkpoint.decide_commit import plan_commit
 from state_backend.checkpoint.log import Log
 from state_backend.values.errors import AttemptLost, UsageError
-from state_backend.values.intervals import Interval
-from state_backend.values.records import Permissions, Prepared, RunRef
+from state_backend.values.records import Content, Permissions, Prepared
 
 if TYPE_CHECKING:
     from cairn.pipeline import Pipeline
     from cairn.shard_jobs.interval import IntervalJob
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Earlier:
-    """An earlier try of the same run."""
+def why_recompute(
+    log: Log,
+    earlier: Prepared | None,
+    then: Mapping[str, str],
+    content: Content,
+    now: Mapping[str, str],
+    *,
+    initial_state: bool,
+) -> str | None:
+    """Return why the interval is computed again, although an earlier try of the same run began an attempt.
 
-    attempt: str
-    options: Mapping[str, str]
-    # What the try prepared; None if it prepared nothing or its files were deleted.
-    prepared: Prepared | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Now:
-    """The inputs of this try, which decide what it would compute."""
-
-    log: Log
-    run: RunRef
-    interval: Interval
-    permissions: Permissions
-    code_hash: str
-    options: Mapping[str, str]
-    source_position: Mapping[str, Any]
-    initial_state: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reuse:
-    """Decision: commit the earlier attempt, and compute nothing."""
-
-    attempt: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Recompute:
-    """Decision: compute the interval again."""
-
-    reason: str
-
-
-def plan_reuse(earlier: Earlier, now: Now) -> Reuse | Recompute:
-    """Decide whether the earlier attempt can be used.
-
-    Use it only if this try would compute the same and the attempt can still be committed. In doubt compute again.
+    `earlier` is what that try prepared: None if it prepared nothing or its files were deleted. `then` and `now` are the
+    settings of both tries (`options_of`), and `content` is this try's before it computes. None: this try would compute
+    the same, and the earlier attempt can still be committed. In doubt there is a reason.
     """
-    if earlier.prepared is None:
-        return Recompute(reason="it did not finish")
-    content = earlier.prepared.content
-    if (content.run.run_id, content.interval) != (now.run.run_id, now.interval):
-        return Recompute(reason=f"it belongs to run {content.run.run_id!r}, {content.interval}")
-    if content.run.clear_number != now.run.clear_number:
-        return Recompute(reason="the run was cleared since, so the interval is computed again")
+    if earlier is None:
+        return "it did not finish"
+    found = earlier.content
+    if (found.run.run_id, found.interval) != (content.run.run_id, content.interval):
+        return f"it belongs to run {found.run.run_id!r}, {found.interval}"
+    if found.run.clear_number != content.run.clear_number:
+        return "the run was cleared since, so the interval is computed again"
     changed = [
-        f"{name} was {earlier.options.get(name, 'nothing')} and is now {now.options.get(name, 'nothing')}"
-        for name in sorted({*earlier.options, *now.options})
-        if earlier.options.get(name) != now.options.get(name)
+        f"{name} was {then.get(name, 'nothing')} and is now {now.get(name, 'nothing')}"
+        for name in sorted({*then, *now})
+        if then.get(name) != now.get(name)
     ]
-    if content.permissions != now.permissions:
-        changed.append(f"permissions were {content.permissions} and are now {now.permissions}")
-    if content.code_hash != now.code_hash:
-        changed.append(f"the processor's code was {content.code_hash[:12]} and is now {now.code_hash[:12]}")
+    if found.permissions != content.permissions:
+        changed.append(f"permissions were {found.permissions} and are now {content.permissions}")
+    if found.code_hash != content.code_hash:
+        changed.append(f"the processor's code was {found.code_hash[:12]} and is now {content.code_hash[:12]}")
     if changed:
-        return Recompute(reason="; ".join(changed))
-    if now.initial_state:
-        return Recompute(reason="it read initial state, and Cairn can't tell whether that is the same")
-    if not now.source_position:
-        return Recompute(reason="the source records no position, so Cairn can't tell whether the input is the same")
-    if content.source_position != now.source_position:
-        return Recompute(reason="the source's position differs: the input has changed")
+        return "; ".join(changed)
+    if initial_state:
+        return "it read initial state, and Cairn can't tell whether that is the same"
+    if not content.source_position:
+        return "the source records no position, so Cairn can't tell whether the input is the same"
+    if found.source_position != json.loads(json.dumps(content.source_position)):  # Tuples become lists.
+        return "the source's position differs: the input has changed"
     try:
-        plan_commit(now.log, earlier.prepared)
+        plan_commit(log, earlier)
     except AttemptLost as error:
-        return Recompute(reason=f"it can no longer be committed: {error}")
-    return Reuse(attempt=earlier.attempt)
+        return f"it can no longer be committed: {error}"
+    return None
 
 
-def options_of(task: IntervalJob, order_by: tuple[str, ...], source: str, runtime: str) -> dict[str, str]:
+def options_of(job: IntervalJob, source: str) -> dict[str, str]:
     """Return the settings that decide what a try computes and writes, besides code, input and base."""
+    content = job.content
     settings: dict[str, Any] = {
-        "key": task.key_schema,
-        "input": task.input_schema,
-        "initial": task.initial_schema,
-        "output": task.output_schema,
-        "states": [task.states, task.dropped],
-        "time": [task.time, task.event_time],
-        "engine": task.engine,
-        "changelog": task.changelog,
-        "retention": task.retention,
-        "order_by": order_by,
-        **({"returning": task.returning} if task.returning else {}),
+        "key": content.key_schema,
+        "input": job.input_schema,
+        "initial": job.initial_schema,
+        "output": job.output_schema,
+        "states": [content.states, job.dropped],
+        "time": [content.time, job.event_time],
+        "engine": job.engine,
+        "changelog": job.changelog,
+        "retention": content.retention,
+        "order_by": job.order_by,
+        **({"returning": job.returning} if job.returning else {}),
     }
     plain = {
-        "mode": task.mode,
-        "api": task.api,
-        "parallelism": str(task.parallelism),
-        "max_parallelism": str(task.max_parallelism),
-        "zone": task.zone,
-        "on_type_mismatch": task.on_type_mismatch,
+        "mode": job.mode,
+        "api": job.api,
+        "parallelism": str(job.parallelism),
+        "max_parallelism": str(job.max_parallelism),
+        "zone": job.zone,
+        "on_type_mismatch": job.on_type_mismatch,
         "source": source[:12],
-        "runtime": runtime,
+        "runtime": runtime_version(),
     }
     return plain | {name: _short(value) for name, value in settings.items()}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ResultInputs:
-    """Values that decide an interval's result, besides its base and the settings that `input_hash` reads itself.
-
-    `input_hash` reads those settings, such as `time_mode` and `parallelism`, directly from the `Pipeline`.
-    """
-
-    code_hash: str
-    # Position that the source records; empty if the source records none.
-    source_position: Mapping[str, Any]
-    input_schema: Any
-    output_schema: Any
-    key: Sequence[str]
-    order_by: Sequence[str]
-    zone: str
-    source: str
-    runtime: str
-    permissions: Permissions
-
-
-def input_hash(pipeline: Pipeline, inputs: ResultInputs) -> str | None:
+def input_hash(
+    pipeline: Pipeline,
+    code_hash: str,
+    position: Mapping[str, Any],
+    input_schema: dict[str, Any],
+    output_schema: dict[str, Any],
+    zone: str,
+    permissions: Permissions,
+) -> str | None:
     """Hash everything but the base that decides the result of an interval.
 
     The way in which the checkpoint is stored (mode, retention) does not count.
 
     Returns 32 hex digits; None if the source records no position, since equal hashes would not mean equal input.
     """
-    if not inputs.source_position:
+    if not position:
         return None
     parts = {
-        "code": inputs.code_hash,
-        "source": inputs.source,
-        "runtime": inputs.runtime,
-        "position": inputs.source_position,
-        "input": inputs.input_schema,
-        "output": inputs.output_schema,
-        "key": [*inputs.key],
-        "order_by": [*inputs.order_by],
-        "zone": inputs.zone,
-        "permissions": repr(inputs.permissions),
-        "declared": repr(
-            (
-                *(pipeline.api, pipeline.time_mode, pipeline.event_time, pipeline.watermark_delay, pipeline.watermark),
-                *(pipeline.parallelism, pipeline.max_parallelism, pipeline.engine, pipeline.changelog),
-                pipeline.on_type_mismatch,
-                # Without renamed fields, this adds nothing, so the hash equals those that older releases recorded.
-                *([sorted(pipeline.renamed.items())] if pipeline.renamed else []),
-            )
-        ),
+        "code": code_hash,
+        "source": source_hash(pipeline.source),
+        "runtime": runtime_version(),
+        "position": position,
+        "input": input_schema,
+        "output": output_schema,
+        "key": [*pipeline.key],
+        "order_by": [*pipeline.order_by],
+        "zone": zone,
+        "permissions": repr(permissions),
+        # Without renamed fields, they add nothing, so the hash equals those that older releases recorded.
+        "declared": repr((*pipeline.hashed(), *([sorted(pipeline.renamed.items())] if pipeline.renamed else []))),
     }
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
 
@@ -185,7 +138,7 @@ def source_hash(source: Any) -> str:
     If the source can't be hashed, the result is random. So the input counts as changed.
     """
     try:
-        return code_hash(source, "")
+        return hash_of_code(source, "")
     except UsageError:
         return hashlib.sha256(uuid.uuid4().bytes).hexdigest()
 

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
 from cairn.operations.coordinator_of import coordinator_of
-from cairn.operations.plan_interval import Attempt, IntervalPlan, Read, ask_pipeline, in_zone_of, plan_interval
-from cairn.operations.plan_reuse import Earlier, Now, Recompute, plan_reuse
+from cairn.operations.plan_interval import Attempt, IntervalPlan, in_zone_of, plan_interval
+from cairn.operations.plan_reuse import why_recompute
 from cairn.operations.prove_read import recorded_lengths, unproven
-from cairn.operations.read_source import input_errors
+from cairn.operations.read_source import Read, input_errors
 from cairn.pipeline import Pipeline
 from cairn.rows.arrange_rows import plan_arrangement
 from cairn.rows.routing import Inputs, route, route_in_order
@@ -65,10 +63,9 @@ def process_interval(
             schedule=pipeline.declared_schedule,
         )
         _log_begin(pipeline, attempt, begun)
-        declared = ask_pipeline(spark, pipeline, attempt, begun, read)
-        if declared.position:
-            log.info("%s %s: source position %s", pipeline.name, attempt.interval, declared.position)
-        plan = plan_interval(pipeline, root, attempt, begun, declared)
+        plan = plan_interval(spark, pipeline, root, attempt, begun, read)
+        if position := plan.job.content.source_position:
+            log.info("%s %s: source position %s", pipeline.name, attempt.interval, position)
         if attempt.earlier is not None:
             reused = _reuse(coordinator, plan.job, plan.options, *attempt.earlier)
             if reused is not None:
@@ -87,25 +84,27 @@ def _log_begin(pipeline: Pipeline, attempt: Attempt, begun: Begun) -> None:
 def _compute(
     spark: SparkSession, plan: IntervalPlan, coordinator: Coordinator, on_shards: OnShards, started_ns: int
 ) -> Prepared:
-    job = plan.job
-    with input_errors(job.pipeline, job.interval):
+    job, content = plan.job, plan.job.content
+    with input_errors(content.pipeline, content.interval):
         planned_ns = time.monotonic_ns()
         acks = on_shards(spark, job, plan.inputs)
         spark_us = (time.monotonic_ns() - planned_ns) // 1000
-        prepared = replace(job, plan_us=(planned_ns - started_ns) // 1000).finish(acks, spark_us, coordinator)
+        prepared = job.finish(acks, (planned_ns - started_ns) // 1000, spark_us, coordinator)
     totals = prepared.content.totals
     log.info(
         "%s %s: prepared: %d bytes downloaded, %d from caches; %d rows in, %d out, %d keys touched, %d bytes changed, %d uploaded, "
         "state %d bytes in %d files",
-        *(job.pipeline, job.interval, totals.downloaded_bytes, totals.cached_bytes),
+        *(content.pipeline, content.interval, totals.downloaded_bytes, totals.cached_bytes),
         *(totals.input_rows, totals.output_rows, totals.keys_touched),
         *(totals.changed_bytes, totals.uploaded_bytes, totals.state_bytes, totals.state_files),
     )
     for text in mismatches_in_words(acks):
-        log.warning("%s %s: %s", job.pipeline, job.interval, text)
+        log.warning("%s %s: %s", content.pipeline, content.interval, text)
     # The last log line shows the durations of all phases: a reader sees why an interval was slow.
     phases = prepared.content.durations_us | {"prepare": (time.monotonic_ns() - planned_ns) // 1000 - spark_us}
-    log.info("%s %s: %s", job.pipeline, job.interval, in_words(phases, (time.monotonic_ns() - started_ns) // 1000))
+    log.info(
+        "%s %s: %s", content.pipeline, content.interval, in_words(phases, (time.monotonic_ns() - started_ns) // 1000)
+    )
     return prepared
 
 
@@ -129,10 +128,10 @@ def _on_spark(spark: SparkSession, job: IntervalJob, inputs: Inputs) -> list[Sha
 def _check_read(job: IntervalJob, executed: DataFrame) -> None:
     """Raise `SourceError` if the query has perhaps not read the files that the source's position lists."""
     shared = type(executed).__module__.startswith("pyspark.sql.connect")
-    if not shared and recorded_lengths(job.source_position) is None:
+    if not shared and recorded_lengths(job.content.source_position) is None:
         return  # A walk over the plan of a classic session takes milliseconds.
-    if why := unproven(job.source_position, scans_of(executed), shared_cache=shared):
-        raise SourceError(f"pipeline {job.pipeline!r}, {job.interval}: {why}\nNothing was committed")
+    if why := unproven(job.content.source_position, scans_of(executed), shared_cache=shared):
+        raise SourceError(f"pipeline {job.content.pipeline!r}, {job.content.interval}: {why}\nNothing was committed")
 
 
 def _reuse(
@@ -146,29 +145,19 @@ def _reuse(
         prepared = coordinator.load_prepared(attempt)
     except StateUnusable:
         prepared = None
-    decision = plan_reuse(
-        Earlier(attempt=attempt, options=earlier, prepared=prepared),
-        Now(
-            log=coordinator.log(),
-            run=job.run,
-            interval=job.interval,
-            permissions=job.permissions,
-            code_hash=job.code_hash,
-            options=options,
-            source_position=json.loads(json.dumps(job.source_position)),  # Tuples become lists.
-            initial_state=job.initial_schema is not None,
-        ),
+    content = job.content
+    why = why_recompute(
+        coordinator.log(), prepared, earlier, content, options, initial_state=job.initial_schema is not None
     )
-    if isinstance(decision, Recompute):
+    if why is not None:
         log.info(
-            "%s %s: attempt %s of an earlier try is not used: %s",
-            *(job.pipeline, job.interval, attempt, decision.reason),
+            "%s %s: attempt %s of an earlier try is not used: %s", content.pipeline, content.interval, attempt, why
         )
         return None
     assert prepared is not None
     log.info(
         "%s %s: try %d has prepared attempt %s, and base, code, options and input are unchanged: this attempt is used, and nothing is "
         "computed again",
-        *(job.pipeline, job.interval, prepared.content.run.try_number, attempt),
+        *(content.pipeline, content.interval, prepared.content.run.try_number, attempt),
     )
     return prepared

@@ -13,6 +13,7 @@ import re
 import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.types import CalendarIntervalType, DataType, StructType, YearMonthIntervalType
@@ -41,7 +42,17 @@ _CAUSE = re.compile(
 _BAD_DATA = re.compile(r"(\[[A-Z_.]+\] [^\n]*)SQLSTATE: 22\w{3}")
 
 
-def read_source(spark: SparkSession, pipeline: Pipeline, interval: Interval) -> tuple[DataFrame, dict[str, Any]]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Read:
+    """The source's answer for an interval."""
+
+    rows: DataFrame
+    # The position that the source records; empty if it records none.
+    position: dict[str, Any]
+    waited_ns: int = 0
+
+
+def read_source(spark: SparkSession, pipeline: Pipeline, interval: Interval) -> Read:
     """Call the source, and return the rows of the interval and the source's position."""
     where = f"pipeline {pipeline.name!r}, {interval}"
     try:
@@ -83,7 +94,7 @@ def read_source(spark: SparkSession, pipeline: Pipeline, interval: Interval) -> 
     if shown != position:
         # Positions that differ only in a hidden part, such as a page's token in a URL, are still different inputs.
         shown["hidden"] = hashlib.sha256(json.dumps(position, sort_keys=True).encode()).hexdigest()[:12]
-    return rows, shown
+    return Read(rows=rows, position=shown)
 
 
 def without_java(text: str) -> str:

@@ -30,7 +30,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from cairn.operations.coordinator_of import coordinator_of
-from cairn.operations.plan_interval import Attempt, Read, in_zone_of, would_be_made_of
+from cairn.operations.plan_interval import Attempt, in_zone_of, would_be_made_of
 from cairn.operations.plan_range import (
     REPROCESS,
     AskSource,
@@ -43,7 +43,7 @@ from cairn.operations.plan_range import (
     plan_by_input,
 )
 from cairn.operations.process_interval import OnShards, process_interval
-from cairn.operations.read_source import read_source
+from cairn.operations.read_source import Read, read_source
 from cairn.operations.run_interval import finish_commit
 from cairn.operations.what_changed import MadeOf
 from cairn.pipeline import Interval, Pipeline
@@ -225,8 +225,7 @@ def _of_later(permissions: Permissions) -> Permissions:
 
 
 def _made_of_now(spark: SparkSession, pipeline: Pipeline, interval: Interval, permissions: Permissions) -> MadeOf:
-    rows, position = read_source(spark, pipeline, interval)
-    return would_be_made_of(spark, pipeline, interval, Read(rows=rows, position=position), permissions)
+    return would_be_made_of(spark, pipeline, interval, read_source(spark, pipeline, interval), permissions)
 
 
 def committed_alike(
@@ -240,8 +239,7 @@ def committed_alike(
     if there is None or there.input_hash is None or not isinstance(keep_or_compute(there, "changed", run), AskSource):
         return None, None
     with in_zone_of(spark, pipeline.time_zone):
-        rows, position = read_source(spark, pipeline, interval)
-        read = Read(rows=rows, position=position)
+        read = read_source(spark, pipeline, interval)
         alike = isinstance(plan_by_input(there, would_be_made_of(spark, pipeline, interval, read, permissions)), Keep)
     return there if alike else None, read
 
@@ -443,10 +441,7 @@ class _Range:
             return error, None
 
     def _ask_now(self, interval: Interval) -> Read:
-        if interval in self.known:
-            return self.known[interval]
-        rows, position = read_source(self.spark, self.pipeline, interval)
-        return Read(rows=rows, position=position)
+        return self.known.get(interval) or read_source(self.spark, self.pipeline, interval)
 
     def _in_thread(self, work: Callable[[], Any]) -> Callable[[], Any]:
         """Bind this thread's Spark tags to the work, so that an interrupt by tag also stops the work's Spark jobs."""

@@ -24,24 +24,21 @@ from pyspark.sql.types import StructType
 
 from cairn.data_sources.keyed_state import KeyedState
 from cairn.operations.coordinator_of import coordinator_of
-from cairn.operations.plan_interval import declared_states
+from cairn.operations.plan_interval import content_before, declared_states
 from cairn.pipeline import Interval, Pipeline
 from cairn.rows.routing import place
 from cairn.shard_jobs.import_streaming import TIMERS, ImportJob
 from cairn.shard_jobs.run_on_shards import run_on_shards
-from cairn.shipping.code_version import code_reference
 from cairn.shipping.ship_processor import code_hash
 from cairn.spark.first_cause import first_cause
 from state_backend.adapters.open_storage import join_url
-from state_backend.checkpoint.prepare_content import NO_TOTALS
 from state_backend.formats.canonical_tables import fits_parquet
 from state_backend.formats.types import ArrayType, DataType, MapType, parse_struct
 from state_backend.formats.types import StructType as Struct
 from state_backend.inspection.checkpoint_names import find_state
 from state_backend.state.layout import TIMERS_NAME
 from state_backend.values.errors import SourceError, StateSchemaError, UsageError
-from state_backend.values.intervals import to_ms
-from state_backend.values.records import Content, LogicalTime, Permissions, Record, RunRef, StateDescriptor
+from state_backend.values.records import LogicalTime, Record, RunRef, StateDescriptor
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, GroupedData, SparkSession
@@ -109,11 +106,14 @@ def from_streaming_checkpoint(
     timers = None if pipeline.time_mode == "none" else reader.timers()
     key_schema = _key_schema(pipeline, path, [*frames.values(), *([timers] if timers is not None else [])])
     coordinator, attempt = coordinator_of(pipeline, root), str(uuid.uuid4())
+    run = RunRef(run_id=f"import__{attempt}", clear_number=0, try_number=1)
+    before = content_before(pipeline, interval, attempt, run, code_hash(pipeline.processor, pipeline.name))
     content = replace(
-        _content_before_import(pipeline, interval, attempt),
+        before,
+        kind="restore",
         key_schema=key_schema.jsonValue(),
         states=states,
-        time=_time_of(spark, pipeline, interval, path, batch),
+        time=_time_of(spark, before.time, path, batch),
         source_position={"streaming_checkpoint": path, "batch": batch},
     )
     begun = coordinator.begin_restore(content, pipeline_start_ms=content.pipeline_start_ms, attempt=attempt)
@@ -136,39 +136,8 @@ def from_streaming_checkpoint(
     return record
 
 
-def _content_before_import(pipeline: Pipeline, interval: Interval, attempt: str) -> Content:
-    """Return the fields of the new record that the pipeline alone determines. The import fills in the others."""
-    return Content(
-        kind="restore",
-        pipeline=pipeline.name,
-        pipeline_start_ms=to_ms(pipeline.start),
-        interval=interval,
-        run=RunRef(run_id=f"import__{attempt}", clear_number=0, try_number=1),
-        attempt=attempt,
-        base_id=None,
-        permissions=Permissions(),
-        parallelism=pipeline.parallelism,
-        max_parallelism=pipeline.max_parallelism,
-        key_schema={},
-        states=(),
-        time=LogicalTime(mode=pipeline.time_mode, processing_time_ms=interval.end_ms, watermark_ms=None),
-        source_position={},
-        code_hash=code_hash(pipeline.processor, pipeline.name),
-        totals=NO_TOTALS,
-        digest=0,
-        shards=(),
-        outputs=(),
-        durations_us={},
-        worker_pids=(),
-        retention=pipeline.retention,
-        code=code_reference(pipeline),
-        schedule=pipeline.declared_schedule,
-    )
-
-
-def _time_of(spark: SparkSession, pipeline: Pipeline, interval: Interval, path: str, batch: int) -> LogicalTime:
-    time = LogicalTime(mode=pipeline.time_mode, processing_time_ms=interval.end_ms, watermark_ms=None)
-    if pipeline.time_mode != "event":
+def _time_of(spark: SparkSession, time: LogicalTime, path: str, batch: int) -> LogicalTime:
+    if time.mode != "event":
         return time
     # The next interval uses two watermarks, as the query's next batch would. `watermark_ms` is the watermark that the
     # imported batch committed: the processor sees it. `late_watermark_ms` is the older watermark with which the imported

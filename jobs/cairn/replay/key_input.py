@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cairn.operations.plan_interval import Attempt, IntervalPlan, Read, ask_pipeline, in_zone_of, plan_interval
-from cairn.operations.read_source import read_source
+from cairn.operations.plan_interval import Attempt, IntervalPlan, in_zone_of, plan_interval
+from cairn.operations.read_source import Read, read_source
 from cairn.pipeline import Pipeline
 from cairn.replay.local_session import LocalFrame, LocalSession, NeedsSpark
 from cairn.rows.local_rows import LocalRows, route_locally
@@ -88,8 +88,7 @@ def _planned(
     session: Any, pipeline: Pipeline, root: str, attempt: Attempt, begun: Begun, key: SearchedKey
 ) -> PlannedKey:
     with in_zone_of(session, pipeline.time_zone):
-        rows, position = read_source(session, pipeline, attempt.interval)
-        read = Read(rows=rows, position=position)
+        read = read_source(session, pipeline, attempt.interval)
         return plan_read_key(session, pipeline, root, attempt, begun, key, read)
 
 
@@ -100,8 +99,7 @@ def plan_read_key(
 
     `attempt`: The attempt, which is never prepared.
     """
-    declared = ask_pipeline(session, pipeline, attempt, begun, read)
-    plan = plan_interval(pipeline, root, attempt, begun, declared)
+    plan = plan_interval(session, pipeline, root, attempt, begun, read)
     inputs, most = plan.inputs, pipeline.max_parallelism
     if isinstance(session, LocalSession):
         batches = _batches_here(inputs, key, most)

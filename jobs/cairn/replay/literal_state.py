@@ -31,16 +31,20 @@ def entries_from(
     job: IntervalJob, key: SearchedKey, state: State, timers: Iterable[datetime | int], work: Path
 ) -> KeyEntries:
     """Return the entries that a key has with these values."""
-    descriptors = {d.name: d for d in job.states}
+    descriptors = {d.name: d for d in job.content.states}
     with closing(RocksStore(work, EngineOptions(cache_dir=None))) as store:
         shard = ShardState(
-            store, key_groups=(), descriptors=job.states, now_ms=job.time.processing_time_ms, struct_factory=row_maker
+            store,
+            key_groups=(),
+            descriptors=job.content.states,
+            now_ms=job.content.time.processing_time_ms,
+            struct_factory=row_maker,
         )
         shard.set_key(key.group, key.encoded)
         for name, rows in state.items():
             if name not in descriptors:
                 raise UsageError(
-                    f"the processor of {job.pipeline!r} declares no state {name!r}\n"
+                    f"the processor of {job.content.pipeline!r} declares no state {name!r}\n"
                     f"Its states: {', '.join(descriptors)}{similar_to(name, [*descriptors])}"
                 )
             _write(shard, descriptors[name], rows)
@@ -49,10 +53,10 @@ def entries_from(
         shard.set_key(-1, b"")
         shard.flush()
         stored: list[Stored] = []
-        for state_id in sorted([*(d.state_id for d in job.states), layout.TIMERS]):
+        for state_id in sorted([*(d.state_id for d in job.content.states), layout.TIMERS]):
             start = layout.prefix(key.group, state_id) + key.encoded
             stored += store.scan(start, layout.after(start))
-    return entries_of(key, job.states, stored)
+    return entries_of(key, job.content.states, stored)
 
 
 def _write(shard: ShardState, descriptor: StateDescriptor, rows: Sequence[Mapping[str, Any]]) -> None:

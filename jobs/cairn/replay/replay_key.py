@@ -115,7 +115,7 @@ def replay_key(
             with quiet_logs():
                 again, _ = once("second", lambda processor: None)
             now = would_be_made_of(planned.session, pipeline, content.interval, planned.read, content.permissions)
-            now = replace(now, code_version=planned.plan.job.code_version)
+            now = replace(now, code_version=planned.plan.job.content.code_version)
             reasons = reasons_for(content, now, deterministic=_same_run(run, again))
     return Replay(
         pipeline=pipeline,
@@ -192,7 +192,7 @@ def _notes(
         yield f"its base, checkpoint {content.base_id}, is {found.base_status}; the replay starts from it, as the interval did"
     if content.filtered:
         yield "the interval left out keys that `cairn forget` removed, and the replay leaves them out too"
-    if comparison.same and job.code_hash != content.code_hash:
+    if comparison.same and job.content.code_hash != content.code_hash:
         yield "the code is not the recorded code, but gives the same result for this key"
     if rows[0].rows is None:
         yield "the output has no key columns, so its rows can't be compared"

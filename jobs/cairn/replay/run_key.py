@@ -63,10 +63,10 @@ def run_key(
 ) -> KeyRun:
     """Run the processor for one key, as a shard's job does."""
     trace = Trace()
-    factory: Any = TracedFactory(processor, job.pipeline, trace, made)
+    factory: Any = TracedFactory(processor, job.content.pipeline, trace, made)
     job = replace(job, processor=factory)
     if any(r.base and is_key(r.key, key.encoded) for r in job.returning):
-        base = entries_of(key, job.states, ())
+        base = entries_of(key, job.content.states, ())
     with local_zone(zone_of(job.zone)), closing(RocksStore(work / "db", EngineOptions(cache_dir=None))) as store:
         store.write([*base.stored, *((index, b"") for index in index_keys(base.stored))])
         restored = RestoredShard(
@@ -79,14 +79,14 @@ def run_key(
         )
         owned = range_of(0, 1, job.max_parallelism)
         computed = job.compute(iter(batches), job.open_state(restored), owned, work, StopWatch())
-        ids = sorted([*(d.state_id for d in job.states), layout.TIMERS])
+        ids = sorted([*(d.state_id for d in job.content.states), layout.TIMERS])
         stored: list[Stored] = []
         for state_id in ids:
             start = layout.prefix(key.group, state_id) + key.encoded
             stored += store.scan(start, layout.after(start))
         return KeyRun(
             calls=trace.calls,
-            entries=entries_of(key, job.states, stored),
+            entries=entries_of(key, job.content.states, stored),
             output=computed.output.read(),
             late=computed.late.read(),
         )

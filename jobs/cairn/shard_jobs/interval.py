@@ -29,18 +29,18 @@ from cairn.runners.arrow_runner import ArrowRunner
 from cairn.runners.input_rows import KeyedInput, row_slices
 from cairn.runners.keyed_runner import KeyedRunner
 from cairn.runners.output_rows import OutputRows
-from cairn.runners.output_schema import arrow_schema, recorded_schema, struct_of
+from cairn.runners.output_schema import arrow_schema, struct_of
 from cairn.runners.pandas_frames import OutputFrames, frame_slices, key_values, whole_frames
 from cairn.runners.processor_handle import row_maker
 from cairn.runners.user_code import UserCode
-from cairn.shard_jobs.run_on_shards import StopWatch, rare_garbage_collection
+from cairn.shard_jobs.run_on_shards import JobOnContent, StopWatch, rare_garbage_collection
 from cairn.shipping.ship_processor import ShippedProcessor
 from state_backend.adapters.open_storage import open_storage
 from state_backend.adapters.rocks import EngineOptions
 from state_backend.adapters.work_folders import work_folder
 from state_backend.checkpoint.coordinator import Coordinator
 from state_backend.checkpoint.forgotten_keys import Returning, is_key
-from state_backend.checkpoint.prepare_content import NO_TOTALS, ShardAck, prepare, slowest, summary_of
+from state_backend.checkpoint.prepare_content import ShardAck, prepare, slowest, summary_of
 from state_backend.formats import paths
 from state_backend.formats.key_codec import KeyCodec
 from state_backend.formats.key_columns import KeyColumns
@@ -57,20 +57,13 @@ from state_backend.state.expiry import expire
 from state_backend.state.forget_keys import find_keys
 from state_backend.state.shard_state import ShardState
 from state_backend.values.errors import InvariantViolated, ProcessorError, SourceError
-from state_backend.values.intervals import Interval
 from state_backend.values.key_groups import KeyGroupRange, range_of
 from state_backend.values.records import (
-    Content,
-    LogicalTime,
-    Permissions,
     Prepared,
-    RunRef,
     ShardManifest,
     ShardRef,
     StateDescriptor,
 )
-from state_backend.values.retention import RetentionPolicy
-from state_backend.values.schedule import Schedule
 from state_backend.values.zones import local_zone, zone_of
 
 
@@ -85,62 +78,38 @@ class Computed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class IntervalJob:
-    """Job that processes one interval. The driver sends it to the workers together with the processor."""
+class IntervalJob(JobOnContent):
+    """Job that processes one interval. The driver sends it to the workers together with the processor.
 
-    pipeline: str
-    # `Pipeline.start`, in milliseconds since the epoch.
-    pipeline_start_ms: int
+    `content` is the content of the attempt before its shards run: no shards, no output, no counts.
+    """
+
     root: str
-    attempt: str
     h0: int
-    # The id of the base; None for empty state.
-    base_id: int | None
     base: tuple[ShardRef, ...]
     # The number of the base's shards; 0 if the interval starts from empty state.
     base_parallelism: int
-    interval: Interval
-    run: RunRef
-    permissions: Permissions
     mode: str
-    parallelism: int
-    max_parallelism: int
     api: Literal["row", "pandas", "arrow"]
     on_type_mismatch: Literal["error", "null"]
-    key_schema: dict[str, Any]
     input_schema: dict[str, Any]
     # The rows of the initial state; None if the interval reads none.
     initial_schema: dict[str, Any] | None
     output_schema: dict[str, Any]
-    states: tuple[StateDescriptor, ...]
     dropped: tuple[StateDescriptor, ...]
-    time: LogicalTime
     # The event-time column, and the watermarks that decide which rows are late and which timers fire; None in other
     # time modes.
     event_time: EventTime | None
     order_by: tuple[str, ...]
-    # The value by which the source says which input it read; empty if it records none.
-    source_position: dict[str, Any]
-    code_hash: str
     processor: ShippedProcessor
     engine: EngineOptions
     changelog: ChangelogOptions
-    retention: RetentionPolicy
-    # The schedule that the record names; None without one.
-    schedule: Schedule | None
-    plan_us: int
-    # The input hash of the interval; None if it can't be computed.
-    input_hash: str | None = None
-    # The name of the code for people; None without a name.
-    code_version: str | None = None
-    # The pipeline as `module:NAME`; None if it is unknown.
-    code: str | None = None
     returning: tuple[Returning, ...] = ()
 
     @property
     def zone(self) -> str:
         """Return the time zone in which the processor runs on every host."""
-        return self.time.zone or "UTC"
+        return self.content.time.zone or "UTC"
 
     def refs_of(self, shard: int) -> tuple[ShardRef, ...]:
         """Return references to those shards of the base that hold some of this shard's key groups.
@@ -169,11 +138,12 @@ class IntervalJob:
         with (
             rare_garbage_collection(),
             local_zone(zone_of(self.zone)),
-            work_folder(f"{self.pipeline}-{shard}") as work,
+            work_folder(f"{self.content.pipeline}-{shard}") as work,
             damage_of_copies(cache, storage.url, manifests),
         ):
             with clock.phase(
-                "restore", f"restoring from checkpoint {self.base_id}" if self.base_id else "opening empty state"
+                "restore",
+                f"restoring from checkpoint {self.content.base_id}" if self.content.base_id else "opening empty state",
             ):
                 manifests += [needed_manifest(ref, storage) for ref in self.refs_of(shard)]
                 restored = restore_shard(owned, manifests, storage, work / "db", self.engine, cache)
@@ -189,7 +159,7 @@ class IntervalJob:
         To delete the keys' entries in RocksDB would not suffice. The base's files would still contain these entries, and
         the new checkpoint would share these files.
         """
-        states, schema = (*self.dropped, *self.states), parse_struct(self.key_schema)
+        states, schema = (*self.dropped, *self.content.states), parse_struct(self.content.key_schema)
         keys: set[tuple[int, bytes]] = set()
         concerned = False
         for forgotten in (r.key for r in self.returning if r.base):
@@ -209,9 +179,9 @@ class IntervalJob:
         state = ShardState(
             restored.store,
             key_groups=restored.key_group_states,
-            # If a dropped name is declared again, the declared state must win. So `self.states` comes last.
-            descriptors=(*self.dropped, *self.states),
-            now_ms=self.time.processing_time_ms,
+            # If a dropped name is declared again, the declared state must win. So `self.content.states` comes last.
+            descriptors=(*self.dropped, *self.content.states),
+            now_ms=self.content.time.processing_time_ms,
             struct_factory=row_maker,
             zone=zone_of(self.zone).rules,
             nulls_for_misfits=self.on_type_mismatch == "null",
@@ -238,8 +208,8 @@ class IntervalJob:
         same_layout = self.base_parallelism == self.parallelism
         snapshot: Snapshot | None = None
         with clock.phase("upload", "taking the checkpoint"):
-            path = paths.output(self.interval, self.attempt, shard, task)
-            late_path = paths.output(self.interval, self.attempt, shard, task, late=True)
+            path = paths.output(self.content.interval, self.content.attempt, shard, task)
+            late_path = paths.output(self.content.interval, self.content.attempt, shard, task, late=True)
             output_file = computed.output.finish(storage, path)
             late_file = computed.late.finish(storage, late_path, late=True)
             if state.changed_bytes or not same_layout or self.mode == "full" or restored.base is None:
@@ -274,7 +244,7 @@ class IntervalJob:
         output = LocalParquet(arrow_schema(self.output_schema), work / "output.parquet")
         late = LocalParquet(arrow_schema(self.input_schema), work / "late.parquet")
         forgotten = [r.key for r in self.returning if r.rows]
-        key_schema = parse_struct(self.key_schema)
+        key_schema = parse_struct(self.content.key_schema)
         filter_ = ForgottenRows(forgotten, key_schema, self.max_parallelism) if forgotten else None
         inputs = InputBatches(batches, owned, self.event_time, late, filter_)
         with clock.phase("process", "processing rows"):
@@ -303,7 +273,7 @@ class IntervalJob:
     ) -> Snapshot:
         key_group_states = state.key_group_states()
         if changelog and changelog.fits(most_bytes(restored.store, key_group_states, self.engine)):
-            return changelog.append(storage, attempt=self.attempt, task=task, key_group_states=key_group_states)
+            return changelog.append(storage, attempt=self.content.attempt, task=task, key_group_states=key_group_states)
         with clock.phase("consolidate", "merging files"):
             key_group_states = counted(restored.store, key_group_states)
             consolidate(
@@ -318,7 +288,7 @@ class IntervalJob:
             restored.store,
             storage,
             image=work / "image",
-            attempt=self.attempt,
+            attempt=self.content.attempt,
             shard=shard,
             task=task,
             key_groups=owned,
@@ -362,13 +332,15 @@ class IntervalJob:
     ) -> tuple[KeyedRunner | ArrowRunner, int]:
         """Run the processor over all input. Return its runner, and the number of keys that had input."""
         offers_null = self.api != "arrow" and self.on_type_mismatch == "error"
-        user_code = UserCode(self.interval, self.pipeline, offers_null=offers_null)
+        user_code = UserCode(self.content.interval, self.content.pipeline, offers_null=offers_null)
         due_ms = (
-            self.time.processing_time_ms if self.event_time is None else self.event_time.due_ms(self.interval.end_ms)
+            self.content.time.processing_time_ms
+            if self.event_time is None
+            else self.event_time.due_ms(self.content.interval.end_ms)
         )
         times: Any = {
-            "time_mode": self.time.mode,
-            "timer_values": self._timer_values(self.time.watermark_ms),
+            "time_mode": self.content.time.mode,
+            "timer_values": self._timer_values(self.content.time.watermark_ms),
             "expired_values": self._timer_values(due_ms if self.event_time is not None else None),
             "due_ms": due_ms,
         }
@@ -376,7 +348,7 @@ class IntervalJob:
             columnar = ArrowRunner(
                 self.processor,
                 state,
-                struct_of(self.key_schema),
+                struct_of(self.content.key_schema),
                 struct_of(self.input_schema),
                 output,
                 user_code,
@@ -393,7 +365,7 @@ class IntervalJob:
             for kind, schema in ((INPUT, self.input_schema), (INITIAL, self.initial_schema))
             if schema is not None
         }
-        keys = KeyCodec(parse_struct(self.key_schema), struct_factory=row_maker, zone=zone.rules)
+        keys = KeyCodec(parse_struct(self.content.key_schema), struct_factory=row_maker, zone=zone.rules)
         runner = KeyedRunner(
             self.processor,
             state,
@@ -430,7 +402,7 @@ class IntervalJob:
             )
         )
         return ProcessorError(
-            f"pipeline {self.pipeline!r}: {value}, interval {self.interval}: {holds}\n"
+            f"pipeline {self.content.pipeline!r}: {value}, interval {self.content.interval}: {holds}\n"
             f"Use {forms}, or convert the column in the source, for example to a text"
         )
 
@@ -439,58 +411,29 @@ class IntervalJob:
 
         Both times are -1 if the pipeline's time mode is "none".
         """
-        timed = self.time.mode != "none"
-        return TimerValues(self.time.processing_time_ms, watermark_ms or 0) if timed else TimerValues(-1, -1)
+        timed = self.content.time.mode != "none"
+        return TimerValues(self.content.time.processing_time_ms, watermark_ms or 0) if timed else TimerValues(-1, -1)
 
     # --- once, when all shards have acked -----------------------------------------------------------------------------------------
 
-    def finish(self, acks: list[ShardAck], spark_us: int = 0, coordinator: Coordinator | None = None) -> Prepared:
+    def finish(
+        self, acks: list[ShardAck], plan_us: int = 0, spark_us: int = 0, coordinator: Coordinator | None = None
+    ) -> Prepared:
         """Write `prepared.json`, and return its content."""
-        expected_rows = self.source_position.get("counts", {}).get("rows")
+        content = self.content
+        expected_rows = content.source_position.get("counts", {}).get("rows")
         input_rows = sum(ack.input_rows for ack in acks)
         if expected_rows is not None and expected_rows != input_rows:
             raise SourceError(
-                f"{self.pipeline} {self.interval}: the source counted {expected_rows} rows, but {input_rows} reached the "
+                f"{content.pipeline} {content.interval}: the source counted {expected_rows} rows, but {input_rows} reached the "
                 "processor\nThe input may have changed while it was read. Run the interval again"
             )
         newest_event_us = max((ack.newest_event_us for ack in acks if ack.newest_event_us is not None), default=None)
-        time_ = self.time
+        time_ = content.time
         if self.event_time is not None:
-            time_ = self.event_time.recorded(time_, self.interval.end_ms, newest_event_us)
-        made = Content(
-            kind="interval",
-            pipeline=self.pipeline,
-            pipeline_start_ms=self.pipeline_start_ms,
-            interval=self.interval,
-            run=self.run,
-            attempt=self.attempt,
-            base_id=self.base_id,
-            permissions=self.permissions,
-            parallelism=self.parallelism,
-            max_parallelism=self.max_parallelism,
-            key_schema=self.key_schema,
-            states=self.states,
-            time=time_,
-            source_position=self.source_position,
-            code_hash=self.code_hash,
-            totals=NO_TOTALS,
-            digest=0,
-            shards=(),
-            outputs=(),
-            # Time outside of the slowest shard is Spark's: it plans the query, waits for cores, shuffles, and fetches
-            # the acks.
-            durations_us={"plan": self.plan_us, "spark": max(0, spark_us - sum(slowest(acks).values()))},
-            worker_pids=(),
-            retention=self.retention,
-            schedule=self.schedule,
-            output_schema=recorded_schema(self.output_schema),
-            input_schema=recorded_schema(self.input_schema),
-            # `returning` lists keys that `cairn forget` removed, and that this interval's rows or base may still hold.
-            # If `returning` lists keys, the shards leave them out. An attempt before `cairn forget` may have had the
-            # same code and input, but another result. So the record gets an input hash only if `returning` is empty.
-            input_hash=self.input_hash if not self.returning else None,
-            code_version=self.code_version,
-            code=self.code,
-            filtered=tuple(sorted({r.key.forget for r in self.returning})),
-        )
+            time_ = self.event_time.recorded(time_, content.interval.end_ms, newest_event_us)
+        # Time outside of the slowest shard is Spark's: it plans the query, waits for cores, shuffles, and fetches the
+        # acks.
+        durations_us = {"plan": plan_us, "spark": max(0, spark_us - sum(slowest(acks).values()))}
+        made = replace(content, time=time_, durations_us=durations_us)
         return prepare(open_storage(self.root), made, acks, h0=self.h0, base=self.base, coordinator=coordinator)

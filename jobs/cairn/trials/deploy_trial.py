@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from cairn.operations.coordinator_of import coordinator_of
-from cairn.operations.plan_interval import Read, check_fits, in_zone_of
+from cairn.operations.plan_interval import check_fits, in_zone_of
 from cairn.operations.process_interval import OnShards
 from cairn.operations.read_source import read_source
 from cairn.operations.run_intervals import OnOutcome, Outcome, run_intervals
@@ -229,8 +229,7 @@ def _check_next(spark: SparkSession, pipeline: Pipeline, newest: Record, there: 
     length = interval.end - interval.start
     # The input of the next interval may not exist yet. The newest interval's input has the same columns.
     with in_zone_of(spark, pipeline.time_zone):
-        rows, position = read_source(spark, pipeline, Interval(interval.end - length, interval.end))
-    read = Read(rows=rows, position=position)
+        read = read_source(spark, pipeline, Interval(interval.end - length, interval.end))
     check_fits(spark, pipeline, Interval(interval.end, interval.end + length), read, newest.content, there)
 
 

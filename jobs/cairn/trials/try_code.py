@@ -21,10 +21,10 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from cairn.operations.coordinator_of import coordinator_of
-from cairn.operations.plan_interval import Read, check_fits, in_zone_of
+from cairn.operations.plan_interval import check_fits, in_zone_of
 from cairn.operations.plan_range import check_in_order
 from cairn.operations.process_interval import OnShards
-from cairn.operations.read_source import read_source
+from cairn.operations.read_source import Read, read_source
 from cairn.operations.run_intervals import OnOutcome, Outcome, run_intervals
 from cairn.pipeline import Interval, Pipeline
 from cairn.shipping.code_version import code_version
@@ -209,8 +209,7 @@ def plan_trial(
     asked = {}
     with in_zone_of(spark, pipeline.time_zone):
         for interval in intervals:
-            rows, position = read_source(spark, pipeline, interval)
-            asked[interval] = Read(rows=rows, position=position)
+            asked[interval] = read_source(spark, pipeline, interval)
     # Check the newest state too: once the code is deployed, the next interval starts from it.
     newest = newest_state(there)
     for content in (base, there.whole(newest.id).content if newest is not None else None):
