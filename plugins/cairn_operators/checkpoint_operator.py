@@ -199,7 +199,7 @@ class CheckpointOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not 
 
     def _report(self, context: Any, committed: CommitResult, phases_us: dict[str, int], wall_us: int) -> dict[str, Any]:
         from state_backend.inspection.describe import summarise
-        from state_backend.values.phases import in_words
+        from state_backend.values.human_units import in_words
 
         if committed.record is None:
             self.log.info("the attempt was committed as checkpoint %d, which retention has dropped since", committed.id)

@@ -397,7 +397,7 @@ class StatefulMicroBatchOperator(DriverOperator):
             elif store is not None:
                 store.set(_ATTEMPT_KEY, json.loads(text.removeprefix(BEGUN)))
 
-        from state_backend.values.phases import in_words
+        from state_backend.values.human_units import in_words
 
         began_s = time.monotonic()
         result = self.run_driver(request, on_line=line)

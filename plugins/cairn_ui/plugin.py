@@ -45,7 +45,7 @@ _NEEDED_BY_TASKS = (
     "state_backend.checkpoint.coordinator",
     "state_backend.inspection.describe",
     "state_backend.values.airflow_commands",
-    "state_backend.values.phases",
+    "state_backend.values.human_units",
 )
 
 

@@ -28,15 +28,8 @@ from state_backend.checkpoint.summary import is_replaced, next_summary
 from state_backend.formats import paths, record_codec
 from state_backend.ports.storage import Storage, lists_late
 from state_backend.values.errors import AlreadyExists, NotFound, PreconditionFailed, UnknownOutcome
-from state_backend.values.records import (
-    AttemptEnd,
-    Head,
-    Record,
-    Settled,
-    SweepRecord,
-    Tombstone,
-    Unpublished,
-)
+from state_backend.values.marks import AttemptEnd, Head, Settled
+from state_backend.values.records import Record, SweepRecord, Tombstone, Unpublished
 
 E = TypeVar("E", Record, SweepRecord)
 

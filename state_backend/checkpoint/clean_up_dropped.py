@@ -26,7 +26,8 @@ from state_backend.ports.storage import DeletesMany, Storage
 from state_backend.shard.manifest import manifest_of
 from state_backend.values.errors import BehindLink, CorruptFile, CorruptRecord, NotFound, PreconditionFailed
 from state_backend.values.handles import FileInfo, Handle
-from state_backend.values.records import AttemptEnd, Content, OutputFile, Record, ShardRef, SweepRecord, Tombstone
+from state_backend.values.marks import AttemptEnd
+from state_backend.values.records import Content, OutputFile, Record, ShardRef, SweepRecord, Tombstone
 
 logger = logging.getLogger("cairn")
 

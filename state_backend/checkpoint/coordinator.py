@@ -51,7 +51,7 @@ from state_backend.checkpoint.newest_state import checkpoint_named, no_checkpoin
 from state_backend.checkpoint.output_schemas import spelling
 from state_backend.checkpoint.parallel import at_once
 from state_backend.checkpoint.record_reader import RecordReader
-from state_backend.checkpoint.release import computed_without, hidden_by_release
+from state_backend.checkpoint.quarantine_consequences import computed_without, hidden_by_release
 from state_backend.checkpoint.retention import DEFAULT_POLICY, held_in_quarantine, with_retention
 from state_backend.formats import paths, record_codec
 from state_backend.formats.types import names_and_types, parse_struct
@@ -73,19 +73,15 @@ from state_backend.values.errors import (
 )
 from state_backend.values.hide_secrets import hide, hide_all
 from state_backend.values.intervals import Interval, format_instant, from_ms
+from state_backend.values.marks import Published, Quarantine, Refused, Released, Validated
 from state_backend.values.records import (
     RELEASE,
     Content,
     Permissions,
     Prepared,
-    Published,
-    Quarantine,
     Record,
-    Refused,
-    Released,
     SweepRecord,
     Tombstone,
-    Validated,
     ValidationMode,
 )
 from state_backend.values.retention import RetentionPolicy

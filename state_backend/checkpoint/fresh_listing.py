@@ -29,7 +29,7 @@ from state_backend.values.errors import (
     UnsupportedFormat,
 )
 from state_backend.values.handles import FileInfo
-from state_backend.values.records import Names
+from state_backend.values.marks import Names
 
 logger = logging.getLogger("cairn")
 

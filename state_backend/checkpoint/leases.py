@@ -42,7 +42,7 @@ from state_backend.values.errors import (
     PreconditionFailed,
 )
 from state_backend.values.handles import FileInfo
-from state_backend.values.records import Lease
+from state_backend.values.marks import Lease
 
 logger = logging.getLogger("cairn")
 

@@ -26,14 +26,12 @@ from state_backend.formats.types import names_and_types, parse_struct
 from state_backend.ports.storage import Storage
 from state_backend.values.errors import CorruptRecord, NotFound, UnsupportedFormat
 from state_backend.values.intervals import Interval, from_ms, to_ms
+from state_backend.values.marks import Head, Quarantine, Released
 from state_backend.values.records import (
     Content,
-    Head,
     Kept,
     OutputFile,
-    Quarantine,
     Record,
-    Released,
     Retained,
     RunRef,
     Summary,

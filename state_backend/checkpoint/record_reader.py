@@ -25,16 +25,8 @@ from state_backend.formats import paths, record_codec
 from state_backend.ports.storage import Storage, lists_late
 from state_backend.values.errors import CorruptRecord, NotFound, StorageUnavailable
 from state_backend.values.intervals import Interval
-from state_backend.values.records import (
-    AttemptEnd,
-    Content,
-    OutputFile,
-    Record,
-    Settled,
-    Summary,
-    SweepRecord,
-    Tombstone,
-)
+from state_backend.values.marks import AttemptEnd, Settled
+from state_backend.values.records import Content, OutputFile, Record, Summary, SweepRecord, Tombstone
 
 Entry = Record | SweepRecord | Tombstone
 

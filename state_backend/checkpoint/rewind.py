@@ -43,13 +43,13 @@ from state_backend.shard.manifest import manifest_of, write_manifests
 from state_backend.shard.transfer import copy_all
 from state_backend.values.errors import CorruptFile, NotFound, Rerun, StaleStateError, StateUnusable, Swept, UsageError
 from state_backend.values.intervals import Interval, format_instant
+from state_backend.values.marks import Savepoint
 from state_backend.values.records import (
     Content,
     Permissions,
     Prepared,
     Record,
     RunRef,
-    Savepoint,
     Segment,
     ShardManifest,
     ShardRef,

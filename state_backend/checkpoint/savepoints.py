@@ -28,7 +28,8 @@ from state_backend.values.errors import (
 )
 from state_backend.values.handles import handles_in
 from state_backend.values.key_groups import check_parallelism, range_of
-from state_backend.values.records import Claim, Savepoint, ShardManifest
+from state_backend.values.marks import Claim, Savepoint
+from state_backend.values.records import ShardManifest
 
 
 def read_savepoint(storage: Storage) -> Savepoint:

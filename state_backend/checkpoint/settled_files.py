@@ -21,7 +21,8 @@ from state_backend.checkpoint.record_reader import Fact, sweep_command
 from state_backend.formats import paths
 from state_backend.ports.storage import Storage
 from state_backend.values.errors import CorruptRecord
-from state_backend.values.records import AttemptEnd, OutputFile, Settled, SweepRecord, Tombstone
+from state_backend.values.marks import AttemptEnd, Settled
+from state_backend.values.records import OutputFile, SweepRecord, Tombstone
 
 
 def plan_settled(log: Log) -> dict[str, Settled | AttemptEnd]:

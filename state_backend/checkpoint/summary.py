@@ -11,15 +11,7 @@ from state_backend.checkpoint.forgotten_keys import next_forgotten
 from state_backend.checkpoint.log import Log, base_with_shared_marks, facts_of, kept_of, kind_of
 from state_backend.checkpoint.newest_state import supersedes
 from state_backend.formats import paths
-from state_backend.values.records import (
-    Judged,
-    Record,
-    Summary,
-    Superseded,
-    SweepRecord,
-    Tombstone,
-    Unpublished,
-)
+from state_backend.values.records import Judged, Record, Summary, Superseded, SweepRecord, Tombstone, Unpublished
 
 
 def next_summary(

@@ -56,7 +56,8 @@ from state_backend.values.errors import (
     UsageError,
 )
 from state_backend.values.handles import FileInfo, Handle, handles_in
-from state_backend.values.records import Record, Savepoint, SweepRecord, Tombstone
+from state_backend.values.marks import Savepoint
+from state_backend.values.records import Record, SweepRecord, Tombstone
 
 logger = logging.getLogger("cairn")
 

@@ -35,7 +35,7 @@ from state_backend.values.errors import (
     UsageError,
 )
 from state_backend.values.intervals import Interval, format_instant, from_ms
-from state_backend.values.records import Trial, TrialBase
+from state_backend.values.marks import Trial, TrialBase
 
 logger = logging.getLogger("cairn")
 

@@ -34,30 +34,32 @@ from state_backend.formats.paths import check_name
 from state_backend.values.errors import CorruptRecord, UsageError
 from state_backend.values.handles import fields_with_handles
 from state_backend.values.key_groups import MAX_MAX_PARALLELISM, KeyGroupRange, check_parallelism
-from state_backend.values.records import (
+from state_backend.values.marks import (
     AttemptEnd,
     Claim,
-    Content,
     Head,
-    InlineFile,
-    KeyGroupState,
     Lease,
-    LocalFile,
     Names,
-    Prepared,
     Published,
     Quarantine,
-    Record,
     Refused,
     Released,
     Savepoint,
     Settled,
+    Trial,
+    Validated,
+)
+from state_backend.values.records import (
+    Content,
+    InlineFile,
+    KeyGroupState,
+    LocalFile,
+    Prepared,
+    Record,
     ShardChanges,
     ShardManifest,
     SweepRecord,
     Tombstone,
-    Trial,
-    Validated,
 )
 from state_backend.values.release import RELEASE, is_newer, unsupported
 

@@ -44,7 +44,8 @@ from state_backend.state.canonical_columns import StateRows, TimerRows
 from state_backend.values.errors import CorruptFile, NotFound, UsageError
 from state_backend.values.intervals import shown_ms
 from state_backend.values.key_groups import KeyGroupRange, range_of
-from state_backend.values.records import CanonicalFile, Content, Record, Savepoint, ShardManifest, StateDescriptor
+from state_backend.values.marks import CanonicalFile, Savepoint
+from state_backend.values.records import Content, Record, ShardManifest, StateDescriptor
 from state_backend.values.similar_names import similar_to
 
 _INSTANT = pa.timestamp("ms", "UTC")

@@ -51,26 +51,28 @@ from state_backend.values.errors import (
 from state_backend.values.handles import FileInfo, Handle, handles_in
 from state_backend.values.intervals import Interval, format_instant, from_ms
 from state_backend.values.key_groups import check_whole, range_of
-from state_backend.values.records import (
+from state_backend.values.marks import (
     AttemptEnd,
     CanonicalFile,
-    Content,
     Head,
-    Kept,
     Lease,
     Names,
-    Permissions,
-    Prepared,
     Published,
     Quarantine,
-    Record,
     Refused,
     Released,
     Settled,
+    Validated,
+)
+from state_backend.values.records import (
+    Content,
+    Kept,
+    Permissions,
+    Prepared,
+    Record,
     ShardManifest,
     SweepRecord,
     Tombstone,
-    Validated,
 )
 
 # The types of the JSON files of each kind. `paths.kind_of` names the kinds.

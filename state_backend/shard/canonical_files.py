@@ -31,7 +31,8 @@ from state_backend.state.entry_columns import changes_by_key_group, expiries, is
 from state_backend.state.shard_state import ShardState
 from state_backend.values.errors import CorruptFile, InvariantViolated, NotFound, StateTypeError
 from state_backend.values.key_groups import KeyGroupRange
-from state_backend.values.records import CanonicalFile, KeyGroupState, ShardManifest, StateDescriptor
+from state_backend.values.marks import CanonicalFile
+from state_backend.values.records import KeyGroupState, ShardManifest, StateDescriptor
 
 _BATCH_ROWS, _BATCH_BYTES = 131_072, 64 * 1024 * 1024
 

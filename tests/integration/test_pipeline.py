@@ -209,7 +209,7 @@ def test_a_savepoint_is_compacted_self_contained_and_movable(spark: SparkSession
     (root / "counting").rename(tmp_path / "gone")
     from state_backend.formats import record_codec
     from state_backend.state.check_shard import verify_shard
-    from state_backend.values.records import Savepoint
+    from state_backend.values.marks import Savepoint
 
     storage = open_storage(str(tmp_path / "moved"))
     savepoint = record_codec.decode(storage.read("savepoint.json"), "savepoint.json", Savepoint)

@@ -278,7 +278,7 @@ def test_a_renewed_lease_has_another_generation(server: S3Server) -> None:
     storage.create("HEAD.json", b"")
     path = "leases/00000000000000000042-900-00000000-0000-0000-0000-000000000001.json"
     from state_backend.formats import record_codec
-    from state_backend.values.records import Lease
+    from state_backend.values.marks import Lease
 
     lease = Lease(id=42, lease="00000000-0000-0000-0000-000000000001", seconds=900, holder="an export")
     storage.create(path, record_codec.encode(lease))

@@ -26,12 +26,7 @@ from state_backend.state.expiry import expire
 from state_backend.state.shard_state import ShardState
 from state_backend.state.state_variables import ListState, MapState, ValueState
 from state_backend.values.key_groups import range_of
-from state_backend.values.records import (
-    KeyGroupState,
-    SchemaVersion,
-    ShardManifest,
-    StateDescriptor,
-)
+from state_backend.values.records import KeyGroupState, SchemaVersion, ShardManifest, StateDescriptor
 from tests.property.test_codecs import all_types, key_types, struct, structs, values
 from tests.support.tiers import at_tier
 

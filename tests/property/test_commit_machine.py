@@ -50,6 +50,7 @@ from state_backend.shard.manifest import manifest_of
 from state_backend.shard.transfer import copy_all
 from state_backend.values.errors import CairnError, UnknownOutcome
 from state_backend.values.intervals import Interval, to_ms
+from state_backend.values.marks import Savepoint
 from state_backend.values.records import (
     Forget,
     ForgottenKey,
@@ -59,7 +60,6 @@ from state_backend.values.records import (
     Prepared,
     Record,
     RunRef,
-    Savepoint,
 )
 from state_backend.values.retention import AnyOf, KeepLast, KeepQuarantined
 from tests.support.checkpoints import content, day, files_in, manifest, sst, start_ms

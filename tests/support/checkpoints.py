@@ -16,6 +16,7 @@ from state_backend.ports.storage import Storage
 from state_backend.values.handles import Handle
 from state_backend.values.intervals import Interval
 from state_backend.values.key_groups import KeyGroupRange
+from state_backend.values.marks import Trial
 from state_backend.values.records import (
     Content,
     FiledShard,
@@ -36,7 +37,6 @@ from state_backend.values.records import (
     StateDescriptor,
     Summary,
     Totals,
-    Trial,
 )
 
 START = datetime(2024, 1, 1, tzinfo=UTC)

@@ -37,6 +37,7 @@ from state_backend.values.errors import (
 )
 from state_backend.values.handles import Handle
 from state_backend.values.intervals import Interval
+from state_backend.values.marks import Quarantine, Released
 from state_backend.values.records import (
     FiledShard,
     Forget,
@@ -45,9 +46,7 @@ from state_backend.values.records import (
     OutputFile,
     Permissions,
     Prepared,
-    Quarantine,
     Record,
-    Released,
     RunRef,
     ShardManifest,
     ShardRef,

@@ -24,7 +24,8 @@ from state_backend.ports.storage import Storage
 from state_backend.shard.manifest import manifest_of
 from state_backend.values.handles import handles_in
 from state_backend.values.intervals import Interval
-from state_backend.values.records import OutputFile, Prepared, Record, Savepoint, SweepRecord, Tombstone
+from state_backend.values.marks import Savepoint
+from state_backend.values.records import OutputFile, Prepared, Record, SweepRecord, Tombstone
 from tests.support import commit_world
 from tests.support.disturbed_storage import note, noted, noted_at_ns
 from tests.support.history_pipeline import CODES, DAY_MS, OutputRow, Users, apply_day, day_number, shown

@@ -50,7 +50,8 @@ from state_backend.formats import paths, record_codec
 from state_backend.ports.storage import Storage
 from state_backend.values.errors import AlreadyExists, CairnError, NotFound, PreconditionFailed, UnknownOutcome
 from state_backend.values.handles import FileInfo, Handle
-from state_backend.values.records import AttemptEnd, Head, Published, Settled, Tombstone
+from state_backend.values.marks import AttemptEnd, Head, Published, Settled
+from state_backend.values.records import Tombstone
 
 OLD_MS, NOW_MS, LATER_MS = 0, 10_000_000, 1_000_000_000
 """Times of files: from before the actors began, written by them, and when the last sweep looks."""

@@ -23,7 +23,8 @@ from state_backend.formats.rocksdb_manifest import mentions, store_of, without
 from state_backend.shard.manifest import manifest_of
 from state_backend.shard.restore import fetch
 from state_backend.values.errors import CairnError
-from state_backend.values.records import Prepared, Record, Savepoint, ShardManifest
+from state_backend.values.marks import Savepoint
+from state_backend.values.records import Prepared, Record, ShardManifest
 
 
 def files_with(root: Path, needle: bytes, work: Path) -> set[str]:

@@ -21,10 +21,10 @@ from state_backend.checkpoint.record_reader import Entry, Fact, RecordReader
 from state_backend.formats import paths
 from state_backend.ports.storage import Storage
 from state_backend.values.intervals import Interval
+from state_backend.values.marks import Quarantine
 from state_backend.values.records import (
     Forgotten,
     OutputFile,
-    Quarantine,
     Record,
     Summary,
     Superseded,

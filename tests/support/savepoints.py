@@ -22,7 +22,8 @@ from state_backend.state.check_shard import verify_shard
 from state_backend.state.shard_state import ShardState
 from state_backend.state.state_variables import ListState, MapState, ValueState
 from state_backend.values.key_groups import range_of
-from state_backend.values.records import Content, InlineShard, Prepared, Record, RunRef, Savepoint, ShardManifest
+from state_backend.values.marks import Savepoint
+from state_backend.values.records import Content, InlineShard, Prepared, Record, RunRef, ShardManifest
 from tests.support.checkpoints import content, day, start_ms
 from tests.support.in_process import run_here
 from tests.support.shards import KEY_SCHEMA, KEYS, STATES, open_state

@@ -24,8 +24,8 @@ from state_backend.state.shard_state import ShardState
 from state_backend.state.state_variables import ListState, MapState, ValueState
 from state_backend.values.errors import CairnError
 from state_backend.values.key_groups import KeyGroupRange
+from state_backend.values.marks import CanonicalFile
 from state_backend.values.records import (
-    CanonicalFile,
     Content,
     FiledShard,
     InlineShard,

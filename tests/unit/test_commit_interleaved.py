@@ -29,7 +29,8 @@ from state_backend.checkpoint.leases import plan_leases
 from state_backend.checkpoint.log import Log
 from state_backend.formats import paths, record_codec
 from state_backend.values.errors import AlreadyExists, BaseMoved, StateUnusable, UnknownOutcome
-from state_backend.values.records import Published, Record, SweepRecord
+from state_backend.values.marks import Published
+from state_backend.values.records import Record, SweepRecord
 from state_backend.values.retention import KeepLast
 from tests.support import commit_world, interleavings
 from tests.support.commit_scenarios import SCENARIOS, TIGHT, Scenario, nothing_lost

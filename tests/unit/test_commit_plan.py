@@ -9,10 +9,11 @@ import pytest
 from state_backend.checkpoint.clean_up_dropped import tombstone_of
 from state_backend.checkpoint.decide_commit import Adopted, AlreadyCommitted, Create, plan_commit
 from state_backend.checkpoint.log import Entry, Log
-from state_backend.checkpoint.release import computed_without, hidden_by_release
+from state_backend.checkpoint.quarantine_consequences import computed_without, hidden_by_release
 from state_backend.values.errors import BaseMoved, CorruptRecord, Fenced, StorageUnavailable, Swept
 from state_backend.values.intervals import Interval
-from state_backend.values.records import Permissions, Prepared, Quarantine, Record, Retained, SweepRecord
+from state_backend.values.marks import Quarantine
+from state_backend.values.records import Permissions, Prepared, Record, Retained, SweepRecord
 from state_backend.values.retention import KeepLast
 from tests.support.checkpoints import DAY, content, day, record, run
 from tests.support.log_in_memory import log_in_memory

@@ -35,6 +35,7 @@ from state_backend.values.errors import (
     UsageError,
 )
 from state_backend.values.handles import FileInfo
+from state_backend.values.marks import Settled
 from state_backend.values.records import (
     FiledShard,
     OutputFile,
@@ -42,7 +43,6 @@ from state_backend.values.records import (
     Prepared,
     Record,
     Segment,
-    Settled,
     ShardChanges,
     ShardManifest,
     ShardRef,

@@ -40,7 +40,7 @@ from state_backend.formats import paths
 from state_backend.inspection.verify import offering_intact, verify_pipeline
 from state_backend.shard.manifest import manifest_of
 from state_backend.values.errors import CairnError, CorruptFile, CorruptRecord, StateUnusable, UsageError
-from state_backend.values.records import Claim
+from state_backend.values.marks import Claim
 from state_backend.values.retention import KeepLast
 from tests.support.checkpoints import PIPELINE, day, run, trial_of
 from tests.support.crash_matrix import FAR_MS, HOME, NEW, SAVED, Try, live_files, restore, take, values_of

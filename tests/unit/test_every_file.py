@@ -23,7 +23,8 @@ from state_backend.formats import paths, record_codec
 from state_backend.inspection.verify import verify_pipeline
 from state_backend.values.errors import CairnError, CorruptRecord
 from state_backend.values.handles import Handle
-from state_backend.values.records import Claim, Record, SweepRecord, Tombstone
+from state_backend.values.marks import Claim
+from state_backend.values.records import Record, SweepRecord, Tombstone
 from state_backend.values.release import RELEASE
 from state_backend.values.retention import AnyOf, KeepLast, KeepQuarantined
 from tests.support.checkpoints import PIPELINE, day, trial_of

@@ -25,13 +25,13 @@ from state_backend.formats import record_codec
 from state_backend.formats.types import parse_struct
 from state_backend.values.errors import BaseMoved, CorruptRecord, Fenced, UsageError
 from state_backend.values.handles import Handle
+from state_backend.values.marks import Quarantine
 from state_backend.values.records import (
     Forget,
     ForgottenKey,
     OutputFile,
     Permissions,
     Prepared,
-    Quarantine,
     Record,
     RewrittenOutput,
     Summary,

@@ -16,7 +16,8 @@ from state_backend.checkpoint.lineage import plan_base, reproduces, stale_marks
 from state_backend.checkpoint.log import Log
 from state_backend.values.errors import CorruptRecord, Rerun, StaleStateError, StateGapError, StateUnusable, UsageError
 from state_backend.values.intervals import Interval, format_instant
-from state_backend.values.records import Permissions, Quarantine, Record
+from state_backend.values.marks import Quarantine
+from state_backend.values.records import Permissions, Record
 from tests.support.checkpoints import DAY, PIPELINE, content, day, record, start_ms
 from tests.support.log_in_memory import log_in_memory
 

@@ -12,7 +12,8 @@ from state_backend.checkpoint.log import Log
 from state_backend.checkpoint.newest_state import checkpoint_named, newest_state, no_checkpoint, overtaken
 from state_backend.checkpoint.rewind import restorable
 from state_backend.values.errors import StaleStateError
-from state_backend.values.records import Permissions, Quarantine, Record
+from state_backend.values.marks import Quarantine
+from state_backend.values.records import Permissions, Record
 from state_backend.values.retention import KeepLast
 from tests.support.checkpoints import Folder, day, record
 from tests.support.log_in_memory import log_in_memory

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from cairn.shard_jobs.run_on_shards import StopWatch
-from state_backend.values.phases import in_words
+from state_backend.values.human_units import in_words
 
 
 @pytest.mark.parametrize(

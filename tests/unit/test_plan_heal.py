@@ -11,7 +11,8 @@ import pytest
 
 from cairn.operations.plan_heal import AirflowRun, AirflowView, HealPlan, OpenBackfill, health_of, plan_heal
 from state_backend.checkpoint.log import Log
-from state_backend.values.records import Permissions, Quarantine, Record
+from state_backend.values.marks import Quarantine
+from state_backend.values.records import Permissions, Record
 from tests.support.checkpoints import DAY, day, record
 from tests.support.log_in_memory import log_in_memory
 

@@ -23,19 +23,15 @@ from state_backend.values import release
 from state_backend.values.errors import CorruptRecord, UnsupportedFormat
 from state_backend.values.handles import Handle
 from state_backend.values.key_groups import KeyGroupRange
+from state_backend.values.marks import CanonicalFile, Claim, Published, Quarantine, Savepoint
 from state_backend.values.records import (
-    CanonicalFile,
-    Claim,
     FiledShard,
     InlineShard,
     InSegment,
     OutputFile,
     Prepared,
-    Published,
-    Quarantine,
     Record,
     Retained,
-    Savepoint,
     Segment,
     ShardChanges,
     ShardManifest,

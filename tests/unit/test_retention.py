@@ -17,7 +17,8 @@ from state_backend.checkpoint.retention import DEFAULT_POLICY, plan_retention, w
 from state_backend.formats import record_codec
 from state_backend.values.errors import UsageError
 from state_backend.values.intervals import Interval
-from state_backend.values.records import Quarantine, Record, Retained
+from state_backend.values.marks import Quarantine
+from state_backend.values.records import Record, Retained
 from state_backend.values.retention import (
     AllOf,
     AnyOf,

@@ -31,7 +31,8 @@ from state_backend.values.errors import (
     UsageError,
 )
 from state_backend.values.handles import Handle
-from state_backend.values.records import Record, Savepoint, SweepRecord
+from state_backend.values.marks import Savepoint
+from state_backend.values.records import Record, SweepRecord
 from state_backend.values.retention import KeepLast
 from tests.support.checkpoints import PIPELINE, Folder, content, day, files_in, run, sst
 from tests.support.faulty_storage import Fault, FaultyStorage, StaleStorage, StopHere, lost_answer_at, stop_at

@@ -12,7 +12,8 @@ from state_backend.formats import paths, record_codec
 from state_backend.inspection.verify import verify_pipeline
 from state_backend.values.errors import CorruptRecord
 from state_backend.values.handles import FileInfo, Handle, handles_in
-from state_backend.values.records import FiledShard, InlineShard, OutputFile, Quarantine, Retained, SweepRecord
+from state_backend.values.marks import Quarantine
+from state_backend.values.records import FiledShard, InlineShard, OutputFile, Retained, SweepRecord
 from tests.support.checkpoints import day, manifest, record
 from tests.support.log_in_memory import log_in_memory
 

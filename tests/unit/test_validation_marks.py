@@ -12,7 +12,7 @@ from state_backend.checkpoint.sweep import sweep
 from state_backend.formats import paths, record_codec
 from state_backend.inspection.verify import verify_pipeline
 from state_backend.values.errors import CorruptRecord, Rerun, ValidationRefused
-from state_backend.values.records import Refused, Validated
+from state_backend.values.marks import Refused, Validated
 from state_backend.values.retention import KeepLast
 from tests.support.checkpoints import PIPELINE, Folder, day
 from tests.support.real_shards import RealPipeline

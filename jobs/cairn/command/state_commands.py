@@ -33,7 +33,8 @@ from state_backend.values.environment import Variable
 from state_backend.values.errors import UsageError
 from state_backend.values.human_units import size
 from state_backend.values.intervals import format_instant, to_ms
-from state_backend.values.records import Permissions, Record, RunRef, Savepoint
+from state_backend.values.marks import Savepoint
+from state_backend.values.records import Permissions, Record, RunRef
 
 if TYPE_CHECKING:
     from cairn.pipeline import Pipeline

@@ -41,14 +41,7 @@ from state_backend.formats.types import names_and_types, parse_struct, with_null
 from state_backend.state.plan_state_schemas import StatePlan, plan_states
 from state_backend.values.errors import CairnError, ProcessorError, SourceError, UsageError
 from state_backend.values.intervals import format_instant, to_ms
-from state_backend.values.records import (
-    NO_PERMISSIONS,
-    Content,
-    LogicalTime,
-    Permissions,
-    RunRef,
-    StateDescriptor,
-)
+from state_backend.values.records import NO_PERMISSIONS, Content, LogicalTime, Permissions, RunRef, StateDescriptor
 from state_backend.values.zones import Zone, zone_of
 
 if TYPE_CHECKING:

@@ -26,7 +26,8 @@ from state_backend.formats import paths
 from state_backend.ports.storage import Storage
 from state_backend.values.errors import Fenced, UsageError
 from state_backend.values.intervals import format_instant, to_ms
-from state_backend.values.records import Claim, Content, Record, RunRef, Savepoint
+from state_backend.values.marks import Claim, Savepoint
+from state_backend.values.records import Content, Record, RunRef
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -15,7 +15,7 @@ from cairn.shard_jobs.run_on_shards import StopWatch
 from state_backend.adapters.open_storage import join_url
 from state_backend.checkpoint.coordinator import Coordinator
 from state_backend.values.errors import CorruptFile, SinkFailed
-from state_backend.values.phases import in_words
+from state_backend.values.human_units import in_words
 from state_backend.values.records import NO_PERMISSIONS, Permissions, Record, RunRef
 
 if TYPE_CHECKING:

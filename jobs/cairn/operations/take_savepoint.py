@@ -21,7 +21,8 @@ from state_backend.formats import paths
 from state_backend.inspection.verify import offering_intact
 from state_backend.ports.storage import Storage
 from state_backend.values.errors import AlreadyExists, CorruptFile, StateUnusable, UsageError
-from state_backend.values.records import Record, RunRef, Savepoint
+from state_backend.values.marks import Savepoint
+from state_backend.values.records import Record, RunRef
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

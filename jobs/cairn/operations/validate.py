@@ -39,7 +39,8 @@ from state_backend.inspection.verify import verify_files
 from state_backend.shard.manifest import manifest_of
 from state_backend.state.layout import TIMERS_NAME
 from state_backend.values.errors import UsageError
-from state_backend.values.records import CanonicalFile, Content, Record, ValidationMode
+from state_backend.values.marks import CanonicalFile
+from state_backend.values.records import Content, Record, ValidationMode
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -58,12 +58,7 @@ from state_backend.state.forget_keys import find_keys
 from state_backend.state.shard_state import ShardState
 from state_backend.values.errors import InvariantViolated, ProcessorError, SourceError
 from state_backend.values.key_groups import KeyGroupRange, range_of
-from state_backend.values.records import (
-    Prepared,
-    ShardManifest,
-    ShardRef,
-    StateDescriptor,
-)
+from state_backend.values.records import Prepared, ShardManifest, ShardRef, StateDescriptor
 from state_backend.values.zones import local_zone, zone_of
 
 

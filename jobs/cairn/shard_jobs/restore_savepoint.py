@@ -27,7 +27,8 @@ from state_backend.shard.canonical_files import read_canonical
 from state_backend.shard.snapshot import inline_budget_bytes, take_snapshot
 from state_backend.values.errors import CorruptFile, NotFound
 from state_backend.values.key_groups import range_of
-from state_backend.values.records import Permissions, RunRef, Savepoint, ShardManifest, ShardRef
+from state_backend.values.marks import Savepoint
+from state_backend.values.records import Permissions, RunRef, ShardManifest, ShardRef
 from state_backend.values.retention import RetentionPolicy
 
 

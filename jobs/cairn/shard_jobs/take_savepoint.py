@@ -25,7 +25,8 @@ from state_backend.shard.canonical_files import write_canonical
 from state_backend.shard.manifest import needed_manifest
 from state_backend.shard.restore import restore_shard
 from state_backend.shard.snapshot import take_snapshot
-from state_backend.values.records import CanonicalFile, InlineShard, Savepoint, ShardManifest
+from state_backend.values.marks import CanonicalFile, Savepoint
+from state_backend.values.records import InlineShard, ShardManifest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

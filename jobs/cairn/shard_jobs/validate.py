@@ -23,7 +23,8 @@ from state_backend.shard.restore import restore_shard
 from state_backend.state.check_shard import verify_shard
 from state_backend.values.errors import NotFound, StateTypeError, StateUnusable
 from state_backend.values.key_groups import range_of
-from state_backend.values.records import CanonicalFile, ShardManifest
+from state_backend.values.marks import CanonicalFile
+from state_backend.values.records import ShardManifest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

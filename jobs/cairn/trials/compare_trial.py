@@ -19,7 +19,7 @@ from state_backend.inspection.compare_runs import Comparison, compare_runs
 from state_backend.inspection.compare_tables import TableDifference
 from state_backend.values.errors import UsageError
 from state_backend.values.intervals import Interval, format_instant
-from state_backend.values.records import Trial
+from state_backend.values.marks import Trial
 
 _LISTED = 10
 

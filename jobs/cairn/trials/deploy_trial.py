@@ -29,7 +29,8 @@ from state_backend.checkpoint.trials import check_no_trial, find_trial, interval
 from state_backend.inspection.compare_logs import Made, made_within
 from state_backend.values.errors import CairnError, NotAsTried, UsageError
 from state_backend.values.intervals import format_instant, to_ms
-from state_backend.values.records import Content, OutputFile, Permissions, Record, RunRef, Trial
+from state_backend.values.marks import Trial
+from state_backend.values.records import Content, OutputFile, Permissions, Record, RunRef
 from state_backend.values.retention import AnyOf, KeepLast
 
 if TYPE_CHECKING:

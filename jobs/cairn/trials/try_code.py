@@ -50,7 +50,8 @@ from state_backend.checkpoint.trials import (
 )
 from state_backend.values.errors import CairnError, StateUnusable, UsageError
 from state_backend.values.intervals import format_instant, to_ms
-from state_backend.values.records import Content, Permissions, Record, RunRef, Savepoint, Trial, TrialBase
+from state_backend.values.marks import Savepoint, Trial, TrialBase
+from state_backend.values.records import Content, Permissions, Record, RunRef
 from state_backend.values.retention import KeepLast
 
 if TYPE_CHECKING:
