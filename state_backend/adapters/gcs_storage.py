@@ -17,7 +17,6 @@ import json
 import os
 import re
 import time
-import weakref
 from base64 import b64decode
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -26,26 +25,30 @@ from dataclasses import replace as changed
 from datetime import datetime
 from email import message_from_bytes
 from http.client import HTTPException
-from io import BytesIO
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 from urllib.parse import quote
 from uuid import uuid4
 
-import google.auth
 import google_crc32c
 import requests
 import urllib3
-from google.api_core.client_info import ClientInfo
 from google.api_core.exceptions import GoogleAPICallError, RetryError, from_http_response, from_http_status
 from google.api_core.retry import Retry
-from google.auth.credentials import AnonymousCredentials, Credentials, with_scopes_if_required
+from google.auth.credentials import Credentials, with_scopes_if_required
 from google.auth.exceptions import GoogleAuthError, TransportError
 from google.auth.transport.requests import AuthorizedSession
-from google.cloud.storage import Blob, Bucket, Client
-from google.oauth2 import credentials as oauth2
-from google.oauth2 import service_account
+from google.cloud.storage import Blob, Bucket
 
+from state_backend.adapters.gcs_connections import (
+    EMULATOR_VARIABLE,
+    SCOPES,
+    Connection,
+    Connections,
+    connections_of_environment,
+    credentials_in,
+    received,
+)
 from state_backend.adapters.local_storage import CHUNK_BYTES, read_chunks, write_verified
 from state_backend.adapters.uncertain_write import WRITE_KEY, Write, base64_of, unknown_outcome
 from state_backend.adapters.work_folders import work_folder
@@ -71,10 +74,7 @@ They stay in memory until the server confirms them."""
 BATCH = 100
 """The number of files that one request deletes: the most that the server accepts."""
 
-EMULATOR_VARIABLE = "STORAGE_EMULATOR_HOST"
-
 _MAX_NAME_BYTES = 1024
-_SCOPES = ["https://www.googleapis.com/auth/devstorage.read_write"]
 _OVERLOAD = ("rateLimitExceeded", "userRateLimitExceeded", "quotaExceeded")
 _TRANSIENT = (408, 429, 500, 502, 503, 504)
 _FOLDERS = "prefixes,nextPageToken"
@@ -105,133 +105,6 @@ class _Stored:
     @staticmethod
     def of(blob: Blob) -> _Stored:
         return _Stored(blob.size or 0, _crc32c(blob.crc32c), blob.generation)
-
-
-class _Session(AuthorizedSession):  # type: ignore[misc]
-    """HTTP session that reads a whole answer within the timeout of its request.
-
-    The timeout of the requests library begins again with every byte that arrives.
-    """
-
-    def send(
-        self, request: requests.PreparedRequest, *, timeout: float, stream: bool = False, **options: Any
-    ) -> requests.Response:
-        until = time.monotonic() + timeout
-        response: requests.Response = super().send(request, timeout=timeout, stream=True, **options)
-        if not stream or response.status_code >= 400:
-            body = BytesIO()
-            with response:
-                while data := _received(response, CHUNK_BYTES, until, decode=True):
-                    body.write(data)
-            body.seek(0)
-            response.raw = body
-        return response
-
-
-def _received(response: requests.Response, at_most: int, until_s: float, *, decode: bool) -> bytes:
-    """Wait for bytes of an answer, and return them."""
-    data: bytes = response.raw.read1(at_most, decode_content=decode)
-    if time.monotonic() > until_s:
-        raise requests.ReadTimeout("the server answers too slowly")
-    return data
-
-
-@dataclass(frozen=True, slots=True)
-class _Connection:
-    client: Client
-    session: _Session
-
-
-class _Connections:
-    """Pool of connections to one endpoint with one identity.
-
-    A connection is lent to one thread at a time. A forked process opens its own connections, because two processes
-    can't share a socket.
-    """
-
-    def __init__(self, emulator: str | None, credentials: Credentials | None) -> None:
-        self._emulator = emulator
-        self._credentials = credentials
-        self._idle: dict[int, list[_Connection]] = {}  # by process id
-        weakref.finalize(self, _close_all, self._idle)
-
-    @contextmanager
-    def lent(self) -> Iterator[_Connection]:
-        """Yield a connection that no other thread uses during the block."""
-        process = os.getpid()
-        for parent in self._idle.keys() - {process}:
-            _close_all({parent: self._idle.pop(parent, [])})  # closes this process's sockets; the parent's stay open
-        idle = self._idle.setdefault(process, [])
-        try:
-            connection = idle.pop()
-        except IndexError:
-            connection = self._open()
-        try:
-            yield connection
-        finally:
-            idle.append(connection)
-
-    def _open(self) -> _Connection:
-        session = _Session(self._identity())
-        client = Client(
-            project=None,
-            credentials=session.credentials,
-            _http=session,
-            client_info=ClientInfo(user_agent="cairn"),
-            client_options={"api_endpoint": self._emulator} if self._emulator else None,
-        )
-        return _Connection(client, session)
-
-    def _identity(self) -> Credentials:
-        if self._credentials is None:
-            if self._emulator:
-                self._credentials = AnonymousCredentials()
-            else:
-                try:
-                    self._credentials, _ = google.auth.default(scopes=_SCOPES)
-                except GoogleAuthError as error:
-                    problem = type(error).__name__
-                else:
-                    return self._credentials
-                raise UsageError(
-                    f"can't log in to Google Cloud Storage ({problem}): expected application default credentials\n"
-                    "Set GOOGLE_APPLICATION_CREDENTIALS to a key file, or run: gcloud auth application-default login\n"
-                    f"For a test server set {EMULATOR_VARIABLE}"
-                )
-        return self._credentials
-
-
-def _close_all(idle: dict[int, list[_Connection]]) -> None:
-    for connections in idle.values():
-        for connection in connections:
-            connection.session.close()
-
-
-@functools.cache
-def _of_environment(emulator: str | None, key_file: str | None) -> _Connections:
-    """Return the connections with the environment's default credentials.
-
-    A process may change the environment later. So each emulator and each key file have connections of their own.
-    """
-    return _Connections(emulator, None)
-
-
-_KEYS: dict[str, Callable[..., Credentials]] = {
-    "service_account": service_account.Credentials.from_service_account_info,
-    "authorized_user": oauth2.Credentials.from_authorized_user_info,
-}
-
-
-def credentials_in(key_file: str) -> Credentials:
-    """Return the credentials in a key file, independent of the environment."""
-    try:
-        key = json.loads(Path(key_file).read_bytes())
-        return _KEYS[key["type"]](key, scopes=_SCOPES)
-    except (OSError, ValueError, KeyError, TypeError, GoogleAuthError) as error:
-        raise UsageError(
-            f"can't log in to Google Cloud Storage: the key file is not usable ({type(error).__name__})\n"
-            f"Expected the JSON of a key of type {' or '.join(_KEYS)}"
-        ) from None
 
 
 def open_url(url: str, *, google_key_file: str | None = None) -> GcsStorage:
@@ -269,9 +142,9 @@ class GcsStorage:
         if emulator and "://" not in emulator:
             emulator = f"http://{emulator}"
         if credentials is None:
-            self._connections = _of_environment(emulator, os.environ.get("GOOGLE_APPLICATION_CREDENTIALS"))
+            self._connections = connections_of_environment(emulator, os.environ.get("GOOGLE_APPLICATION_CREDENTIALS"))
         else:
-            self._connections = _Connections(emulator, with_scopes_if_required(credentials, _SCOPES))
+            self._connections = Connections(emulator, with_scopes_if_required(credentials, SCOPES))
 
     # --- reading ------------------------------------------------------------------------------------------------------
 
@@ -337,7 +210,7 @@ class GcsStorage:
                 return
 
     def _page(
-        self, google: _Connection, start: str, token: str | None, doing: str, size: int | None = None
+        self, google: Connection, start: str, token: str | None, doing: str, size: int | None = None
     ) -> tuple[Sequence[Blob], str | None]:
         def page(timeout_s: float) -> tuple[Sequence[Blob], str | None]:
             found = google.client.list_blobs(
@@ -353,7 +226,7 @@ class GcsStorage:
         self._bucket_seen = True
         return answer
 
-    def _look(self, google: _Connection, path: str, doing: str) -> Blob | None:
+    def _look(self, google: Connection, path: str, doing: str) -> Blob | None:
         blob = self._blob(google, path)
         try:
             self._send(doing, lambda timeout_s: blob.reload(timeout=timeout_s, retry=None))
@@ -362,7 +235,7 @@ class GcsStorage:
             return None
         return blob
 
-    def _require_bucket(self, google: _Connection, doing: str) -> None:
+    def _require_bucket(self, google: Connection, doing: str) -> None:
         """Raise `UsageError` if the bucket does not exist, after the server answered 404.
 
         The server answers 404 for an absent file and for an absent bucket. This method lists one file to tell the two
@@ -439,7 +312,7 @@ class GcsStorage:
                 self._send(doing, functools.partial(self._delete_batch, google, waiting, gone), Write())
         return len(gone)
 
-    def _delete_batch(self, google: _Connection, waiting: set[str], gone: set[str], timeout_s: float) -> None:
+    def _delete_batch(self, google: Connection, waiting: set[str], gone: set[str], timeout_s: float) -> None:
         """Send one batch request that deletes files.
 
         Source: https://cloud.google.com/storage/docs/batch
@@ -467,7 +340,7 @@ class GcsStorage:
         if failure is not None or waiting:
             raise failure or requests.ConnectionError("the server answered only a part of the batch")
 
-    def _delete(self, google: _Connection, path: str, generation: int, doing: str) -> bool:
+    def _delete(self, google: Connection, path: str, generation: int, doing: str) -> bool:
         write, blob = Write(), self._blob(google, path)
 
         def remove(timeout_s: float) -> None:
@@ -561,7 +434,7 @@ class GcsStorage:
             return self._compared(google, stored, handle, generation, doing)
 
     def _insert(
-        self, google: _Connection, data: bytes, handle: Handle, generation: int, write: Write, doing: str
+        self, google: Connection, data: bytes, handle: Handle, generation: int, write: Write, doing: str
     ) -> _Stored:
         def insert(timeout_s: float) -> _Stored:
             blob = self._blob(google, handle.path, write)
@@ -573,7 +446,7 @@ class GcsStorage:
 
         return self._send(doing, insert, write)
 
-    def _begin(self, google: _Connection, path: str, generation: int, write: Write, doing: str) -> str:
+    def _begin(self, google: Connection, path: str, generation: int, write: Write, doing: str) -> str:
         """Begin an upload session, and return its URL.
 
         The server deletes a session that is never completed, and the session leaves no file.
@@ -589,7 +462,7 @@ class GcsStorage:
         return self._send(doing, begin)
 
     def _push(
-        self, google: _Connection, session: str, data: bytes, at: int, whole: Handle | None, write: Write, doing: str
+        self, google: Connection, session: str, data: bytes, at: int, whole: Handle | None, write: Write, doing: str
     ) -> _Stored:
         """Send one piece of an upload session.
 
@@ -634,7 +507,7 @@ class GcsStorage:
 
         return self._send(doing, push, None if whole is None else write)
 
-    def _settled(self, google: _Connection, path: str, generation: int, write: Write, doing: str) -> _Stored:
+    def _settled(self, google: Connection, path: str, generation: int, write: Write, doing: str) -> _Stored:
         """Find out if a write took effect, after the server refused the write's last request.
 
         A request is repeated if its answer is lost. If the first request did write the file, the server refuses the
@@ -652,7 +525,7 @@ class GcsStorage:
             raise unknown_outcome(doing)
         return _Stored.of(found)
 
-    def _compared(self, google: _Connection, stored: _Stored, handle: Handle, generation: int, doing: str) -> Handle:
+    def _compared(self, google: Connection, stored: _Stored, handle: Handle, generation: int, doing: str) -> Handle:
         """Check that the server stored the expected bytes, and return `handle`.
 
         If the write created a file with other bytes, the file is deleted. If the write replaced a file, the file stays.
@@ -746,10 +619,10 @@ class GcsStorage:
             raise UsageError(f"{name!r} is longer than {_MAX_NAME_BYTES} bytes; use a shorter name")
         return name
 
-    def _bucket_of(self, google: _Connection) -> Bucket:
+    def _bucket_of(self, google: Connection) -> Bucket:
         return google.client.bucket(self._bucket, user_project=self._project)
 
-    def _blob(self, google: _Connection, path: str, write: Write | None = None) -> Blob:
+    def _blob(self, google: Connection, path: str, write: Write | None = None) -> Blob:
         blob = self._bucket_of(google).blob(self._name(path))
         if write is not None:
             blob.metadata = {WRITE_KEY: write.nonce}
@@ -807,7 +680,7 @@ class _Body:
         try:
             while len(self._piece) < CHUNK_BYTES and self._at != self._size_bytes:
                 response = self._response or self._open(timeout_s)
-                data = _received(response, CHUNK_BYTES - len(self._piece), until, decode=False)
+                data = received(response, CHUNK_BYTES - len(self._piece), until, decode=False)
                 self._at += len(data)
                 self._piece += data
                 if not data and self._size_bytes is None:

@@ -166,6 +166,25 @@ class SortedRun:
     raw_bytes: int
 
 
+class Stride:
+    """The number of entries to read at once so that they have about `size_bytes`.
+
+    The size of an entry is unknown before it is read. So the number begins at 4 and follows the sizes of the entries
+    read last.
+    """
+
+    __slots__ = ("_most", "_size_bytes", "rows")
+
+    def __init__(self, *, size_bytes: int, most: int) -> None:
+        self.rows = 4
+        self._size_bytes, self._most = size_bytes, most
+
+    def seen(self, rows: int, size_bytes: int) -> None:
+        """Adapt the size of the next read to the read just done."""
+        fitting = self._size_bytes * rows // size_bytes if size_bytes else self._most
+        self.rows = max(1, min(4 * self.rows, fitting, self._most))
+
+
 class RocksStore:
     """A sorted map of bytes to bytes in one directory. Not thread-safe.
 

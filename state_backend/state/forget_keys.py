@@ -66,8 +66,8 @@ def remove_keys(
                     continue
                 digest += layout.entry_hash(seed, stored_key[3:], entry)
                 counts[descriptor.name] += 1
-                if (expiry_ms := layout.expiry_of(entry)) is not None:
-                    deletions.append(layout.expiry_key(key_group, expiry_ms, descriptor.state_id, stored_key[3:]))
+                if (index_key := layout.expiry_key(stored_key, entry)) is not None:
+                    deletions.append(index_key)
         seed, start = layout.seed_of(layout.TIMERS_NAME), layout.prefix(key_group, layout.TIMERS) + key
         for stored_key, packed in store.scan(start, layout.after(start)):
             deletions.append(stored_key)

@@ -141,9 +141,18 @@ def with_expiry(row: bytes, expiry_ms: int) -> bytes:
     return _EXPIRY.pack(EXPIRING, expiry_ms) + row
 
 
-def expiry_key(key_group: int, expiry_ms: int, state_id: int, rest: bytes) -> bytes:
-    """Return the expiry-index key of an entry."""
-    return prefix(key_group, EXPIRY_INDEX) + pack_time(expiry_ms) + bytes([state_id]) + rest
+def expiry_key(stored_key: bytes, entry: bytes) -> bytes | None:
+    """Return the expiry-index key of an entry; None if the entry never expires."""
+    expiry_ms = expiry_of(entry)
+    index = prefix(int.from_bytes(stored_key[:2], "big"), EXPIRY_INDEX)
+    return None if expiry_ms is None else index + pack_time(expiry_ms) + stored_key[2:]
+
+
+def expiry_changes(stored_key: bytes, before: bytes | None, entry: bytes | None) -> dict[bytes, bytes | None]:
+    """Return the changes of the expiry index that follow when one entry replaces another."""
+    values = ((before, None), (entry, b""))
+    keys = ((expiry_key(stored_key, one), value) for one, value in values if one is not None)
+    return {key: value for key, value in keys if key is not None}
 
 
 def expiry_of(entry: bytes) -> int | None:

@@ -27,7 +27,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from state_backend.adapters.rocks import RocksStore
+from state_backend.adapters.rocks import RocksStore, Stride
 from state_backend.formats.spark_nulls import MismatchCounts
 from state_backend.state import layout
 from state_backend.state.entry_columns import changes_by_key_group, is_expiring, parts_of, stored_keys
@@ -74,25 +74,6 @@ class DueTimer(NamedTuple):
     key_group: int
     key: bytes
     stored_key: bytes
-
-
-class Stride:
-    """The number of entries to read at once so that they have about `size_bytes`.
-
-    The size of an entry is unknown before it is read. So the number begins at 4 and follows the sizes of the entries
-    read last.
-    """
-
-    __slots__ = ("_most", "_size_bytes", "rows")
-
-    def __init__(self, *, size_bytes: int, most: int) -> None:
-        self.rows = 4
-        self._size_bytes, self._most = size_bytes, most
-
-    def seen(self, rows: int, size_bytes: int) -> None:
-        """Adapt the size of the next read to the read just done."""
-        fitting = self._size_bytes * rows // size_bytes if size_bytes else self._most
-        self.rows = max(1, min(4 * self.rows, fitting, self._most))
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
@@ -394,7 +375,7 @@ class ShardState:
             if key[2] == layout.TIMERS:
                 index[layout.timer_index_key(key)] = entry
             else:
-                _index_expiry(index, key, entry_before, entry)
+                index |= layout.expiry_changes(key, entry_before, entry)
         return index
 
     def _account_columns(
@@ -417,7 +398,7 @@ class ShardState:
                 self.account(group, name, *changes)
         index: dict[bytes, bytes | None] = {}
         for at in np.flatnonzero(is_expiring(old_entries) | is_expiring(new_entries)).tolist():
-            _index_expiry(index, keys[at], old[at], new[at])
+            index |= layout.expiry_changes(keys[at], old[at], new[at])
         for at in np.flatnonzero(state_ids == layout.TIMERS).tolist():
             index[layout.timer_index_key(keys[at])] = new[at]
         return index
@@ -789,8 +770,8 @@ class ShardState:
                 if descriptor.kind == "list" and layout.is_positions(entry):
                     continue
                 change -= layout.entry_hash(seed, stored_key[3:], entry)
-                if entry[0] == layout.EXPIRING:
-                    self.unaccounted[_expiry_key(stored_key, entry)] = None
+                if (index_key := layout.expiry_key(stored_key, entry)) is not None:
+                    self.unaccounted[index_key] = None
                 if len(self.unaccounted) + len(self.before) > _FLUSH_ENTRIES:
                     self.flush()
             self.account(key_group, descriptor.name, change, -self._counts[key_group, descriptor.name], -size_bytes)
@@ -814,19 +795,3 @@ def _overlaid(
     for key in [key for key in over if end is None or key < end]:
         entries[key] = over.pop(key)
     return sorted((key, entry) for key, entry in entries.items() if entry is not None)
-
-
-def _index_expiry(
-    index: dict[bytes, bytes | None], stored_key: bytes, before: bytes | None, entry: bytes | None
-) -> None:
-    """Add to `index` the changes of the expiry index that follow when one entry replaces another."""
-    if before is not None and before[0] == layout.EXPIRING:
-        index[_expiry_key(stored_key, before)] = None
-    if entry is not None and entry[0] == layout.EXPIRING:
-        index[_expiry_key(stored_key, entry)] = b""
-
-
-def _expiry_key(stored_key: bytes, entry: bytes) -> bytes:
-    expiry_ms = layout.expiry_of(entry)
-    assert expiry_ms is not None
-    return layout.expiry_key(int.from_bytes(stored_key[:2], "big"), expiry_ms, stored_key[2], stored_key[3:])

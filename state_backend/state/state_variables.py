@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from state_backend.adapters.rocks import Stride
 from state_backend.formats.key_codec import KeyCodec
 from state_backend.formats.schema_evolution import EvolvingRowCodec
 from state_backend.formats.spark_nulls import nulling_encoder
 from state_backend.formats.types import parse_struct
 from state_backend.state import layout
-from state_backend.state.shard_state import CHANGE_BYTES, GATHERED_BYTES, UNREAD, ShardState, Stride
+from state_backend.state.shard_state import CHANGE_BYTES, GATHERED_BYTES, UNREAD, ShardState
 from state_backend.values.errors import UsageError
 from state_backend.values.records import StateDescriptor, StateKind
 

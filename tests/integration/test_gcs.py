@@ -24,7 +24,8 @@ from google.api_core.exceptions import from_http_status
 from google.auth.credentials import AnonymousCredentials
 
 from state_backend.adapters import gcs_storage
-from state_backend.adapters.gcs_storage import EMULATOR_VARIABLE, GcsStorage, Patience
+from state_backend.adapters.gcs_connections import EMULATOR_VARIABLE
+from state_backend.adapters.gcs_storage import GcsStorage, Patience
 from state_backend.adapters.local_storage import LocalStorage
 from state_backend.shard.transfer import download_all, upload_all
 from state_backend.values.errors import (

@@ -13,9 +13,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from state_backend.adapters.rocks import RocksStore
+from state_backend.adapters.rocks import RocksStore, Stride
 from state_backend.state import shard_state
-from state_backend.state.shard_state import ShardState, Stride
+from state_backend.state.shard_state import ShardState
 from state_backend.state.state_variables import ListState, MapState, ValueState
 from tests.support.shards import KEYS, STATES, open_state
 

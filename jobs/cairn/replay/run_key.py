@@ -98,9 +98,8 @@ def index_keys(stored: Sequence[Stored]) -> list[bytes]:
     for stored_key, entry in stored:
         if stored_key[2] == layout.TIMERS:
             found.append(layout.timer_index_key(stored_key))
-        elif not layout.is_positions(entry) and (expiry_ms := layout.expiry_of(entry)) is not None:
-            group = int.from_bytes(stored_key[:2], "big")
-            found.append(layout.expiry_key(group, expiry_ms, stored_key[2], stored_key[3:]))
+        elif not layout.is_positions(entry) and (index_key := layout.expiry_key(stored_key, entry)) is not None:
+            found.append(index_key)
     return found
 
 
