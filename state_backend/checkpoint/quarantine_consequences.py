@@ -1,10 +1,10 @@
-"""Find out, for messages after a failed validation, which output was made with refused state and must be made again."""
+"""What follows when a checkpoint is refused, and whether its quarantine may end. Pure functions over the log."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from state_backend.checkpoint.log import Log, base_of, interval_of
+from state_backend.checkpoint.log import Log, base_of, base_with_shared_marks, interval_of
 from state_backend.values.errors import Rerun
 from state_backend.values.intervals import Interval
 from state_backend.values.records import SweepRecord
@@ -40,3 +40,54 @@ def plan_consequences(log: Log, refused: int) -> Consequences:
         return Consequences(published=(), rerun=None)
     again = Rerun(first=intervals[0].start, last=intervals[-1].start)
     return Consequences(published=tuple(published), rerun=again)
+
+
+def computed_without(log: Log, checkpoint_id: int) -> int | None:
+    """Return a usable checkpoint that would rest on replaced state if this checkpoint were released; None without one.
+
+    Example: interval 3 has checkpoints 3 and 7, which differ. Checkpoint 7 is quarantined, so checkpoint 3 counts again,
+    and interval 4 starts from it: checkpoint 8. After a release, checkpoint 7 replaces checkpoint 3 again. But only a
+    commit makes later checkpoints stale, so interval 5 would start from checkpoint 8, and nobody would notice.
+
+    A release is harmless if a usable commit has replaced the checkpoint since.
+    """
+    if (found := _released(log, checkpoint_id)) is None:
+        return None
+    after, interval = found
+    for kept in log.kept:
+        later = kept.id > checkpoint_id and kept.interval.end > interval.end
+        counts = later and log.retained[kept.id].stale_by is None and after.quarantine_above(kept.id) is None
+        if counts and not _descends(log, kept.id, checkpoint_id):
+            return kept.id
+    return None
+
+
+def hidden_by_release(log: Log, checkpoint_id: int) -> int | None:
+    """Return the usable checkpoint that a release of a dropped checkpoint would replace; None without one.
+
+    The files of the dropped checkpoint are gone. So the next interval could start from neither of the two.
+    """
+    if checkpoint_id in log.retained or (found := _released(log, checkpoint_id)) is None:
+        return None
+    after, interval = found
+    older = [k.id for k in log.kept if k.id < checkpoint_id and k.interval == interval]
+    return next((n for n in reversed(older) if after.quarantine_above(n) is None), None)
+
+
+def _released(log: Log, checkpoint_id: int) -> tuple[Log, Interval] | None:
+    """Return the log after a release, and the checkpoint's interval; None if a usable commit has replaced the checkpoint."""
+    entry = log.entry(checkpoint_id)
+    if entry is None or isinstance(entry, SweepRecord):
+        return None
+    interval = interval_of(entry)
+    after = replace(log, quarantined={n: mark for n, mark in log.quarantined.items() if n != checkpoint_id})
+    newer = [e.id for e in after.commits_near(interval, after=checkpoint_id) if interval_of(e) == interval]
+    return None if any(after.quarantine_above(n) is None for n in newer) else (after, interval)
+
+
+def _descends(log: Log, checkpoint_id: int, ancestor: int) -> bool:
+    at: int | None = checkpoint_id
+    while at is not None and at > ancestor:
+        entry = log.entry(at)
+        at = None if entry is None or isinstance(entry, SweepRecord) else base_with_shared_marks(entry)
+    return at == ancestor

@@ -1,6 +1,8 @@
-"""Format sizes, durations and counts for people."""
+"""Format sizes, durations, counts and the phases of an interval for people."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _SPANS = ((86_400, "d"), (3600, "h"), (60, "min"), (1, "s"))
@@ -46,3 +48,15 @@ def count(number: int | None) -> str:
 def plural(number: int, noun: str) -> str:
     """Format a number with its noun: `1 checkpoint`, `2 checkpoints`."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def in_words(phases_us: Mapping[str, int], wall_us: int) -> str:
+    """Format durations in seconds, the longest first, like `2.00 s: spark 1.20, plan 0.50, other 0.30`.
+
+    `other` is the part of the wall time that belongs to no phase. With it, the shown phases add up to the wall time.
+    The text leaves `other` out if it is less than a twentieth of the wall time.
+    """
+    other_us = wall_us - sum(phases_us.values())
+    shown = dict(phases_us) | ({"other": other_us} if other_us * 20 >= wall_us > 0 else {})
+    told = ", ".join(f"{name} {us / 1e6:.2f}" for name, us in sorted(shown.items(), key=lambda p: -p[1]))
+    return f"{wall_us / 1e6:.2f} s: {told}"

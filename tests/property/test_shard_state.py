@@ -31,8 +31,8 @@ from state_backend.state import shard_state, state_variables
 from state_backend.state.check_shard import verify_shard
 from state_backend.state.expiry import expire
 from state_backend.state.shard_state import ShardState
-from state_backend.state.state_variables import ListState, MapState, ValueState
 from state_backend.state.state_columns import ValueColumns
+from state_backend.state.state_variables import ListState, MapState, ValueState
 from state_backend.values.key_groups import KeyGroupRange, range_of
 from state_backend.values.records import ShardManifest
 from tests.support.shards import KEY_SCHEMA, KEYS, STATES, lay_timers_together

@@ -25,8 +25,8 @@ from state_backend.checkpoint.coordinator import Begun, Coordinator
 from state_backend.checkpoint.prepare_content import ShardAck, mismatches_in_words
 from state_backend.inspection.verify import offering_intact
 from state_backend.values.errors import SourceError, StateUnusable
-from state_backend.values.intervals import to_ms
 from state_backend.values.human_units import in_words
+from state_backend.values.intervals import to_ms
 from state_backend.values.records import Prepared
 
 if TYPE_CHECKING:

@@ -25,9 +25,8 @@ from state_backend.state.layout import MAX_TIME_MS
 from state_backend.state.list_columns import ListColumns
 from state_backend.state.map_columns import MapColumns
 from state_backend.state.shard_state import ShardState
-from state_backend.state.state_columns import EntryColumns
+from state_backend.state.state_columns import EntryColumns, ValueColumns
 from state_backend.state.timer_columns import TimerColumns
-from state_backend.state.state_columns import ValueColumns
 from state_backend.values.errors import StateSchemaError, StateTypeError, UsageError
 from state_backend.values.records import SchemaVersion, StateDescriptor, StateKind, TimeMode
 
