@@ -59,6 +59,7 @@ from state_backend.formats.recorded_settings import SETTINGS
 from state_backend.state.layout import MAX_TIME_MS
 from state_backend.state.plan_state_schemas import MADE_WITH
 from state_backend.values.errors import InvariantViolated, ProcessorError, UsageError
+from state_backend.values.frozen import frozen
 
 __all__ = [
     "Aggregate",
@@ -307,7 +308,7 @@ class _UnfitError(Exception):
 # --- the rows of a batch, by key --------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Arrivals:
     """Order of arrival of the rows of a batch. Rows of an earlier interval come first."""
 

@@ -64,6 +64,7 @@ from state_backend.values.errors import (
     UnknownOutcome,
     UsageError,
 )
+from state_backend.values.frozen import frozen
 from state_backend.values.handles import FileInfo, Handle
 
 STEP_BYTES = 8 * CHUNK_BYTES
@@ -83,7 +84,7 @@ _LISTED = "items(name,size,generation,timeCreated,crc32c),nextPageToken"
 R = TypeVar("R")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Patience:
     """Time limits of requests and their retries, in seconds."""
 

@@ -7,7 +7,6 @@ import itertools
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import google_crc32c
@@ -16,10 +15,11 @@ from state_backend.adapters.local_storage import CHUNK_BYTES, read_chunks, write
 from state_backend.adapters.work_folders import work_folder
 from state_backend.ports.storage import Storage, check_path, check_prefix
 from state_backend.values.errors import AlreadyExists, NotFound, PreconditionFailed
+from state_backend.values.frozen import frozen
 from state_backend.values.handles import FileInfo, Handle
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class _File:
     data: bytes
     crc32c: int

@@ -30,6 +30,7 @@ from state_backend.adapters.work_folders import FULL_DISK
 from state_backend.formats.rocksdb_manifest import store_of
 from state_backend.values.doing import doing
 from state_backend.values.errors import CorruptFile, StorageUnavailable, UsageError
+from state_backend.values.frozen import frozen
 
 MIB = 1024 * 1024
 GIB = 1024 * MIB
@@ -156,7 +157,7 @@ class Recorder(Protocol):
         """End this recorder. `RocksStore.close` calls this method, and the recorder then gets no more changes."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class SortedRun:
     """A sorted run: one file of level 0, or all files of a deeper level. No key is in two files of a run."""
 

@@ -19,7 +19,6 @@ import time
 from base64 import b64decode
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from dataclasses import replace as changed
 from pathlib import Path
 from random import uniform
@@ -61,6 +60,7 @@ from state_backend.values.errors import (
     StorageUnavailable,
     UsageError,
 )
+from state_backend.values.frozen import frozen
 from state_backend.values.handles import FileInfo, Handle
 
 PART_BYTES = 16 * CHUNK_BYTES
@@ -107,7 +107,7 @@ _NEVER_SENT = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Patience:
     """Time limits of requests and their retries, in seconds."""
 

@@ -6,13 +6,12 @@ imports no adapter.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from state_backend.values.errors import UsageError
+from state_backend.values.frozen import frozen
 from state_backend.values.hide_secrets import hide
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Scheme:
     """A kind of storage."""
 

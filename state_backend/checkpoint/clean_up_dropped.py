@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 from state_backend.checkpoint.append_record import create_settled
@@ -25,6 +25,7 @@ from state_backend.formats import paths, record_codec
 from state_backend.ports.storage import DeletesMany, Storage
 from state_backend.shard.manifest import manifest_of
 from state_backend.values.errors import BehindLink, CorruptFile, CorruptRecord, NotFound, PreconditionFailed
+from state_backend.values.frozen import frozen
 from state_backend.values.handles import FileInfo, Handle
 from state_backend.values.marks import AttemptEnd
 from state_backend.values.records import Content, OutputFile, Record, ShardRef, SweepRecord, Tombstone
@@ -32,7 +33,7 @@ from state_backend.values.records import Content, OutputFile, Record, ShardRef, 
 logger = logging.getLogger("cairn")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class CleanUp:
     """The result of a clean-up."""
 
@@ -40,7 +41,7 @@ class CleanUp:
     shrunk: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Needed:
     """The files that a clean-up must keep."""
 

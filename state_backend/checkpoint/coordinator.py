@@ -20,7 +20,7 @@ import shlex
 from collections import Counter
 from collections.abc import Callable, Collection
 from contextlib import suppress
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from datetime import datetime
 from typing import Literal, get_args
 
@@ -71,6 +71,7 @@ from state_backend.values.errors import (
     UsageError,
     ValidationRefused,
 )
+from state_backend.values.frozen import frozen
 from state_backend.values.hide_secrets import hide, hide_all
 from state_backend.values.intervals import Interval, format_instant, from_ms
 from state_backend.values.marks import Published, Quarantine, Refused, Released, Validated
@@ -96,7 +97,7 @@ _FEW_FILES = 2
 _FEW_DROPPED = 2
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Begun:
     """The facts with which an attempt begins: the end of the log, and the base."""
 
@@ -111,7 +112,7 @@ class Begun:
     returning: tuple[Returning, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class CommitResult:
     """The checkpoint that counts for an attempt."""
 
@@ -772,7 +773,7 @@ def _already(mine: Record | Tombstone) -> CommitResult:
     return CommitResult(id=mine.id, record=mine if isinstance(mine, Record) else None, outcome="already")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class ReplacedOutput(Record):
     """The record of a commit that replaced another interval's output, with that interval and without output files."""
 

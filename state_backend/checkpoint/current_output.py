@@ -8,17 +8,17 @@ sink has the same rows. A reader therefore gets these intervals too, and its ans
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import datetime
 
 from state_backend.checkpoint.interval_results import spoilt_results
 from state_backend.checkpoint.lineage import lines_of
 from state_backend.checkpoint.log import Log
+from state_backend.values.frozen import frozen
 from state_backend.values.intervals import Interval, to_ms
 from state_backend.values.records import OutputFile
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class CurrentOutput:
     """The current output of some intervals."""
 

@@ -22,7 +22,7 @@ Three rules keep a late or paused writer from doing harm:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from state_backend.checkpoint.forgotten_keys import check_commit
 from state_backend.checkpoint.lineage import choose_base, is_forgiven, overlapping_outputs, reproduces, stale_marks
@@ -41,26 +41,27 @@ from state_backend.values.errors import (
     Swept,
     UsageError,
 )
+from state_backend.values.frozen import frozen
 from state_backend.values.intervals import Interval
 from state_backend.values.records import Content, Kept, Prepared, Record, RunRef, Tombstone
 from state_backend.values.retention import RetentionPolicy
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Create:
     """The decision to create this record, if its id is still free."""
 
     record: Record
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class AlreadyCommitted:
     """The decision that record `id` is this attempt's own commit, made by an earlier call."""
 
     id: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Adopted:
     """The decision to take checkpoint `id` as this attempt's result, and to commit nothing.
 

@@ -18,16 +18,16 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from state_backend.checkpoint.log import Log
 from state_backend.checkpoint.newest_state import newest_state, valid_states
 from state_backend.values.errors import BaseMoved, UsageError
+from state_backend.values.frozen import frozen
 from state_backend.values.intervals import Interval, format_instant, from_ms
 from state_backend.values.records import Content, Forget, Forgotten, ForgottenKey, Prepared, Record, Summary
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Returning:
     """A forgotten key that an attempt would bring back."""
 

@@ -7,18 +7,19 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import timedelta
 from itertools import accumulate
 
 from state_backend.checkpoint.lineage import makes_stale
 from state_backend.checkpoint.log import Fact, Log, attempt_of, interval_of, kind_of, run_of
 from state_backend.checkpoint.newest_state import valid_states
+from state_backend.values.frozen import frozen
 from state_backend.values.intervals import Interval, format_instant, from_ms
 from state_backend.values.records import Content, Record, RunRef, Tombstone
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Result:
     """The current result of an interval: the commit whose output counts."""
 

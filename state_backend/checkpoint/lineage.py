@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterable
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from state_backend.checkpoint.forgotten_keys import check_rerun
 from state_backend.checkpoint.log import Log, interval_of, kind_of, left_same_state
 from state_backend.checkpoint.newest_state import is_superseded, newest_of, valid_states
 from state_backend.values.errors import Rerun, StaleStateError, StateGapError, StateUnusable, UsageError
+from state_backend.values.frozen import frozen
 from state_backend.values.intervals import Interval, format_instant, from_ms
 from state_backend.values.records import Content, Kept, Permissions, Record, Tombstone
 from state_backend.values.schedule import Schedule, are_same, first_interval, interval_before, interval_from
@@ -169,7 +169,7 @@ def restored_away(log: Log) -> frozenset[int]:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Discarded:
     """A checkpoint that a rewind or restore takes out of use: no later interval starts from it."""
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Protocol, TypeVar
 
 from state_backend.checkpoint.clean_up_dropped import rewritten_outputs
@@ -18,6 +18,7 @@ from state_backend.formats import paths, record_codec
 from state_backend.ports.storage import Storage
 from state_backend.shard.manifest import INLINE_MANIFESTS_BYTES, plan_ref
 from state_backend.values.errors import InvariantViolated
+from state_backend.values.frozen import frozen
 from state_backend.values.handles import Handle
 from state_backend.values.key_groups import KeyGroupRange, check_whole
 from state_backend.values.records import (
@@ -71,7 +72,7 @@ def by_shard(acks: Sequence[Ack], parallelism: int) -> list[Ack]:
     return ordered
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class ShardSummary:
     """Facts about one shard's manifest that the checkpoint's totals need.
 
@@ -99,7 +100,7 @@ def summary_of(manifest: ShardManifest) -> ShardSummary:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class ShardAck:
     """A shard's acknowledgement: the result of a job on the shard."""
 

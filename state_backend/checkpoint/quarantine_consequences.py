@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from state_backend.checkpoint.log import Log, base_of, base_with_shared_marks, interval_of
 from state_backend.values.errors import Rerun
+from state_backend.values.frozen import frozen
 from state_backend.values.intervals import Interval
 from state_backend.values.records import SweepRecord
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Consequences:
     """The consequences of refusing a checkpoint."""
 

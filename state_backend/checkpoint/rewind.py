@@ -26,7 +26,7 @@ id, and accepts the re-run of the interval, which has a newer id.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime
 
 from state_backend.checkpoint.coordinator import Begun, CommitResult, Coordinator
@@ -42,6 +42,7 @@ from state_backend.ports.storage import Storage
 from state_backend.shard.manifest import manifest_of, write_manifests
 from state_backend.shard.transfer import copy_all
 from state_backend.values.errors import CorruptFile, NotFound, Rerun, StaleStateError, StateUnusable, Swept, UsageError
+from state_backend.values.frozen import frozen
 from state_backend.values.intervals import Interval, format_instant
 from state_backend.values.marks import Savepoint
 from state_backend.values.records import (
@@ -58,7 +59,7 @@ from state_backend.values.records import (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class RewindPlan:
     """What a rewind to checkpoint `target` would do."""
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -31,12 +31,13 @@ from state_backend.formats.key_columns import KeyColumns
 from state_backend.formats.types import StructType
 from state_backend.ports.storage import Storage
 from state_backend.values.errors import PreconditionFailed, StateTypeError, StorageUnavailable
+from state_backend.values.frozen import frozen
 from state_backend.values.records import OutputFile, Record, RewrittenOutput, SweepRecord, Tombstone
 
 _ROUNDS = 20
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class OutputsWithout:
     """The output that a call of `cairn forget` rewrites."""
 

@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import timedelta
 from itertools import count
 from uuid import uuid4
@@ -55,6 +55,7 @@ from state_backend.values.errors import (
     UnknownOutcome,
     UsageError,
 )
+from state_backend.values.frozen import frozen
 from state_backend.values.handles import FileInfo, Handle, handles_in
 from state_backend.values.marks import Savepoint
 from state_backend.values.records import Record, SweepRecord, Tombstone
@@ -70,7 +71,7 @@ _OF_ATTEMPTS = ("state", "prepared", "refused", "failing", "output")
 _OF_LOG = ("record", "head", "clock", "settled", "attempt-end", "names", "quarantine")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class SweepPlan:
     """The files that a sweep would delete."""
 
@@ -84,7 +85,7 @@ class SweepPlan:
         return sum(f.size_bytes for f in self.delete)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class SweepResult:
     """The result of a sweep, including the clean-up that runs before it."""
 

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import logging
 from contextlib import suppress
-from dataclasses import dataclass
 
 from state_backend.adapters.open_storage import folders_in, join_url, open_storage, remove_all, remove_empty
 from state_backend.checkpoint.storage_clock import storage_now_ms
@@ -34,6 +33,7 @@ from state_backend.values.errors import (
     StorageUnavailable,
     UsageError,
 )
+from state_backend.values.frozen import frozen
 from state_backend.values.intervals import Interval, format_instant, from_ms
 from state_backend.values.marks import Trial, TrialBase
 
@@ -42,7 +42,7 @@ logger = logging.getLogger("cairn")
 _ROUNDS = 100
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Removed:
     """A trial that was removed, or that a dry run would remove."""
 

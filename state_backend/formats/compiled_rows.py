@@ -40,17 +40,17 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from state_backend.formats.types import SEQUENCES, Misfit
+from state_backend.values.frozen import frozen
 
 UNFIT = (Misfit, struct.error, OverflowError, UnicodeEncodeError)
 UNDECODABLE = (struct.error, ValueError, OverflowError, IndexError)
 Convert = Callable[[Any], Any]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Column:
     """One field of a compiled row.
 

@@ -30,7 +30,7 @@ and no switch between estimators. For the hash: the xxHash specification.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 
 import numpy as np
@@ -41,6 +41,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from state_backend.formats.arrow_columns import binary_column, binary_views
 from state_backend.formats.hash_columns import xxh64
 from state_backend.values.errors import CorruptFile, StateSchemaError, UsageError
+from state_backend.values.frozen import frozen
 from state_backend.values.release import unsupported
 
 __all__ = ["Sketches", "hash_values", "precision_for"]
@@ -81,7 +82,7 @@ def precision_for(relative_error: float) -> int:
 # --- Sketches. --------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Sketches:
     """A column of sketches of one precision, with at most one sketch in each row. The row number is called the *owner*.
 

@@ -18,11 +18,12 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import google_crc32c
 
 from state_backend.values.errors import CorruptFile
+from state_backend.values.frozen import frozen
 
 _BLOCK_BYTES = 32 * 1024
 _HEADER = struct.Struct("<IHB")
@@ -38,7 +39,7 @@ _FIELDS_END, _LEAST_LOG_FIELD, _EPOCH, _SEQUENCE_BYTES = 1, 3, 13, 8
 _MOST_FILES, _MOST_SEQUENCE = 1 << 62, (1 << 56) - 1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class SstSpan:
     """A live SST of a store, as RocksDB's file MANIFEST describes it.
 
@@ -68,7 +69,7 @@ class SstSpan:
         return self.largest >= start and (end is None or self.smallest < end)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Store:
     """The store that a MANIFEST describes.
 

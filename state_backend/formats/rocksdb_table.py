@@ -24,9 +24,10 @@ from __future__ import annotations
 import struct
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import pyarrow as pa
+
+from state_backend.values.frozen import frozen
 
 _FOOTER_BYTES, _TRAILER_BYTES = 53, 5
 _VERSION = 6
@@ -44,7 +45,7 @@ class UnknownTable(Exception):
     """The bytes are no SST that this reader knows."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Versions:
     """The versions of some keys in one SST.
 

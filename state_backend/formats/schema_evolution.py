@@ -24,7 +24,6 @@ number of versions between. Keys of maps must never change, because the digest h
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from datetime import UTC, tzinfo
 from decimal import Context, Decimal, Inexact, InvalidOperation
 from typing import Any
@@ -44,6 +43,7 @@ from state_backend.formats.types import (
     parse_struct,
 )
 from state_backend.values.errors import CorruptFile
+from state_backend.values.frozen import frozen
 from state_backend.values.records import SchemaVersion
 
 ReadRow = Callable[[bytes], tuple[Any, ...]]
@@ -60,7 +60,7 @@ _EXACT = Context(prec=2 * MAX_DIGITS, traps=[Inexact, InvalidOperation])
 # --- Comparison of schemas. -------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class SchemaChange:
     """Differences of a declared schema from a recorded schema.
 

@@ -28,11 +28,12 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal
 
 from state_backend.adapters.rocks import EngineOptions, RocksStore, SortedRun
 from state_backend.state.layout import key_group_bounds, record_bytes
+from state_backend.values.frozen import frozen
 from state_backend.values.records import KeyGroupState
 
 TURNS = 8
@@ -44,7 +45,7 @@ TURNS = 8
 _WIDTH_BIAS = 1.4
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Consolidation:
     """Plan of one shard's merge at the end of an interval.
 

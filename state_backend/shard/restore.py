@@ -17,7 +17,6 @@ import io
 import shutil
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from state_backend.adapters.rocks import SST_SUFFIX, EngineOptions, RocksStore
@@ -28,11 +27,12 @@ from state_backend.shard.join_files import join_manifests
 from state_backend.shard.transfer import download_all
 from state_backend.state.layout import key_group_bounds
 from state_backend.values.errors import CorruptFile, InvariantViolated, NotFound
+from state_backend.values.frozen import frozen
 from state_backend.values.key_groups import KeyGroupRange
 from state_backend.values.records import KeyGroupState, LocalFile, ShardManifest
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class RestorePlan:
     """Plan of the restore of one shard, whose key groups are the range, from the manifests of a checkpoint."""
 
@@ -43,7 +43,7 @@ class RestorePlan:
     worth_joining: tuple[ShardManifest, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class RestoredShard:
     """Open store with the state of its range, and the files that it was opened from."""
 

@@ -11,7 +11,6 @@ The state counts only when a record names the files.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from state_backend.adapters.rocks import RocksStore
@@ -20,6 +19,7 @@ from state_backend.ports.storage import Storage
 from state_backend.shard.file_cache import FileCache
 from state_backend.shard.transfer import upload_all
 from state_backend.values.errors import InvariantViolated
+from state_backend.values.frozen import frozen
 from state_backend.values.handles import Handle
 from state_backend.values.key_groups import KeyGroupRange
 from state_backend.values.records import InlineFile, InSegment, KeyGroupState, LocalFile, ShardChanges, ShardManifest
@@ -37,7 +37,7 @@ def inline_budget_bytes(parallelism: int) -> int:
     return max(INLINE_RECORD_BYTES // parallelism, INLINE_SHARD_BYTES)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class SnapshotPlan:
     """Plan for each SST of an image of the store."""
 
@@ -47,7 +47,7 @@ class SnapshotPlan:
     upload: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Snapshot:
     """Manifest of a shard, and the cost of writing it."""
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -19,12 +19,13 @@ from state_backend.formats.arrow_columns import binary_views, cut
 from state_backend.formats.key_columns import KeyColumns
 from state_backend.formats.types import StructType
 from state_backend.state import layout
+from state_backend.values.frozen import frozen
 from state_backend.values.records import KeyGroupState, StateDescriptor
 
 _BATCH = 4096
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class RemovedKeys:
     """Key groups that are left after a removal of keys, and the number and bytes of the removed entries."""
 

@@ -6,7 +6,7 @@ The driver plans before the shards' tasks start. So a schema that does not fit f
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
@@ -16,6 +16,7 @@ from state_backend.formats.schema_evolution import compare_schemas, field_types,
 from state_backend.formats.types import StructType, parse_struct
 from state_backend.state.layout import MAX_STATE_ID
 from state_backend.values.errors import StateSchemaError
+from state_backend.values.frozen import frozen
 from state_backend.values.records import SchemaVersion, StateDescriptor
 
 MAX_SCHEMA_VERSION = 255
@@ -24,7 +25,7 @@ _NO_NAMES: Mapping[str, str] = MappingProxyType({})
 MADE_WITH = "cairn.made_with"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class StatePlan:
     """The states that an interval runs with, and what the pipeline's owner should know about them."""
 

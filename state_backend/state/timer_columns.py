@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +22,7 @@ from state_backend.state.entry_columns import (
 )
 from state_backend.state.shard_state import ShardState
 from state_backend.state.state_columns import EntryColumns, Places, entry_list, offsets_of
+from state_backend.values.frozen import frozen
 
 Times = npt.NDArray[np.int64]
 # (keys, start, end): all timer-index keys with start <= key < end, ascending.
@@ -31,7 +31,7 @@ Span = tuple[list[bytes], bytes, bytes]
 MIN_LATEST_ROWS = 256
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class DueTimers:
     """Due timers of several keys. Each key comes with all of its due timers."""
 

@@ -7,14 +7,14 @@ message.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
+from state_backend.values.frozen import frozen
 from state_backend.values.hide_secrets import hide
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Rerun:
     """The intervals that an error or a plan asks to run again.
 

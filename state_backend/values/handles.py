@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, is_dataclass
+from dataclasses import is_dataclass
 from functools import cache
 from typing import Any, get_args, get_type_hints
 
 from state_backend.values.errors import UsageError
+from state_backend.values.frozen import frozen
 
 # Adapters keep unfinished files in the folder of this name. Therefore no segment of a valid path has this name.
 TEMP_FOLDER = ".tmp"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Handle:
     """A durable file, identified by its content."""
 
@@ -25,7 +26,7 @@ class Handle:
         check_path(self.path)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class FileInfo:
     """The metadata that a storage reports for one file."""
 

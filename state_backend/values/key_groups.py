@@ -6,14 +6,14 @@ Source: Flink's KeyGroupRangeAssignment. The hash is Spark's `xxhash64`, so Spar
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from state_backend.values.errors import StateUnusable, UsageError
+from state_backend.values.frozen import frozen
 
 MAX_MAX_PARALLELISM = 32_768
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class KeyGroupRange:
     """The key groups `first .. last`, both included."""
 

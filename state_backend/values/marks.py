@@ -5,16 +5,17 @@ Like those in `records.py`, these classes only hold values.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Literal
 
+from state_backend.values.frozen import frozen
 from state_backend.values.handles import Handle
 from state_backend.values.intervals import Interval
 from state_backend.values.key_groups import KeyGroupRange
 from state_backend.values.records import Content, Kind, OutputFile, ValidationMode
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Settled:
     """The content of a file in `settled/commits/`: the effect of an earlier commit on one interval.
 
@@ -37,7 +38,7 @@ class Settled:
     collected: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class AttemptEnd:
     """The content of a file in `settled/attempts/`: which record ended an attempt.
 
@@ -50,7 +51,7 @@ class AttemptEnd:
     id: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Head:
     """The content of `HEAD.json`: an id that the log contains.
 
@@ -61,7 +62,7 @@ class Head:
     id: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Names:
     """The content of a file in `settled/names/`: names of files that a listing of a folder must not miss.
 
@@ -77,7 +78,7 @@ class Names:
     names: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Quarantine:
     """The mark on a checkpoint that validation or a person refused.
 
@@ -97,7 +98,7 @@ class Quarantine:
     releasing: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Released:
     """The content of a quarantine mark after a person has released the checkpoint: the checkpoint counts as usable again.
 
@@ -114,7 +115,7 @@ class Released:
     findings: tuple[str, ...] = field(default=())
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Refused:
     """The mark on a prepared attempt that validation refused. The attempt is never committed.
 
@@ -129,7 +130,7 @@ class Refused:
     findings: tuple[str, ...] = field(default=())
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Validated:
     """The mark on a checkpoint that passed validation.
 
@@ -145,7 +146,7 @@ class Validated:
     mode: ValidationMode
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Lease:
     """A file that keeps a checkpoint's files while a long reader reads them.
 
@@ -163,7 +164,7 @@ class Lease:
     holder: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Published:
     """The content of a file in `published/`: the user's sink has got this output of an interval, or needs no call.
 
@@ -179,7 +180,7 @@ class Published:
 # --- Savepoints. ------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class CanonicalFile:
     """One Parquet file of a canonical savepoint, with rows of one state from one shard.
 
@@ -200,7 +201,7 @@ class CanonicalFile:
     rows: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Savepoint:
     """A copy of the state that belongs to the user. Every handle is relative to the savepoint's own folder.
 
@@ -220,7 +221,7 @@ class Savepoint:
     files: tuple[CanonicalFile, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Claim:
     """The content of `claimed.json` in a savepoint's folder: the pipeline that has taken over the savepoint.
 
@@ -240,7 +241,7 @@ class Claim:
 # --- Trials. ----------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class TrialBase:
     """The state that a trial began from.
 
@@ -255,7 +256,7 @@ class TrialBase:
     savepoint: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Trial:
     """The record of a trial: intervals of a pipeline that other code processes, in a root of their own.
 

@@ -7,10 +7,11 @@ them. Times are UTC datetimes, durations are whole microseconds, and digests are
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import field, fields
 from typing import Any, Literal
 
 from state_backend.values.errors import UsageError
+from state_backend.values.frozen import frozen
 from state_backend.values.handles import Handle
 from state_backend.values.intervals import Interval, from_ms
 from state_backend.values.key_groups import KeyGroupRange
@@ -26,7 +27,7 @@ ValidationMode = Literal["fast", "full"]
 # --- The state of a shard. --------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class SchemaVersion:
     """One schema with which values of a state were written. Schemas are Spark's `StructType` as JSON.
 
@@ -41,7 +42,7 @@ class SchemaVersion:
     user_key: dict[str, Any] | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class StateDescriptor:
     """The recorded declaration of one state variable.
 
@@ -61,7 +62,7 @@ class StateDescriptor:
     versions: tuple[SchemaVersion, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class LocalFile:
     """A RocksDB file of one shard, and the file in `shared/` that holds its bytes.
 
@@ -75,7 +76,7 @@ class LocalFile:
     handle: Handle
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class InlineFile:
     """A small RocksDB file whose bytes the manifest itself contains. No other manifest shares the file.
 
@@ -88,7 +89,7 @@ class InlineFile:
     data: bytes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Segment:
     """The changes of one interval to one shard (`formats/changelog.py`), in a file below `shared/`.
 
@@ -117,7 +118,7 @@ class Segment:
         return self.handle.size_bytes if self.handle is not None else len(self.data or b"")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class KeyGroupState:
     """The counts and the digest of one key group.
 
@@ -136,7 +137,7 @@ class KeyGroupState:
     size_bytes: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class ShardManifest:
     """All that is needed to open one shard: the files, and the segments to replay on top of them in order.
 
@@ -185,7 +186,7 @@ class ShardManifest:
         return sum(s.digest for s in self.key_group_states) % 2**64
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class ShardChanges:
     """The changes of a shard since its manifest file was written by an earlier checkpoint.
 
@@ -202,7 +203,7 @@ class ShardChanges:
     key_group_states: tuple[KeyGroupState, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class InSegment:
     """The place of a manifest that is stored at the end of the file of the shard's newest changelog segment.
 
@@ -220,7 +221,7 @@ class InSegment:
     content_bytes: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class InlineShard:
     """A shard of a checkpoint whose manifest lies in the record itself.
 
@@ -235,7 +236,7 @@ class InlineShard:
     in_segment: None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class FiledShard:
     """A shard of a checkpoint whose manifest lies in a file, which several checkpoints may share.
 
@@ -263,7 +264,7 @@ ShardRef = InlineShard | FiledShard
 # --- The result of an attempt. ----------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class RunRef:
     """One try of one Airflow run. The pair (clear_number, try_number) orders the tries of a run.
 
@@ -278,7 +279,7 @@ class RunRef:
     try_number: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Permissions:
     """The permissions with which an attempt began. The record keeps them, since they explain the state.
 
@@ -313,7 +314,7 @@ class Permissions:
 NO_PERMISSIONS = Permissions()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class OutputFile:
     """One immutable Parquet file of an attempt, with output rows or late rows.
 
@@ -331,7 +332,7 @@ class OutputFile:
     schema_version: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class LogicalTime:
     """The clock of an interval, and the watermarks with which the next interval begins.
 
@@ -350,7 +351,7 @@ class LogicalTime:
     zone: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Totals:
     """Counts of an interval and of the resulting state.
 
@@ -386,7 +387,7 @@ class Totals:
     cached_bytes: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class ForgottenKey:
     """A key that `cairn forget` removed, without the key itself.
 
@@ -410,7 +411,7 @@ class ForgottenKey:
     on_rerun: OnRerun
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class RewrittenOutput:
     """The output of one commit after `cairn forget` has removed the rows of the forgotten keys.
 
@@ -427,7 +428,7 @@ class RewrittenOutput:
     replaces: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Forget:
     """The part of a `Content` about keys that `cairn forget` removed.
 
@@ -444,7 +445,7 @@ class Forget:
     rewritten: tuple[RewrittenOutput, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Content:
     """The result of an attempt, before and after its commit.
 
@@ -536,7 +537,7 @@ class Content:
         }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Prepared:
     """The content of `prepared.json`: an attempt whose shards have all finished.
 
@@ -555,7 +556,7 @@ class Prepared:
 # --- The log and the marks beside it. ---------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Retained:
     """A checkpoint that a record retains.
 
@@ -568,7 +569,7 @@ class Retained:
     stale_by: int | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Unpublished:
     """An interval whose output the user's sink may not have got yet.
 
@@ -581,7 +582,7 @@ class Unpublished:
     id: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Superseded:
     """A retained checkpoint that was replaced: its interval has a later commit with another state.
 
@@ -594,7 +595,7 @@ class Superseded:
     by: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Kept:
     """The facts about a retained checkpoint that planning needs without reading the checkpoint's record.
 
@@ -624,7 +625,7 @@ class Kept:
     descriptors_hash: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Judged:
     """A checkpoint that is quarantined or descends from a quarantined checkpoint.
 
@@ -637,7 +638,7 @@ class Judged:
     by: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Forgotten:
     """A key that `cairn forget` removed, as the summary lists it.
 
@@ -651,7 +652,7 @@ class Forgotten:
     key: ForgottenKey
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Summary:
     """The facts about earlier records that a reader of the newest record needs without reading those records.
 
@@ -690,7 +691,7 @@ class Summary:
     forgotten: tuple[Forgotten, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Record:
     """The file of one commit in the log. The newest record's `retained` lists the checkpoints that count.
 
@@ -727,7 +728,7 @@ class Record:
 RELEASE = "release of checkpoint "
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class SweepRecord:
     """The record of a sweep in the log, or of the release of a quarantined checkpoint, which may be used again.
 
@@ -755,7 +756,7 @@ class SweepRecord:
         return self.sweep.removeprefix(RELEASE) if self.sweep.startswith(RELEASE) else None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Tombstone:
     """The short form of a record that is no longer retained.
 

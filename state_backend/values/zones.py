@@ -12,7 +12,6 @@ import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta, timezone, tzinfo
 from functools import cache
 from importlib.util import find_spec
@@ -20,6 +19,7 @@ from pathlib import Path
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from state_backend.values.errors import UsageError
+from state_backend.values.frozen import frozen
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 # Casey in Antarctica sets its clocks back by three hours.
@@ -60,7 +60,7 @@ _SHORT = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Zone:
     """One time zone in three notations."""
 

@@ -32,6 +32,7 @@ LIGHT = {
     "state_backend.adapters.schemes",
     "state_backend.values",
     "state_backend.values.errors",
+    "state_backend.values.frozen",
     "state_backend.values.hide_secrets",
     "state_backend.values.intervals",
     "state_backend.values.schedule",

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import date, datetime
 from decimal import Decimal, InvalidOperation
 from typing import Any
@@ -20,11 +19,12 @@ from state_backend.formats.spark_hash import key_group as key_group_of
 from state_backend.formats.types import ArrayType, AtomicType, DataType, DecimalType, StructType, parse_struct
 from state_backend.inspection.state_table import WHOLE, Part
 from state_backend.values.errors import StateTypeError, UsageError
+from state_backend.values.frozen import frozen
 from state_backend.values.key_groups import range_of, shard_of
 from state_backend.values.records import Content
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class ReadPlan:
     """The selection of a query."""
 

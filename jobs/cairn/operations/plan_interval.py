@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -40,6 +40,7 @@ from state_backend.formats.types import DataType as KeyType
 from state_backend.formats.types import names_and_types, parse_struct, with_nulls_of
 from state_backend.state.plan_state_schemas import StatePlan, plan_states
 from state_backend.values.errors import CairnError, ProcessorError, SourceError, UsageError
+from state_backend.values.frozen import frozen
 from state_backend.values.intervals import format_instant, to_ms
 from state_backend.values.records import NO_PERMISSIONS, Content, LogicalTime, Permissions, RunRef, StateDescriptor
 from state_backend.values.zones import Zone, zone_of
@@ -52,7 +53,7 @@ log = logging.getLogger("cairn")
 MODES = ("incremental", "full", "changelog")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Attempt:
     """One try to process an interval."""
 
@@ -71,7 +72,7 @@ class Attempt:
             raise UsageError(f"mode {self.mode!r} is not one of {', '.join(MODES)}")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class IntervalPlan:
     """The work of an interval."""
 

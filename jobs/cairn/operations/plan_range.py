@@ -15,6 +15,7 @@ from cairn.operations.what_changed import MadeOf, made_of, what_changed
 from state_backend.checkpoint.interval_results import Result
 from state_backend.values.day_or_instant import first_instant, last_instant
 from state_backend.values.errors import UsageError
+from state_backend.values.frozen import frozen
 from state_backend.values.intervals import Interval, format_instant
 from state_backend.values.records import RunRef
 from state_backend.values.schedule import Schedule, starting_between
@@ -29,7 +30,7 @@ REPROCESS: tuple[str, ...] = get_args(Reprocess)
 _RECENT = 20
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Keep:
     """Decision: the interval keeps its committed result."""
 
@@ -38,14 +39,14 @@ class Keep:
     ours: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Compute:
     """Decision: the interval is computed and committed."""
 
     why: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class AskSource:
     """Decision: ask the source for its position, since the log alone can't tell whether the interval keeps its result.
 

@@ -13,7 +13,6 @@ import re
 import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.types import CalendarIntervalType, DataType, StructType, YearMonthIntervalType
@@ -25,6 +24,7 @@ from cairn.rows.local_rows import LocalRows
 from cairn.runners.user_code import user_traceback
 from cairn.spark.session import is_lost
 from state_backend.values.errors import CairnError, SourceError
+from state_backend.values.frozen import frozen
 from state_backend.values.hide_secrets import hide_all
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ _CAUSE = re.compile(
 _BAD_DATA = re.compile(r"(\[[A-Z_.]+\] [^\n]*)SQLSTATE: 22\w{3}")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Read:
     """The source's answer for an interval."""
 

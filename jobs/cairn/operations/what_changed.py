@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
+from state_backend.values.frozen import frozen
 from state_backend.values.records import Content
 
 _MOST = 3
 _MOST_CHARACTERS = 60
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class MadeOf:
     """Everything but the base that decides a result."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, ClassVar, Literal
 
@@ -25,6 +24,7 @@ from cairn.processors.ready_made import (
 )
 from state_backend.formats.recorded_settings import INSTEAD_OF
 from state_backend.values.errors import UsageError
+from state_backend.values.frozen import frozen
 
 __all__ = ["Deduplicate"]
 
@@ -265,7 +265,7 @@ class Deduplicate(ReadyMade):
 # --- horizons of many keys --------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class _Seen:
     """State of the keys of a batch."""
 
@@ -277,7 +277,7 @@ class _Seen:
     for_ever: Bools
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class _Walk:
     """Rows of a batch, sorted by key and cut into horizons: groups of rows that are duplicates of the group's first row."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, ClassVar
 
@@ -28,6 +27,7 @@ from cairn.processors.ready_made import (
     type_of_event_time,
 )
 from state_backend.values.errors import UsageError
+from state_backend.values.frozen import frozen
 
 __all__ = ["Funnel"]
 
@@ -245,7 +245,7 @@ class Funnel(ReadyMade):
 # --- funnels of many keys ---------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class _TimeLine:
     """Rows of many keys, ascending by key and time."""
 
@@ -264,7 +264,7 @@ class _TimeLine:
         return found, (place < len(of_step)) & (self.owners[found] == self.owners[rows])
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class _Funnels:
     """The possible funnels of many keys: one for each row of the first step, as if this row opened a funnel."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -15,6 +14,7 @@ from cairn.numpy_columns import Bools, Int64s, array_of, numbers, same_values, w
 from cairn.processors.ordering import type_of
 from cairn.processors.ready_made import ReadyMade, ceil_ms, check_free, check_times, type_of_event_time, with_deleted
 from state_backend.values.errors import UsageError
+from state_backend.values.frozen import frozen
 
 __all__ = ["History"]
 
@@ -247,7 +247,7 @@ class History(ReadyMade):
         self._handle.registerTimer(of_key[timed], ceil_ms(times[line.order[timed]]))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class _TimeLine:
     """The rows of many keys in the order of their times: one for each key and time."""
 
@@ -286,7 +286,7 @@ def _next(marks: Bools, begins_key: Bools) -> Int64s:
     return np.where((following < count) & (key[there] == key), following, -1)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class _Emitted:
     """The versions that an interval emits."""
 

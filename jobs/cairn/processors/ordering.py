@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,9 +13,10 @@ from pyspark.sql.types import DataType, StringType
 from cairn.aggregates import is_scalar
 from cairn.numpy_columns import Int64s, numbers, valid_rows
 from state_backend.values.errors import UsageError
+from state_backend.values.frozen import frozen
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class OrderColumn:
     """A column that orders rows."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, ClassVar
 
@@ -17,6 +16,7 @@ from cairn.processors.ordering import type_of
 from cairn.processors.ready_made import MICROSECOND, ceil_ms, check_times, key_of_row_text, within_bounds
 from cairn.processors.windows import DELETED, VERSION, Windows, are_in, is_sorted, joined, versions_of
 from state_backend.values.errors import ProcessorError, UsageError
+from state_backend.values.frozen import frozen
 from state_backend.values.time_bounds import LONGEST_US, check_length_of_time
 
 __all__ = ["SessionWindow"]
@@ -313,7 +313,7 @@ class SessionWindow(Windows):
 # --- sessions of many keys --------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class _Stored:
     """Open sessions in the state, ascending by key and begin."""
 
@@ -324,7 +324,7 @@ class _Stored:
     parts: pa.Table
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class _Sessions:
     """Changed sessions of many keys, ascending by key and begin."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import reduce
 from typing import Any, Literal
 
@@ -18,6 +17,7 @@ from cairn.arrow_processor import KeyedBatch
 from cairn.numpy_columns import Bools, Int64s, numbers, valid_rows, whole
 from cairn.processors.ready_made import check_free, type_of_event_time
 from state_backend.values.errors import ProcessorError, UsageError
+from state_backend.values.frozen import frozen
 
 __all__ = ["union_by_kind"]
 
@@ -83,7 +83,7 @@ def _check_inputs(schemas: Mapping[str, StructType], shared: Sequence[str]) -> N
         raise UsageError('union_by_kind: there is no input; write union_by_kind({"order": orders, ...}, shared=[...])')
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Side:
     """One input of a join."""
 
@@ -93,7 +93,7 @@ class Side:
     time: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class SideRows:
     """Rows of one input, from the state or from a batch."""
 

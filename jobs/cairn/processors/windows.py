@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import ABC
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, ClassVar
 
@@ -38,6 +37,7 @@ from cairn.processors.ready_made import (
     with_settings,
 )
 from state_backend.values.errors import UsageError
+from state_backend.values.frozen import frozen
 from state_backend.values.time_bounds import check_length_of_time
 
 VERSION, FINAL, DELETED = "version", "is_final", "is_deleted"
@@ -240,7 +240,7 @@ class Windows(ReadyMade, ABC):
         return ceil_ms(ends - np.where(versions > 0, 0, self._lateness))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class RowsByWindow:
     """Rows of a batch, grouped by key and window."""
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
@@ -26,9 +25,10 @@ from cairn.rows.routing import INITIAL, INPUT, KEY_GROUP, KIND, PART, TICK, chec
 from cairn.rows.row_order import MASK_BITS, unordered
 from cairn.rows.sort_rows import SORT_BYTES, sorted_batches
 from state_backend.formats.arrow_columns import valid_rows
+from state_backend.values.frozen import frozen
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Columns:
     """Columns of the input or of the initial state."""
 
@@ -37,7 +37,7 @@ class Columns:
     order: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Arrangement:
     """Order and layout of a shard's rows. The driver sends it to the workers."""
 

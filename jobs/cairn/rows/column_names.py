@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from pyspark.sql.types import StructType
@@ -12,6 +11,7 @@ from pyspark.sql.types import StructType
 from state_backend.formats.types import StructType as Struct
 from state_backend.formats.types import parse_struct, walk
 from state_backend.values.errors import SourceError, UsageError
+from state_backend.values.frozen import frozen
 
 _QUOTED = re.compile(r"`((?:[^`]|``)*)`")
 _WAY_OUT = (
@@ -19,7 +19,7 @@ _WAY_OUT = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class ColumnNames:
     """Columns of some rows, with lookup by the rules of the Spark session."""
 

@@ -36,7 +36,6 @@ stored key must not depend on which row comes first.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -59,6 +58,7 @@ from cairn.rows.row_order import bytes_of, needs_bytes, normalised, spark_order,
 from state_backend.formats.key_codec import check_key_schema
 from state_backend.formats.types import parse_struct
 from state_backend.values.errors import UsageError
+from state_backend.values.frozen import frozen
 from state_backend.values.key_groups import range_of
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def check_order_by(order_by: Sequence[str], schema: StructType) -> None:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Inputs:
     """Rows of an interval, before `route` or `route_in_order` places them in shards."""
 

@@ -33,16 +33,17 @@ milliseconds of wall time, as if the zone were UTC, as in Spark. `end - delay` a
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal
 
+from state_backend.values.frozen import frozen
 from state_backend.values.records import LogicalTime
 from state_backend.values.zones import settled_wall_ms, zone_of
 
 Rule = Literal["observed", "interval"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class EventTime:
     """Event-time settings of a pipeline, and the watermarks of the interval's base, in milliseconds since the epoch."""
 

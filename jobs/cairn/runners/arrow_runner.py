@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -30,6 +29,7 @@ from state_backend.state.entry_columns import Groups
 from state_backend.state.shard_state import ShardState
 from state_backend.values.doing import say_part
 from state_backend.values.errors import ProcessorError
+from state_backend.values.frozen import frozen
 from state_backend.values.records import TimeMode
 
 # Rows in one call: enough to make the fixed cost of Arrow and NumPy calls small, and few enough to stay in the CPU's
@@ -37,7 +37,7 @@ from state_backend.values.records import TimeMode
 ROUND_ROWS = 65_536
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class _Round:
     """Input rows for one call of `handleBatch`. They are all rows of their keys, except perhaps of the last key."""
 

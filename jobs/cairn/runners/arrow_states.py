@@ -17,7 +17,6 @@ Every method raises StateTypeError if keys or rows do not fit, and UsageError ou
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -29,6 +28,7 @@ from state_backend.state.map_columns import MapColumns
 from state_backend.state.state_columns import EntryColumns, Mask, Places
 from state_backend.state.timer_columns import TimerColumns
 from state_backend.values.errors import StateTypeError, UsageError
+from state_backend.values.frozen import frozen
 
 __all__ = ["ArrowListState", "ArrowMapState", "KeyedEntries", "KeyedRows"]
 
@@ -36,7 +36,7 @@ Keys = npt.ArrayLike
 EXPIRY = "expiry_ms"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class KeyedRows:
     """Rows of many keys."""
 
@@ -56,7 +56,7 @@ class KeyedRows:
         return pa.ListArray.from_arrays(pa.array(self.offsets, pa.int32()), structs)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class KeyedEntries:
     """Entries of the maps of many keys, as `ArrowMapState.iterator` returns them.
 

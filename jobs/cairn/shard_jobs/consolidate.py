@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import pyarrow as pa
 
@@ -24,10 +24,11 @@ from state_backend.shard.restore import restore_shard
 from state_backend.shard.snapshot import inline_budget_bytes, take_snapshot
 from state_backend.state.check_shard import verify_shard
 from state_backend.values.errors import CorruptFile
+from state_backend.values.frozen import frozen
 from state_backend.values.records import Permissions, RunRef
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class ConsolidationJob(JobOnContent):
     """Job that reads the shards of a checkpoint, and writes them again for a new checkpoint without obsolete entries.
 

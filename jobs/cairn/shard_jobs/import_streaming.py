@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -33,12 +32,13 @@ from state_backend.shard.canonical_files import EntryWriter
 from state_backend.shard.snapshot import inline_budget_bytes, take_snapshot
 from state_backend.state.canonical_columns import StateRows, TimerRows
 from state_backend.values.errors import InvariantViolated
+from state_backend.values.frozen import frozen
 from state_backend.values.key_groups import range_of
 
 TIMERS = -1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class ImportJob(JobOnContent):
     """Job that writes imported rows to shards. The driver sends it to the workers."""
 

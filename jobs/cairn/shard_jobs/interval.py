@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -57,12 +57,13 @@ from state_backend.state.expiry import expire
 from state_backend.state.forget_keys import find_keys
 from state_backend.state.shard_state import ShardState
 from state_backend.values.errors import InvariantViolated, ProcessorError, SourceError
+from state_backend.values.frozen import frozen
 from state_backend.values.key_groups import KeyGroupRange, range_of
 from state_backend.values.records import Prepared, ShardManifest, ShardRef, StateDescriptor
 from state_backend.values.zones import local_zone, zone_of
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Computed:
     """The result of the processor on one shard, besides the changed state."""
 
@@ -72,7 +73,7 @@ class Computed:
     late: LocalParquet
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class IntervalJob(JobOnContent):
     """Job that processes one interval. The driver sends it to the workers together with the processor.
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import pyarrow as pa
 
@@ -26,13 +26,14 @@ from state_backend.ports.storage import Storage
 from state_backend.shard.canonical_files import read_canonical
 from state_backend.shard.snapshot import inline_budget_bytes, take_snapshot
 from state_backend.values.errors import CorruptFile, NotFound
+from state_backend.values.frozen import frozen
 from state_backend.values.key_groups import range_of
 from state_backend.values.marks import Savepoint
 from state_backend.values.records import Permissions, RunRef, ShardManifest, ShardRef
 from state_backend.values.retention import RetentionPolicy
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class RestoreJob:
     """Job that restores a savepoint. The driver sends it to the workers."""
 

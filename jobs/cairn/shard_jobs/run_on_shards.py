@@ -18,7 +18,7 @@ import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import chain, count
 from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
@@ -38,6 +38,7 @@ from state_backend.adapters.work_folders import work_folder
 from state_backend.checkpoint.prepare_content import OfShard, by_shard
 from state_backend.values.doing import doing
 from state_backend.values.errors import DamagedCopy, InvariantViolated
+from state_backend.values.frozen import frozen
 from state_backend.values.records import Content, ShardRef
 
 if TYPE_CHECKING:
@@ -77,7 +78,7 @@ class ShardJob(Protocol[Ack_co]):
         """Run the job on one shard, in a worker."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class JobOnContent:
     """Base of jobs whose shards are those of one checkpoint, prepared attempt or savepoint.
 

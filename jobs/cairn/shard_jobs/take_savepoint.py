@@ -7,7 +7,7 @@ restore needs nothing from the pipeline's root. `savepoint.json` is written last
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -25,11 +25,12 @@ from state_backend.shard.canonical_files import write_canonical
 from state_backend.shard.manifest import needed_manifest
 from state_backend.shard.restore import restore_shard
 from state_backend.shard.snapshot import take_snapshot
+from state_backend.values.frozen import frozen
 from state_backend.values.marks import CanonicalFile, Savepoint
 from state_backend.values.records import InlineShard, ShardManifest
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class SavepointAck:
     """Result of one shard."""
 
@@ -39,7 +40,7 @@ class SavepointAck:
     files: tuple[CanonicalFile, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class SavepointJob(JobOnContent):
     """Job that takes a savepoint. The driver sends it to the workers."""
 

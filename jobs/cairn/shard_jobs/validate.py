@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow as pa
@@ -22,12 +21,13 @@ from state_backend.shard.manifest import manifest_of
 from state_backend.shard.restore import restore_shard
 from state_backend.state.check_shard import verify_shard
 from state_backend.values.errors import NotFound, StateTypeError, StateUnusable
+from state_backend.values.frozen import frozen
 from state_backend.values.key_groups import range_of
 from state_backend.values.marks import CanonicalFile
 from state_backend.values.records import ShardManifest
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class ShardValidation:
     """Result of one shard."""
 
@@ -38,7 +38,7 @@ class ShardValidation:
     findings: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class ValidationJob(JobOnContent):
     """Job that validates the shards of one checkpoint, prepared attempt or savepoint.
 

@@ -9,16 +9,17 @@ from __future__ import annotations
 import csv
 import hashlib
 import importlib.metadata
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path, PurePath
+
+from state_backend.values.frozen import frozen
 
 _CODE = (".py", ".so", ".pyd")
 _SEEN: dict[str, InstalledDistribution] = {}
 _LISTED: set[str] = set()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class InstalledDistribution:
     """Installed distribution in one process."""
 

@@ -28,7 +28,7 @@ import sys
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ExtensionFileLoader, FileFinder, ModuleSpec
@@ -54,11 +54,12 @@ from cairn.shipping.user_modules import (
 )
 from cairn.shipping.value_hash import ValueHasher
 from state_backend.values.errors import ProcessorError, UsageError, UserCodeError
+from state_backend.values.frozen import frozen
 
 # --- on the driver ----------------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class ShippedProcessor:
     """Processor of a pipeline, packed when the driver planned the interval."""
 

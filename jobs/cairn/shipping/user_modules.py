@@ -17,7 +17,6 @@ import sysconfig
 import warnings
 import zipfile
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import cache, lru_cache
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path, PurePath
@@ -28,6 +27,7 @@ import cairn
 import state_backend
 from cairn.shipping.distributions import InstalledDistribution, distribution_of
 from state_backend.values.errors import UsageError
+from state_backend.values.frozen import frozen
 
 # The package of the Airflow operators. Its modules are never recorded as the user's code: a module that defines a DAG
 # and a pipeline imports this package, but Spark's workers do not need it.
@@ -37,7 +37,7 @@ _SPARK = {"pyspark", "py4j"}
 _SITE_FOLDERS = {"site-packages", "dist-packages"}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class UserModule:
     """Module as the driver has it."""
 
@@ -53,7 +53,7 @@ class UserModule:
     package: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class UserCode:
     """Modules of a processor, and the installed distributions that they import. Both are sorted by name."""
 

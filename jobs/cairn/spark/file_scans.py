@@ -7,8 +7,9 @@ lists with plans and tables. Spark reads a file only up to the length in the lis
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+from state_backend.values.frozen import frozen
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -17,7 +18,7 @@ _CACHED = "InMemoryTableScan"
 _FILES, _BYTES = "numFiles", "filesSize"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Scans:
     """The reads of an executed query."""
 

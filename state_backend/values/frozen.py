@@ -1,0 +1,14 @@
+"""The decorator of Cairn's values: dataclasses with slots that never change, and are made with named arguments."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TypeVar, dataclass_transform
+
+T = TypeVar("T")
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(field,))
+def frozen(cls: type[T]) -> type[T]:
+    """Make a class a value: a frozen dataclass with slots, whose arguments have names."""
+    return dataclass(frozen=True, slots=True, kw_only=True)(cls)
