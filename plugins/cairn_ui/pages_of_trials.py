@@ -18,7 +18,7 @@ from state_backend.checkpoint.log import read_log
 from state_backend.checkpoint.trials import intervals_of_trial, root_of_trial, trials_in, trials_url
 from state_backend.inspection.compare_logs import compare_intervals, describe_interval
 from state_backend.inspection.describe import describe_trial
-from state_backend.values.records import Trial
+from state_backend.values.marks import Trial
 
 router = APIRouter()
 

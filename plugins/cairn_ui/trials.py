@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cairn_ui.find_pipelines import PipelineRef
-from state_backend.values.records import Trial
+from state_backend.values.marks import Trial
 
 
 def differs(row: Mapping[str, Any]) -> bool:

@@ -17,6 +17,7 @@ from state_backend.formats.types import ArrayType, AtomicType, DataType, MapType
 from state_backend.values.handles import Handle, handles_in
 from state_backend.values.hide_secrets import hide_all
 from state_backend.values.intervals import Interval, format_instant, from_ms
+from state_backend.values.marks import Trial
 from state_backend.values.records import (
     Content,
     InlineShard,
@@ -27,7 +28,6 @@ from state_backend.values.records import (
     StateDescriptor,
     SweepRecord,
     Tombstone,
-    Trial,
 )
 
 
