@@ -31,6 +31,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from cairn.change_expectations import OverTime
+from cairn.literal_state import State, entries_from, in_utc, timers_of, values_of
 from cairn.operations.checks import Check, FailingRows
 from cairn.operations.coordinator_of import coordinator_of
 from cairn.operations.evaluate_expectations import try_expectations
@@ -40,7 +41,6 @@ from cairn.operations.process_interval import process_interval
 from cairn.operations.read_source import Read
 from cairn.pipeline import Interval, Pipeline
 from cairn.replay.key_input import plan_read_key
-from cairn.replay.literal_state import State, entries_from, rows_in_utc, time_of, values_of
 from cairn.replay.local_session import LocalSession, PlanningSession
 from cairn.replay.replay_key import replay_key
 from cairn.replay.run_key import InProcess, KeyRun, run_key
@@ -192,10 +192,10 @@ class ReplayedKey:
     @classmethod
     def _of(cls, run: KeyRun, same: bool | None, reasons: Sequence[str]) -> ReplayedKey:
         return cls(
-            output=rows_in_utc(run.output),
-            late=rows_in_utc(run.late),
+            output=in_utc(run.output.to_pylist()),
+            late=in_utc(run.late.to_pylist()),
             state=values_of(run.entries),
-            timers=[time_of(ms) for ms in run.entries.timers()],
+            timers=timers_of(run.entries),
             handlers=[call.handler for call in run.calls],
             same=same,
             reasons=[*reasons],

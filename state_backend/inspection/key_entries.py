@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from state_backend.adapters.rocks import RocksStore
 from state_backend.formats.key_codec import KeyCodec
 from state_backend.formats.schema_evolution import row_reader
 from state_backend.formats.spark_hash import key_group as key_group_of
@@ -107,11 +108,14 @@ def read_key(
     content = source.content
     spans = spans_of(key, content.states)
     shard = shard_of(key.group, content.parallelism, content.max_parallelism)
-    stored: list[Stored] = []
     with open_shard(source, shard, storage, work, spans=spans, cache=cache) as (store, _):
-        for start, end in spans:
-            stored += store.scan(start, end)
-    return entries_of(key, content.states, stored)
+        return entries_in(store, key, content.states)
+
+
+def entries_in(store: RocksStore, key: SearchedKey, states: Sequence[StateDescriptor]) -> KeyEntries:
+    """Return the entries of a key in an open store."""
+    stored = [entry for start, end in spans_of(key, states) for entry in store.scan(start, end)]
+    return entries_of(key, states, stored)
 
 
 def spans_of(key: SearchedKey, states: Sequence[StateDescriptor]) -> list[Span]:

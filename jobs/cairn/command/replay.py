@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 from collections.abc import Iterator
+from contextlib import suppress
 from datetime import datetime
 from functools import partial
 from pathlib import Path
+from pprint import pformat
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -19,12 +23,18 @@ from cairn.command.printing import print_json, print_text
 from cairn.command.state_commands import load_named
 from state_backend.inspection.describe import plain
 from state_backend.inspection.state_diff import describe_change
+from state_backend.values.errors import UsageError
 from state_backend.values.intervals import format_instant, from_ms, shown_ms
 
 if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
     from cairn.replay.compare_key import RowsDifference
     from cairn.replay.replay_key import Replay
     from cairn.replay.trace import Call, Use
+
+
+_NOT_WRITTEN = "can't be written; give the name of a new file in a folder that exists"
 
 
 def replay(
@@ -57,14 +67,13 @@ def replay(
     """
     from cairn.replay.debug import Debugger, launch_configurations
     from cairn.replay.replay_key import replay_key
-    from cairn.replay.write_test import check_new, write_test
 
     if launch:
         words = ["replay", key, interval, "--root", root, "--code", code]
         print_text(launch_configurations(words))
         return 0
-    if to_test is not None:
-        check_new(to_test)
+    if to_test is not None and (os.path.lexists(to_test) or not to_test.absolute().parent.is_dir()):
+        raise UsageError(f"{to_test} {_NOT_WRITTEN}")
     pipeline = load_named(code, expected)
 
     opens = partial(open_spark, spark, f"cairn replay {pipeline.name}", silent=as_json)
@@ -80,7 +89,11 @@ def replay(
         for line in lines_of(found):
             print_text(line)
     if to_test is not None:
-        write_test(found, code, to_test)
+        try:
+            with to_test.open("x", encoding="utf-8") as file:
+                file.write(text_of_test(found, code))
+        except OSError as error:
+            raise UsageError(f"{to_test} {_NOT_WRITTEN}: {error}") from error
         if not as_json:
             print_text(f"the test is in {to_test}")
     return 0 if found.same else FINDINGS
@@ -151,7 +164,7 @@ def lines_of(found: Replay) -> Iterator[str]:
         yield from _lines_of_call(number, call)
     if not found.run.calls:
         yield "no call: the key had no rows and no timer was due"
-    for row in found.late:
+    for row in found.run.late.to_pylist():
         yield f"late {_text(row)}"
     for note in found.notes:
         yield f"note: {note}"
@@ -229,3 +242,87 @@ def _text(value: Any) -> str:
 def _instant(ms: int) -> str:
     at: datetime = from_ms(shown_ms(ms))
     return format_instant(at)
+
+
+_TEST = '''"""Checkpoint {id} of {pipeline!r}, {interval}: one key, as `cairn replay` ran it."""
+
+{imports}
+
+from cairn import Interval
+from cairn.testing import PipelineTester
+from {module} import {name} as PIPELINE
+
+{values}
+
+def test_{title}() -> None:
+    tester = PipelineTester(PIPELINE, **SETTINGS)
+    replayed = tester.replay(KEY, Interval(*INTERVAL), ROWS, **BEFORE)
+    found = {{name: getattr(replayed, name) for name in EXPECTED}}
+    assert {found} == {expected}
+'''
+
+
+def text_of_test(found: Replay, code: str) -> str:
+    """Return the source of a module with one test, which expects the result of the replay and needs neither root nor source."""
+    from cairn.literal_state import in_utc, timers_of, values_of
+    from cairn.rows.routing import INITIAL
+
+    module, _, name = code.partition(":")
+    planned, record, run = found.planned, found.found.record, found.run
+    job, inputs, interval = planned.plan.job, planned.plan.inputs, record.interval
+    settings = {"input_schema": _ddl_of(inputs.rows.schema)}
+    if inputs.initial is not None:
+        settings |= {"initial_state": planned.rows(INITIAL), "initial_schema": _ddl_of(inputs.initial.schema)}
+    if found.pipeline.time_zone is None and job.zone != "UTC":
+        settings["time_zone"] = job.zone
+    before: dict[str, Any] = {"state": values_of(found.before), "timers": timers_of(found.before)}
+    if job.event_time is not None:
+        limits = {"watermark": job.event_time.base_ms, "late_until": job.event_time.late_ms}
+        before |= {limit: from_ms(ms) for limit, ms in limits.items() if ms is not None}
+    values = {
+        "SETTINGS": settings,
+        "KEY": found.key.named,
+        "INTERVAL": (interval.start, interval.end),
+        "ROWS": planned.rows(),
+        "BEFORE": before,
+        "EXPECTED": {
+            "output": run.output.to_pylist(),
+            "late": run.late.to_pylist(),
+            "state": values_of(run.entries),
+            "timers": timers_of(run.entries),
+        },
+    }
+    text = ""
+    for what, of in values.items():
+        written = pformat(in_utc(of), width=100, sort_dicts=False)
+        text += f"{what} = {written}\n".replace("\n ", "\n " + " " * len(f"{what} = "))
+    imports = {
+        "datetime": "import datetime",
+        "Decimal": "from decimal import Decimal",
+        "inf|nan": "from math import inf, nan",
+        "StructType": "from pyspark.sql.types import *",
+    }
+    # NaN is not equal to itself, but its text is.
+    by_text = re.search(r"\bnan\b", text) is not None
+    return _TEST.format(
+        id=record.id,
+        pipeline=found.pipeline.name,
+        interval=interval,
+        imports="\n".join(line for used, line in imports.items() if re.search(rf"\b({used})\b", text)),
+        module=module,
+        name=name,
+        values=text,
+        title=re.sub(r"\W+", "_", f"{found.pipeline.name}_{interval.start:%Y_%m_%dT%H%M}_checkpoint_{record.id}"),
+        found="repr(found)" if by_text else "found",
+        expected="repr(EXPECTED)" if by_text else "EXPECTED",
+    )
+
+
+def _ddl_of(schema: StructType) -> Any:
+    """Return the DDL of a schema, or the schema itself if its DDL says less."""
+    from cairn.spark.ddl import parse_ddl_locally
+
+    ddl = schema.simpleString().removeprefix("struct<").removesuffix(">")
+    with suppress(UsageError):
+        return ddl if parse_ddl_locally(ddl) == schema else schema
+    return schema

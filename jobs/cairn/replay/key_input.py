@@ -7,7 +7,7 @@ session, where Spark only filters: by the hash of the key, before the rows leave
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -136,12 +136,10 @@ def _batches_of_spark(
         columns = ", ".join(f"`{name.replace('`', '``')}`" for name in names)
         return rows.where(f"xxhash64({columns}) = {hashed}L" if hashed >= 0 else f"xxhash64({columns}) = ({hashed}L)")
 
-    few = Inputs(
+    few = replace(
+        inputs,
         rows=filtered(inputs.rows, inputs.key),
         initial=None if inputs.initial is None else filtered(inputs.initial, inputs.initial_key or inputs.key),
-        key=inputs.key,
-        initial_key=inputs.initial_key,
-        order_by=inputs.order_by,
     )
     table = route_in_order(spark, few, parts=[b""], max_parallelism=max_parallelism).toArrow()
     # Another key may have the same hash.

@@ -59,16 +59,6 @@ class Replay:
         """Return True if the replay equals the committed result in values and types."""
         return self.comparison.same
 
-    @property
-    def output(self) -> list[dict[str, Any]]:
-        """The rows that the replay emitted."""
-        return self.run.output.to_pylist()  # type: ignore[no-any-return]
-
-    @property
-    def late(self) -> list[dict[str, Any]]:
-        """The key's late rows."""
-        return self.run.late.to_pylist()  # type: ignore[no-any-return]
-
 
 def replay_key(
     pipeline: Pipeline,

@@ -17,7 +17,7 @@ from cairn.shard_jobs.run_on_shards import StopWatch
 from cairn.shipping.ship_processor import processor_on_driver
 from state_backend.adapters.rocks import EngineOptions, RocksStore
 from state_backend.checkpoint.forgotten_keys import is_key
-from state_backend.inspection.key_entries import KeyEntries, SearchedKey, Stored, entries_of
+from state_backend.inspection.key_entries import KeyEntries, SearchedKey, Stored, entries_in, entries_of
 from state_backend.shard.restore import RestoredShard
 from state_backend.state import layout
 from state_backend.values.key_groups import range_of
@@ -79,14 +79,9 @@ def run_key(
         )
         owned = range_of(0, 1, job.max_parallelism)
         computed = job.compute(iter(batches), job.open_state(restored), owned, work, StopWatch())
-        ids = sorted([*(d.state_id for d in job.content.states), layout.TIMERS])
-        stored: list[Stored] = []
-        for state_id in ids:
-            start = layout.prefix(key.group, state_id) + key.encoded
-            stored += store.scan(start, layout.after(start))
         return KeyRun(
             calls=trace.calls,
-            entries=entries_of(key, job.content.states, stored),
+            entries=entries_in(store, key, job.content.states),
             output=computed.output.read(),
             late=computed.late.read(),
         )

@@ -1,4 +1,4 @@
-"""Convert Python values to the stored entries of one key, and back. Tests of `--to-test` use this."""
+"""Convert Python values to the stored entries of one key, and back, for `PipelineTester.replay`."""
 
 from __future__ import annotations
 
@@ -8,14 +8,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-
 from cairn.runners.processor_handle import row_maker
 from cairn.shard_jobs.interval import IntervalJob
 from state_backend.adapters.rocks import EngineOptions, RocksStore
 from state_backend.formats.types import parse_struct
-from state_backend.inspection.key_entries import KeyEntries, SearchedKey, Stored, entries_of
-from state_backend.state import layout
+from state_backend.inspection.key_entries import KeyEntries, SearchedKey, entries_in
 from state_backend.state.shard_state import ShardState
 from state_backend.state.state_variables import ListState, MapState, ValueState
 from state_backend.values.errors import UsageError
@@ -52,11 +49,7 @@ def entries_from(
             shard.register_timer(at if isinstance(at, int) else to_ms(at))
         shard.set_key(-1, b"")
         shard.flush()
-        stored: list[Stored] = []
-        for state_id in sorted([*(d.state_id for d in job.content.states), layout.TIMERS]):
-            start = layout.prefix(key.group, state_id) + key.encoded
-            stored += store.scan(start, layout.after(start))
-    return entries_of(key, job.content.states, stored)
+        return entries_in(store, key, job.content.states)
 
 
 def _write(shard: ShardState, descriptor: StateDescriptor, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -94,28 +87,29 @@ def values_of(entries: KeyEntries) -> dict[str, list[dict[str, Any]]]:
             flat = {f"{_USER_KEY}{column}": value for column, value in row.get("user_key", {}).items()}
             flat |= row["value"]
             if "expiry_ms" in row:
-                flat["expires_at"] = time_of(row["expiry_ms"])
+                flat["expires_at"] = _time_of(row["expiry_ms"])
             found.setdefault(name, []).append(flat)
     return found
 
 
-def rows_in_utc(table: pa.Table) -> list[dict[str, Any]]:
-    """Return the rows of a table, with the zone UTC in each TIMESTAMP: a test with a NaN compares texts of the values."""
-    return [_instants_in_utc(row) for row in table.to_pylist()]
-
-
-def _instants_in_utc(value: Any) -> Any:
+def in_utc(value: Any) -> Any:
+    """Return the value with the zone UTC in each instant: a test with a NaN compares texts of the values."""
     match value:
         case datetime() if value.tzinfo is not None:
             return value.astimezone(UTC)
         case dict():
-            return {name: _instants_in_utc(of) for name, of in value.items()}
+            return {name: in_utc(of) for name, of in value.items()}
         case list() | tuple():
-            return type(value)(map(_instants_in_utc, value))
+            return type(value)(map(in_utc, value))
     return value
 
 
-def time_of(ms: int) -> datetime | int:
+def timers_of(entries: KeyEntries) -> list[datetime | int]:
+    """Return the times of a key's timers."""
+    return [_time_of(ms) for ms in entries.timers()]
+
+
+def _time_of(ms: int) -> datetime | int:
     """Return a time as a datetime in UTC; a time that no datetime can hold as milliseconds since the epoch."""
     try:
         return from_ms(ms)
