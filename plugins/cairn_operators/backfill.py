@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any
@@ -114,34 +113,27 @@ class RunIntervalsOperator(DriverOperator):
             AirflowFailException: An argument is invalid, or a retry can't help.
             DownstreamTasksSkipped: A dry run made no checkpoint that downstream tasks could read.
         """
-        from cairn.driver.driver_protocol import COMMITTED, Range
+        from cairn.requests import RunRange
+        from state_backend.values.records import RunRef
 
         run, ti = context["dag_run"], context["ti"]
         first, last = day_or_instant("first", self.first), day_or_instant("last", self.last)
         if self.reprocess not in REPROCESS:
             raise AirflowFailException(f"reprocess is {self.reprocess!r}; expected one of {', '.join(REPROCESS)}")
-        request = Range(
+        request = RunRange(
+            **self.of_code(),
             first=first,
             last=last,
             every=self.every,
-            name=self.pipeline_name,
-            run_id=run.run_id,
-            clear_number=run.clear_number or 0,
-            try_number=ti.try_number,
+            run=RunRef(run_id=run.run_id, clear_number=run.clear_number or 0, try_number=ti.try_number),
             mode=self.mode,
             reprocess=self.reprocess,  # type: ignore[arg-type]  # checked above
             permissions=granted(self.permissions),
             dry_run=_yes("dry_run", self.only_plan),
         )
-        committed: list[dict[str, Any]] = []
-
-        def line(text: str) -> None:
-            if text.startswith(COMMITTED):
-                committed.append(json.loads(text.removeprefix(COMMITTED)))
-            else:
-                self.log.info("%s", text)
-
-        result = self.run_driver(request, on_line=line)
+        result, committed = self.run_and_collect(request)
+        # A long range would make a large XCom.
+        result["intervals"] = len(result["intervals"])
         tell_asset(context, self.alias, self.asset, committed)
         push_outputs(context, checkpoint=result["checkpoint"])
         if result["checkpoint"] is None and self.downstream_task_ids:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -17,7 +18,7 @@ from cairn_operators.spark_location import DEFAULT_CONN_ID, spark_location
 from cairn_operators.storage_connection import storage_credentials
 
 if TYPE_CHECKING:
-    from cairn.driver.driver_protocol import Request
+    from cairn.requests import Request
 
 # Key in Airflow's state store of the task: the UUID of the latest driver's session on a Spark Connect server.
 _SESSION_KEY = "cairn_spark_session"
@@ -63,6 +64,24 @@ class DriverOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not type
         """The id of the DAG that processes the pipeline, for commands in error messages."""
         return str(self.dag_id)
 
+    def of_code(self) -> dict[str, Any]:
+        """Return the parameters that every request of a pipeline's code has."""
+        return {"root": self.root, "code": self.pipeline, "pipeline": getattr(self, "pipeline_name", None)}
+
+    def run_and_collect(self, request: Request) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+        """Run one command in a driver process. Return its result, and a summary of each checkpoint that it committed."""
+        from cairn.requests import COMMITTED
+
+        committed: list[dict[str, Any]] = []
+
+        def line(text: str) -> None:
+            if text.startswith(COMMITTED):
+                committed.append(json.loads(text.removeprefix(COMMITTED)))
+            else:
+                self.log.info("%s", text)
+
+        return self.run_driver(request, on_line=line), committed
+
     def run_driver(self, request: Request, on_line: Callable[[str], None] | None = None) -> dict[str, Any]:
         """Run one command in a driver process, and return its result.
 
@@ -77,7 +96,7 @@ class DriverOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not type
             AirflowException: The driver failed, and a retry may help.
             AirflowFailException: The driver failed, and a retry can't help; or a connection can't be used.
         """
-        from cairn.driver.driver_protocol import Call, to_arguments
+        from cairn.requests import Call, to_json
         from state_backend.values.hide_secrets import hide
 
         with suppress(RuntimeError):  # The operator runs outside of Airflow.
@@ -89,15 +108,8 @@ class DriverOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not type
             self.log.info("Spark runs at %s", spark.url)
             private = {"token": spark.token, "conf": dict(spark.conf)} if spark.token or spark.conf else None
             session, former = _sessions() if spark.url.startswith("sc://") else (None, None)
-            call = Call(
-                pipeline=self.pipeline,
-                root=self.root,
-                spark=spark.url,
-                session=session,
-                former=former,
-                settings_on_stdin=private is not None,
-            )
-            arguments = [request.command, *to_arguments(call), *to_arguments(request)]
+            call = Call(spark=spark.url, session=session, former=former, settings_on_stdin=private is not None)
+            arguments = [request.command, to_json(request), "--call", to_json(call)]
             if leaking := next((one for one in arguments if hide(one) != one), None):
                 raise AirflowFailException(
                     f"the argument {hide(leaking)!r} contains credentials, and every user of the host can read the Spark driver's "

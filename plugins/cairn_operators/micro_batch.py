@@ -367,7 +367,8 @@ class StatefulMicroBatchOperator(DriverOperator):
     def _process(
         self, context: Any, start: datetime, end: datetime, there: bool, before: dict[str, int]
     ) -> dict[str, Any]:
-        from cairn.driver.driver_protocol import BEGUN, Process
+        from cairn.requests import BEGUN, ProcessInterval
+        from state_backend.values.records import RunRef
 
         run, ti = context["dag_run"], context["ti"]
         store = context.get("task_state_store")
@@ -375,14 +376,12 @@ class StatefulMicroBatchOperator(DriverOperator):
         attempt = str(uuid.uuid4())
         # A first try has no earlier attempt, so it saves the request to Airflow's task state store.
         known = store is not None and self.reuse_prepared and ti.try_number > 1
-        request = Process(
+        request = ProcessInterval(
+            **self.of_code(),
             start=start,
             end=end,
             mode=self.mode,
-            name=self.pipeline_name,
-            run_id=run.run_id,
-            clear_number=run.clear_number or 0,
-            try_number=ti.try_number,
+            run=RunRef(run_id=run.run_id, clear_number=run.clear_number or 0, try_number=ti.try_number),
             attempt=attempt,
             permissions=granted(self.permissions),
             committed=there,

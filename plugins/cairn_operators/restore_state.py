@@ -266,12 +266,12 @@ class RestoreStateOperator(DriverOperator):
         return {"kind": plan.kind, "checkpoint": checkpoint, "discarded": sorted(plan.discards)}
 
     def _validate(self, plan: Restoration) -> None:
-        from cairn.driver.driver_protocol import Validate
+        from cairn.requests import Validate
 
         if plan.checkpoint is None:
-            request, what = Validate(savepoint=self.target), f"savepoint {self.target}"
+            request, what = Validate(**self.of_code(), savepoint=self.target), f"savepoint {self.target}"
         else:
-            request, what = Validate(checkpoint=str(plan.checkpoint)), f"checkpoint {plan.checkpoint}"
+            request, what = Validate(**self.of_code(), checkpoint=str(plan.checkpoint)), f"checkpoint {plan.checkpoint}"
         found = self.run_driver(request)
         if not found["success"]:
             findings = "\n".join(f"- {finding}" for finding in found["findings"])
@@ -302,9 +302,9 @@ class RestoreStateOperator(DriverOperator):
             raise failure_of(error, self.pipeline_dag_id) from error
 
     def _restore_savepoint(self, context: Any, folder: str) -> int:
-        from cairn.driver.driver_protocol import RestoreSavepoint
+        from cairn.requests import RestoreSavepoint
 
-        request = RestoreSavepoint(savepoint=folder, claim=self.claim, attempt=self._attempt(context))
+        request = RestoreSavepoint(**self.of_code(), savepoint=folder, claim=self.claim, attempt=self._attempt(context))
         return int(self.run_driver(request)["checkpoint"])
 
     def _attempt(self, context: Any) -> str:

@@ -74,9 +74,13 @@ class SavepointOperator(DriverOperator):
         _, end = data_interval(context)
         if not self.is_due_at(end, context["dag"].start_date):
             raise AirflowSkipException(f"savepoints are taken every {self.every}; none is due at {end.isoformat()}")
-        from cairn.driver.driver_protocol import TakeSavepoint
+        from cairn.requests import TakeSavepoint
 
         request = TakeSavepoint(
-            checkpoint=str(self.checkpoint), to=self.to, format=self.format, consolidate=self.consolidate
+            **self.of_code(),
+            checkpoint=str(self.checkpoint),
+            folder=self.to,
+            format=self.format,
+            consolidate=self.consolidate,
         )
         return self.run_driver(request)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
@@ -21,6 +20,7 @@ from cairn_operators.task_outputs import push_outputs
 
 DEPLOY = ("ask, from the next interval on", "ask, for the past too", "no")
 _AGREED_KEY = "cairn_deploy_agreed"
+_SHOWN_LINES = 60
 
 _DOC = """Runs intervals with other code beside production, shows what the code changes, and deploys the code if a person agrees.
 
@@ -92,19 +92,24 @@ class TryCodeOperator(DriverOperator):
             AirflowException: Storage, Spark or user code failed, and a retry may help.
             AirflowFailException: An argument is invalid, or a retry can't help.
         """
-        from cairn.driver.driver_protocol import Try
+        from cairn.requests import TryCode
 
         first, last = day_or_instant("first", self.first), day_or_instant("last", self.last)
-        request = Try(
+        request = TryCode(
+            **self.of_code(),
             first=first,
             last=last,
             every=self.every,
-            keep=self.keep,
-            name=self.pipeline_name,
-            trial=self.trial.strip() or None,
-            key=tuple(filter(None, map(str.strip, self.key.split(",")))),
+            keep_for=self.keep,
+            name=self.trial.strip() or None,
+            compare=True,
+            match=tuple(filter(None, map(str.strip, self.key.split(",")))),
         )
         result = self.run_driver(request)
+        # A person reads the comparison in an XCom, so it has at most 60 lines; the log has all of them.
+        lines = result.pop("comparison")
+        shown = lines if len(lines) <= _SHOWN_LINES else [*lines[:_SHOWN_LINES], "the rest is in the log of this task"]
+        result |= {"trial": result["name"], "comparison": "\n".join(shown)}
         push_outputs(context, trial=result["trial"], comparison=result["comparison"])
         return result
 
@@ -208,28 +213,11 @@ class DeployTrialOperator(DriverOperator):
         self.log.info("waiting, without a worker slot, for a person to answer under Required Actions in the UI")
 
     def _deploy(self, context: Any) -> dict[str, Any]:
-        from cairn.driver.driver_protocol import COMMITTED, Deploy
+        from cairn.requests import DeployTrial
 
-        committed: list[dict[str, Any]] = []
-
-        def line(text: str) -> None:
-            if text.startswith(COMMITTED):
-                committed.append(json.loads(text.removeprefix(COMMITTED)))
-            else:
-                self.log.info("%s", text)
-
-        request = Deploy(name=self.pipeline_name, trial=self.trial, past=self.how == DEPLOY[1])
-        done = self.run_driver(request, on_line=line)
+        request = DeployTrial(**self.of_code(), name=str(self.trial), past=self.how == DEPLOY[1])
+        done, committed = self.run_and_collect(request)
         tell_asset(context, self.alias, self.asset, committed)
-        if done["back"]:
-            self.log.info(
-                "to undo the deployment, put the old code back into the DAG and restore its state:\n%s", done["back"]
-            )
-        self.log.info(
-            "next: give the DAG of %s the new code (pipeline=%s) before the next interval runs",
-            self.pipeline_name,
-            self.pipeline,
-        )
         return done
 
     def _question(self) -> str:

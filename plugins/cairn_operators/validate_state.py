@@ -92,15 +92,16 @@ class ValidateStateOperator(DriverOperator):
             AirflowException: Storage or Spark failed, and a retry may help.
             AirflowFailException: Validation refused the target, or a retry can't help.
         """
-        from cairn.driver.driver_protocol import Validate
+        from cairn.requests import Validate
 
         full = self.mode == "full" or (self.full_every is not None and _is_due(context, self.full_every))
         expects = self.expectations_every is None or _is_due(context, self.expectations_every)
         request = Validate(
+            **self.of_code(),
             checkpoint="latest" if self.checkpoint is None else str(self.checkpoint),
             attempt=None if self.attempt is None else str(self.attempt),
             savepoint=self.savepoint,
-            mode="full" if full else "fast",
+            fast=not full,
             docs=self.docs_dir,
             without_expectations=not expects,
         )
@@ -140,7 +141,7 @@ class ValidateStateOperator(DriverOperator):
         from state_backend.values.airflow_commands import with_command
         from state_backend.values.errors import Rerun
 
-        published = "\n".join(f"- {one}" for one in result.get("published", ()))
+        published = "\n".join(f"- {one['interval']} (checkpoint {one['id']})" for one in result.get("published", ()))
         text = (
             f"{head}The checkpoint is quarantined: no interval starts from it. Published output that depends on it:\n"
             f"{published or '- none'}\nRemove the cause. Then clear the process tasks of this run and of later runs with "

@@ -21,8 +21,8 @@ class Variable(StrEnum):
     CODE = "CAIRN_CODE", "", "place of a pipeline's declaration, as `module:NAME`; `--code` of the commands"
     SPARK = (
         "CAIRN_SPARK",
-        "local[2]",
-        "address of Spark, `sc://host:port` or a master; `--spark` of the commands. `savepoint` and `restore` take `local[*]` without it",
+        "local[*]",
+        "address of Spark, `sc://host:port` or a master; `--spark` of the commands",
     )
     AIRFLOW = "CAIRN_AIRFLOW", "http://127.0.0.1:8080", "address of Airflow, for `cairn backfill` and `cairn heal`"
     AIRFLOW_TOKEN = (

@@ -11,11 +11,11 @@ from typing import Any
 from zoneinfo import ZoneInfo
 
 import pytest
+from cairn.driver.driver_protocol import Call, Process
 from typer.testing import CliRunner
 
 from cairn.command.cli import app
 from cairn.driver import driver
-from cairn.driver.driver_protocol import Call, Process
 from cairn.operations import process_interval
 from cairn.operations.first_start import with_choices
 from cairn.pipeline import Pipeline

@@ -16,12 +16,12 @@ from typing import Any
 import pytest
 import typer
 from airflow.sdk.exceptions import AirflowException
+from cairn.driver.driver_protocol import Call, Validate, to_arguments
 from typer.testing import CliRunner
 
 from cairn.command.cli import app, main
 from cairn.command.exit_codes import exit_codes
 from cairn.driver import driver_host
-from cairn.driver.driver_protocol import Call, Validate, to_arguments
 from cairn.operations.read_source import read_source
 from cairn.spark.local_server_secret import checked_token
 from cairn.spark.session import _with_token

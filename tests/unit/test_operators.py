@@ -42,10 +42,10 @@ from airflow.sdk.exceptions import (
 )
 from airflow.sdk.execution_time.task_runner import _serialize_rendered_fields
 from airflow.serialization.serialized_objects import DagSerialization
+from cairn.driver.driver_protocol import Process, Range, TakeSavepoint, Validate, parse_call
 from moto import mock_aws
 
 import cairn_operators
-from cairn.driver.driver_protocol import Process, Range, TakeSavepoint, Validate, parse_call
 from cairn.pipeline import Interval
 from cairn_operators import (
     CheckpointOperator,

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 from airflow.sdk.exceptions import AirflowFailException, TaskAwaitingInput
-
 from cairn.driver.driver_protocol import RestoreSavepoint, Validate
+
 from cairn_operators import RestoreStateOperator, restore_pipeline
 from cairn_operators.restore_state import parse_target
 from state_backend.adapters.local_storage import LocalStorage

@@ -14,6 +14,7 @@ from zoneinfo import ZoneInfo
 
 import pytest
 from airflow.sdk import DAG, CronDataIntervalTimetable, CronTriggerTimetable, DeltaDataIntervalTimetable
+from cairn.driver.driver_protocol import Call, Process, parse_call, to_arguments
 from dateutil.relativedelta import relativedelta
 from pendulum import timezone
 from typer.testing import CliRunner
@@ -22,7 +23,6 @@ import cairn
 from cairn.command.cli import app
 from cairn.command.heal import following_interval
 from cairn.command.run import _Asked
-from cairn.driver.driver_protocol import Call, Process, parse_call, to_arguments
 from cairn.operations.plan_heal import health_of
 from cairn.operations.plan_range import named_intervals
 from cairn.pipeline import Pipeline

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException, TaskAwaitingInput
+from cairn.driver.driver_protocol import COMMITTED, Deploy, Try
 
 from cairn import testing
 from cairn.driver import driver
-from cairn.driver.driver_protocol import COMMITTED, Deploy, Try
 from cairn.operations.coordinator_of import coordinator_of
 from cairn_operators import DeployTrialOperator, TryCodeOperator, trial_pipeline
 from cairn_operators.ask_person import as_markdown

@@ -15,9 +15,9 @@ import typer
 from cairn.command.airflow_rest import AirflowRest
 from cairn.command.heal_in_airflow import InAirflow
 from cairn.command.open_spark import open_spark
+from cairn.command.options import LOCAL_SPARK
 from cairn.command.progress import Stopped
 from cairn.command.repair_command import ran_here
-from cairn.command.run import LOCAL_SPARK, interval_length
 from cairn.operations.doubtful_reads import doubtful_results, refuse_doubtful
 from cairn.operations.plan_heal import (
     Adopt,
@@ -31,10 +31,12 @@ from cairn.operations.plan_heal import (
     health_of,
     plan_heal,
 )
+from cairn.operations.plan_range import boundaries_of
 from state_backend.adapters.open_storage import join_url, open_storage
 from state_backend.checkpoint.coordinator import Coordinator
 from state_backend.checkpoint.log import Log, read_log
 from state_backend.checkpoint.trials import check_no_trial
+from state_backend.inspection.checkpoint_names import parse_duration
 from state_backend.ports.storage import Storage
 from state_backend.values.airflow_commands import backfill_command, heal_command
 from state_backend.values.day_or_instant import last_instant, needs_zone
@@ -324,7 +326,7 @@ class _Here:
         silent: bool,
         on_done: Callable[[Interval], None],
     ) -> None:
-        from cairn.command.state_commands import load_code
+        from cairn.command.terminal import load_code
 
         self.pipeline = load_code(code)
         if self.pipeline.name != name:
@@ -343,10 +345,8 @@ class _Here:
         """Read the log, and return the next steps."""
         log = read_log(self.storage)
         health = health_of(log)
-        newest = max((kept.interval for kept in log.kept), key=lambda i: i.end, default=None)
-        schedule = self._schedule(log)
-        if schedule is None:
-            schedule = schedule_of(interval_length(self.pipeline.name, newest, self.every), "UTC")
+        rule = boundaries_of(self.pipeline, log, None if self.every is None else parse_duration(self.every))
+        schedule = schedule_of(rule, "UTC") if isinstance(rule, timedelta) else rule
         begin = self.pipeline.start if health.good_until is None else health.base_before(health.good_until)
         calendar: list[Interval] = []
         while begin <= self.last:

@@ -37,6 +37,8 @@ States = Annotated[
     list[str] | None, typer.Option("--state", help="Only this state; $timers for the timers; may be repeated.")
 ]
 Code = Annotated[str, typer.Option(envvar=Variable.CODE, help="module:NAME of the Pipeline, as in its DAG.")]
+# Spark of a command, if neither `--spark` nor CAIRN_SPARK names another.
+LOCAL_SPARK = Variable.SPARK.default
 Spark = Annotated[str, typer.Option(envvar=Variable.SPARK, help="URL of Spark: sc://host:port, local[2], spark://...")]
 Dag = Annotated[str | None, typer.Option(help="Id of the pipeline's DAG; left out: the pipeline's name.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON value instead of text.")]

@@ -9,7 +9,8 @@ import typer
 
 from cairn.command.options import Json, Pipeline, Root, open_log
 from cairn.command.printing import print_json, print_text
-from cairn.command.state_commands import load_code, start_of
+from cairn.command.state_commands import start_of
+from cairn.command.terminal import load_code
 from cairn.pipeline import Pipeline as Declaration
 from cairn.sinks.table_sink import Publication, TableSink, owner_of, published_output
 from state_backend.adapters.open_storage import join_url, open_storage

@@ -20,7 +20,7 @@ from cairn.command.exit_codes import FINDINGS
 from cairn.command.open_spark import open_spark
 from cairn.command.options import Code, ExpectedPipeline, Json, Root, Spark
 from cairn.command.printing import print_json, print_text
-from cairn.command.state_commands import load_named
+from cairn.command.terminal import load_named
 from state_backend.inspection.describe import plain
 from state_backend.inspection.state_diff import describe_change
 from state_backend.values.errors import UsageError

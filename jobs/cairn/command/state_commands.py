@@ -8,20 +8,19 @@ from __future__ import annotations
 
 import json
 import shlex
-import sys
 import uuid
 from contextlib import AbstractContextManager, nullcontext
 from datetime import datetime
-from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
-from cairn.command.open_spark import open_spark
-from cairn.command.options import Code, Dag, DryRun, ExpectedPipeline, Json, Root, Spark
-from cairn.command.progress import progress
+from cairn.command.options import LOCAL_SPARK, Dag, DryRun, Json, Root, Spark
+from cairn.command.printing import print_json
 from cairn.command.repair_command import code_of, repair_command
 from cairn.command.stop_dag import AirflowCli, commit_prepared, stopped
+from cairn.command.terminal import Terminal
+from cairn.requests import RestoreSavepoint, TakeSavepoint
 from state_backend.adapters.open_storage import join_url, open_storage
 from state_backend.checkpoint.coordinator import Coordinator
 from state_backend.checkpoint.rewind import fork as fork_state
@@ -31,13 +30,9 @@ from state_backend.checkpoint.trials import check_no_trial
 from state_backend.inspection.checkpoint_names import parse_checkpoint, parse_duration
 from state_backend.values.environment import Variable
 from state_backend.values.errors import UsageError
-from state_backend.values.human_units import size
 from state_backend.values.intervals import format_instant, to_ms
 from state_backend.values.marks import Savepoint
 from state_backend.values.records import Permissions, Record, RunRef
-
-if TYPE_CHECKING:
-    from cairn.pipeline import Pipeline
 
 AllowStale = Annotated[bool, typer.Option("--allow-stale", help="Accept a stale checkpoint.")]
 AllowQuarantined = Annotated[
@@ -45,95 +40,51 @@ AllowQuarantined = Annotated[
 ]
 
 
-class Format(StrEnum):
-    """Values of `--format`: how a savepoint is stored."""
-
-    native = "native"
-    canonical = "canonical"
-
-
-class ClaimMode(StrEnum):
-    """Values of `--claim`: CLAIM deletes the savepoint after the restore, NO_CLAIM leaves it."""
-
-    NO_CLAIM = "NO_CLAIM"
-    CLAIM = "CLAIM"
-
-
-def load_named(code: str, name: str | None) -> Any:
-    """Load a pipeline, and check its name."""
-    pipeline = load_code(code)
-    if name is not None and name != pipeline.name:
-        raise UsageError(
-            f"--pipeline (or CAIRN_PIPELINE) is {name!r}, but {code} is named {pipeline.name!r}; make them the same"
-        )
-    return pipeline
-
-
 def savepoint(
-    root: Root,
-    code: Code,
-    to: Annotated[str, typer.Option(help="URL of a new folder for the savepoint.")],
-    pipeline: ExpectedPipeline = None,
-    checkpoint: Annotated[str, typer.Option(help="latest, an id, or an interval's end with its time zone.")] = "latest",
-    format_: Annotated[
-        Format, typer.Option("--format", help="native: compacted SSTs. canonical: Parquet.")
-    ] = Format.native,
-    consolidate: Annotated[
-        bool,
-        typer.Option("--consolidate", help="First rewrite the checkpoint itself without deleted and replaced entries."),
-    ] = False,
+    request: TakeSavepoint,
     stop: Annotated[
         bool,
         typer.Option("--stop", help="First pause the pipeline's DAG, and leave it paused; needs the airflow command."),
     ] = False,
     dag: Dag = None,
     timeout: Annotated[str, typer.Option(help="How long --stop waits for running tasks: 90s, 30m.")] = "30m",
-    spark: Spark = "local[*]",
+    spark: Spark = LOCAL_SPARK,
     dry_run: DryRun = False,
     as_json: Json = False,
 ) -> int:
     """Copy a checkpoint into a folder of its own, which needs no other file and which retention never deletes."""
-    if stop and checkpoint != "latest":
+    if stop and request.checkpoint != "latest":
         raise UsageError(
-            f"--stop saves the newest checkpoint, not checkpoint {checkpoint}; leave out --stop or --checkpoint"
+            f"--stop saves the newest checkpoint, not checkpoint {request.checkpoint}; leave out --stop or --checkpoint"
         )
-    check_no_trial(root, "savepoint")
+    check_no_trial(request.root, "savepoint")
     timeout_s = parse_duration(timeout).total_seconds()
-    owner = load_named(code, pipeline)
-    from cairn.operations.take_savepoint import (
-        check_destination,
-        check_free,
-        consolidate_checkpoint,
-        describe_savepoint,
-        take_savepoint,
-    )
-    from cairn.spark.task_progress import task_progress
+    from cairn.operations.take_savepoint import carry_out_savepoint, check_destination, check_free
 
-    folder = join_url(root, owner.name)
-    coordinator = Coordinator(open_storage(folder), owner.name)
-    check_destination(folder, to, format_)
-    check_free(to)
+    place = Terminal(spark, silent=as_json)
+    owner = place.load(request)
+    folder = join_url(request.root, owner.name)
+    coordinator, dag = Coordinator(open_storage(folder), owner.name), dag or owner.name
+    check_destination(folder, request.folder, request.format)
+    check_free(request.folder)
     if dry_run:
-        said = _would_take(coordinator.record(parse_checkpoint(checkpoint)), to, format_, dag or owner.name, stop)
+        said = _would_take(request, coordinator.record(parse_checkpoint(request.checkpoint)), dag if stop else None)
         return _say(
             said,
-            f"would write checkpoint {said['checkpoint']} of {said['interval']} ({said['entries']:,} entries) to {to}",
+            f"would write checkpoint {said['checkpoint']} of {said['interval']} ({said['entries']:,} entries) to {request.folder}",
             as_json,
         )
     at_rest: AbstractContextManager[tuple[str, ...]] = nullcontext(())
     if stop:
-        at_rest = stopped(AirflowCli(), dag or owner.name, timeout_s=timeout_s)
+        at_rest = stopped(AirflowCli(), dag, timeout_s=timeout_s)
     with at_rest as runs:
         committed = commit_prepared(coordinator, runs)
-        record = coordinator.record(parse_checkpoint(checkpoint))
-        session = open_spark(spark, f"cairn {owner.name} savepoint", silent=as_json)
-        if consolidate:
-            record = consolidate_checkpoint(session, owner, root, record)
-        with progress("copying", "shards") as on_progress, task_progress(session, on_progress):
-            taken = take_savepoint(session, owner, folder, record, to, format_.value)
-    said = describe_savepoint(taken, to) | {"paused": (dag or owner.name) if stop else None, "committed": committed}
-    text = f"{format_} savepoint of checkpoint {record.id} of {record.content.interval}: {said['files']} files, {size(said['bytes'])} in {to}"
-    return _say(said, text + (f"\nDAG {said['paused']} is paused" if stop else ""), as_json)
+        said = carry_out_savepoint(request, place)
+    if as_json:
+        return print_json(said | {"paused": dag if stop else None, "committed": committed})
+    if stop:
+        typer.echo(f"DAG {dag} is paused")
+    return 0
 
 
 def restore(
@@ -150,8 +101,8 @@ def restore(
     ] = None,
     dag: Dag = None,
     claim: Annotated[
-        ClaimMode, typer.Option(help="CLAIM deletes the savepoint after the restore.")
-    ] = ClaimMode.NO_CLAIM,
+        Literal["NO_CLAIM", "CLAIM"], typer.Option(help="CLAIM deletes the savepoint after the restore.")
+    ] = "NO_CLAIM",
     retract_output: Annotated[
         bool,
         typer.Option(
@@ -162,7 +113,7 @@ def restore(
     yes: Annotated[bool, typer.Option("--yes", help="Agree that --checkpoint discards later checkpoints.")] = False,
     allow_stale: AllowStale = False,
     allow_quarantined: AllowQuarantined = False,
-    spark: Spark = "local[*]",
+    spark: Spark = LOCAL_SPARK,
     dry_run: DryRun = False,
     as_json: Json = False,
 ) -> int:
@@ -179,20 +130,19 @@ def restore(
     if code is None:
         raise UsageError("--savepoint also needs --code module:NAME, the pipeline that gets the state")
     assert from_savepoint is not None
-    into = load_code(code)
-    from cairn.operations.restore_savepoint import plan_restore_savepoint, restore_savepoint
+    from cairn.operations.restore_savepoint import carry_out_restore, plan_restore_savepoint
 
+    request = RestoreSavepoint(root=root, code=code, savepoint=from_savepoint, claim=claim)
+    place = Terminal(spark, silent=as_json)
     if dry_run:
-        said = plan_restore_savepoint(into, root, from_savepoint, claim=claim.value)
+        said = plan_restore_savepoint(place.load(request), root, from_savepoint, claim=claim)
         stale = ", ".join(str(row["id"]) for row in said["discards"]) or "none"
         text = (
             f"would restore {said['entries']:,} entries as the state at {said['end']}; checkpoints made stale: {stale}"
         )
         return _say(said, text, as_json)
-    session = open_spark(spark, f"cairn {into.name} restore", silent=as_json)
-    record = restore_savepoint(session, into, root, from_savepoint, claim=claim.value)
-    said = _restored(record)
-    return _say(said, f"checkpoint {record.id}: {said['entries']:,} entries, the state at {said['end']}", as_json)
+    said = carry_out_restore(request, place)
+    return print_json(said) if as_json else 0
 
 
 def _rewind(
@@ -322,7 +272,7 @@ def fork(
 # --- shared parts -----------------------------------------------------------------------------------------------------
 
 
-def _would_take(record: Record, to: str, format: str, dag: str, stop: bool) -> dict[str, Any]:
+def _would_take(request: TakeSavepoint, record: Record, paused: str | None) -> dict[str, Any]:
     totals = record.content.totals
     return {
         "dry_run": True,
@@ -331,30 +281,10 @@ def _would_take(record: Record, to: str, format: str, dag: str, stop: bool) -> d
         "end": format_instant(record.content.interval.end),
         "entries": totals.entries,
         "bytes": totals.state_bytes,
-        "savepoint": to,
-        "format": str(format),
-        "would_pause": dag if stop else None,
+        "savepoint": request.folder,
+        "format": request.format,
+        "would_pause": paused,
     }
-
-
-def _restored(record: Record) -> dict[str, Any]:
-    content = record.content
-    return {
-        "checkpoint": record.id,
-        "end": format_instant(content.interval.end),
-        "entries": content.totals.entries,
-        "bytes": content.totals.state_bytes,
-        "restored_from": content.restored_from,
-    }
-
-
-def load_code(code: str) -> Pipeline:
-    """Load the pipeline that `module:NAME` names. Modules of the current folder can be imported."""
-    from cairn.driver.load_pipeline import load_pipeline
-
-    if "" not in sys.path:
-        sys.path.insert(0, "")  # Import modules of the current folder, as `python -m` does.
-    return load_pipeline(code)
 
 
 def _id_of(coordinator: Coordinator, which: str) -> int:

@@ -6,18 +6,16 @@ needs no Spark. `quarantine` needs no Spark.
 
 from __future__ import annotations
 
-from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from cairn.command.exit_codes import FINDINGS
-from cairn.command.open_spark import open_spark
-from cairn.command.options import Code, Dag, DryRun, ExpectedPipeline, Json, Pipeline, Root, Spark
+from cairn.command.options import LOCAL_SPARK, Dag, DryRun, Json, Pipeline, Root, Spark
 from cairn.command.printing import print_json, print_text
 from cairn.command.repair_command import repair_command
-from cairn.command.state_commands import load_named
+from cairn.command.terminal import Terminal
+from cairn.requests import Validate
 from state_backend.adapters.open_storage import join_url, open_storage
 from state_backend.checkpoint.coordinator import Coordinator
 from state_backend.checkpoint.log import Log
@@ -25,68 +23,32 @@ from state_backend.checkpoint.quarantine_consequences import Consequences, plan_
 from state_backend.inspection.checkpoint_names import parse_checkpoint
 from state_backend.inspection.describe import state_of
 from state_backend.values.errors import UsageError
-from state_backend.values.human_units import plural
 from state_backend.values.records import Record
-
-if TYPE_CHECKING:
-    from cairn.operations.validate import Validation
 
 Which = Annotated[str, typer.Argument(help="latest, an id, or an interval's end with its time zone.")]
 
 
-def validate(
-    root: Root,
-    code: Code,
-    checkpoint: Which = "latest",
-    pipeline: ExpectedPipeline = None,
-    fast: Annotated[bool, typer.Option("--fast", help="Check files only; needs no Spark.")] = False,
-    docs: Annotated[str | None, typer.Option(help="Folder for Data Docs; left out: none are written.")] = None,
-    dag: Dag = None,
-    spark: Spark = "local[*]",
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Mark the checkpoint neither as valid nor as refused.")
-    ] = False,
-    as_json: Json = False,
-) -> int:
+def validate(request: Validate, dag: Dag = None, spark: Spark = LOCAL_SPARK, as_json: Json = False) -> int:
     """Validate a checkpoint: files, restored state, and the expectations of the pipeline's code.
 
     A checkpoint with findings is quarantined.
     """
-    owner = load_named(code, pipeline)
-    from cairn.operations.validate import validate_checkpoint
-    from cairn.spark.session import SessionOnDemand
+    from cairn.operations.validate import carry_out_validation
 
-    storage = open_storage(join_url(root, owner.name))
-    coordinator = Coordinator(storage, owner.name)
-    record = coordinator.record(parse_checkpoint(checkpoint))
-    opens = partial(open_spark, spark, f"cairn {owner.name} validate", own_workers=True, silent=as_json)
-    found = validate_checkpoint(
-        None if fast else SessionOnDemand(opens),
-        owner,
-        root,
-        record,
-        mode="fast" if fast else "full",
-        docs=None if docs is None else Path(docs),
-        mark=not dry_run,
-    )
-    refused = not found.success and not dry_run
-    log = coordinator.log()
-    costs = plan_consequences(log, record.id) if refused else None
-    command = _repair(log, costs, root=root, pipeline=owner.name, dag=dag, code=code)
+    place = Terminal(spark, silent=as_json)
+    said = carry_out_validation(request, place)
+    command = None
+    if said["quarantined"]:
+        pipeline = place.load(request).name
+        coordinator = Coordinator(open_storage(join_url(request.root, pipeline)), pipeline)
+        log, record = coordinator.log(), coordinator.record(said["checkpoint"])
+        costs = plan_consequences(log, record.id)
+        command = _repair(log, costs, root=request.root, pipeline=pipeline, dag=dag, code=request.code)
+        if not as_json:
+            _print_refusal(record, costs, command)
     if as_json:
-        said = _described(found, quarantined=refused, dry_run=dry_run)
-        print_json(said | _costs(costs, command))
-        return 0 if found.success else FINDINGS
-    for line in (*found.table(), *(f"finding: {finding}" for finding in found.findings)):
-        print_text(line)
-    verdict = "no findings" if found.success else plural(len(found.findings), "finding")
-    checked = "files" if fast else f"files, restored state and {found.expectations} expectations"
-    print_text(f"{found.what}: {checked} checked, {verdict}")
-    if found.docs is not None:
-        print_text(f"Data Docs: {found.docs}")
-    if costs is not None:
-        _print_refusal(record, costs, command)
-    return 0 if found.success else FINDINGS
+        print_json(said | {"command": command})
+    return 0 if said["success"] else FINDINGS
 
 
 def quarantine(
@@ -175,20 +137,6 @@ def _print_refusal(record: Record, costs: Consequences, command: str | None, *, 
         print_text(f"  {published} (checkpoint {checkpoint_id})")
     if command is not None:
         print_text(f"to compute it again, run:\n{command}")
-
-
-def _described(found: Validation, *, quarantined: bool, dry_run: bool) -> dict[str, Any]:
-    return {
-        "checkpoint": found.checkpoint_id,
-        "mode": found.mode,
-        "success": found.success,
-        "dry_run": dry_run,
-        "quarantined": quarantined,
-        "findings": list(found.findings),
-        "entries": found.entries,
-        "expectations": found.expectations,
-        "docs": found.docs,
-    }
 
 
 def _costs(costs: Consequences | None, command: str | None) -> dict[str, Any]:

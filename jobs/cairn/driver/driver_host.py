@@ -97,7 +97,7 @@ def _compute_once() -> None:
     They are the codecs' adapters, the parser of the command line, the version of Cairn's sources, and the versions of
     packages that pipelines often import.
     """
-    from cairn.driver.driver_protocol import parser_of
+    from cairn.driver.driver import parser
     from cairn.shipping.distributions import distribution_of
     from cairn.shipping.ship_processor import runtime_version
     from cairn.shipping.user_modules import is_runtime
@@ -106,7 +106,7 @@ def _compute_once() -> None:
     build_adapters()
     runtime_version()
     is_runtime(__file__)
-    parser_of("result")
+    parser()
     for name, module in list(sys.modules.items()):
         spec = getattr(module, "__spec__", None)
         often = name.partition(".")[0] in _OFTEN_IMPORTED and name.count(".") < 2

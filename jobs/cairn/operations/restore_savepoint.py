@@ -7,6 +7,8 @@ import uuid
 from typing import TYPE_CHECKING, Any, Literal
 
 from cairn.operations.coordinator_of import coordinator_of
+from cairn.operations.place import Place
+from cairn.requests import RestoreSavepoint
 from cairn.shard_jobs.restore_savepoint import RestoreJob
 from cairn.shard_jobs.run_on_shards import run_on_shards
 from state_backend.adapters.open_storage import join_url, open_storage
@@ -40,6 +42,26 @@ CLAIM_MODES = ("NO_CLAIM", "CLAIM")
 # File names contain task numbers. The first task number of a try is random: the upper 48 of a uuid's 128 bits. So the
 # lower 80 bits are shifted out.
 _BITS_BEHIND_TASK = 80
+
+
+def carry_out_restore(request: RestoreSavepoint, place: Place) -> dict[str, Any]:
+    """Restore the savepoint, and return the new checkpoint."""
+    pipeline = place.load(request)
+    spark = place.connect(pipeline, "restore")
+    record = restore_savepoint(
+        spark, pipeline, request.root, request.savepoint, claim=request.claim, attempt=request.attempt
+    )
+    content = record.content
+    said = {
+        "checkpoint": record.id,
+        "interval": str(content.interval),
+        "end": format_instant(content.interval.end),
+        "entries": content.totals.entries,
+        "bytes": content.totals.state_bytes,
+        "restored_from": content.restored_from,
+    }
+    place.say(f"checkpoint {record.id}: {said['entries']:,} entries, the state at {said['end']}")
+    return said
 
 
 def restore_savepoint(

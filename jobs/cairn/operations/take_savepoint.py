@@ -8,6 +8,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from cairn.operations.coordinator_of import coordinator_of
+from cairn.operations.place import Place
+from cairn.requests import TakeSavepoint
 from cairn.shard_jobs.consolidate import ConsolidationJob
 from cairn.shard_jobs.run_on_shards import run_on_shards
 from cairn.shard_jobs.take_savepoint import SavepointJob
@@ -18,9 +20,11 @@ from state_backend.checkpoint.leases import holding
 from state_backend.checkpoint.newest_state import is_superseded
 from state_backend.checkpoint.savepoints import read_savepoint, remove_leftovers
 from state_backend.formats import paths
+from state_backend.inspection.checkpoint_names import parse_checkpoint
 from state_backend.inspection.verify import offering_intact
 from state_backend.ports.storage import Storage
 from state_backend.values.errors import AlreadyExists, CorruptFile, StateUnusable, UsageError
+from state_backend.values.human_units import size
 from state_backend.values.marks import Savepoint
 from state_backend.values.records import Record, RunRef
 
@@ -32,6 +36,25 @@ if TYPE_CHECKING:
 log = logging.getLogger("cairn")
 
 FORMATS = ("native", "canonical")
+
+
+def carry_out_savepoint(request: TakeSavepoint, place: Place) -> dict[str, Any]:
+    """Take the savepoint, and return its summary."""
+    pipeline = place.load(request)
+    folder = join_url(request.root, pipeline.name)
+    record = coordinator_of(pipeline, request.root).record(parse_checkpoint(request.checkpoint))
+    check_destination(folder, request.folder, request.format)
+    spark = place.connect(pipeline, "savepoint")
+    if request.consolidate:
+        record = consolidate_checkpoint(spark, pipeline, request.root, record)
+    with place.watching(spark):
+        taken = take_savepoint(spark, pipeline, folder, record, request.folder, request.format)
+    said = describe_savepoint(taken, request.folder)
+    place.say(
+        f"{said['format']} savepoint of checkpoint {record.id} of {record.content.interval}: {said['files']} files, "
+        f"{size(said['bytes'])} in {request.folder}"
+    )
+    return said
 
 
 def take_savepoint(

@@ -18,27 +18,32 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from cairn.operations.checks import Check
 from cairn.operations.checks_page import checks_page, page_path, relative_link, write_page
 from cairn.operations.evaluate_expectations import Compared, Declared, Engines, evaluate
 from cairn.operations.expectation_suites import declared
+from cairn.operations.place import Place
+from cairn.requests import Validate
 from cairn.spark.session import SessionOnDemand, open_now
 from state_backend.adapters.open_storage import join_url, open_storage
 from state_backend.adapters.work_folders import work_folder
 from state_backend.checkpoint.coordinator import Coordinator
 from state_backend.checkpoint.dropped_checkpoint import check_retained, telling_drops
 from state_backend.checkpoint.leases import holding
+from state_backend.checkpoint.quarantine_consequences import Consequences, plan_consequences
 from state_backend.checkpoint.savepoints import read_savepoint
 from state_backend.formats.paths import interval_name
-from state_backend.inspection.checkpoint_names import find_state
+from state_backend.inspection.checkpoint_names import find_state, parse_checkpoint
 from state_backend.inspection.state_table import StateSource
 from state_backend.inspection.verify import verify_files
 from state_backend.shard.manifest import manifest_of
 from state_backend.state.layout import TIMERS_NAME
 from state_backend.values.errors import UsageError
+from state_backend.values.human_units import plural
 from state_backend.values.marks import CanonicalFile
 from state_backend.values.records import Content, Record, ValidationMode
 
@@ -103,6 +108,67 @@ class Validation:
         lines = [f"{'state':{width}}  {'entries':>13}  {'expectations':>12}  {'failed':>6}"]
         lines += [f"{s.state:{width}}  {s.entries:13,}  {s.expectations:12,}  {s.failed:6,}" for s in self.states]
         return lines
+
+
+def carry_out_validation(request: Validate, place: Place) -> dict[str, Any]:
+    """Validate the target of the request. Return the findings, and what a refused checkpoint affects."""
+    pipeline = place.load(request)
+    coordinator = Coordinator(open_storage(join_url(request.root, pipeline.name)), pipeline.name)
+    # The workers of a validation are not the processes that wrote the state, so they must read storage. The session is
+    # opened only if a step needs Spark.
+    opens = partial(place.connect, pipeline, "validate", own_workers=True)
+    spark = None if request.fast else SessionOnDemand(opens, place.conf)
+    how: dict[str, Any] = {
+        "mode": "fast" if request.fast else "full",
+        "docs": None if request.docs is None else Path(request.docs),
+        "with_expectations": not request.without_expectations,
+    }
+    keys, costs = 0, None
+    if request.attempt is not None:
+        keys = coordinator.load_prepared(request.attempt).content.totals.keys
+        found = validate_attempt(spark, pipeline, request.root, request.attempt, **how)
+    elif request.savepoint is not None:
+        found = validate_savepoint(spark, pipeline, request.savepoint, **how)
+    else:
+        _, record = coordinator.find(parse_checkpoint(request.checkpoint))
+        keys = record.content.totals.keys
+        found = validate_checkpoint(spark, pipeline, request.root, record, mark=not request.dry_run, **how)
+        if not found.success and not request.dry_run:
+            costs = plan_consequences(coordinator.log(), record.id)
+    for line in found.table() if found.states else ():
+        place.say(line)
+    for finding in found.findings:
+        place.say(f"finding: {finding}")
+    verdict = "no findings" if found.success else plural(len(found.findings), "finding")
+    restored = f" restored in processes {', '.join(map(str, found.pids))}" if found.pids else ""
+    place.say(
+        f"{found.what}, {found.mode}: {plural(found.files, 'file')}, {found.entries} entries{restored}, "
+        f"{found.expectations} expectations: {verdict}"
+    )
+    if found.docs is not None:
+        place.say(f"Data Docs: {found.docs}")
+    return {
+        "success": found.success,
+        "what": found.what,
+        "mode": found.mode,
+        "checkpoint": found.checkpoint_id,
+        "dry_run": request.dry_run,
+        "quarantined": costs is not None,
+        "findings": list(found.findings),
+        "files": found.files,
+        "entries": found.entries,
+        "keys": keys,
+        "expectations": found.expectations,
+        "pids": list(found.pids),
+        "docs": found.docs,
+        "published": describe_published(costs),
+        "rerun": None if costs is None or costs.rerun is None else costs.rerun.as_json(),
+    }
+
+
+def describe_published(costs: Consequences | None) -> list[dict[str, Any]]:
+    """Return the intervals whose published output was computed from a refused checkpoint, as JSON values."""
+    return [{"id": n, "interval": str(interval)} for interval, n in ([] if costs is None else costs.published)]
 
 
 def validate_checkpoint(

@@ -1,0 +1,81 @@
+"""Options of a command from the fields of its request, and the request from the options' values."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import MISSING, Field, fields
+from datetime import timedelta
+from functools import wraps
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+
+import typer
+
+from cairn.requests import OfCode, OfPipeline
+from state_backend.inspection.checkpoint_names import parse_duration
+
+
+def with_options(command: Callable[..., int]) -> Callable[..., int]:
+    """Return the command with an option for each field of its request, its first parameter, and with its own other options.
+
+    A command whose first parameter is no request stays as it is.
+    """
+    hints = get_type_hints(command, include_extras=True)
+    (_, own), *others = [(one, hints[one]) for one in inspect.signature(command).parameters] or [("", None)]
+    if not (isinstance(own, type) and issubclass(own, OfCode | OfPipeline)):
+        return command
+    request: type[Any] = own
+    offered = {field.name: field for field in fields(request) if "help" in field.metadata}
+    request_hints = get_type_hints(request)
+    parameters = [_parameter(field, request_hints[name]) for name, field in offered.items()]
+    defaults = inspect.signature(command).parameters
+    parameters += [
+        inspect.Parameter(one, inspect.Parameter.KEYWORD_ONLY, annotation=hint, default=defaults[one].default)
+        for one, hint in others
+    ]
+
+    @wraps(command)
+    def call(**values: Any) -> int:
+        given = {name: _value(request_hints[name], values.pop(name)) for name in offered}
+        return command(request(**given), **values)
+
+    del call.__wrapped__  # Typer would read the signature of `command`.
+    call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    call.__annotations__ = {one.name: one.annotation for one in parameters}
+    return call
+
+
+def _parameter(field: Field[Any], hint: Any) -> inspect.Parameter:
+    told = field.metadata
+    name = told["option"] or f"--{field.name.replace('_', '-')}"
+    default = inspect.Parameter.empty if field.default is MISSING else _shown(field.default)
+    if not name.startswith("--"):
+        kind: Any = typer.Argument(help=told["help"], metavar=name.upper())
+    else:
+        kind = typer.Option(name, help=told["help"], envvar=told["env"] or None, min=told["least"])
+    return inspect.Parameter(
+        field.name, inspect.Parameter.KEYWORD_ONLY, annotation=Annotated[_typed(hint), kind], default=default
+    )
+
+
+def _typed(hint: Any) -> Any:
+    """Return the type by which Typer parses an option."""
+    if get_origin(hint) is tuple:
+        return list[str] | None
+    if timedelta in (hint, *get_args(hint)):
+        return str if hint is timedelta else str | None
+    return hint
+
+
+def _shown(default: Any) -> Any:
+    if isinstance(default, timedelta):
+        return f"{default.days}d" if default == timedelta(days=default.days) else f"{int(default.total_seconds())}s"
+    return None if default == () else default
+
+
+def _value(hint: Any, value: Any) -> Any:
+    if get_origin(hint) is tuple:
+        return tuple(value or ())
+    if timedelta in (hint, *get_args(hint)) and get_origin(hint) is not Literal:
+        return None if value is None else parse_duration(value)
+    return value

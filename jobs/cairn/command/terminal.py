@@ -1,0 +1,100 @@
+"""The terminal as the place of a request: its Spark, and its lines."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+import typer
+
+from cairn.command.open_spark import open_spark
+from cairn.command.progress import progress
+from cairn.operations.place import check_name
+from cairn.pipeline import Interval, Pipeline
+from cairn.requests import OfCode
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from cairn.operations.plan_range import Progress
+    from cairn.operations.run_intervals import Outcome
+
+
+class Terminal:
+    """The place of a request that somebody types.
+
+    `silent`: Print nothing on stdout, for `--json`.
+    """
+
+    conf: Mapping[str, str] = MappingProxyType({})
+
+    def __init__(self, spark: str, *, log: str = "OFF", silent: bool = False) -> None:
+        self._spark, self._log, self._silent = spark, log, silent
+        self._rewrites = sys.stderr.isatty() and not silent
+        self.intervals: Sequence[Interval] = ()
+        self.done = 0
+
+    def load(self, request: OfCode) -> Pipeline:
+        """Load the pipeline that the request names. Modules of the current folder can be imported."""
+        return check_name(load_code(request.code), request)
+
+    def connect(self, pipeline: Pipeline, what: str, *, own_workers: bool = False) -> SparkSession:
+        """Open a session."""
+        app = f"cairn {what} {pipeline.name}"
+        return open_spark(self._spark, app, log=self._log, own_workers=own_workers, silent=self._silent)
+
+    def say(self, text: str) -> None:
+        """Print a line."""
+        if not self._silent:
+            typer.echo(text)
+
+    def planned(self, intervals: Sequence[Interval]) -> None:
+        """Keep the intervals, for the message after Ctrl-C."""
+        self.intervals = intervals
+
+    @contextmanager
+    def watching(self, spark: SparkSession) -> Iterator[None]:
+        """Show how many tasks have ended."""
+        from cairn.spark.task_progress import task_progress
+
+        with progress("copying", "shards") as on_progress, task_progress(spark, on_progress):
+            yield
+
+    def on_outcome(self, outcome: Outcome, progress: Progress) -> None:
+        """Print a line for the interval. On a terminal, a line with the progress follows, which the next line overwrites."""
+        self.done += 1
+        if self._rewrites:
+            sys.stderr.write("\r\x1b[K")
+            sys.stderr.flush()
+        self.say(_line(outcome))
+        if self._rewrites and progress.done < progress.total:
+            sys.stderr.write(str(progress))
+            sys.stderr.flush()
+
+
+def load_code(code: str) -> Pipeline:
+    """Load the pipeline that `module:NAME` names. Modules of the current folder can be imported."""
+    from cairn.driver.load_pipeline import load_pipeline
+
+    if "" not in sys.path:
+        sys.path.insert(0, "")  # Import modules of the current folder, as `python -m` does.
+    return load_pipeline(code)
+
+
+def load_named(code: str, name: str | None) -> Pipeline:
+    """Load a pipeline, and check its name."""
+    return check_name(load_code(code), OfCode(root="", code=code, pipeline=name))
+
+
+def _line(outcome: Outcome) -> str:
+    if outcome.record is None:
+        return f"{outcome.interval}: {outcome.why}"
+    totals = outcome.record.content.totals
+    late = sum(file.rows for file in outcome.record.content.outputs if file.late)
+    return (
+        f"{outcome.interval}: checkpoint {outcome.record.id}, {totals.input_rows:,} rows in, {late:,} of them late, "
+        f"{totals.output_rows:,} out, {totals.entries:,} entries of state and timers"
+    )

@@ -1,0 +1,52 @@
+"""Where a request is carried out: at the terminal of `cairn`, or in a driver of Airflow."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Protocol
+
+from cairn.pipeline import Interval, Pipeline
+from cairn.requests import OfCode
+from state_backend.values.errors import UsageError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from cairn.operations.plan_range import Progress
+    from cairn.operations.run_intervals import Outcome
+
+
+class Place(Protocol):
+    """The code, the Spark and the reader of one request."""
+
+    # Spark's configuration for a session that the request opens.
+    conf: Mapping[str, str]
+
+    def load(self, request: OfCode) -> Pipeline:
+        """Load the pipeline that the request names."""
+
+    def connect(self, pipeline: Pipeline, what: str, *, own_workers: bool = False) -> SparkSession:
+        """Open the session of the request."""
+
+    def say(self, text: str) -> None:
+        """Tell the reader a line."""
+
+    def planned(self, intervals: Sequence[Interval]) -> None:
+        """Take note of the intervals that the request names, before the first one runs."""
+
+    def watching(self, spark: SparkSession) -> AbstractContextManager[None]:
+        """Show the progress of the session's tasks while the context is open."""
+
+    def on_outcome(self, outcome: Outcome, progress: Progress) -> None:
+        """Tell the reader that an interval has its result."""
+
+
+def check_name(pipeline: Pipeline, request: OfCode) -> Pipeline:
+    """Raise `UsageError` if the request expects a pipeline of another name than its code declares."""
+    if request.pipeline not in (None, pipeline.name):
+        raise UsageError(
+            f"the pipeline is expected to be named {request.pipeline!r}, but {request.code} is named {pipeline.name!r}; "
+            "make them the same"
+        )
+    return pipeline

@@ -1,0 +1,235 @@
+"""The parameters of each operation, stated once.
+
+A Python function, a command of `cairn` and an operator of Airflow each take or build a request. A driver reads its request
+as JSON. Help texts and defaults of the command line stand here too: `cairn.command.from_request` makes its options from
+the fields.
+
+The module imports neither Typer nor Spark nor rocksdict: Airflow parses DAGs with it.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import MISSING, asdict, dataclass, field, fields
+from datetime import datetime, timedelta
+from typing import Any, ClassVar, Literal, get_args, get_origin, get_type_hints
+
+from state_backend.values.environment import Variable
+from state_backend.values.records import NO_PERMISSIONS, Permissions, RunRef
+
+# A driver of `ProcessInterval` that has planned its attempt prints a line with this prefix, then JSON with attempt and
+# options.
+BEGUN = "@cairn begun "
+# A driver of `RunRange` or `DeployTrial` that has committed an interval prints a line with this prefix, then JSON for the
+# asset's event.
+COMMITTED = "@cairn committed "
+
+
+def parameter(text: str, default: Any = MISSING, *, option: str = "", env: str = "", least: int | None = None) -> Any:
+    """Return a field that the command line offers as an option.
+
+    `option`: Name of the option; empty: the field's name. A name without dashes makes a positional argument.
+    """
+    return field(default=default, metadata={"help": text, "option": option, "env": env, "least": least})
+
+
+@dataclass(frozen=True, kw_only=True)
+class OfPipeline:
+    """Request about a pipeline whose code is not needed."""
+
+    command: ClassVar[str]
+
+    root: str = parameter("URL of the folder that holds all pipelines, as in file:///data/state.", env=Variable.ROOT)
+    pipeline: str = parameter("Name of the pipeline.", env=Variable.PIPELINE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OfCode:
+    """Request that needs the pipeline's code."""
+
+    command: ClassVar[str]
+
+    root: str = parameter("URL of the folder that holds all pipelines, as in file:///data/state.", env=Variable.ROOT)
+    code: str = parameter("module:NAME of the Pipeline, as in its DAG.", env=Variable.CODE)
+    pipeline: str | None = parameter("Expected name of the pipeline; not needed.", None, env=Variable.PIPELINE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProcessInterval(OfCode):
+    """Request of an operator: compute one interval, up to *prepared*."""
+
+    command: ClassVar[str] = "interval"
+
+    run: RunRef
+    start: datetime
+    end: datetime
+    attempt: str
+    mode: str = "incremental"
+    # `{"attempt": ID, "options": {NAME: TEXT}}` of an earlier try of this run; None if there is no earlier try. The
+    # options are settings that decide the result. If nothing changed, the driver computes nothing, and returns that
+    # attempt.
+    earlier: dict[str, Any] | None = None
+    committed: bool = False
+    # The DAG's schedule, encoded. The driver checks that the pipeline declares no other one. None skips the check.
+    schedule: dict[str, Any] | None = None
+    newest_first: bool = False
+    permissions: Permissions = NO_PERMISSIONS
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunRange(OfCode):
+    """Request to compute and commit intervals in their order."""
+
+    command: ClassVar[str] = "run"
+
+    first: str | None = parameter(
+        "A day, as in 2024-01-04, or the start of the first interval; left out: the newest interval's end.",
+        None,
+        option="--from",
+    )
+    last: str | None = parameter(
+        "A day, or the start of the last interval; included. With --from, intervals whose code and input are unchanged "
+        "keep their results.",
+        None,
+        option="--to",
+    )
+    count: int = parameter("Without --to: number of intervals, all computed.", 1, least=1)
+    every: timedelta | None = parameter(
+        "Length of an interval, as in 1h or 1d; left out: the pipeline's schedule, or the length of the newest interval.",
+        None,
+    )
+    reprocess: Literal["changed", "none", "all"] = parameter(
+        "Which intervals up to --to that have a result to compute again: changed (code or input differs now), none, all.",
+        "changed",
+    )
+    replace_overlapping: bool = parameter("Replace output of overlapping intervals with other boundaries.", False)
+    dry_run: bool = parameter("Print what would be done; do nothing.", False)
+    mode: str = "incremental"
+    permissions: Permissions = NO_PERMISSIONS
+    # The Airflow run that asks; None: the command line.
+    run: RunRef | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class TryCode(OfCode):
+    """Request to run intervals with other code beside production."""
+
+    command: ClassVar[str] = "try"
+
+    first: str = parameter("A day, as in 2024-01-04, or the start of the first interval.", option="--from")
+    last: str = parameter("A day, or the start of the last interval; included.", option="--to")
+    every: timedelta | None = parameter(
+        "Length of an interval, as in 1h or 1d; left out: the pipeline's schedule.", None
+    )
+    name: str | None = parameter("Name of the trial; left out: made from its start and code.", None)
+    savepoint: str | None = parameter("Begin from this native savepoint instead of production's state.", None)
+    keep_for: timedelta = parameter("How long the trial stays before a sweep removes it: 12h, 3d.", timedelta(days=3))
+    # True also compares the trial with production; `match` names the columns that identify an output row.
+    compare: bool = False
+    match: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeployTrial(OfCode):
+    """Request to take over the code of a trial."""
+
+    command: ClassVar[str] = "deploy"
+
+    name: str | None = parameter("Name of the trial; left out: the pipeline's only trial.", None, option="trial")
+    past: bool = parameter(
+        "Run the trial's intervals again in production; commit only results equal to the trial's.", False
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TakeSavepoint(OfCode):
+    """Request to copy a checkpoint to a new folder."""
+
+    command: ClassVar[str] = "savepoint"
+
+    folder: str = parameter("URL of a new folder for the savepoint.")
+    checkpoint: str = parameter("latest, an id, or an interval's end with its time zone.", "latest")
+    format: Literal["native", "canonical"] = parameter("native: compacted SSTs. canonical: Parquet.", "native")
+    consolidate: bool = parameter("First rewrite the checkpoint itself without deleted and replaced entries.", False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RestoreSavepoint(OfCode):
+    """Request to make a savepoint the state of the pipeline."""
+
+    command: ClassVar[str] = "restore"
+
+    savepoint: str = parameter("URL of the savepoint's folder.")
+    claim: Literal["NO_CLAIM", "CLAIM"] = parameter("CLAIM deletes the savepoint after the restore.", "NO_CLAIM")
+    # A uuid, the same in every try. A second try completes the first one. None for a new uuid.
+    attempt: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Validate(OfCode):
+    """Request to validate a checkpoint, a prepared attempt or a savepoint."""
+
+    command: ClassVar[str] = "validate"
+
+    checkpoint: str = parameter(
+        "latest, an id, or an interval's end with its time zone.", "latest", option="checkpoint"
+    )
+    fast: bool = parameter("Check files only; needs no Spark.", False)
+    docs: str | None = parameter("Folder for Data Docs; left out: none are written.", None)
+    dry_run: bool = parameter("Mark the checkpoint neither as valid nor as refused.", False)
+    # Id of a prepared attempt; None validates something else.
+    attempt: str | None = None
+    # URL of a savepoint's folder; None validates something else.
+    savepoint: str | None = None
+    without_expectations: bool = False
+
+
+Request = ProcessInterval | RunRange | TryCode | DeployTrial | TakeSavepoint | RestoreSavepoint | Validate
+REQUESTS: dict[str, type[Any]] = {kind.command: kind for kind in get_args(Request)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Call:
+    """How a driver reaches Spark, beside its request."""
+
+    spark: str
+    # UUID of the driver's session on a Spark Connect server; None: the driver chooses one.
+    session: str | None = None
+    # UUID of the session of an earlier try of the same task. The driver ends this session and its jobs. None if this is
+    # the first try.
+    former: str | None = None
+    settings_on_stdin: bool = False
+
+
+# --- JSON -------------------------------------------------------------------------------------------------------------
+
+
+def to_json(value: Any) -> str:
+    """Encode a request or a call. Fields that have their default are left out."""
+    given = {f.name: getattr(value, f.name) for f in fields(value)}
+    return json.dumps({f.name: _plain(given[f.name]) for f in fields(value) if given[f.name] != f.default})
+
+
+def from_json(kind: type[Any], text: str) -> Any:
+    """Decode a request or a call of a kind."""
+    hints = get_type_hints(kind)
+    return kind(**{name: _parsed(hints[name], value) for name, value in json.loads(text).items()})
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, datetime):
+        return value.isoformat()
+    if isinstance(value, timedelta):
+        return value.total_seconds()
+    return asdict(value) if isinstance(value, Permissions | RunRef) else value
+
+
+def _parsed(hint: Any, value: Any) -> Any:
+    for kind in (hint, *get_args(hint)):
+        if kind is datetime:
+            return datetime.fromisoformat(value)
+        if kind is timedelta:
+            return timedelta(seconds=value)
+        if kind in (Permissions, RunRef):
+            return kind(**value)
+    return tuple(value) if get_origin(hint) is tuple else value
