@@ -42,6 +42,7 @@ WARM_UP = 10
 DAG = "tiny"
 
 PIPELINE = """
+import json
 import sys
 from datetime import UTC, datetime
 import cairn.spark.session
@@ -50,8 +51,8 @@ from pyspark.sql.types import Row
 from cairn.pipeline import Pipeline
 from state_backend.adapters.rocks import EngineOptions
 
-if "--start" in sys.argv:
-    hour = int(datetime.fromisoformat(sys.argv[sys.argv.index("--start") + 1]).timestamp() // 3600)
+if sys.argv[1:2] == ["interval"]:
+    hour = int(datetime.fromisoformat(json.loads(sys.argv[2])["start"]).timestamp() // 3600)
     cairn.spark.session._hour = lambda: hour
 
 def source(spark, interval):

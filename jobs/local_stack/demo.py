@@ -245,8 +245,8 @@ class DriverKiller:
         driver = RunningDriver.of(pid)
         return (
             driver is not None
-            and driver.command.startswith("process ")
-            and f" --start {self.day.isoformat()} " in driver.command
+            and driver.command.startswith("interval ")
+            and f'"start": "{self.day.isoformat()}"' in driver.command
         )
 
 

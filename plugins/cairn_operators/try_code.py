@@ -105,11 +105,12 @@ class TryCodeOperator(DriverOperator):
             compare=True,
             match=tuple(filter(None, map(str.strip, self.key.split(",")))),
         )
-        result = self.run_driver(request)
+        # The commits are the trial's: the pipeline's asset gets no event.
+        result, _ = self.run_and_collect(request)
         # A person reads the comparison in an XCom, so it has at most 60 lines; the log has all of them.
         lines = result.pop("comparison")
         shown = lines if len(lines) <= _SHOWN_LINES else [*lines[:_SHOWN_LINES], "the rest is in the log of this task"]
-        result |= {"trial": result["name"], "comparison": "\n".join(shown)}
+        result |= {"trial": result["name"], "comparison": "\n".join(shown), "other_input": len(result["other_input"])}
         push_outputs(context, trial=result["trial"], comparison=result["comparison"])
         return result
 

@@ -43,7 +43,7 @@ class ValidateStateOperator(DriverOperator):
         **kwargs: More arguments of `DriverOperator` and Airflow's `BaseOperator`.
 
     Raises:
-        ValueError: None or several of `checkpoint`, `attempt` and `savepoint` are given.
+        ValueError: None or several of `checkpoint`, `attempt` and `savepoint` are given, or `mode` is unknown.
     """
 
     template_fields: Sequence[str] = (*DriverOperator.template_fields, "checkpoint", "attempt", "savepoint", "docs_dir")
@@ -71,6 +71,8 @@ class ValidateStateOperator(DriverOperator):
         super().__init__(**{**THEN_VALIDATES, **kwargs})
         if sum(given is not None for given in (checkpoint, attempt, savepoint)) != 1:
             raise ValueError(f"{self.task_id}: give exactly one of checkpoint, attempt and savepoint")
+        if mode not in ("fast", "full"):
+            raise ValueError(f"{self.task_id}: mode is {mode!r}; expected fast or full")
         self.asset = asset
         self.checkpoint = checkpoint
         self.attempt = attempt

@@ -34,7 +34,7 @@ def actions_of(ref: PipelineRef, log: Log, record: Record, airflow: str | None =
     if newest is None or newest.id != record.id:
         yield from _restores(ref, number, where)
     if ref.code is not None:
-        words = ["cairn", "savepoint", *root, *code, "--checkpoint", number, "--to"]
+        words = ["cairn", "savepoint", *root, *code, "--checkpoint", number, "--folder"]
         yield Action(
             "Keep it as a savepoint",
             "Copies the checkpoint into a folder that Cairn never deletes. Replace DESTINATION with the URL of a new folder.",

@@ -323,8 +323,8 @@ def _bridge(log: Log, schedule: Schedule | None, gap: Interval) -> str | None:
         return None
     end = min(first_interval(schedule, gap.start).start, gap.end)
     seconds = (end - gap.start).total_seconds()
-    words = ["cairn", "run", log.code, "--root", log.entries.root]
-    words += ["--start", format_instant(gap.start), "--every", f"{seconds:g}s"]
+    words = ["cairn", "run", "--code", log.code, "--root", log.entries.root]
+    words += ["--from", format_instant(gap.start), "--every", f"{seconds:g}s"]
     if any(other.overlaps(Interval(gap.start, end)) for other, _ in log.outputs_near(Interval(gap.start, end))):
         words.append("--replace-overlapping")
     return (

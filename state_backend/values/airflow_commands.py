@@ -70,7 +70,7 @@ def local_command(root: str, pipeline: str, again: Rerun, code: str) -> str:
     if not again.replace_overlapping:
         return heal_command(root, pipeline, last, code=code)
     # `cairn heal` replaces no output of intervals with other boundaries.
-    words = ["cairn", "run", code, "--root", root, "--from", format_instant(again.first), "--to", last]
+    words = ["cairn", "run", "--code", code, "--root", root, "--from", format_instant(again.first), "--to", last]
     return shlex.join([*words, "--reprocess", "all", "--replace-overlapping"])
 
 

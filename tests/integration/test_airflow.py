@@ -313,7 +313,7 @@ def test_a_range_in_one_go_from_the_form(airflow: AirflowServer, data: Path, thr
     said, result, ended = ran()
     assert result["checkpoint"] == 3 and read_log(open_storage(url)).head_id == 3
 
-    assert any("cairn.driver.driver range" in line for line in command_lines)
+    assert any("cairn.driver.driver run" in line for line in command_lines)
     assert not [line for line in command_lines if KEY in line]
     kept = [
         f for folder in ("range", "logs", "home/logs", "range-docs") for f in (data / folder).rglob("*") if f.is_file()
@@ -413,7 +413,17 @@ def test_stopping_with_a_savepoint_loses_no_interval(
     os.kill(driver, signal.SIGSTOP)  # so that it ends after the pause, however fast the machine is
     folder = data / "stopped"
     where = ["--root", f"file://{data}/state", "--code", "pipelines.aircraft:AIRCRAFT", "--spark", connect.url]
-    command = [sys.executable, "-m", "cairn.command.cli", "savepoint", *where, "--to", str(folder), "--stop", "--json"]
+    command = [
+        sys.executable,
+        "-m",
+        "cairn.command.cli",
+        "savepoint",
+        *where,
+        "--folder",
+        str(folder),
+        "--stop",
+        "--json",
+    ]
     with subprocess.Popen(command, cwd=ROOT, env=airflow.env, stdout=subprocess.PIPE, text=True) as stopping:
         try:
             wait_until(lambda: airflow.client.call("GET", f"/api/v2/dags/{DAG}")["is_paused"], 60, "the DAG is paused")

@@ -240,7 +240,7 @@ def test_what_differs_in_a_trial_is_a_click_away(airflow: ShownAirflow, chrome: 
     chrome.find_element(By.NAME, "by").send_keys("user, kind")
     chrome.find_element(By.XPATH, "//button[text()='Compare']").click()
     wait_for(lambda: "by=user" in chrome.current_url and "State seen_at: 2 added" in said(chrome), 60)
-    assert "--key user --key kind" in said(chrome)
+    assert "--match user --match kind" in said(chrome)
     if folder := os.environ.get("CAIRN_SCREENSHOTS"):
         save_picture(chrome, Path(folder) / "checkpoints-trial-rows-light.png")
     try:

@@ -18,6 +18,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,14 +26,16 @@ import psutil
 import pyarrow.parquet as pq
 import pytest
 
+from cairn.requests import ProcessInterval, Request, TakeSavepoint, Validate
 from cairn.spark import session as spark_session
 from local_stack.owned_process import command_line
 from local_stack.spark_server import SparkConnectServer
 from state_backend.adapters.open_storage import open_storage
 from state_backend.checkpoint.coordinator import Coordinator
 from state_backend.values.errors import StateUnusable
-from state_backend.values.records import Record
+from state_backend.values.records import Record, RunRef
 from tests.conformance.generator import cairn_alone
+from tests.support.drivers import words_of
 from tests.support.reading import read_output
 from tests.support.waiting import wait_until
 
@@ -85,10 +88,10 @@ def server(tmp_path_factory: pytest.TempPathFactory, local_dir: Path) -> Iterato
 
 
 def drive(
-    folder: Path, server: str, command: str, *arguments: str, settings: dict[str, Any] | None = None
+    folder: Path, server: str, request: Request, *, settings: dict[str, Any] | None = None, **call: str
 ) -> dict[str, Any]:
     """One driver process, as Airflow starts it; its result."""
-    driver = start(folder, server, command, *arguments, settings=settings)
+    driver = start(folder, server, request, settings=settings, **call)
     output, _ = driver.communicate()
     assert TOKEN not in output
     result = folder / "result.json"
@@ -98,24 +101,14 @@ def drive(
 
 
 def start(
-    folder: Path, server: str, command: str, *arguments: str, settings: dict[str, Any] | None = None
+    folder: Path, server: str, request: Request, *, settings: dict[str, Any] | None = None, **call: str
 ) -> subprocess.Popen[str]:
     result = folder / "result.json"
     result.unlink(missing_ok=True)
     path = os.pathsep.join([str(folder), str(ROOT)])
-    common = [
-        "--pipeline",
-        "pipeline_of_it:PIPELINE",
-        "--root",
-        str(folder / "root"),
-        "--spark",
-        server,
-        "--result",
-        str(result),
-    ]
-    common += ["--settings-on-stdin"] if server.startswith("sc://") else []
+    words = words_of(request, spark=server, settings_on_stdin=server.startswith("sc://"), **call)
     driver = subprocess.Popen(
-        [sys.executable, "-m", "cairn.driver.driver", command, *common, *arguments],
+        [sys.executable, "-m", "cairn.driver.driver", *words, "--result", str(result)],
         env={
             **os.environ,
             "PYTHONPATH": path,
@@ -136,24 +129,23 @@ def start(
 
 
 def process(
-    folder: Path, server: str, day: int, attempt: str, *more: str, settings: dict[str, Any] | None = None
+    folder: Path, server: str, day: int, attempt: str, *, settings: dict[str, Any] | None = None
 ) -> dict[str, Any]:
-    return drive(folder, server, "process", *interval_of(day, attempt), *more, settings=settings)
+    return drive(folder, server, interval_of(folder, day, attempt), settings=settings)
 
 
-def interval_of(day: int, attempt: str, *, try_number: int = 1) -> list[str]:
-    span = ["--start", f"2024-01-{day:02}T00:00:00+00:00", "--end", f"2024-01-{day + 1:02}T00:00:00+00:00"]
-    return [
-        *span,
-        "--run-id",
-        f"run-{day}",
-        "--clear-number",
-        "0",
-        "--try-number",
-        str(try_number),
-        "--attempt",
-        attempt,
-    ]
+def of_code(folder: Path) -> dict[str, Any]:
+    return {"root": str(folder / "root"), "code": "pipeline_of_it:PIPELINE"}
+
+
+def interval_of(folder: Path, day: int, attempt: str, *, try_number: int = 1) -> ProcessInterval:
+    return ProcessInterval(
+        **of_code(folder),
+        start=datetime(2024, 1, day, tzinfo=UTC),
+        end=datetime(2024, 1, day + 1, tzinfo=UTC),
+        run=RunRef(run_id=f"run-{day}", clear_number=0, try_number=try_number),
+        attempt=attempt,
+    )
 
 
 def write_pipeline(folder: Path, version: str, greeting: str) -> None:
@@ -195,7 +187,7 @@ def test_validation_runs_in_other_processes_than_the_writer(server: SparkConnect
     process(tmp_path, server.url, 1, "attempt-1")
     record = Coordinator(open_storage(str(tmp_path / "root" / "greeting")), "greeting").commit("attempt-1").record
     assert record is not None
-    result = drive(tmp_path, server.url, "validate", "--checkpoint", str(record.id))
+    result = drive(tmp_path, server.url, Validate(**of_code(tmp_path), checkpoint=str(record.id)))
     assert result["ok"]["success"], result
     assert result["ok"]["entries"] == 2
     assert result["ok"]["pids"]
@@ -206,7 +198,7 @@ def test_the_log_names_operations_that_see_one_interval_only(server: SparkConnec
     write_pipeline(tmp_path, "one", "hello")
     module = tmp_path / "pipeline_of_it.py"
     module.write_text(module.read_text().replace('amount long")\n', 'amount long").dropDuplicates(["user"])\n'))
-    driver = start(tmp_path, server.url, "process", *interval_of(1, "attempt-1"))
+    driver = start(tmp_path, server.url, interval_of(tmp_path, 1, "attempt-1"))
     output, _ = driver.communicate()
     assert "'greeting': the source has dropDuplicates or distinct (use cairn.processors.Deduplicate)" in output
 
@@ -232,7 +224,7 @@ def test_a_driver_sees_nothing_of_the_driver_before(server: SparkConnectServer, 
     module.write_text(before + LEAVES_ALL_BEHIND.replace("FOLDER", str(tmp_path)) + after)
     for lines in (5, 10, 7, 23):
         (tmp_path / "input.json").write_text('{"user": "ann", "amount": 1}\n' * lines)
-        driver = start(tmp_path, server.url, "process", *interval_of(1, f"attempt-{lines}"))
+        driver = start(tmp_path, server.url, interval_of(tmp_path, 1, f"attempt-{lines}"))
         output, _ = driver.communicate()
         result = json.loads((tmp_path / "result.json").read_text())
         assert result.get("ok", result).get("input_rows") == lines, output
@@ -278,7 +270,7 @@ def test_a_savepoint_is_taken_on_the_server(server: SparkConnectServer, tmp_path
     write_pipeline(tmp_path, "one", "hello")
     process(tmp_path, server.url, 1, "attempt-1")
     Coordinator(open_storage(str(tmp_path / "root" / "greeting")), "greeting").commit("attempt-1")
-    result = drive(tmp_path, server.url, "savepoint", "--to", str(tmp_path / "savepoint"))
+    result = drive(tmp_path, server.url, TakeSavepoint(**of_code(tmp_path), folder=str(tmp_path / "savepoint")))
     assert result["ok"]["files"] >= 1
     assert (tmp_path / "savepoint" / "savepoint.json").exists()
 
@@ -293,7 +285,7 @@ def test_errors_and_crashes_of_user_code_come_through_the_server(server: SparkCo
     assert "KeyError: 'on purpose'" in error["message"]
     # The shard, its phase and the stack come from another process, perhaps on another host.
     file.write_text(file.read_text().replace("raise KeyError('on purpose')", "__import__('ctypes').string_at(0)"))
-    log, _ = start(tmp_path, server.url, "process", *interval_of(1, "attempt-2")).communicate()
+    log, _ = start(tmp_path, server.url, interval_of(tmp_path, 1, "attempt-2")).communicate()
     error = json.loads((tmp_path / "result.json").read_text())["error"]
     assert error["type"] == "WorkerDied", log
     assert "crashed by SIGSEGV while processing keys from key group" in error["message"]
@@ -468,9 +460,9 @@ class Slow:
         self._count.update((n,))"""
         file.write_text(file.read_text().replace("self._count.update((n,))", slowly))
 
-    def start(self, *arguments: str) -> subprocess.Popen[str]:
+    def start(self, **call: str) -> subprocess.Popen[str]:
         """A driver whose processor is at work on the server."""
-        driver = start(self.folder, self.server, "process", *interval_of(1, "attempt-1"), *arguments)
+        driver = start(self.folder, self.server, interval_of(self.folder, 1, "attempt-1"), **call)
         wait_until(self.beat.exists, 60, "the processor runs")
         (self.folder / "quick").touch()
         return driver
@@ -489,13 +481,12 @@ def test_the_next_try_ends_what_a_killed_driver_left(server: SparkConnectServer,
     workers are killed, nothing of it is prepared, and the server stays."""
     session = str(uuid.uuid4())
     slow = Slow(tmp_path, server.url)
-    driver = slow.start("--session", session)
+    driver = slow.start(session=session)
     driver.kill()
     driver.communicate()
     assert slow.still_beats(), "the operation ended by itself, so this shows nothing"
 
-    again = [*interval_of(1, "attempt-2", try_number=2), "--former", session]
-    result = drive(tmp_path, server.url, "process", *again)
+    result = drive(tmp_path, server.url, interval_of(tmp_path, 1, "attempt-2", try_number=2), former=session)
     assert "ok" in result, result
     wait_until(lambda: not slow.still_beats(), 20, "the operation of the first try has ended")
     assert not slow.prepared("attempt-1")
@@ -525,7 +516,7 @@ def test_a_try_that_nobody_stopped_changes_nothing(server: SparkConnectServer, t
     driver = slow.start()
     driver.kill()
     driver.communicate()
-    result = drive(tmp_path, server.url, "process", *interval_of(1, "attempt-2", try_number=2))
+    result = drive(tmp_path, server.url, interval_of(tmp_path, 1, "attempt-2", try_number=2))
     assert "ok" in result, result
     record = commit(tmp_path, "attempt-2")
     assert slow.still_beats(), "the first try was over before the second was committed, so this shows nothing"
@@ -560,8 +551,7 @@ def commit(folder: Path, attempt: str) -> Record:
 def test_jvm_and_python_workers_die_with_the_task(tmp_path: Path) -> None:
     """kill -9 of the task's process takes the driver, its JVM, Spark's Python daemon, and the worker that is busy."""
     slow = Slow(tmp_path, "local[1]")
-    common = ["--pipeline", "pipeline_of_it:PIPELINE", "--root", str(tmp_path / "root"), "--spark", "local[1]"]
-    arguments = ["process", *common, *interval_of(1, "attempt-1")]
+    arguments = words_of(interval_of(tmp_path, 1, "attempt-1"), spark="local[1]")
     code = f"from cairn_operators.driver_process import DriverProcess; DriverProcess('cairn.driver.driver', 'd').run({arguments}, print)"
     path = os.pathsep.join([str(tmp_path), str(ROOT), str(ROOT / "plugins")])
     task = subprocess.Popen(

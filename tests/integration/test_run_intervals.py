@@ -14,15 +14,17 @@ import pytest
 from typer.testing import CliRunner
 
 from cairn.command.cli import app
-from cairn.driver import driver
 from cairn.operations.coordinator_of import coordinator_of
 from cairn.operations.plan_range import Progress
 from cairn.operations.run_interval import run_interval
 from cairn.operations.run_intervals import Outcome, plan_intervals, run_intervals
 from cairn.pipeline import Interval
+from cairn.requests import ProcessInterval
 from cairn.spark.session import collect_once
+from state_backend.values.records import RunRef
 from state_backend.values.retention import KeepLast
 from tests.support.counting import DAYS, INPUT_SCHEMA, counting, day
+from tests.support.drivers import driven
 from tests.support.ranges import files, made, ran
 from tests.support.waiting import wait_until
 
@@ -102,7 +104,7 @@ def test_only_the_own_query_loses_its_shuffle_files(spark: SparkSession) -> None
 
 def test_the_command_line_runs_a_range(spark: SparkSession, tmp_path: Path) -> None:
     root = f"file://{tmp_path}"
-    common = ["run", "tests.integration.test_run_intervals:PIPELINE", "--root", root, "--spark", "local[2]"]
+    common = ["run", "--code", "tests.integration.test_run_intervals:PIPELINE", "--root", root, "--spark", "local[2]"]
     span = ["--from", "2024-01-01", "--to", "2024-01-03", "--every", "1d"]
 
     def said(*words: str) -> str:
@@ -117,23 +119,30 @@ def test_the_command_line_runs_a_range(spark: SparkSession, tmp_path: Path) -> N
     assert "keeps checkpoint 3" in said(*span)
     assert '"computed": false' in said(*span, "--reprocess", "none", "--json")
     assert "2 of 3 intervals would be computed" not in said(*span, "--reprocess", "none", "--dry-run")
-    wrong = CliRunner().invoke(app, [*common, "--from", "2024-01-01"])
-    assert wrong.exit_code == 2 and "give --from and --to together" in wrong.output
+    again = json.loads(said("--from", "2024-01-02", "--every", "1d", "--json"))
+    assert (again["computed"], again["kept"], len(again["intervals"])) == (1, 0, 1)
+    assert again["intervals"][0] | {"why": ""} == {
+        "start": "2024-01-02T00:00:00Z",
+        "end": "2024-01-03T00:00:00Z",
+        "computed": True,
+        "checkpoint": again["checkpoint"],
+        "why": "",
+    }
 
 
 def test_the_command_for_an_interval_whose_base_was_dropped_works(spark: SparkSession, tmp_path: Path) -> None:
     short = replace(PIPELINE, retention=KeepLast(1))
     for interval in WEEK[:4]:
         run_interval(spark, short, interval, str(tmp_path))
-    common = ["run", f"{__name__}:PIPELINE", "--root", str(tmp_path), "--every", "1d"]
-    refused = CliRunner().invoke(app, [*common, "--start", "2024-01-03T00:00Z"])
+    common = ["run", "--code", f"{__name__}:PIPELINE", "--root", str(tmp_path), "--every", "1d"]
+    refused = CliRunner().invoke(app, [*common, "--from", "2024-01-03T00:00Z"])
     assert refused.exit_code == 1 and "StateGapError" in refused.stderr, refused.stderr
     assert "or begin at the pipeline's start: run the intervals that start from 2024-01-01T00:00:00Z" in refused.stderr
     command = shlex.split(refused.stderr.strip().splitlines()[-1])
-    assert command[:2] == ["cairn", "run"] and command[command.index("--count") + 1] == "2"
+    assert command[:2] == ["cairn", "run"] and command[command.index("--to") + 1] == "2024-01-02T00:00:00Z"
     done = CliRunner().invoke(app, command[1:])
     assert done.exit_code == 0, done.output
-    again = CliRunner().invoke(app, [*common, "--start", "2024-01-03T00:00Z"])
+    again = CliRunner().invoke(app, [*common, "--from", "2024-01-03T00:00Z"])
     assert again.exit_code == 0, again.output
 
 
@@ -162,12 +171,16 @@ def test_airflows_own_run_of_a_committed_day_computes_nothing(spark: SparkSessio
     """By the driver that Airflow starts; a clear, another input or another base computes it."""
 
     def process(*, clear_number: int = 0) -> dict[str, Any]:
-        result = tmp_path / "result.json"
-        words = ["process", "--pipeline", "tests.integration.test_run_intervals:PIPELINE", "--root", str(tmp_path)]
-        words += ["--spark", "local[2]", "--start", day(1).start.isoformat(), "--end", day(1).end.isoformat()]
-        words += ["--run-id", "scheduled__1", "--clear-number", str(clear_number), "--try-number", "1", "--committed"]
-        assert driver.main([*words, "--attempt", str(uuid.uuid4()), "--result", str(result)]) == 0
-        ok: dict[str, Any] = json.loads(result.read_text())["ok"]
+        request = ProcessInterval(
+            root=str(tmp_path),
+            code="tests.integration.test_run_intervals:PIPELINE",
+            start=day(1).start,
+            end=day(1).end,
+            run=RunRef(run_id="scheduled__1", clear_number=clear_number, try_number=1),
+            committed=True,
+            attempt=str(uuid.uuid4()),
+        )
+        ok: dict[str, Any] = driven(request, tmp_path / "result.json", spark="local[2]")["ok"]
         return ok
 
     run_intervals(spark, PIPELINE, WEEK[:3], str(tmp_path))

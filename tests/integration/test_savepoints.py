@@ -17,7 +17,6 @@ from typer.testing import CliRunner
 
 from cairn.command.cli import app
 from cairn.data_sources.keyed_state import KeyedState
-from cairn.driver import driver
 from cairn.operations.coordinator_of import coordinator_of
 from cairn.operations.plan_interval import Attempt
 from cairn.operations.process_interval import process_interval
@@ -26,6 +25,7 @@ from cairn.operations.run_interval import run_interval
 from cairn.operations.take_savepoint import consolidate_checkpoint, take_savepoint
 from cairn.operations.validate import validate_checkpoint
 from cairn.pipeline import Interval, Pipeline
+from cairn.requests import RestoreSavepoint, TakeSavepoint
 from state_backend.adapters.open_storage import join_url, open_storage
 from state_backend.checkpoint.coordinator import Coordinator
 from state_backend.checkpoint.rewind import fork, plan_rewind, rewind
@@ -33,6 +33,7 @@ from state_backend.values import errors
 from state_backend.values.records import Record, RunRef
 from state_backend.values.retention import KeepLast
 from tests.support.counting import COUNTING, DAYS, Counting, counting, day, read_days
+from tests.support.drivers import driven
 from tests.support.tiers import long_after
 
 if TYPE_CHECKING:
@@ -402,20 +403,16 @@ def test_a_damaged_savepoint_commits_nothing(spark: SparkSession, tmp_path: Path
 def test_the_driver_takes_and_restores(spark: SparkSession, tmp_path: Path) -> None:
     run_interval(spark, counting(), day(0), str(tmp_path / "root"))
 
-    def drive(command: str, root: str, *arguments: str) -> dict[str, Any]:
-        result = tmp_path / "result.json"
-        where = ["--pipeline", "tests.support.counting:COUNTING", "--root", str(tmp_path / root), "--spark", "local[2]"]
-        code = driver.main([command, *where, "--result", str(result), *arguments])
-        answer: dict[str, Any] = json.loads(result.read_text())
-        assert (code == 0) == ("ok" in answer)
-        return answer
+    def drive(kind: type[Any], root: str, **given: str) -> dict[str, Any]:
+        request = kind(root=str(tmp_path / root), code="tests.support.counting:COUNTING", **given)
+        return driven(request, tmp_path / "result.json", spark="local[2]")
 
     folder = str(tmp_path / "savepoint")
-    taken = drive("savepoint", "root", "--to", folder, "--format", "canonical")["ok"]
+    taken = drive(TakeSavepoint, "root", folder=folder, format="canonical")["ok"]
     assert (taken["format"], taken["checkpoint"]) == ("canonical", 1) and taken["files"] >= 4 and taken["bytes"] > 0
-    restored = drive("restore", "new", "--savepoint", folder, "--claim", "CLAIM")["ok"]
+    restored = drive(RestoreSavepoint, "new", savepoint=folder, claim="CLAIM")["ok"]
     assert restored["checkpoint"] == 1 and restored["interval"] == str(day(0))
-    refused = drive("restore", "new", "--savepoint", folder, "--claim", "STEAL")["error"]
+    refused = drive(RestoreSavepoint, "new", savepoint=folder, claim="STEAL")["error"]
     assert refused["type"] == "UsageError" and "STEAL" in refused["message"]
 
 
@@ -434,7 +431,7 @@ def test_the_command_line_takes_and_restores(spark: SparkSession, tmp_path: Path
         answer: dict[str, Any] = json.loads(result.stdout)
         return answer
 
-    take = ["savepoint", "--root", str(root), "--to", folder, "--consolidate", "--spark", "local[2]"]
+    take = ["savepoint", "--root", str(root), "--folder", folder, "--consolidate", "--spark", "local[2]"]
     planned = cairn(*take, "--dry-run")
     assert (planned["checkpoint"], planned["entries"]) == (3, before.content.totals.entries)
     assert not Path(folder).exists() and coordinator_of(counting(), str(root)).log().head_id == 3
@@ -445,7 +442,9 @@ def test_the_command_line_takes_and_restores(spark: SparkSession, tmp_path: Path
     assert not any(ref.inline.segments for ref in made.content.shards if ref.inline)
     assert validate_checkpoint(spark, counting(), str(root), made).success
     tables = tmp_path / "tables"
-    said = cairn("savepoint", "--root", str(root), "--to", str(tables), "--format", "canonical", "--spark", "local[2]")
+    said = cairn(
+        "savepoint", "--root", str(root), "--folder", str(tables), "--format", "canonical", "--spark", "local[2]"
+    )
     assert (said["format"], said["checkpoint"]) == ("canonical", 4) and list(tables.rglob("*.parquet"))
     again = CliRunner().invoke(app, [*take, *code])
     assert again.exit_code == 2 and "holds a savepoint already" in again.output

@@ -86,7 +86,7 @@ class Site:
         """Digests and output of all days equal those of a run on this process's cores."""
         local = f"file://{self.folder}/local"
         to = f"--from 2013-01-01 --to 2013-01-{days:02} --every 1d"
-        self.type(f"cairn run pipelines.aircraft:AIRCRAFT {to} --root {local} --reprocess none")
+        self.type(f"cairn run --code pipelines.aircraft:AIRCRAFT {to} --root {local} --reprocess none")
         found, expected = results(root), results(local)
         assert len(expected) == days and found == expected
         print(

@@ -88,7 +88,7 @@ def airflow(data: Path, connect: SparkConnectServer) -> Iterator[AirflowServer]:
         "AIRFLOW__CORE__DAGS_FOLDER": str(data / "dags"),
         "PYTHONPATH": path,
     }
-    run = ["run", OLD, "--from", day(1)[:10], "--to", day(DAYS)[:10], "--every", "1d", "--root", root(data)]
+    run = ["run", "--code", OLD, "--from", day(1)[:10], "--to", day(DAYS)[:10], "--every", "1d", "--root", root(data)]
     command = [sys.executable, "-m", "cairn.command.cli", *run, "--spark", connect.url]
     # Not below pytest's own folder, which nobody but its owner may enter: PostgreSQL does not run as root.
     database = Path(tempfile.mkdtemp(prefix="cairn-pg-"))
@@ -180,7 +180,7 @@ def test_a_form_that_cannot_be_run_is_refused_at_once(airflow: AirflowServer, da
             airflow.client.trigger(FORM, conf=conf)
     for code, first, says in (
         (f"{OLD}S", 2, "AIRCRAFTS"),
-        ("pipelines.weather:WEATHER", 2, "but pipelines.weather:WEATHER is named"),
+        ("pipelines.weather:WEATHER", 2, "pipelines.weather:WEATHER is named"),
         (OLD, 3, "can't begin at"),
     ):
         more = {"from": "2014-02-01", "to": "2014-02-02"} if first == 3 else {}

@@ -21,7 +21,6 @@ from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
 from pyspark.sql.types import Row
 from typer.testing import CliRunner
 
-from cairn.command import validate as command
 from cairn.command.cli import app
 from cairn.data_sources import keyed_state
 from cairn.data_sources.keyed_state import KeyedState
@@ -298,7 +297,7 @@ def test_validate_on_the_command_line(
     """A trial of expectations marks nothing; without --dry-run the checkpoint is quarantined, and the command that repairs is printed."""
     root, record = shutil.copytree(losses[0], tmp_path / "root"), losses[1]["one row"]
     pipeline = forgetful({"total": OverTime(no_row_lost=True)}, processor=Losing)
-    monkeypatch.setattr(command, "load_named", lambda code, name: pipeline)
+    monkeypatch.setattr("cairn.command.terminal.load_code", lambda code: pipeline)
     words = ["validate", str(record.id), "--root", str(root), "--code", "module:NAME"]
     tried = CliRunner().invoke(app, [*words, "--dry-run", "--docs", str(tmp_path / "docs")])
     assert tried.exit_code == 1 and "finding: state 'total over time': " in tried.stdout

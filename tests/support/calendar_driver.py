@@ -13,7 +13,7 @@ from tests.support.counting import Counting
 
 if __name__ == "__main__":
     # `cairn.testing` runs a shard's part of an interval in the same way.
-    driver.Session.connect = lambda *_: testing.PlanningSession("UTC")  # type: ignore[assignment, method-assign]
+    driver.Driver.connect = lambda *_: testing.PlanningSession("UTC")  # type: ignore[assignment, method-assign]
     on_shards: Any = partial(testing._on_shards, Counting)
     process_interval._on_spark = on_shards
     sys.exit(driver.main())

@@ -8,7 +8,6 @@ The pipeline adds up numbers by key. Below ``CAIRN_TALLY/<pipeline>/``: ``input/
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import shutil
@@ -16,12 +15,13 @@ import sys
 import tempfile
 import time
 from dataclasses import replace
-from datetime import datetime
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from cairn.driver import driver
+from cairn.requests import ProcessInterval, from_json
 from state_backend.adapters.open_storage import join_url, open_storage
 from state_backend.adapters.rocks import EngineOptions
 from state_backend.checkpoint.coordinator import Coordinator
@@ -126,24 +126,18 @@ def prepare(
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("command")
-    for name in ("name", "root", "start", "end", "run-id", "attempt", "result"):
-        parser.add_argument(f"--{name}", required=True)
-    for name in ("clear-number", "try-number"):
-        parser.add_argument(f"--{name}", required=True, type=int)
-    parser.add_argument("--permissions", type=json.loads, default={})
-    options, _ = parser.parse_known_args()
+    options = driver.parser().parse_args()
+    request = from_json(ProcessInterval, options.request)
     try:
         made = prepare(
-            options.root,
-            options.name,
-            Interval(datetime.fromisoformat(options.start), datetime.fromisoformat(options.end)),
-            attempt=options.attempt,
-            run=RunRef(run_id=options.run_id, clear_number=options.clear_number, try_number=options.try_number),
-            permissions=Permissions(**options.permissions),
+            request.root,
+            request.pipeline,
+            Interval(request.start, request.end),
+            attempt=request.attempt,
+            run=request.run,
+            permissions=request.permissions,
         )
-        result = {"ok": {"attempt": options.attempt, "sink": "", "output_rows": made.content.totals.output_rows}}
+        result = {"ok": {"attempt": request.attempt, "sink": "", "output_rows": made.content.totals.output_rows}}
     except CairnError as error:
         again = error.rerun and error.rerun.as_json()
         result = {"error": {"type": type(error).__name__, "message": str(error), "rerun": again}}

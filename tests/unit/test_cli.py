@@ -72,10 +72,13 @@ def answer(root: Path, *arguments: str) -> Any:
 @pytest.mark.long("half a second", runs_in="ci")
 def test_a_savepoint_takes_the_pipeline_s_name_as_every_command_does(root: Path) -> None:
     """It is the code's own name; another one is refused before anything is read."""
-    code = ["--code", "pipelines.aircraft:AIRCRAFT", "--to", str(root / "sp"), "--dry-run"]
+    code = ["--code", "pipelines.aircraft:AIRCRAFT", "--folder", str(root / "sp"), "--dry-run"]
     wrong = cairn(root, "savepoint", *code)
     assert wrong.exit_code == 2
-    assert f"--pipeline (or CAIRN_PIPELINE) is '{PIPELINE}', but pipelines.aircraft:AIRCRAFT is named" in wrong.stderr
+    assert (
+        f"AIRCRAFT is named 'aircraft', but '{PIPELINE}' is expected" in wrong.stderr
+        and "CAIRN_PIPELINE; make" in wrong.stderr
+    )
     right = CliRunner().invoke(app, ["savepoint", "--root", str(root), "--pipeline", "aircraft", *code])
     assert right.exit_code == 2 and "pipeline 'aircraft' has no usable checkpoint" in right.stderr
 
@@ -650,7 +653,7 @@ def test_a_savepoint_of_another_checkpoint_than_the_stopped_one_is_refused(root:
         str(root),
         "--code",
         "m:P",
-        "--to",
+        "--folder",
         str(tmp_path / "s"),
         "--stop",
         "--checkpoint",
@@ -792,10 +795,10 @@ def test_the_form_that_a_refused_checkpoint_name_suggests_is_taken(root: Path) -
 @pytest.mark.parametrize(
     "words",
     [
-        ["run", "here_only:P", "--every", "1d"],
+        ["run", "--code", "here_only:P", "--every", "1d"],
         ["heal", "--local", "--to", "2024-01-02", "--every", "1d", "--pipeline", "p", "--code", "here_only:P"],
         ["validate", "--code", "here_only:P"],
-        ["savepoint", "--to", "memory://here/s", "--code", "here_only:P"],
+        ["savepoint", "--folder", "memory://here/s", "--code", "here_only:P"],
         ["try", "--from", "2024-01-01", "--to", "2024-01-02", "--code", "here_only:P"],
         ["deploy", "t", "--code", "here_only:P"],
         ["replay", '{"k": 1}', "2024-01-01", "--code", "here_only:P"],
@@ -819,7 +822,7 @@ def test_each_command_imports_modules_of_the_current_folder(
         ["list", "--root", ""],
         ["fork", "--root", "memory://here", "--checkpoint", "7", "--to", "x", "--to-root", ""],
         ["sweep", "--root", "s3://"],
-        ["run", "tests.support.trials:OLD", "--every", "1d", "--root", ""],
+        ["run", "--code", "tests.support.trials:OLD", "--every", "1d", "--root", ""],
     ],
 )
 def test_an_empty_root_is_refused(words: list[str]) -> None:

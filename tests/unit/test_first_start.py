@@ -11,7 +11,6 @@ from typing import Any
 from zoneinfo import ZoneInfo
 
 import pytest
-from cairn.driver.driver_protocol import Call, Process
 from typer.testing import CliRunner
 
 from cairn.command.cli import app
@@ -19,13 +18,14 @@ from cairn.driver import driver
 from cairn.operations import process_interval
 from cairn.operations.first_start import with_choices
 from cairn.pipeline import Pipeline
+from cairn.requests import Call, ProcessInterval
 from cairn_operators.micro_batch import _is_newest_first
 from pipelines.aircraft import AIRCRAFT
 from state_backend.checkpoint.lineage import choose_base
 from state_backend.checkpoint.log import Log
 from state_backend.values.errors import StateGapError
 from state_backend.values.intervals import Interval, to_ms
-from state_backend.values.records import NO_PERMISSIONS
+from state_backend.values.records import NO_PERMISSIONS, RunRef
 from state_backend.values.schedule import (
     Cron,
     Every,
@@ -129,25 +129,22 @@ def test_the_driver_explains_it_for_an_empty_pipeline(
     for name in ("check_running", "use_this_python"):
         monkeypatch.setattr(process_interval, name, lambda *_: None)
     monkeypatch.setattr(process_interval, "in_zone_of", lambda *_: nullcontext())
-    monkeypatch.setattr(driver.Session, "connect", lambda *_: None)
+    monkeypatch.setattr(driver.Driver, "connect", lambda *_: None)
     monkeypatch.setattr(driver, "load_pipeline", lambda _: pipeline(None))
-    call = Call(
-        pipeline="m:P", root=f"file://{tmp_path}", spark="local", session=None, former=None, settings_on_stdin=False
-    )
-    request = Process(
+    request = ProcessInterval(
+        root=f"file://{tmp_path}",
+        code="m:P",
         start=datetime(2024, 2, 1, tzinfo=UTC),
         end=datetime(2024, 2, 2, tzinfo=UTC),
         attempt="a",
-        run_id="r",
-        clear_number=0,
-        try_number=1,
+        run=RunRef(run_id="r", clear_number=0, try_number=1),
         schedule=encode(Cron("@daily")),
         newest_first=_is_newest_first(
             {"dag_run": SimpleNamespace(run_type=kind), "dag": SimpleNamespace(catchup=catchup)}
         ),
     )
     with pytest.raises(StateGapError, match="31 intervals earlier") as refused:
-        driver._process(driver.Session(call=call, token=None, conf={}), request)
+        driver.process(request, driver.Driver(call=Call(spark="local"), token=None, conf={}))
     assert ("catchup is off" in str(refused.value)) is said
     assert list(tmp_path.iterdir()) == []
 
@@ -161,7 +158,7 @@ def test_status_of_an_empty_pipeline_names_the_commands_for_its_first_interval(t
     (tmp_path / "p" / "HEAD.json").unlink()
     none = CliRunner().invoke(app, ["status", "--root", f"file://{tmp_path}", "--pipeline", "p"])
     assert none.exit_code == 2 and "If the pipeline never ran: its first interval begins" in none.stderr
-    assert f"\ncairn run module:NAME --root file://{tmp_path}\n" in none.stderr
+    assert f"\ncairn run --code module:NAME --root file://{tmp_path}\n" in none.stderr
 
 
 # --- a changed schedule --------------------------------------------------------------------------------------------------
@@ -190,7 +187,7 @@ def test_after_a_change_of_the_schedule_one_interval_closes_the_gap() -> None:
         "The schedule has changed from cron '0 0 * * *' in UTC to cron '0 6 * * *' in UTC, and no interval of the new schedule begins at "
         "2024-01-03T00:00:00Z.",
         "Run one interval outside of the schedule, from there to 2024-01-03T06:00:00Z:",
-        "cairn run module:NAME --root memory:// --start 2024-01-03T00:00:00Z --every 21600s",
+        "cairn run --code module:NAME --root memory:// --from 2024-01-03T00:00:00Z --every 21600s",
     ]
 
 

@@ -278,7 +278,7 @@ def test_without_airflow_overlapping_output_is_replaced_by_cairn_run(folder: Fol
     where = {"root": ROOT, "pipeline": PIPELINE, "dag": None}
     command = repair_command(read_log(folder.storage), again, **where, code="m:X")
     span = "--from 2024-01-02T00:00:00Z --to 2024-01-03T00:00:00Z"
-    assert command == f"cairn run m:X --root {ROOT} {span} --reprocess all --replace-overlapping"
+    assert command == f"cairn run --code m:X --root {ROOT} {span} --reprocess all --replace-overlapping"
     refused = CliRunner().invoke(app, shlex.split(command)[1:])
     assert refused.exit_code == 2 and "can't load the pipeline 'm:X'" in refused.stderr
 

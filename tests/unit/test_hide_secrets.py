@@ -16,13 +16,13 @@ from typing import Any
 import pytest
 import typer
 from airflow.sdk.exceptions import AirflowException
-from cairn.driver.driver_protocol import Call, Validate, to_arguments
 from typer.testing import CliRunner
 
 from cairn.command.cli import app, main
 from cairn.command.exit_codes import exit_codes
 from cairn.driver import driver_host
 from cairn.operations.read_source import read_source
+from cairn.requests import Validate
 from cairn.spark.local_server_secret import checked_token
 from cairn.spark.session import _with_token
 from cairn_operators import ValidateStateOperator
@@ -36,6 +36,7 @@ from state_backend.values.errors import StorageUnavailable, UsageError
 from state_backend.values.hide_secrets import hide, hide_all, hide_in
 from tests.support.checkpoints import PIPELINE, Folder, day
 from tests.support.counting import DAYS
+from tests.support.drivers import words_of
 from tests.support.layout import REPOSITORY
 from tests.support.trials import OLD, SESSION, read
 
@@ -169,7 +170,7 @@ def folder() -> Iterator[Folder]:
         ["pipelines", "--root"],
         [*HEAL, "--airflow"],
         [*HEAL, "--local", "--code", "tests.support.trials:OLD", "--dry-run", "--every", "1d", "--spark"],
-        ["run", "tests.support.trials:OLD", "--every", "1d", "--root", "memory://secrets-of-runs", "--spark"],
+        ["run", "--code", "tests.support.trials:OLD", "--every", "1d", "--root", "memory://secrets-of-runs", "--spark"],
         ["diff", "--to"],
         ["status"],
         [],
@@ -207,7 +208,7 @@ def test_after_ctrl_c_the_command_is_printed_without_its_credentials(monkeypatch
     def stopped() -> int:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("sys.argv", ["cairn", "run", "m:P", "--spark", PLANTED[0]])
+    monkeypatch.setattr("sys.argv", ["cairn", "run", "--code", "m:P", "--spark", PLANTED[0]])
     one = typer.Typer()
     one.command()(exit_codes(stopped))
     done = CliRunner().invoke(one, [])
@@ -263,7 +264,7 @@ def test_no_driver_starts_with_credentials_among_its_arguments(monkeypatch: pyte
     operator = ValidateStateOperator(task_id="t", pipeline="m:P", root="gs://b/{{ x }}", checkpoint="1")
     operator.root = ADDRESSED[5]
     with pytest.raises(AirflowException, match="contains credentials") as raised:
-        operator.run_driver(Validate(checkpoint="1"))
+        operator.run_driver(Validate(**operator.of_code(), checkpoint="1"))
     assert SECRET not in str(raised.value)
 
 
@@ -272,21 +273,22 @@ def test_a_driver_s_lines_result_and_title_have_no_credential(tmp_path: Path, mo
     """The lines are also those of Spark and of user code. The result becomes XComs, or the error of the task."""
     title: list[str] = []
     monkeypatch.setitem(sys.modules, "setproctitle", SimpleNamespace(setproctitle=title.append))
-    request: Any = SimpleNamespace(task="t", module="cairn.driver.driver", arguments=["--root", ADDRESSED[5]])
+    request: Any = SimpleNamespace(
+        task="t", module="cairn.driver.driver", arguments=words_of(Validate(root=ADDRESSED[5], code="m:P"))
+    )
     driver_host._set_title(request)
     (tmp_path / "leaking_driver.py").write_text(
         f"import sys, json\nfrom pathlib import Path\nprint({ADDRESSED!r}, flush=True)\n"
         f"from cairn.driver import driver\n"
-        f"def fail(session, request): raise ValueError({str(ADDRESSED)!r})\n"
-        "driver.COMMANDS = dict.fromkeys(driver.COMMANDS, fail)\nsys.exit(driver.main())\n"
+        f"def fail(request, place): raise ValueError({str(ADDRESSED)!r})\n"
+        "driver._operation = lambda request: fail\nsys.exit(driver.main())\n"
     )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setenv("AIRFLOW__CAIRN__WARM_DRIVERS", "False")
     lines: list[str] = []
-    call = Call(pipeline="m:P", root="memory://x", spark="local[1]")
-    sent = Validate(checkpoint="1")
+    sent = words_of(Validate(root="memory://x", code="m:P", checkpoint="1"))
     with pytest.raises(AirflowException) as raised:
-        DriverProcess("leaking_driver", "d").run([sent.command, *to_arguments(call), *to_arguments(sent)], lines.append)
+        DriverProcess("leaking_driver", "d").run(sent, lines.append)
     assert "***" in str(raised.value) and "***" in str(lines) and "***" in str(title)
     assert not [text for text in (str(raised.value), *lines, *title) if SECRET in text]
 

@@ -2,23 +2,36 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from dataclasses import replace
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
 from cairn.command.cli import app
-from cairn.driver import driver
 from cairn.driver.load_pipeline import load_pipeline
+from cairn.requests import (
+    REQUESTS,
+    DeployTrial,
+    ProcessInterval,
+    RestoreSavepoint,
+    RunRange,
+    TakeSavepoint,
+    TryCode,
+    Validate,
+)
 from cairn.shipping.code_version import code_reference
 from cairn.testing import PipelineTester
 from pipelines.weather import READ_SCHEMA, RECORDS
 from state_backend.values.errors import UsageError
+from state_backend.values.records import RunRef
+from tests.support.drivers import driven
+
+START = datetime(2024, 1, 1, tzinfo=UTC)
 
 GOOD = (
     "from datetime import UTC, datetime\nfrom cairn import Pipeline\n"
@@ -69,7 +82,9 @@ def test_what_is_wrong_is_said_in_lines(modules: None, reference: str, lines: li
 
 def test_the_traceback_is_the_module_s_own(modules: None, tmp_path: Path) -> None:
     """By the command line, as the driver has it: the frames of the user's module, none of the import."""
-    result = CliRunner().invoke(app, ["run", "knows_no_name:P", "--root", str(tmp_path / "root"), "--every", "1h"])
+    result = CliRunner().invoke(
+        app, ["run", "--code", "knows_no_name:P", "--root", str(tmp_path / "root"), "--every", "1h"]
+    )
     assert result.exit_code == 2
     assert "return undefined_name" in result.stderr and "PIPELINE = made()" in result.stderr
     assert "importlib" not in result.stderr
@@ -79,16 +94,25 @@ def test_the_traceback_is_the_module_s_own(modules: None, tmp_path: Path) -> Non
 
 def test_a_task_and_its_pipeline_have_one_name(modules: None, tmp_path: Path) -> None:
     """As Airflow's operator starts the driver: the answer is in the result."""
-    result = tmp_path / "result.json"
-    options = ["--pipeline", "loads_well:GOOD", "--name", "better", "--root", str(tmp_path), "--spark", "local[1]"]
-    run = ["--start", "2024-01-01T00:00:00+00:00", "--end", "2024-01-02T00:00:00+00:00", "--run-id", "r"]
-    attempt = ["--attempt", "a", "--clear-number", "0", "--try-number", "1", "--result", str(result)]
-    assert driver.main(["process", *options, *run, *attempt]) == 1
-    error = json.loads(result.read_text())["error"]
-    assert (error["type"], error["message"]) == (
-        "UsageError",
-        "the task's pipeline_name is 'better', but loads_well:GOOD is named 'good'; make them the same",
-    )
+    where: dict[str, Any] = {"root": str(tmp_path), "code": "loads_well:GOOD", "pipeline": "better"}
+    run = RunRef(run_id="r", clear_number=0, try_number=1)
+    requests = [
+        ProcessInterval(**where, start=START, end=START + timedelta(days=1), attempt="a", run=run),
+        RunRange(**where, first="2024-01-01", last="2024-01-01", every=timedelta(days=1)),
+        TryCode(**where, first="2024-01-01", last="2024-01-01"),
+        DeployTrial(**where),
+        TakeSavepoint(**where, folder=f"{tmp_path}/savepoint"),
+        RestoreSavepoint(**where, savepoint=f"{tmp_path}/savepoint"),
+        Validate(**where),
+    ]
+    assert {type(request) for request in requests} == {*REQUESTS.values()}
+    for request in requests:
+        error = driven(request, tmp_path / "result.json")["error"]
+        assert (error["type"], error["message"]) == (
+            "UsageError",
+            "loads_well:GOOD is named 'good', but 'better' is expected: by the task's pipeline_name in Airflow, at the command line by "
+            "--pipeline or CAIRN_PIPELINE; make them the same",
+        )
 
 
 def test_a_printed_command_names_the_pipeline_as_it_can_be_loaded(

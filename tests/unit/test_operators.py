@@ -42,11 +42,11 @@ from airflow.sdk.exceptions import (
 )
 from airflow.sdk.execution_time.task_runner import _serialize_rendered_fields
 from airflow.serialization.serialized_objects import DagSerialization
-from cairn.driver.driver_protocol import Process, Range, TakeSavepoint, Validate, parse_call
 from moto import mock_aws
 
 import cairn_operators
 from cairn.pipeline import Interval
+from cairn.requests import REQUESTS, Call, ProcessInterval, RunRange, TakeSavepoint, Validate, from_json
 from cairn_operators import (
     CheckpointOperator,
     RunIntervalsOperator,
@@ -69,9 +69,10 @@ from cairn_operators.storage_connection import as_storage_identity, storage_cred
 from cairn_provider import get_provider_info
 from state_backend.values import errors
 from state_backend.values.intervals import format_instant
-from state_backend.values.records import Permissions
+from state_backend.values.records import Permissions, RunRef
 from state_backend.values.schedule import Cron
 from tests.support.airflow_schedule import timetable
+from tests.support.drivers import words_of
 
 AZURE = "spark.hadoop.fs.azure.account.key.store.dfs.core.windows.net"
 START, END = datetime(2013, 1, 5, tzinfo=UTC), datetime(2013, 1, 6, tzinfo=UTC)
@@ -158,19 +159,19 @@ def test_process_passes_the_run_and_returns_the_attempt(fake: Callable[[str], Pa
     result = run(
         micro_batch(permissions={"allow_gap": "True", "allow_stale_base": "False", "replace_overlapping": "True"})
     )
-    asked = json.loads((folder / "arguments.json").read_text())
-    call, request, _ = parse_call(asked, ["result"])
-    assert request == Process(
+    request = request_in(folder)
+    assert request == ProcessInterval(
+        root="memory://operators",
+        code="m:P",
+        pipeline="p",
         start=datetime(2013, 1, 5, tzinfo=UTC),
         end=datetime(2013, 1, 6, tzinfo=UTC),
-        name=request.name,
         attempt=request.attempt,
-        run_id="r1",
-        clear_number=2,
-        try_number=3,
+        run=RunRef(run_id="r1", clear_number=2, try_number=3),
         permissions=Permissions(allow_gap=True, replace_overlapping=True),
     )
-    assert call.spark == "sc://h:7"
+    asked = json.loads((folder / "arguments.json").read_text())
+    assert from_json(Call, asked[asked.index("--call") + 1]).spark == "sc://h:7"
     assert result == {"input_rows": 842, "sink": "", "attempt": request.attempt}
 
 
@@ -199,8 +200,9 @@ def test_a_pipeline_beside_its_dag_is_found(
     monkeypatch.undo()
     ran = subprocess.run(
         [
-            *(sys.executable, "-m", "cairn.driver.driver", "validate", "--pipeline", "beside_its_dag:PIPELINE"),
-            *("--root", "memory://x", "--spark", "local[1]", "--result", str(tmp_path / "result.json")),
+            *(sys.executable, "-m", "cairn.driver.driver"),
+            *words_of(Validate(root="memory://x", code="beside_its_dag:PIPELINE")),
+            *("--result", str(tmp_path / "result.json")),
         ],
         env={**os.environ, "CAIRN_PYTHON_PATH": lines[0]},
         capture_output=True,
@@ -228,16 +230,15 @@ def test_a_retry_tells_the_driver_of_the_earlier_try(fake: Callable[[str], Path]
     folder = fake("error StorageUnavailable")
     with pytest.raises(AirflowException):
         run(micro_batch(), context(task_state_store=store))
-    assert "--earlier" not in json.loads((folder / "arguments.json").read_text())
+    assert request_in(folder).earlier is None
     assert store == {"cairn_attempt": {"attempt": "a7", "options": {"mode": "full"}}}
 
     fake('ok {"attempt": "a7", "reused": true}')
     assert run(micro_batch(), context(task_state_store=store))["attempt"] == "a7"
-    asked = json.loads((folder / "arguments.json").read_text())
-    assert json.loads(asked[asked.index("--earlier") + 1]) == store["cairn_attempt"]
+    assert request_in(folder).earlier == store["cairn_attempt"]
 
     run(micro_batch(reuse_prepared=False), context(task_state_store=store))
-    assert "--earlier" not in json.loads((folder / "arguments.json").read_text())
+    assert request_in(folder).earlier is None
 
 
 def test_commands_in_errors_name_the_dag(fake: Callable[[str], Path]) -> None:
@@ -671,6 +672,9 @@ def test_the_sink_is_looked_up_only_if_there_is_one(monkeypatch: pytest.MonkeyPa
 # --- validation and savepoints --------------------------------------------------------------------------------------------
 
 
+OF_CODE: Any = {"root": "r", "code": "m:P"}
+
+
 def validate(**more: Any) -> ValidateStateOperator:
     return ValidateStateOperator(task_id="v", pipeline="m:P", root="r", checkpoint="5", docs_dir="/docs", **more)
 
@@ -689,17 +693,18 @@ def test_validation_names_its_findings(fake: Callable[[str], Path]) -> None:
 
 def request_in(folder: Path) -> Any:
     """Read the request that the fake driver got."""
-    return parse_call(json.loads((folder / "arguments.json").read_text()), ["result"])[1]
+    command, request, *_ = json.loads((folder / "arguments.json").read_text())
+    return from_json(REQUESTS[command], request)
 
 
 def test_validation_and_savepoint_arguments(fake: Callable[[str], Path]) -> None:
     folder = fake('ok {"success": true, "findings": [], "docs": "d", "keys": 3}')
     assert run(validate())["keys"] == 3
-    assert request_in(folder) == Validate(checkpoint="5", docs="/docs")
+    assert request_in(folder) == Validate(**OF_CODE, checkpoint="5", docs="/docs")
     run(savepoint(every=None))
-    assert request_in(folder) == TakeSavepoint(checkpoint="5", to="file:///s")
+    assert request_in(folder) == TakeSavepoint(**OF_CODE, checkpoint="5", folder="file:///s")
     run(savepoint(every=None, consolidate=True))
-    assert request_in(folder) == TakeSavepoint(checkpoint="5", to="file:///s", consolidate=True)
+    assert request_in(folder) == TakeSavepoint(**OF_CODE, checkpoint="5", folder="file:///s", consolidate=True)
 
 
 @pytest.mark.parametrize(
@@ -716,13 +721,13 @@ def test_fast_validation_is_a_full_one_on_its_cadence(
 ) -> None:
     folder = fake('ok {"success": true, "findings": [], "docs": null, "keys": 3}')
     run(validate(**more))
-    assert request_in(folder).mode == mode
+    assert request_in(folder).fast is (mode == "fast")
 
 
 @pytest.mark.long("half a second", runs_in="ci")
 def test_a_refused_attempt_and_a_refused_checkpoint_say_what_to_do(fake: Callable[[str], Path]) -> None:
     folder = fake(
-        'ok {"success": false, "findings": ["f"], "docs": null, "published": ["[a, b) (checkpoint 5)"], "rerun": '
+        'ok {"success": false, "findings": ["f"], "docs": null, "published": [{"id": 5, "interval": "[a, b)"}], "rerun": '
         '{"first": "2013-01-02T00:00:00+00:00", "last": "2013-01-04T00:00:00+00:00", "replace_overlapping": false}}'
     )
     gate = ValidateStateOperator(task_id="v", pipeline="m:P", root="r", attempt="uuid")
@@ -731,7 +736,7 @@ def test_a_refused_attempt_and_a_refused_checkpoint_say_what_to_do(fake: Callabl
         match=r"(?s)validation refused attempt uuid.*The attempt is neither committed nor published",
     ):
         run(gate)
-    assert request_in(folder) == Validate(attempt="uuid", docs=request_in(folder).docs)
+    assert request_in(folder) == Validate(**OF_CODE, attempt="uuid")
     with pytest.raises(
         AirflowFailException, match=r"(?s)- \[a, b\) \(checkpoint 5\)\nRemove the cause.*\ncairn backfill "
     ):
@@ -746,6 +751,8 @@ def test_a_refused_attempt_and_a_refused_checkpoint_say_what_to_do(fake: Callabl
         run(ValidateStateOperator(task_id="v", pipeline="m:P", root="r", savepoint="file:///s"))
     with pytest.raises(ValueError, match="one of checkpoint, attempt and savepoint"):
         ValidateStateOperator(task_id="v", pipeline="m:P", root="r", savepoint="file:///s", attempt="a")
+    with pytest.raises(ValueError, match="mode is 'quick'; expected fast or full"):
+        validate(mode="quick")
 
 
 def test_the_asset_is_told_of_what_was_validated(fake: Callable[[str], Path]) -> None:
@@ -827,18 +834,29 @@ class Events(dict[Any, Any]):
 
 
 def test_a_range_goes_through_one_driver_and_tells_each_checkpoint(fake: Callable[[str], Path]) -> None:
-    folder = fake('ok {"intervals": 5, "computed": 2, "kept": 3, "checkpoint": 9}')
+    folder = fake('ok {"intervals": [{}, {}, {}, {}, {}], "computed": 2, "kept": 3, "checkpoint": 9}')
     driver = folder / "fake_driver.py"
     told = {"checkpoint": 8, "interval": "i", "output_rows": 3, "state_bytes": 4}
     line = f"print('@cairn committed {json.dumps(told)}')\nprint('@cairn committed {json.dumps({'checkpoint': 9})}')\n"
     driver.write_text(driver.read_text().replace('print("a line"', f'{line}print("a line"'))
     task, events = backfill_task(), Events()
-    assert run(task, context(outlet_events=events))["checkpoint"] == 9
-    asked = json.loads((folder / "arguments.json").read_text())
-    request = parse_call(asked, ["result"])[1]
-    assert isinstance(request, Range) and not request.dry_run
-    assert (request.first, request.last) == ("2013-01-01", "2013-01-05T00:00+00:00")
-    assert (request.every, request.reprocess, request.clear_number) == (None, "none", 2)
+    assert run(task, context(outlet_events=events)) == {
+        "intervals": 5,
+        "computed": 2,
+        "kept": 3,
+        "checkpoint": 9,
+        "sink": "",
+    }
+    assert request_in(folder) == RunRange(
+        root="memory://operators",
+        code="m:P",
+        pipeline="p",
+        first="2013-01-01",
+        last="2013-01-05T00:00+00:00",
+        reprocess="none",
+        permissions=Permissions(),
+        run=RunRef(run_id="r1", clear_number=2, try_number=3),
+    )
     assert events[task.alias].told == [
         ("cairn://p/", {**told, "rows": 3, "bytes": 4, "validated": False}),
         ("cairn://p/", {"checkpoint": 9, "validated": False}),
@@ -846,7 +864,7 @@ def test_a_range_goes_through_one_driver_and_tells_each_checkpoint(fake: Callabl
 
 
 def test_a_dry_run_of_a_range_validates_nothing(fake: Callable[[str], Path]) -> None:
-    folder = fake('ok {"intervals": 5, "computed": 2, "kept": 3, "checkpoint": null}')
+    folder = fake('ok {"intervals": [], "computed": 2, "kept": 3, "checkpoint": null}')
     task = backfill_task(validate={"docs_dir": "/docs"})
     task.only_plan = "True"
     ti = SimpleNamespace(try_number=1, xcom_push=lambda **_: None)
@@ -856,7 +874,7 @@ def test_a_dry_run_of_a_range_validates_nothing(fake: Callable[[str], Path]) -> 
     alone = backfill_task()
     alone.only_plan = "True"
     assert run(alone)["checkpoint"] is None
-    assert "--dry-run" in json.loads((folder / "arguments.json").read_text())
+    assert request_in(folder).dry_run
 
 
 @pytest.mark.parametrize(
@@ -881,7 +899,7 @@ def test_off_the_cadence_state_is_restored_and_proven_all_the_same(
 ) -> None:
     folder = fake('ok {"success": true, "findings": [], "docs": null, "keys": 3}')
     run(validate(expectations_every=every))
-    assert request_in(folder) == Validate(checkpoint="5", docs="/docs", without_expectations=without)
+    assert request_in(folder) == Validate(**OF_CODE, checkpoint="5", docs="/docs", without_expectations=without)
 
 
 def test_a_gate_stands_between_process_and_checkpoint() -> None:
@@ -1042,7 +1060,7 @@ def test_a_token_and_configuration_reach_the_driver_by_its_stdin_only(
         task.render_template_fields({"p": "azure=key"})
         result = run(task)
     asked = json.loads((folder / "arguments.json").read_text())
-    assert asked[asked.index("--spark") + 1] == "sc://h:7/;use_ssl=true;user_id=me"
+    assert from_json(Call, asked[asked.index("--call") + 1]).spark == "sc://h:7/;use_ssl=true;user_id=me"
     assert json.loads((folder / "stdin").read_text()) == {
         "token": "t0ken",
         "conf": {
@@ -1224,7 +1242,7 @@ def test_a_misspelt_parameter_of_a_run_is_refused_before_a_driver_starts(monkeyp
         asked = context(dag_run=SimpleNamespace(conf=conf), dag=SimpleNamespace(params=params))
         monkeypatch.setattr(driver_operator, "get_current_context", lambda asked=asked: asked)
         with pytest.raises(AirflowFailException, match=f"no parameter of this DAG\nDid you mean '{meant}'"):
-            micro_batch().run_driver(Validate())
+            micro_batch().run_driver(Validate(**OF_CODE))
     for fine in ({}, {"from": "2024-01-01", "ticket": "OPS-1"}):
         driver_operator.check_conf(fine, params)
 

@@ -26,6 +26,7 @@ from cairn.operations.plan_range import (
     named_intervals,
     plan_by_input,
 )
+from cairn.operations.run_intervals import Outcome
 from cairn.operations.what_changed import MadeOf
 from cairn.testing import PipelineTester
 from pipelines.aircraft import AIRCRAFT, READ_SCHEMA
@@ -275,26 +276,20 @@ def test_progress_says_the_recent_rate_and_what_is_left() -> None:
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (
-            ["--from", "2024-01-01"],
-            "give --from and --to together: the starts of the first and of the last interval",
-        ),
-        (
-            ["--from", "2024-01-01", "--to", "2024-01-02", "--count", "2"],
-            "--start and --count can't be combined with --from and --to; leave them out",
-        ),
+        (["--to", "2024-01-01"], "--to needs --from, the start of the first interval; leave out --count"),
+        (["--from", "2024-01-01", "--to", "2024-01-02", "--count", "2"], "leave out --count"),
         (
             ["--from", "2024-01-02", "--to", "2024-01-01"],
-            "--from 2024-01-02 is after --to 2024-01-01; --from is the start of the first interval",
+            "from 2024-01-02 is after to 2024-01-01; from is the start of the first interval",
         ),
-        (["--start", "yesterday"], "--start 'yesterday' is not a time; write it as in 2024-01-01T00:00Z"),
-        (["--start", "2024-01-01T00:00"], "--start '2024-01-01T00:00' has no time zone; write it as in"),
+        (["--from", "yesterday"], "from 'yesterday' is not a date or time like 2024-01-04"),
+        (["--every", "1w"], "not a duration: '1w'"),
     ],
 )
 def test_a_range_that_can_not_be_meant_is_refused_before_spark_starts(
     tmp_path: Path, options: list[str], says: str
 ) -> None:
-    command = ["run", "pipelines.aircraft:AIRCRAFT", "--root", str(tmp_path), "--every", "1d"]
+    command = ["run", "--code", "pipelines.aircraft:AIRCRAFT", "--root", str(tmp_path), "--every", "1d"]
     result = CliRunner().invoke(app, [*command, *options])
     assert (result.exit_code, says in result.stderr) == (2, True), result.output
 
@@ -303,15 +298,24 @@ def test_another_length_behind_the_newest_interval_is_meant_or_refused(tmp_path:
     """A source with a file per interval would lose the files that begin elsewhere."""
     tester = PipelineTester(AIRCRAFT, input_schema=READ_SCHEMA, every=DAY, root=str(tmp_path))
     tester.run()
-    command = ["run", "pipelines.aircraft:AIRCRAFT", "--root", str(tmp_path), "--dry-run", "--reprocess", "none"]
+    command = [
+        "run",
+        "--code",
+        "pipelines.aircraft:AIRCRAFT",
+        "--root",
+        str(tmp_path),
+        "--dry-run",
+        "--reprocess",
+        "none",
+    ]
     refused = CliRunner().invoke(app, [*command, "--every", "12h"])
     assert refused.exit_code == 2, refused.output
     lines = refused.stderr.splitlines()
     assert lines[0].endswith(
-        "--every 12h differs from the length of its newest interval, [2013-01-01T00:00:00Z, 2013-01-02T00:00:00Z)"
+        "--every 12:00:00 differs from the length of its newest interval, [2013-01-01T00:00:00Z, 2013-01-02T00:00:00Z)"
     )
     assert lines[1] == "To continue with intervals of 1 day, 0:00:00, leave out --every"
-    for options in (lines[2].partition("say so: ")[2].split(), [], ["--every", "1d"]):
+    for options in (["--every", "12h", *lines[2].partition("add ")[2].split()], [], ["--every", "1d"]):
         result = CliRunner().invoke(app, [*command, *options])
         assert result.exit_code == 0 and "1 of 1 intervals would be computed" in result.output, result.output
 
@@ -319,12 +323,16 @@ def test_another_length_behind_the_newest_interval_is_meant_or_refused(tmp_path:
 @pytest.mark.parametrize(
     ("asked", "more", "printed"),
     [
-        (["--count", "9"], {"last": START}, ""),
-        (["--spark", "sc://h:1"], {"last": START + 2 * DAY}, "--count 3 --spark sc://h:1"),
+        (["--count", "9"], {"last": START}, "--to 2024-01-01T00:00:00Z --reprocess all"),
         (
-            ["--every", "12h", "--start", "2024-01-09T00:00Z"],
+            ["--spark", "sc://h:1"],
+            {"last": START + 2 * DAY},
+            "--to 2024-01-03T00:00:00Z --reprocess all --spark sc://h:1",
+        ),
+        (
+            ["--every", "12h", "--from", "2024-01-09T00:00Z"],
             {"last": START + DAY - timedelta(seconds=1), "replace_overlapping": True},
-            "--count 2 --every 12h --replace-overlapping",
+            "--to 2024-01-01T12:00:00Z --every 43200s --reprocess all --replace-overlapping",
         ),
     ],
 )
@@ -333,7 +341,7 @@ def test_a_refusal_of_cairn_run_ends_with_the_command_that_repairs_it(
 ) -> None:
     """The printed command, in its turn, asks for just those intervals."""
     there = SimpleNamespace(log=lambda: log_in_memory(entries={1: record(1, day(1))}))
-    monkeypatch.setattr("cairn.operations.coordinator_of.coordinator_of", lambda *_: there)
+    monkeypatch.setattr("cairn.operations.run_range.coordinator_of", lambda *_: there)
     calls: list[list[Interval]] = []
 
     def refuse(session: object, pipeline: object, intervals: Sequence[Interval], *_: object, **options: Any) -> Any:
@@ -342,8 +350,8 @@ def test_a_refusal_of_cairn_run_ends_with_the_command_that_repairs_it(
 
     session = SimpleNamespace(sparkContext=SimpleNamespace(setLogLevel=lambda _: None))
     monkeypatch.setattr("cairn.spark.session.connect", lambda *_, **__: session)
-    monkeypatch.setattr("cairn.operations.run_intervals.run_intervals", refuse)
-    command = ["run", "pipelines.aircraft:AIRCRAFT", "--root", f"file://{tmp_path}"]
+    monkeypatch.setattr("cairn.operations.run_range.run_intervals", refuse)
+    command = ["run", "--code", "pipelines.aircraft:AIRCRAFT", "--root", f"file://{tmp_path}"]
     words = command + asked
     for _ in range(2):
         result = CliRunner().invoke(app, words)
@@ -351,8 +359,51 @@ def test_a_refusal_of_cairn_run_ends_with_the_command_that_repairs_it(
         starts, ready, *_, before, line = result.stderr.splitlines()
         assert starts in ("starting Spark", "connecting to Spark") and ready.startswith("Spark is ready after ")
         assert before == "StaleStateError: it is stale."
-        expected = f"cairn {shlex.join(command)} --start 2024-01-01T00:00:00Z {printed}"
-        assert line == expected.rstrip()
+        expected = f"cairn {shlex.join(command)} --from 2024-01-01T00:00:00Z {printed}"
+        assert line == expected
         words = shlex.split(line)[1:]
-    assert calls[1][0].start == START and calls[1][-1].start <= START + 2 * DAY
-    assert len(calls[1]) == int([*shlex.split(printed), "--count", "1"][1])
+    assert calls[1][0].start == START and format_instant(calls[1][-1].start) == printed.split()[1]
+
+
+@pytest.mark.parametrize(
+    ("words", "at", "says"),
+    [
+        (
+            ["--from", "2024-01-01", "--to", "2024-01-03"],
+            1,
+            "1 of 3 intervals are done; their commits stay\nTo continue, run:\nMORE",
+        ),
+        (["--from", "2024-01-01", "--to", "2024-01-03"], 3, "3 of 3 intervals are done; their commits stay\n"),
+        (
+            ["--from", "2024-01-01", "--count", "3"],
+            0,
+            "0 of 3 intervals are done; their commits stay\nTo continue, run:\nMORE --reprocess all",
+        ),
+        (["--count", "3", "--reprocess", "none", "--dry-run"], 0, "To continue, run:\ncairn as typed"),
+        (["--count", "3"], None, "To continue, run:\ncairn as typed"),
+    ],
+)
+def test_ctrl_c_names_what_is_left_of_the_range(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], at: int | None, says: str
+) -> None:
+    """`at`: After how many intervals; None: while the pipeline is loaded, before Cairn knows which intervals are meant."""
+
+    def stop(*_: object, on_outcome: Any = None, **__: object) -> None:
+        for n in range(at or 0):
+            outcome = Outcome(
+                interval=day(n + 1), computed=False, ours=False, checkpoint=n, record=None, why="it is kept"
+            )
+            on_outcome(outcome, Progress(done=n + 1, total=3, kept=n + 1, recent_s=()))
+        raise KeyboardInterrupt
+
+    session = SimpleNamespace(sparkContext=SimpleNamespace(setLogLevel=lambda _: None))
+    monkeypatch.setattr("cairn.spark.session.connect", lambda *_, **__: session)
+    for place in ("run_intervals", "plan_intervals", *(["coordinator_of"] if at is None else [])):
+        monkeypatch.setattr(f"cairn.operations.run_range.{place}", stop)
+    monkeypatch.setattr("sys.argv", ["cairn", "as", "typed"])
+    command = ["run", "--code", "pipelines.aircraft:AIRCRAFT", "--root", str(tmp_path), "--every", "1d"]
+    result = CliRunner().invoke(app, [*command, *words])
+    left = f"cairn {shlex.join(command[:-2])} --from {format_instant(day((at or 0) + 1).start)} --to 2024-01-03T00:00:00Z --every 86400s"
+    assert result.exit_code == 130 and result.stderr.split("Stopped by Ctrl-C\n")[1].rstrip("\n") == (
+        says.replace("MORE", left).rstrip("\n")
+    ), result.output

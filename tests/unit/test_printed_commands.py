@@ -53,11 +53,11 @@ BENCHMARK = "not run: minutes, and it measures; its options are parsed here"
 # A test whose text has every word of the command; "as printed" behind it: the test reads the command from what was said.
 # "not run" has a reason.
 RUN = {
-    "cairn run … --root …": "tests/integration/test_calendars.py::"
+    "cairn run --code … --root …": "tests/integration/test_calendars.py::"
     "test_after_a_change_of_the_schedule_the_printed_command_closes_the_gap as printed",
     "cairn backfill --dag … --from START --to END": "not run as it stands: START and END are the reader's; "
     "tests/integration/test_calendars.py::play runs the like",
-    "cairn run module:NAME --root …": WITH_SPARK,
+    "cairn run --code module:NAME --root …": WITH_SPARK,
     "cairn status": HERE + "test_the_first_screen_of_the_readme_is_what_status_says",
     "airflow backfill create --dag-id aircraft --from-date 2013-01-01 --to-date 2013-01-14 --max-active-runs 1 "
     "--reprocess-behavior completed": "not run: 14 days through Airflow; `cairn backfill` asks Airflow for the same; its options are parsed here",
@@ -72,7 +72,7 @@ RUN = {
     "airflow connections add cairn_spark --conn-type spark --conn-host spark://MASTER:7077 --conn-extra "
     '\'{"conf": {"spark.pyspark.python": "/srv/cairn/env/bin/python", "spark.executor.memory": "1g", "spark.executor.cores": 1, "spark.cores.max": 2}}\'': TEN_DAYS,
     "cairn backfill --dag aircraft --from 2013-01-01 --to 2013-01-10": TEN_DAYS,
-    "cairn run pipelines.aircraft:AIRCRAFT --spark spark://MASTER:7077 --from 2013-01-01 --to 2013-01-10 --every 1d --root gs://bucket/run": TEN_DAYS.replace(
+    "cairn run --code pipelines.aircraft:AIRCRAFT --spark spark://MASTER:7077 --from 2013-01-01 --to 2013-01-10 --every 1d --root gs://bucket/run": TEN_DAYS.replace(
         "by_the_commands_of_the_page", "in_one_application"
     ),
     "airflow dags list-import-errors": AIRFLOW + "test_commands_for_airflow_do_what_the_docs_say",
@@ -96,18 +96,18 @@ RUN = {
     + "test_a_cleared_day_with_another_result_makes_tomorrow_wait_with_the_command as printed",
     "cairn heal --local --code … --root … --pipeline …": "tests/integration/test_run_intervals.py::"
     "test_heal_runs_here_what_is_missing_and_stale",
-    "cairn run … --root … --from … --to …": "tests/unit/test_heal_command.py::"
+    "cairn run --code … --root … --from … --to …": "tests/unit/test_heal_command.py::"
     "test_without_airflow_overlapping_output_is_replaced_by_cairn_run as printed",
     "cairn heal --to 2013-01-06": "not run: needs Airflow, where tests/integration/test_heal.py runs it over random histories",
     "cairn heal …": "not run: the name of the Spark application",
     "cairn backfill --dag aircraft --from 2013-01-04 --to 2013-01-05": "not run: needs Airflow, where printed backfills are run by "
     "tests/integration/test_airflow.py; its options are parsed here",
-    "cairn run pipelines.clicks:CLICKS --every 1h --count 3": WITH_SPARK,
-    "cairn run pipelines.clicks:CLICKS --from \"$(date -u -d '7 days ago' +%F)\" --to \"$(date -u -d yesterday +%F)\" --reprocess none": WITH_SPARK,
+    "cairn run --code pipelines.clicks:CLICKS --every 1h --count 3": WITH_SPARK,
+    "cairn run --code pipelines.clicks:CLICKS --from \"$(date -u -d '7 days ago' +%F)\" --to \"$(date -u -d yesterday +%F)\" --reprocess none": WITH_SPARK,
     "cairn try --code pipelines.clicks:CLICKS --from 2024-01-01T01:00 --to 2024-01-01T03:00 --name shorter": WITH_SPARK,
-    "cairn compare shorter --key user": WITH_SPARK,
+    "cairn compare shorter --match user": WITH_SPARK,
     "cairn deploy shorter --code pipelines.clicks:CLICKS --past --yes": WITH_SPARK,
-    "cairn savepoint --code pipelines.aircraft:AIRCRAFT --to /savepoints/2013-01-04 --format canonical": WITH_SPARK,
+    "cairn savepoint --code pipelines.aircraft:AIRCRAFT --folder /savepoints/2013-01-04 --format canonical": WITH_SPARK,
     "cairn restore --savepoint /savepoints/2013-01-04 --code pipelines.aircraft:AIRCRAFT": WITH_SPARK,
     "cairn prepare-spark": "tests/integration/test_prepare_spark.py::test_the_command_writes_an_archive_that_sessions_use",
     "cairn spark --port 15003": "tests/integration/test_docs.py::server as printed",
@@ -146,7 +146,7 @@ RUN = {
     "cairn quarantine … --release": CLI + "test_a_person_refuses_a_checkpoint_and_accepts_it_again",
     "cairn quarantine --release": CLI + "test_a_person_refuses_a_checkpoint_and_accepts_it_again",
     "cairn validate": "tests/integration/test_validation.py::test_validate_on_the_command_line",
-    "cairn savepoint … … --checkpoint … --to": "not run: needs Spark and a pipeline's code; with the same options it is, "
+    "cairn savepoint … … --checkpoint … --folder": "not run: needs Spark and a pipeline's code; with the same options it is, "
     "in tests/integration/test_savepoints.py",
     "cairn compare … --root … --pipeline …": PAGES_OF_TRIALS,
     "cairn compare --exit-code": "tests/unit/test_trial_commands.py::test_the_same_code_has_nothing_to_say",
@@ -157,9 +157,7 @@ RUN = {
     "cairn deploy": TRYING,
     "cairn try": TRYING,
     "cairn restore … --checkpoint … --yes": TRYING,
-    "cairn deploy …": "not run: the name of the Spark application",
     "cairn try --code … --from … --to …": "not run: needs Spark and changed code; docs/trying.md runs the like",
-    "cairn try …": "not run: the name of the Spark application",
     "cairn export": HERE + "test_what_docs_show_of_a_pipeline",
     "cairn export --to /tmp/tables --state history --jobs 2": HERE + "test_what_docs_show_of_a_pipeline",
     "cairn forget": HERE + "test_a_person_s_data_is_deleted_as_the_page_shows as printed",
@@ -191,18 +189,13 @@ RUN = {
     "cairn restore --checkpoint ID --dry-run": ERRORS,
     "cairn restore --claim": "tests/integration/test_savepoints.py::test_the_command_line_takes_and_restores",
     "cairn run": "tests/integration/test_docs.py::test_every_block_of_the_page_runs as printed",
-    "cairn run …": "not run: the name of the Spark application",
     "cairn run … --spark-log error": "tests/unit/test_spark.py::test_cairn_run_shows_what_spark_says_on_demand",
-    "cairn run … --root … --every …": "tests/unit/test_scheduled_intervals.py::"
-    "test_run_asks_for_the_length_if_the_last_two_differ as printed",
-    "cairn run … --root … --start …": "tests/unit/test_plan_range.py::"
-    "test_a_refusal_of_cairn_run_ends_with_the_command_that_repairs_it as printed",
     "cairn run --from --to": "tests/integration/test_run_intervals.py::test_the_command_line_runs_a_range",
-    "cairn run pipelines.…:… --every … --root file://…/data/state": "tests/integration/test_new_pipeline.py::"
+    "cairn run --code pipelines.…:… --every … --root file://…/data/state": "tests/integration/test_new_pipeline.py::"
     "test_the_printed_command_runs_the_first_interval as printed",
     "cairn savepoint --format canonical": "tests/integration/test_savepoints.py::test_the_command_line_takes_and_restores",
     "cairn savepoint --stop": AIRFLOW + "test_stopping_with_a_savepoint_loses_no_interval",
-    "cairn savepoint --to …": "tests/integration/test_savepoints.py::test_the_command_line_takes_and_restores",
+    "cairn savepoint --folder …": "tests/integration/test_savepoints.py::test_the_command_line_takes_and_restores",
     "cairn show": HERE + "test_what_docs_show_of_a_pipeline",
     "cairn spark": "tests/integration/test_docs.py::server as printed",
     "cairn spark --port …": "tests/integration/test_docs.py::server as printed",
@@ -266,6 +259,7 @@ RUN = {
     "test_what_is_not_landed_is_landed_by_the_command_of_its_error as printed",
     "python -m pytest tests/pipelines/test_….py": "tests/integration/test_new_pipeline.py::"
     "test_its_own_tests_pass_by_the_printed_commands as printed",
+    "python -m tests.tools.plant --sample tests/tools/sample.json": "not run: minutes; it is imported here",
     "python -m tests.crash_matrix": "not run: minutes; the suite plays cells of it, and it is imported here",
     "python -m benchmarks.sinks": "not run: minutes; a PostgreSQL server and a million rows",
     "python -m tests.integration.test_server_crash gcs": "not run: minutes; the suite plays cells of it, and it is imported here",

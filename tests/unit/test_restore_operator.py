@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 from airflow.sdk.exceptions import AirflowFailException, TaskAwaitingInput
-from cairn.driver.driver_protocol import RestoreSavepoint, Validate
 
+from cairn.requests import RestoreSavepoint, Validate
 from cairn_operators import RestoreStateOperator, restore_pipeline
 from cairn_operators.restore_state import parse_target
 from state_backend.adapters.local_storage import LocalStorage
@@ -24,6 +24,7 @@ from tests.unit.test_operators import context as task_context
 from tests.unit.test_operators import run
 
 ROOT = "memory://restore"
+OF_CODE: Any = {"root": ROOT, "code": "m:P", "pipeline": PIPELINE}
 
 
 class Store(dict[str, Any]):
@@ -111,7 +112,7 @@ def test_a_rewind_asks_validates_and_commits_once(
 
     result = made.after_answer(where, answer("Approve"), **parked.kwargs)
     assert result == {"kind": "rewind", "checkpoint": 5, "discarded": [3, 4]}
-    assert driver == [Validate(checkpoint="2")]
+    assert driver == [Validate(**OF_CODE, checkpoint="2")]
     content = newest(folder).content
     assert (content.kind, content.base_id, content.interval) == ("restore", 2, day(2))
     assert {i for i, r in folder.coordinator.log().retained.items() if r.stale_by == 5} == {3, 4}
@@ -167,7 +168,7 @@ def test_a_cleared_task_asks_again(folder: Folder, driver: list[Any], asked: lis
 
 def test_nobody_is_asked_if_nothing_is_discarded(folder: Folder, driver: list[Any], asked: list[Any]) -> None:
     assert run(operator("4"), context()) == {"kind": "rewind", "checkpoint": 5, "discarded": []}
-    assert not asked and driver == [Validate(checkpoint="4")]
+    assert not asked and driver == [Validate(**OF_CODE, checkpoint="4")]
     assert newest(folder).content.base_id == 4
 
 
@@ -221,8 +222,8 @@ def test_a_savepoint_asks_is_validated_and_restored_by_the_driver(
     result = made.after_answer(where, answer("Approve"), **parked.kwargs)
     assert result == {"kind": "savepoint", "checkpoint": 77, "discarded": ids}
     assert driver == [
-        Validate(savepoint="/savepoints/day2"),
-        RestoreSavepoint(savepoint="/savepoints/day2", claim="CLAIM", attempt=made._attempt(where)),
+        Validate(**OF_CODE, savepoint="/savepoints/day2"),
+        RestoreSavepoint(**OF_CODE, savepoint="/savepoints/day2", claim="CLAIM", attempt=made._attempt(where)),
     ]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 import uuid
 from collections.abc import Iterator
@@ -14,7 +13,6 @@ from typing import Any
 import pytest
 
 from cairn import testing
-from cairn.driver import driver
 from cairn.operations.coordinator_of import coordinator_of
 from cairn.operations.plan_interval import Attempt
 from cairn.operations.plan_range import Progress
@@ -23,6 +21,7 @@ from cairn.operations.run_interval import finish_commit
 from cairn.operations.run_intervals import Outcome, committed_alike, plan_intervals, run_intervals
 from cairn.operations.validate import validate_checkpoint
 from cairn.pipeline import Interval, Pipeline
+from cairn.requests import Validate
 from cairn.rows.local_rows import LocalRows
 from cairn.spark.ddl import parse_ddl_locally
 from state_backend.values.errors import (
@@ -37,6 +36,7 @@ from state_backend.values.errors import (
 from state_backend.values.records import Permissions, Record, RunRef
 from state_backend.values.zones import zone_of
 from tests.support.counting import DAYS, INPUT_SCHEMA, counting, day
+from tests.support.drivers import driven
 from tests.support.ranges import files, made, ran
 
 ASKED: list[Interval] = []
@@ -328,10 +328,8 @@ def test_a_commit_looks_for_each_file_of_its_attempt(tmp_path: Path) -> None:
 def test_the_driver_validates_files_without_spark(tmp_path: Path) -> None:
     root, result = tmp_path / "state", tmp_path / "result"
 
-    def validated(*words: str) -> Any:
-        where = ["--pipeline", f"{__name__}:PIPELINE", "--root", str(root), "--spark", "local", "--result", str(result)]
-        driver.main(["validate", *where, "--mode", "fast", *words])
-        return json.loads(result.read_text())["ok"]
+    def validated(**more: str) -> Any:
+        return driven(Validate(root=str(root), code=f"{__name__}:PIPELINE", fast=True, **more), result)["ok"]
 
     records = [run_alone(root, day(n)) for n in range(3)]
     found = validated()
@@ -339,8 +337,11 @@ def test_the_driver_validates_files_without_spark(tmp_path: Path) -> None:
     (root / "counting" / records[1].content.outputs[0].handle.path).write_bytes(b"")
     tried = validate_checkpoint(None, PIPELINE, str(root), records[1], mode="fast", mark=False)
     assert not tried.success and not coordinator_of(PIPELINE, str(root)).log().quarantined
-    found = validated("--checkpoint", "2")
-    assert not found["success"] and found["published"] == [f"{day(1)} (checkpoint 2)", f"{day(2)} (checkpoint 3)"]
+    found = validated(checkpoint="2")
+    assert not found["success"] and found["published"] == [
+        {"id": 2, "interval": str(day(1))},
+        {"id": 3, "interval": str(day(2))},
+    ]
     assert found["rerun"] == Rerun(first=day(1).start, last=day(2).start).as_json()
     DAYS[day(0).start] = [("ann", "pear", 2)]
     attempt = prepare_alone(root, day(0))
@@ -348,7 +349,7 @@ def test_the_driver_validates_files_without_spark(tmp_path: Path) -> None:
     (output,) = coordinator.load_prepared(attempt).content.outputs
     data = (root / "counting" / output.handle.path).read_bytes()
     (root / "counting" / output.handle.path).write_bytes(b"")
-    assert not validated("--attempt", attempt)["success"]
+    assert not validated(attempt=attempt)["success"]
     (root / "counting" / output.handle.path).write_bytes(data)
     with pytest.raises(ValidationRefused):
         coordinator.commit(attempt)

@@ -14,7 +14,7 @@ from local_stack.owned_process import OwnedProcesses
 from local_stack.running_driver import RunningDriver
 from tests.support.waiting import wait_until
 
-PROCESS = "process --pipeline p:P --start 2024-01-01"
+PROCESS = 'interval {"root": "r", "code": "p:P", "start": "2024-01-01T00:00:00+00:00"} --call {}'
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,7 @@ import os, time
 from setproctitle import setproctitle
 if os.fork() == 0:
     os.setsid()
-    setproctitle("cairn-driver of task 31: python -m cairn.driver.driver " + "process " * 20)
+    setproctitle("cairn-driver of task 31: python -m cairn.driver.driver " + "interval " * 20)
     open(os.environ["TOLD"], "w").write(str(os.getpid()))
 time.sleep(60)
 """

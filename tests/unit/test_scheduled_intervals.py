@@ -6,15 +6,14 @@ Clocks go forward on Sunday, 31 March 2024.
 from __future__ import annotations
 
 import json
-import shlex
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 from zoneinfo import ZoneInfo
 
 import pytest
 from airflow.sdk import DAG, CronDataIntervalTimetable, CronTriggerTimetable, DeltaDataIntervalTimetable
-from cairn.driver.driver_protocol import Call, Process, parse_call, to_arguments
 from dateutil.relativedelta import relativedelta
 from pendulum import timezone
 from typer.testing import CliRunner
@@ -22,11 +21,12 @@ from typer.testing import CliRunner
 import cairn
 from cairn.command.cli import app
 from cairn.command.heal import following_interval
-from cairn.command.run import _Asked
 from cairn.operations.plan_heal import health_of
 from cairn.operations.plan_range import named_intervals
+from cairn.operations.run_range import intervals_of
 from cairn.pipeline import Pipeline
 from cairn.replay.find_interval import find_interval
+from cairn.requests import RunRange
 from cairn.testing import PipelineTester
 from cairn_operators.dag_schedule import schedule_of_dag
 from pipelines.aircraft import AIRCRAFT, READ_SCHEMA
@@ -186,33 +186,31 @@ def test_the_dag_gives_the_schedule_or_has_the_declared_one() -> None:
 def test_the_schedule_of_a_dag_travels_to_the_driver(schedule: object, expected: Schedule | None) -> None:
     found = schedule_of_dag(DAG("p", schedule=schedule, start_date=START))  # type: ignore[arg-type]
     assert (None if found is None else decode(found)) == expected
-    request = Process(
-        start=START, end=DAYS[0].end, attempt="a", run_id="r", clear_number=0, try_number=1, schedule=found
-    )
-    call = Call(pipeline="m:P", root="memory://r", spark="local[1]")
-    words = [request.command, *to_arguments(call), *to_arguments(request)]
-    assert parse_call(words, [])[1] == request
-    with pytest.raises(SystemExit):
-        parse_call(words, ["result"])
 
 
 # --- cairn run --------------------------------------------------------------------------------------------------------------
 
 
 def asked(
-    newest: Interval | None, start: str | None = None, from_: str | None = None, to: str | None = None, count: int = 1
+    newest: Interval | None,
+    first: str | None = None,
+    last: str | None = None,
+    *,
+    schedule: Schedule = WEEKDAYS,
+    **more: Any,
 ) -> tuple[Interval, ...]:
-    return _Asked(start=start, from_=from_, to=to, count=count).scheduled(WEEKDAYS, START, newest)
+    """The intervals that `cairn run` names, behind a log whose newest interval is given."""
+    log = log_in_memory({} if newest is None else {1: record(1, newest)})
+    return intervals_of(RunRange(root="", code="m:P", first=first, last=last, **more), declared(schedule), log)
 
 
 def test_run_takes_the_intervals_of_the_schedule() -> None:
     assert asked(None, count=3) == tuple(DAYS[:3])
     assert asked(DAYS[2], count=2) == tuple(DAYS[3:5])
-    assert asked(DAYS[2], start="2024-03-27T05:00Z") == (DAYS[1],)
+    assert asked(DAYS[2], "2024-03-27T05:00Z") == asked(DAYS[2], "2024-03-27T06:00") == (DAYS[1],)
     # A date is a day of Berlin. Monday's interval begins an hour earlier in UTC than Friday's, since clocks changed.
-    assert asked(None, from_="2024-03-29", to="2024-04-01") == tuple(DAYS[3:5])
-    hourly = _Asked(start=None, from_="2024-03-31", to="2024-03-31", count=1)
-    assert len(hourly.scheduled(Cron("@hourly", "Europe/Berlin"), START, None)) == 23
+    assert asked(None, "2024-03-29", "2024-04-01") == tuple(DAYS[3:5])
+    assert len(asked(None, "2024-03-31", "2024-03-31", schedule=Cron("@hourly", "Europe/Berlin"))) == 23
 
 
 @pytest.mark.parametrize(
@@ -229,14 +227,12 @@ def test_run_takes_the_intervals_of_the_schedule() -> None:
 def test_an_interval_that_ends_at_a_time_that_the_clock_skips_is_planned(
     expression: str, zone: str, day: str, count: int
 ) -> None:
-    """`cairn run --from` and `cairn try --from` left it out, `cairn run --start` refused it, and `cairn heal` jumped over it."""
+    """`cairn run --from` and `cairn try --from` left it out, `cairn run` from its start refused it, and `cairn heal` jumped over it."""
     schedule = Cron(expression, zone)
     planned = named_intervals(day, day, schedule)
     assert len(planned) == count
     for one in planned:
-        assert _Asked(start=format_instant(one.start), from_=None, to=None, count=1).scheduled(
-            schedule, START, None
-        ) == (one,)
+        assert asked(None, format_instant(one.start), schedule=schedule) == (one,)
         assert following_interval(health_of(log_in_memory({})), one.start, schedule) == one
 
 
@@ -252,12 +248,12 @@ def test_a_day_to_replay_is_a_day_of_the_schedule() -> None:
 
 def test_run_refuses_a_start_that_no_interval_has() -> None:
     with pytest.raises(UsageError, match="the nearest begin at 2024-03-29T05:00:00Z and 2024-04-01T04:00:00Z"):
-        asked(None, start="2024-03-30T05:00Z")
+        asked(None, "2024-03-30T05:00Z")
     with pytest.raises(UsageError, match="no interval of the schedule"):
-        asked(None, from_="2024-03-30", to="2024-03-31")
+        asked(None, "2024-03-30", "2024-03-31")
 
 
-AS_PRINTED = ["run", "pipelines.aircraft:AIRCRAFT", "--root"]
+AS_PRINTED = ["run", "--code", "pipelines.aircraft:AIRCRAFT", "--root"]
 DRY = ["--dry-run", "--reprocess", "none"]
 
 
@@ -268,11 +264,9 @@ def test_run_asks_for_the_length_if_the_last_two_differ(tmp_path: Path) -> None:
         tester.run()
     refused = CliRunner().invoke(app, [*AS_PRINTED, str(tmp_path), *DRY])
     assert refused.exit_code == 2 and "declares no schedule" in refused.stderr, refused.output
-    commands = [shlex.split(line)[1:] for line in refused.stderr.splitlines() if line.startswith("cairn run")]
-    assert len(commands) == 2
-    for command in commands:
-        result = CliRunner().invoke(app, [*command, *DRY])
-        assert "[2013-01-04T23:00:00Z, 2013-01-07T22:00:00Z): would be computed" in result.output, result.output
+    every = refused.stderr.rpartition("the length of the next interval: ")[2].split()
+    result = CliRunner().invoke(app, [*AS_PRINTED, str(tmp_path), *DRY, *every])
+    assert "[2013-01-04T23:00:00Z, 2013-01-07T22:00:00Z): would be computed" in result.output, result.output
 
 
 @pytest.mark.long("half a second", runs_in="ci")
@@ -288,7 +282,7 @@ def test_run_and_the_tester_follow_the_schedule_over_a_weekend(tmp_path: Path) -
     result = CliRunner().invoke(app, [*AS_PRINTED, str(tmp_path), "--count", "5", *DRY])
     assert result.exit_code == 0, result.output
     assert "[2013-01-11T00:00:00Z, 2013-01-14T00:00:00Z): would be computed" in result.output
-    heal = ["heal", "--local", "--code", AS_PRINTED[1], "--root", str(tmp_path), "--pipeline", "aircraft"]
+    heal = ["heal", "--local", "--code", AS_PRINTED[2], "--root", str(tmp_path), "--pipeline", "aircraft"]
     result = CliRunner().invoke(app, [*heal, "--to", "2013-01-13", "--dry-run", "--json"])
     assert result.exit_code == 1, result.output
     to_run = [one["start"] for one in json.loads(result.stdout)["to_run"]]

@@ -626,8 +626,8 @@ def test_cairn_run_shows_what_spark_says_on_demand(
         raise SourceError("an input file can't be read")
 
     monkeypatch.setattr(spark_session, "connect", lambda *_, **__: session)
-    monkeypatch.setattr("cairn.operations.run_intervals.run_intervals", fail)
-    run = ["run", "pipelines.aircraft:AIRCRAFT", "--root", str(tmp_path), "--every", "1d"]
+    monkeypatch.setattr("cairn.operations.run_range.run_intervals", fail)
+    run = ["run", "--code", "pipelines.aircraft:AIRCRAFT", "--root", str(tmp_path), "--every", "1d"]
     result = CliRunner().invoke(app, [*run, *options])
     assert (result.exit_code, levels) == (1, [level])
     hinted = "For Spark's own stack trace, run the same command with --spark-log error"

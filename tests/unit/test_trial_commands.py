@@ -52,8 +52,8 @@ def test_the_same_code_has_nothing_to_say(root: str) -> None:
 
 
 def test_a_mistake_is_told_by_column_with_an_example(root: str, tmp_path: Path) -> None:
-    how = ["compare", "double", "--root", root, "--key", "user", "--key", "kind"]
-    said = called(*how, "--exit-code", "--to", str(tmp_path / "rows"), code=1)
+    how = ["compare", "double", "--root", root, "--match", "user", "--match", "kind"]
+    said = called(*how, "--exit-code", "--folder", str(tmp_path / "rows"), code=1)
     assert "output in 2 intervals, the first from 2024-01-02T00:00:00Z: 2 changed" in said
     assert "  total: 2 changed, by 4.5 on average and 6 at most" in said
     assert '  ~ {"user": "ann", "kind": "seen"}: total 3 -> 6' in said

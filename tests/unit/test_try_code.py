@@ -596,8 +596,8 @@ def test_nothing_is_built_on_a_trial(root: Path) -> None:
     with pytest.raises(UsageError, match=r"Not possible there: fork"):
         fork(trial_folder, 2, Coordinator(open_storage(join_url(str(root), "other")), "other"), run=RUN, attempt="a")
     for command in (
-        ["run", "tests.support.trials:OLD", "--count", "1"],
-        ["savepoint", "--code", "tests.support.trials:OLD", "--to", "/tmp/s"],
+        ["run", "--code", "tests.support.trials:OLD", "--count", "1"],
+        ["savepoint", "--code", "tests.support.trials:OLD", "--folder", "/tmp/s"],
     ):
         done = CliRunner().invoke(app, [*command, "--root", tried.root])
         assert done.exit_code == 2 and f"Use production's root: {root}" in done.output

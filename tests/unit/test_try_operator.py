@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,20 +12,22 @@ from typing import Any
 
 import pytest
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException, TaskAwaitingInput
-from cairn.driver.driver_protocol import COMMITTED, Deploy, Try
 
 from cairn import testing
 from cairn.driver import driver
 from cairn.operations.coordinator_of import coordinator_of
+from cairn.requests import COMMITTED, DeployTrial, TryCode
 from cairn_operators import DeployTrialOperator, TryCodeOperator, trial_pipeline
 from cairn_operators.ask_person import as_markdown
 from cairn_operators.try_code import DEPLOY
 from tests.support.counting import DAYS, day
+from tests.support.drivers import driven
 from tests.support.trials import CHANGED, OLD, SESSION, run
 from tests.unit.test_operators import Events, context
 from tests.unit.test_restore_operator import Store, answer
 
 NEXT, PAST, NO = DEPLOY
+OF_CODE: Any = {"root": "file:///r", "code": "m:NEW", "pipeline": "p"}
 
 
 @pytest.fixture
@@ -35,7 +38,8 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         made.append(request)
         if on_line is not None:
             on_line(COMMITTED + json.dumps({"checkpoint": 8, "interval": "i", "output_rows": 3, "state_bytes": 4}))
-        return {"trial": "t", "same": False, "comparison": "what differs", "again": 1, "behind": 0, "back": "cairn"}
+        tried = {"name": "t", "same": False, "comparison": ["what", "differs", "here"], "other_input": ["i"]}
+        return tried | {"again": 1, "behind": 0, "back": "cairn"}
 
     for operator in (TryCodeOperator, DeployTrialOperator):
         monkeypatch.setattr(operator, "run_driver", run_driver)
@@ -52,6 +56,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 def tasks(how: str = PAST) -> tuple[Any, Any]:
     dag = trial_pipeline("t", "m:NEW", "file:///r", pipeline_name="p", every=timedelta(hours=1))
     tried, deploy = dag.get_task("try"), dag.get_task("deploy")
+    tried.pipeline = deploy.pipeline = "m:NEW"  # as rendered from the form
     tried.first, tried.last, tried.key = "2024-01-04", "2024-01-04T06:00", "user, kind"
     deploy.how, deploy.trial, deploy.comparison = how, "t", "what differs"
     return tried, deploy
@@ -63,21 +68,26 @@ def where() -> Any:
     return made
 
 
-def test_a_form_is_passed_on(calls: list[Any]) -> None:
+@pytest.mark.parametrize(
+    ("most", "shown"), [(3, "what\ndiffers\nhere"), (2, "what\ndiffers\nthe rest is in the log of this task")]
+)
+def test_a_form_is_passed_on(calls: list[Any], monkeypatch: pytest.MonkeyPatch, most: int, shown: str) -> None:
+    monkeypatch.setattr("cairn_operators.try_code._SHOWN_LINES", most)
     tried, _ = tasks()
     pushed: dict[str, Any] = {}
     there = where()
     there["ti"].xcom_push = lambda key, value: pushed.update({key: value})
-    assert tried.execute(there)["comparison"] == "what differs"
-    assert pushed == {"trial": "t", "comparison": "what differs"}
+    result = tried.execute(there)
+    assert (result["comparison"], result["other_input"]) == (shown, 1)
+    assert pushed == {"trial": "t", "comparison": shown} and not there["outlet_events"]
     assert calls == [
-        Try(
+        TryCode(
+            **OF_CODE,
             first="2024-01-04",
             last="2024-01-04T06:00",
             every=timedelta(hours=1),
-            keep=timedelta(days=3),
-            name="p",
-            key=("user", "kind"),
+            compare=True,
+            match=("user", "kind"),
         )
     ]
     with pytest.raises(ValueError, match="longer than zero"):
@@ -97,7 +107,7 @@ def test_a_person_decides_with_the_comparison_and_a_retry_does_not_ask_again(
         and "run its intervals again in production" in asked[0]["subject"]
     )
     assert deploy.after_answer(there, answer("Approve"), **parked.value.kwargs)["again"] == 1
-    assert calls == [Deploy(name="p", trial="t", past=True)]
+    assert calls == [DeployTrial(**OF_CODE, name="t", past=True)]
     assert there["outlet_events"][deploy.alias].told[0][0] == "cairn://p/"
     deploy.execute(there)
     assert len(asked) == 1 and len(calls) == 2
@@ -145,7 +155,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     for n in range(3):
         DAYS[day(n).start] = [("ann", "pear", n + 1), ("bob", "fig", 5)]
     run(OLD, tmp_path / "state", range(3))
-    monkeypatch.setattr(driver.Session, "connect", lambda *_: SESSION)
+    monkeypatch.setattr(driver.Driver, "connect", lambda *_: SESSION)
     monkeypatch.setattr(
         "cairn.operations.process_interval._on_spark",
         lambda spark, job, inputs: testing._on_shards(CHANGED.processor, spark, job, inputs),
@@ -154,38 +164,24 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     DAYS.clear()
 
 
-def test_the_driver_tries_compares_and_deploys(
-    root: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_driver_tries_compares_and_deploys(root: Path, capfd: pytest.CaptureFixture[str]) -> None:
     state = str(root / "state")
+    of: Any = {"root": state, "code": "tests.support.trials:CHANGED", "pipeline": "counting"}
+    span: Any = {"first": day(1).start.isoformat(), "last": day(2).start.isoformat(), "every": timedelta(days=1)}
 
-    def called(command: str, *words: str) -> Any:
-        where = [
-            "--pipeline",
-            "tests.support.trials:CHANGED",
-            "--root",
-            state,
-            "--spark",
-            "local",
-            "--name",
-            "counting",
-        ]
-        driver.main([command, *where, "--result", str(root / "result"), *words])
-        return json.loads((root / "result").read_text())
+    def called(request: Any) -> Any:
+        return driven(request, root / "result")
 
-    span = ["--first", day(1).start.isoformat(), "--last", day(2).start.isoformat(), "--every", "86400"]
-    made = called("try", *span, "--keep", "60", "--key", "user", "--trial", "more")["ok"]
-    assert (made["trial"], made["same"], made["computed"]) == ("more", False, 2)
-    assert "state seen_at" in made["comparison"]
-    lines = made["comparison"].splitlines()
-    for most in (len(lines), len(lines) - 1):
-        monkeypatch.setattr(driver, "_SHOWN_LINES", most)
-        cut = called("try", *span, "--keep", "60", "--key", "user", "--trial", "more")["ok"]["comparison"].splitlines()
-        assert len(cut) == len(lines) and (cut[-1] == "the rest is in the log of this task") == (most < len(lines))
-    assert called("deploy", "--trial", "more")["ok"]["again"] == 0
-    deployed = called("deploy", "--trial", "more", "--past")["ok"]
+    tried = TryCode(**of, **span, keep_for=timedelta(minutes=1), compare=True, match=("user",), name="more")
+    made = called(tried)["ok"]
+    assert (made["name"], made["same"], made["computed"], made["other_input"]) == ("more", False, 2, [])
+    assert "state seen_at" in "".join(made["comparison"])
+    assert "comparison" not in called(replace(tried, compare=False))["ok"]
+    assert called(DeployTrial(**of, name="more"))["ok"]["again"] == 0
+    capfd.readouterr()
+    deployed = called(DeployTrial(**of, name="more", past=True))["ok"]
     assert (deployed["again"], deployed["behind"]) == (2, 0) and deployed["back"].endswith("--checkpoint 1 --yes")
-    assert coordinator_of(OLD, state).log().head_id == 5
+    assert deployed["deployed"] and coordinator_of(OLD, state).log().head_id == 5
     assert capfd.readouterr().out.count(COMMITTED) == 2
     DAYS[day(2).start] = [("bob", "fig", 6)]
-    assert called("deploy", "--trial", "other", "--past")["error"]["type"] == "UsageError"
+    assert called(DeployTrial(**of, name="other", past=True))["error"]["type"] == "UsageError"

@@ -305,7 +305,7 @@ def new(
         "\nTest it, without Spark:\n"
         f"  {found}{ours}python -m pytest tests/pipelines/test_{name}.py\n"
         "Run its first interval, without Airflow:\n"
-        f"  {found}{ours}cairn run pipelines.{name}:{name.upper()} --every {every} --root file://{into}/data/state\n"
+        f"  {found}{ours}cairn run --code pipelines.{name}:{name.upper()} --every {every} --root file://{into}/data/state\n"
         "Then list its checkpoints:\n"
         f"  {ours}cairn list --root file://{into}/data/state --pipeline {name}"
     )

@@ -18,7 +18,7 @@ import typer
 from cairn.command.diff import line_of
 from cairn.command.exit_codes import FINDINGS
 from cairn.command.open_spark import open_spark
-from cairn.command.options import Code, ExpectedPipeline, Json, Root, Spark
+from cairn.command.options import LOCAL_SPARK, Code, ExpectedPipeline, Json, Root, Spark
 from cairn.command.printing import print_json, print_text
 from cairn.command.terminal import load_named
 from state_backend.inspection.describe import plain
@@ -57,7 +57,7 @@ def replay(
     launch: Annotated[
         bool, typer.Option("--launch", help="Print launch configurations of VS Code and PyCharm; run nothing.")
     ] = False,
-    spark: Spark = "local[2]",
+    spark: Spark = LOCAL_SPARK,
     as_json: Json = False,
 ) -> int:
     """Run one key of one committed interval again in this process, and compare the result with the committed one.

@@ -39,13 +39,15 @@ def run(
     try:
         said = run_range(request, place)
     except KeyboardInterrupt as stop:
+        if request.dry_run or not place.intervals:
+            raise
         raise _stopped(place, again) from stop
     except CairnError as error:
         if isinstance(error, UserCodeError) and spark_log == "off" and not spark.startswith("sc://"):
             error.add_note("For Spark's own stack trace, run the same command with --spark-log error")
         if error.rerun is None:
             raise
-        raise type(error)(f"{error}\n{again.command(error.rerun, 'changed')}") from error
+        raise type(error)(f"{error}\n{again.command(error.rerun, 'all')}") from error
     return print_json(said) if as_json else 0
 
 
@@ -71,7 +73,10 @@ class _Again:
         """Return the command that runs the intervals from `rerun.first` to `rerun.last`."""
         asked = self.request
         words = ["cairn", "run", "--code", asked.code, "--root", asked.root]
-        words += ["--from", format_instant(rerun.first), "--to", format_instant(rerun.last)]
+        last = rerun.last
+        if asked.every is not None:  # `rerun.last` may lie within an interval, and `--to` is the start of one.
+            last = rerun.first + (last - rerun.first) // asked.every * asked.every
+        words += ["--from", format_instant(rerun.first), "--to", format_instant(last)]
         words += ["--every", f"{int(asked.every.total_seconds())}s"] if asked.every is not None else []
         words += ["--reprocess", reprocess] if reprocess != "changed" else []
         words += ["--replace-overlapping"] if rerun.replace_overlapping else []

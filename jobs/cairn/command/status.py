@@ -63,6 +63,6 @@ def _first_interval(dag: str, root: str) -> str:
         "in the past, it runs none. To process all intervals in order instead, give the first and the last start:\n"
         f"cairn backfill --dag {shlex.quote(dag)} --from START --to END\n"
         "To process the first interval without Airflow:\n"
-        f"cairn run module:NAME --root {shlex.quote(root)}\n"
+        f"cairn run --code module:NAME --root {shlex.quote(root)}\n"
         "If the Pipeline declares no schedule, add the length of an interval, as in --every 1h"
     )

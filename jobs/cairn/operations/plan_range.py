@@ -97,25 +97,23 @@ def boundaries_of(pipeline: Pipeline, log: Log, every: timedelta | None) -> Sche
     if newest is None:
         raise UsageError(
             f"pipeline {pipeline.name!r} has no checkpoint and declares no schedule, so Cairn can't tell how long an interval is\n"
-            "Declare the schedule, as in Pipeline(schedule='@daily'). Or give the length of an interval with `every`"
+            "Declare the schedule, as in Pipeline(schedule='@daily'). Or give the length of an interval with `every`, as in --every 1d"
         )
     return newest.end - newest.start
 
 
-def named_intervals(
-    first: str, last: str, rule: Schedule | timedelta, names: tuple[str, str] = ("from", "to")
-) -> tuple[Interval, ...]:
+def named_intervals(first: str, last: str, rule: Schedule | timedelta) -> tuple[Interval, ...]:
     """Return the intervals from one date to another.
 
     With a schedule, a day means all intervals that begin on that day in the schedule's zone. With a length, a day means
     the interval that begins with the day in UTC.
     """
     zone = UTC if isinstance(rule, timedelta) else rule.rules
-    begins = first_instant(names[0], first, zone)
-    ends = (first_instant if isinstance(rule, timedelta) else last_instant)(names[1], last, zone)
+    begins = first_instant("from", first, zone)
+    ends = (first_instant if isinstance(rule, timedelta) else last_instant)("to", last, zone)
     if ends < begins:
         raise UsageError(
-            f"{names[0]} {first} is after {names[1]} {last}; {names[0]} is the start of the first interval, {names[1]} of the last one"
+            f"from {first} is after to {last}; from is the start of the first interval, to of the last one"
         )
     if isinstance(rule, timedelta):
         return intervals_between(begins, ends + rule, rule)

@@ -95,7 +95,7 @@ def intervals_of(request: RunRange, pipeline: Pipeline, log: Log) -> tuple[Inter
         )
     length = request.every or boundaries_of(pipeline, log, None)
     assert isinstance(length, timedelta)
-    if newest is not None and request.first is None and length not in lengths:
+    if newest is not None and request.first is None and length not in (*lengths, newest.end - newest.start):
         # Daily intervals after hourly ones would silently skip 23 of 24 files of a source that reads the file of the
         # interval's start.
         raise UsageError(
@@ -104,7 +104,7 @@ def intervals_of(request: RunRange, pipeline: Pipeline, log: Log) -> tuple[Inter
             f"To change the length from now on, add --from {format_instant(newest.end)}"
         )
     if request.first is not None:
-        at = first_instant("--from", request.first, UTC)
+        at = first_instant("from", request.first, UTC)
     else:
         at = newest.end if newest is not None else pipeline.start
     return intervals_between(at, at + request.count * length, length)
@@ -116,7 +116,7 @@ def _of_schedule(
     if request.first is None and newest is not None:
         one = next_interval(schedule, newest)
     else:
-        at = pipeline.start if request.first is None else first_instant("--from", request.first, schedule.rules)
+        at = pipeline.start if request.first is None else first_instant("from", request.first, schedule.rules)
         begins = interval_from(schedule, at)
         if begins is None:
             raise UsageError(

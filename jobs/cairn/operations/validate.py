@@ -141,10 +141,10 @@ def carry_out_validation(request: Validate, place: Place) -> dict[str, Any]:
         place.say(f"finding: {finding}")
     verdict = "no findings" if found.success else plural(len(found.findings), "finding")
     restored = f" restored in processes {', '.join(map(str, found.pids))}" if found.pids else ""
-    place.say(
-        f"{found.what}, {found.mode}: {plural(found.files, 'file')}, {found.entries} entries{restored}, "
-        f"{found.expectations} expectations: {verdict}"
-    )
+    checked = plural(found.files, "file")
+    if not request.fast:
+        checked += f", {found.entries} entries{restored}, {found.expectations} expectations"
+    place.say(f"{found.what}: {checked} checked, {verdict}")
     if found.docs is not None:
         place.say(f"Data Docs: {found.docs}")
     return {

@@ -64,9 +64,9 @@ def _say_plan(plan: TrialPlan, place: Place) -> None:
 
 
 def carry_out_deployment(
-    request: DeployTrial, place: Place, *, agreed: bool, match: tuple[str, ...] | None = None
+    request: DeployTrial, place: Place, *, agreed: bool = True, match: tuple[str, ...] | None = None
 ) -> dict[str, Any]:
-    """Deploy the trial if somebody has agreed. Otherwise only plan the deployment, and write nothing.
+    """Deploy the trial if somebody has agreed, as an operator asks before. Otherwise only plan it, and write nothing.
 
     `match`: Columns by which the trial's rows are compared with production's, to show the comparison; None compares
     nothing.

@@ -1,0 +1,173 @@
+"""The requests: as JSON to a driver, as options of the command line, and beside the explicit signatures of operators and functions."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Callable
+from dataclasses import MISSING, fields
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+import cairn
+from cairn.requests import (
+    REQUESTS,
+    Call,
+    DeployTrial,
+    ProcessInterval,
+    RestoreSavepoint,
+    RunRange,
+    TakeSavepoint,
+    TryCode,
+    Validate,
+    from_json,
+    to_json,
+)
+from cairn_operators import (
+    DeployTrialOperator,
+    RestoreStateOperator,
+    RunIntervalsOperator,
+    SavepointOperator,
+    StatefulMicroBatchOperator,
+    TryCodeOperator,
+    ValidateStateOperator,
+    backfill_pipeline,
+    trial_pipeline,
+)
+from state_backend.values.records import Permissions, RunRef
+
+WHERE: Any = {"root": "gs://b/état", "code": "m:P", "pipeline": "p"}
+RUN = RunRef(run_id="scheduled__2024-01-01T00:00:00+00:00", clear_number=2, try_number=3)
+ALLOWED = Permissions(allow_gap=True, replace_overlapping=True)
+START = datetime(2024, 1, 1, 6, 30, tzinfo=UTC)
+# Each field has another value than its default.
+GIVEN: dict[type[Any], dict[str, Any]] = {
+    ProcessInterval: {
+        "run": RUN,
+        "start": START,
+        "end": START + timedelta(microseconds=1),
+        "attempt": "a",
+        "mode": "full",
+        "earlier": {"attempt": "a0", "options": {"mode": "full"}},
+        "committed": True,
+        "schedule": {"cron": "0 6 * * *", "zone": "UTC"},
+        "newest_first": True,
+        "permissions": ALLOWED,
+    },
+    RunRange: {
+        "first": "2024-01-01",
+        "last": "2024-01-02",
+        "count": 2,
+        "every": timedelta(hours=1, microseconds=1),
+        "reprocess": "none",
+        "replace_overlapping": True,
+        "dry_run": True,
+        "mode": "changelog",
+        "permissions": ALLOWED,
+        "run": RUN,
+    },
+    TryCode: {
+        "first": "2024-01-01",
+        "last": "2024-01-02",
+        "every": timedelta(days=1),
+        "name": "t",
+        "savepoint": "/s",
+        "keep_for": timedelta(hours=12),
+        "compare": True,
+        "match": ("user", "kind"),
+    },
+    DeployTrial: {"name": "t", "past": True},
+    TakeSavepoint: {"folder": "/s", "checkpoint": "5", "format": "canonical", "consolidate": True},
+    RestoreSavepoint: {"savepoint": "/s", "claim": "CLAIM", "attempt": "a"},
+    Validate: {
+        "checkpoint": "5",
+        "fast": True,
+        "docs": "/docs",
+        "dry_run": True,
+        "attempt": "a",
+        "savepoint": "/s",
+        "without_expectations": True,
+    },
+    Call: {"spark": "sc://h:1", "session": "s1", "former": "s0", "settings_on_stdin": True},
+}
+
+
+@pytest.mark.parametrize("kind", [*REQUESTS.values(), Call], ids=lambda kind: kind.__name__)
+def test_a_request_travels_as_json(kind: type[Any]) -> None:
+    given = GIVEN[kind] if kind is Call else {**WHERE, **GIVEN[kind]}
+    assert {*given} == {field.name for field in fields(kind)}
+    value = kind(**given)
+    text = to_json(value)
+    assert from_json(kind, text) == value and json.loads(text).keys() == given.keys()
+    # What has its default is left out: each other field alone survives too.
+    needed = {field.name: given[field.name] for field in fields(kind) if field.default is MISSING}
+    assert json.loads(to_json(kind(**needed))).keys() == needed.keys()
+    for name, one in given.items():
+        alone = kind(**{**needed, name: one})
+        assert from_json(kind, to_json(alone)) == alone and (name in needed or alone != kind(**needed)), name
+
+
+def test_each_command_of_a_driver_has_its_request() -> None:
+    assert {command: kind.command for command, kind in REQUESTS.items()} == {command: command for command in REQUESTS}
+    from cairn.driver.driver import _operation
+
+    for kind in REQUESTS.values():
+        operation = _operation(kind(**WHERE, **GIVEN[kind]))
+        needed = [one for one in inspect.signature(operation).parameters.values() if one.default is one.empty]
+        assert [one.name for one in needed] == ["request", "place"], kind
+
+
+# The request, the callable, other names of its parameters, and defaults that differ: those that a task must give, and those that
+# Airflow's form sends as text.
+NAMED = {"pipeline": "code", "pipeline_name": "pipeline"}
+GIVEN_BY_TASK = inspect.Parameter.empty
+SIGNATURES: list[tuple[type[Any], Callable[..., Any], dict[str, str], dict[str, Any]]] = [
+    (ProcessInterval, StatefulMicroBatchOperator.__init__, NAMED, {"permissions": None}),
+    (
+        RunRange,
+        RunIntervalsOperator.__init__,
+        NAMED,
+        {"pipeline_name": GIVEN_BY_TASK, "first": GIVEN_BY_TASK, "last": GIVEN_BY_TASK, "permissions": None},
+    ),
+    (RunRange, backfill_pipeline, NAMED, {}),
+    (RunRange, cairn.run_intervals, {"pipeline": "", "spark": ""}, {}),
+    (ProcessInterval, cairn.run_interval, {"pipeline": "", "spark": ""}, {"run": None}),
+    (
+        TryCode,
+        TryCodeOperator.__init__,
+        {**NAMED, "trial": "name", "key": "match", "keep": "keep_for"},
+        {"pipeline_name": GIVEN_BY_TASK, "trial": "", "key": ""},
+    ),
+    (TryCode, trial_pipeline, {**NAMED, "keep": "keep_for"}, {}),
+    (TryCode, cairn.try_code, {"pipeline": "", "spark": "", "keep": "keep_for"}, {}),
+    (
+        DeployTrial,
+        DeployTrialOperator.__init__,
+        {**NAMED, "trial": "name"},
+        {"pipeline_name": GIVEN_BY_TASK, "trial": GIVEN_BY_TASK},
+    ),
+    (DeployTrial, cairn.plan_deployment, {"pipeline": "", "spark": ""}, {}),
+    (TakeSavepoint, SavepointOperator.__init__, {**NAMED, "to": "folder"}, {"checkpoint": GIVEN_BY_TASK}),
+    (RestoreSavepoint, RestoreStateOperator.__init__, NAMED, {"pipeline_name": GIVEN_BY_TASK}),
+    (Validate, ValidateStateOperator.__init__, {**NAMED, "docs_dir": "docs"}, {"checkpoint": None}),
+]
+
+
+@pytest.mark.parametrize(
+    ("kind", "called", "names", "defaults"), SIGNATURES, ids=lambda one: getattr(one, "__qualname__", "")
+)
+def test_a_signature_has_the_names_and_defaults_of_its_request(
+    kind: type[Any], called: Callable[..., Any], names: dict[str, str], defaults: dict[str, Any]
+) -> None:
+    theirs = {field.name: field.default for field in fields(kind)}
+    own = {name: one.default for name, one in inspect.signature(called).parameters.items()}
+    shared = {name: names.get(name, name) for name in own if names.get(name, name) in theirs}
+    assert {*names} >= {*own} & {*names} and shared, own
+    for name, field in shared.items():
+        expected = theirs[field] if theirs[field] is not MISSING else inspect.Parameter.empty
+        assert own[name] == defaults.get(name, expected), name
+    assert {*defaults} <= {*shared}, "a default that no longer differs by name"
+    stated = {name for name, field in shared.items() if name in defaults and theirs[field] == own[name]}
+    assert not stated, f"these are the same by now: {stated}"
