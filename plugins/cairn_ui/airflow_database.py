@@ -17,11 +17,10 @@ from airflow.utils.session import create_session
 from sqlalchemy import func, select
 
 from cairn_operators.storage_connection import storage_credentials
-from cairn_ui.airflow_values import Schedule
 from cairn_ui.find_pipelines import PipelineRef, all_pipelines
 from state_backend.adapters.open_storage import join_url, open_storage
 from state_backend.ports.storage import Storage
-from state_backend.values.airflow_runs import UNFINISHED
+from state_backend.values.airflow_runs import UNFINISHED, DagSchedule
 
 
 class DagsInDatabase:
@@ -87,7 +86,7 @@ def configured_setting() -> str:
     return Variable.UI_PIPELINES.given or conf.get("cairn", "ui_pipelines", fallback="") or ""
 
 
-def schedules_of(dag_ids: Collection[str]) -> dict[str, Schedule]:
+def schedules_of(dag_ids: Collection[str]) -> dict[str, DagSchedule]:
     """Return the schedule of each DAG by its id. The pages compute from it whether a checkpoint is late."""
     found = {}
     with create_session() as session:
@@ -105,7 +104,7 @@ def schedules_of(dag_ids: Collection[str]) -> dict[str, Schedule]:
         ).all()
         running = {dag_id: int(number) for dag_id, number in active}
         for model in session.scalars(select(DagModel).where(DagModel.dag_id.in_(dag_ids))):
-            found[model.dag_id] = Schedule(
+            found[model.dag_id] = DagSchedule(
                 paused=bool(model.is_paused),
                 asked_end=ends.get(model.dag_id),
                 next_due=model.next_dagrun_create_after,

@@ -20,9 +20,8 @@ from airflow.utils.session import create_session
 from sqlalchemy import select
 from sqlalchemy.orm import joinedload
 
-from cairn_ui.airflow_values import TaskTry
 from cairn_ui.try_reason import LogLine, reason_of
-from state_backend.values.airflow_runs import DagRun, read_run
+from state_backend.values.airflow_runs import DagRun, TaskTry, read_run
 
 _log = logging.getLogger("cairn")
 
@@ -34,11 +33,14 @@ _ENDINGS = ("state mismatch", "heartbeat timeout", "stuck in queued tries exceed
 _NOT_BEGUN = (None, "scheduled", "queued", "upstream_failed", "removed")
 
 
+def _runs(asked: Any) -> tuple[DagRun, ...]:
+    with create_session() as session:
+        return tuple(read_run(DagRun, row) for row in session.scalars(asked))
+
+
 def run_of(dag_id: str, run_id: str) -> DagRun | None:
     """Return a run by its id, or None if Airflow does not have it."""
-    with create_session() as session:
-        run = session.scalar(select(Row).where(Row.dag_id == dag_id, Row.run_id == run_id))
-        return None if run is None else read_run(DagRun, run)
+    return next(iter(_runs(select(Row).where(Row.dag_id == dag_id, Row.run_id == run_id))), None)
 
 
 def runs_there(dag_id: str | None, run_ids: Collection[str]) -> set[str]:
@@ -57,13 +59,13 @@ def last_runs(dag_ids: Collection[str], most: int) -> dict[str, tuple[DagRun, ..
 
     Each DAG is a query of its own: the index of DAGs and logical dates then finds the runs, however many the DAG has.
     """
-    found = {}
-    with create_session() as session:
-        for dag_id in dag_ids:
-            asked = select(Row).where(Row.dag_id == dag_id, Row.logical_date.is_not(None))
-            runs = session.scalars(asked.order_by(Row.logical_date.desc()).limit(most)).all()
-            found[dag_id] = tuple(read_run(DagRun, run) for run in reversed(runs))
-    return found
+    dated = Row.logical_date.is_not(None)
+    return {
+        dag_id: _runs(select(Row).where(Row.dag_id == dag_id, dated).order_by(Row.logical_date.desc()).limit(most))[
+            ::-1
+        ]
+        for dag_id in dag_ids
+    }
 
 
 def runs_after(dag_id: str, start: datetime | None, most: int) -> tuple[DagRun, ...]:
@@ -71,8 +73,7 @@ def runs_after(dag_id: str, start: datetime | None, most: int) -> tuple[DagRun, 
     asked = select(Row).where(Row.dag_id == dag_id, Row.logical_date.is_not(None))
     if start is not None:  # A logical date is never before the start of its interval, and has an index.
         asked = asked.where(Row.logical_date >= start, Row.data_interval_start >= start)
-    with create_session() as session:
-        return tuple(read_run(DagRun, run) for run in session.scalars(asked.order_by(Row.logical_date).limit(most)))
+    return _runs(asked.order_by(Row.logical_date).limit(most))
 
 
 def tries_of(dag_id: str, run_id: str) -> tuple[TaskTry, ...]:
@@ -152,24 +153,15 @@ class Reasons:
 
 
 def _reason(dag_id: str, run_id: str, one: TaskTry) -> str | None:
-    of_try = (dag_id, one.task_id, run_id, one.map_index, one.try_number)
+    key = {"dag_id": dag_id, "task_id": one.task_id, "run_id": run_id, "map_index": one.map_index}
+    key |= {"try_number": one.try_number}
     with create_session() as session:
-        columns = (Log.dag_id, Log.task_id, Log.run_id, Log.map_index, Log.try_number)
-        events = session.scalars(
-            select(Log.extra)
-            .where(*(column == value for column, value in zip(columns, of_try, strict=True)), Log.event.in_(_ENDINGS))
-            .order_by(Log.id)
-            .limit(20)
-        ).all()
+        ended = select(Log.extra).filter_by(**key).where(Log.event.in_(_ENDINGS)).order_by(Log.id).limit(20)
+        events = [event for event in session.scalars(ended) if event]
         for table in (TaskInstanceHistory, TaskInstance):
-            columns = (table.dag_id, table.task_id, table.run_id, table.map_index, table.try_number)
-            row = session.scalar(
-                select(table)
-                .where(*(column == value for column, value in zip(columns, of_try, strict=True)))
-                .options(joinedload(table.dag_run))
-            )
+            row = session.scalar(select(table).filter_by(**key).options(joinedload(table.dag_run)))
             if row is not None:
-                return reason_of(_lines(row, one.try_number), [e for e in events if e], one.retry_reason)
+                return reason_of(_lines(row, one.try_number), events, one.retry_reason)
     return None
 
 

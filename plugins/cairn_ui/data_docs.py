@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import re
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+
+from state_backend.values.frozen import frozen
 
 _OF_CHECKPOINT = re.compile(r"checkpoint (\d+) ")
 _LISTED = 500
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class DocsPage:
     """One page of Data Docs."""
 
@@ -29,21 +30,13 @@ class DocsPage:
 
 def pages_in(root: Path, pipeline: str | None = None) -> list[DocsPage]:
     """Return the newest pages of Data Docs, at most 500, newest first."""
-    folders = (
-        [root / pipeline]
-        if pipeline is not None
-        else [p for p in root.iterdir() if p.is_dir()]
-        if root.is_dir()
-        else []
-    )
-    found = [path for folder in folders if folder.is_dir() for path in _html_in(folder)]
+    folders = [root / pipeline] if pipeline is not None else [*root.glob("*")]
+    found = [
+        path for folder in folders for kind in ("validations/**", "checks") for path in folder.glob(f"{kind}/*.html")
+    ]
     found.sort(key=lambda path: path.stat().st_mtime_ns, reverse=True)
     listed = [_page(path.relative_to(root), _written(path)) for path in found[:_LISTED]]
     return [page for page in listed if page is not None]
-
-
-def _html_in(folder: Path) -> list[Path]:
-    return [*folder.glob("validations/**/*.html"), *folder.glob("checks/*.html")]
 
 
 def _written(path: Path) -> datetime:

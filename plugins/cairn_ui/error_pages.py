@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import UTC, datetime
 
 from fastapi import FastAPI, HTTPException, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import HTMLResponse, Response
+from fastapi.responses import Response
 from starlette.exceptions import HTTPException as AnyHTTPException
 
-from cairn_ui.airflow_database import ui_prefix
 from cairn_ui.find_pipelines import PipelineRef
 from cairn_ui.next_steps import after_error
-from cairn_ui.render_template import HEADERS, render
+from cairn_ui.shown_page import page_of
 
 
 class NotInPipeline(HTTPException):
@@ -28,17 +26,12 @@ def add_error_pages(app: FastAPI, base_of: Callable[[Request], str]) -> None:
     """Let an application answer errors with pages."""
 
     def answer(request: Request, status: int, detail: str, ref: PipelineRef | None = None) -> Response:
-        html = render(
-            "error.html",
-            base=base_of(request),
-            ui=ui_prefix(),
-            status=status,
-            detail=detail,
-            refusal=after_error(status, ref),
-            running=False,
-            now=datetime.now(UTC),
+        refusal = after_error(status, ref)
+        shown = page_of(
+            request, "error.html", base=base_of(request), status=status, detail=detail, refusal=refusal, running=False
         )
-        return HTMLResponse(html, status_code=status, headers=HEADERS)
+        shown.status_code = status
+        return shown
 
     @app.exception_handler(AnyHTTPException)
     def refused(request: Request, error: AnyHTTPException) -> Response:

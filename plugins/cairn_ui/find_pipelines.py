@@ -8,18 +8,19 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
+
+from state_backend.values.frozen import frozen
 
 _COMMITS = {"pipeline_name", "root", "attempt", "sink_of"}
 _PROCESSES = {"pipeline_name", "root", "mode", "permissions"}
-_VALIDATES = {"checkpoint", "attempt", "savepoint", "docs_dir"}
 _SAVEPOINTS = {"checkpoint", "to", "pipeline"}
 _RESTORES = {"pipeline_name", "root", "target", "fork_as"}
 _NOT_SLUG = re.compile(r"[^A-Za-z0-9_.-]+")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class PipelineRef:
     """A pipeline, and the DAG and tasks that run it."""
 
@@ -33,10 +34,6 @@ class PipelineRef:
     code: str | None = None
     # Id of the DAG's task that processes intervals; None if it has none.
     process: str | None = None
-    # Id of the DAG's task that commits; None without a DAG.
-    commit: str | None = None
-    # Id of the DAG's task that validates; None if it has none.
-    validate: str | None = None
     # Id of the DAG's task that takes savepoints; None if it has none.
     savepoint: str | None = None
     restore_dags: tuple[str, ...] = ()
@@ -80,17 +77,12 @@ def pipelines_of(dag_id: str, serialized: Mapping[str, Any]) -> list[PipelineRef
             root=_text(operator, "root"),
             dag_id=dag_id,
             storage_conn_id=operator.get("storage_conn_id") or None,
-            commit=str(operator["task_id"]),
         )
         for other, theirs in operators:
             if theirs >= _PROCESSES and _text(other, "pipeline_name") == ref.name:
                 ref = replace(ref, process=str(other["task_id"]), code=_text(other, "pipeline") or None)
         for other, theirs in operators:
-            if ref.code is not None and _text(other, "pipeline") != ref.code:
-                continue
-            if theirs >= _VALIDATES:
-                ref = replace(ref, validate=str(other["task_id"]))
-            if theirs >= _SAVEPOINTS:
+            if theirs >= _SAVEPOINTS and ref.code in (None, _text(other, "pipeline")):
                 ref = replace(ref, savepoint=str(other["task_id"]))
         found.append(ref)
     return found

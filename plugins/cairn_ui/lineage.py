@@ -6,11 +6,10 @@ The graph looks like that of `git log --graph`: one checkpoint per row, newest f
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
+class Line(NamedTuple):
     """A line through one row of the graph."""
 
     x1: int
@@ -19,8 +18,7 @@ class Line:
     y2: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Placed:
+class Placed(NamedTuple):
     """The place of one checkpoint in the graph."""
 
     id: int
@@ -38,20 +36,20 @@ def place(edges: Iterable[tuple[int, int | None]]) -> tuple[tuple[Placed, ...], 
     for node, base in edges:
         here = [n for n, wanted in enumerate(lanes) if wanted == node]
         lane = here[0] if here else _free(lanes)
-        lines = [Line(x1=n, y1=0, x2=lane, y2=0.5) for n in here]
-        lines += [Line(x1=n, y1=0, x2=n, y2=1) for n, wanted in enumerate(lanes) if wanted not in (None, node)]
+        lines = [Line(n, 0, lane, 0.5) for n in here]
+        lines += [Line(n, 0, n, 1) for n, wanted in enumerate(lanes) if wanted not in (None, node)]
         for n in here:
             lanes[n] = None
         if base is not None:
             if base in lanes:
-                lines.append(Line(x1=lane, y1=0.5, x2=lanes.index(base), y2=1))
+                lines.append(Line(lane, 0.5, lanes.index(base), 1))
             else:
                 lanes[lane] = base
-                lines.append(Line(x1=lane, y1=0.5, x2=lane, y2=1))
+                lines.append(Line(lane, 0.5, lane, 1))
         widest = max(widest, lane + 1, *(max(line.x1, line.x2) + 1 for line in lines), 1)
         while lanes and lanes[-1] is None:
             lanes.pop()
-        placed.append(Placed(id=node, lane=lane, lines=tuple(lines)))
+        placed.append(Placed(node, lane, tuple(lines)))
     return tuple(placed), widest
 
 

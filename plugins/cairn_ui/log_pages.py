@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from state_backend.checkpoint.log import Log, run_of
+from state_backend.values.frozen import frozen
 from state_backend.values.intervals import Interval
 from state_backend.values.records import SweepRecord
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class IdsOfPage:
     """The ids of one page of a list of log entries, newest first."""
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import shlex
-from dataclasses import dataclass
 from urllib.parse import quote
 
-from cairn_ui.airflow_values import Schedule
 from cairn_ui.find_pipelines import PipelineRef
+from state_backend.values.airflow_runs import DagSchedule
+from state_backend.values.frozen import frozen
 from state_backend.values.intervals import Interval, format_instant
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Step:
     """The next step of a user."""
 
@@ -24,7 +24,7 @@ class Step:
     airflow: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Refusal:
     """The heading and the next step of an error page."""
 
@@ -69,8 +69,11 @@ def after_failed_read(ref: PipelineRef) -> Step | None:
     """Return the next step if a pipeline's storage can't be read; None if its folder is known only to running tasks."""
     if ref.unreadable:
         return None
-    words = ["cairn", "status", "--root", ref.root, "--pipeline", ref.name]
-    return Step(text="To try the same read on the host of the API server, run:", command=shlex.join(words))
+    return Step(text="To try the same read on the host of the API server, run:", command=_status(ref))
+
+
+def _status(ref: PipelineRef, *options: str) -> str:
+    return shlex.join(["cairn", "status", "--root", ref.root, "--pipeline", ref.name, *options])
 
 
 def without_pipeline(dag_id: str | None) -> Step:
@@ -84,10 +87,9 @@ def without_pipeline(dag_id: str | None) -> Step:
     )
 
 
-def without_checkpoint(ref: PipelineRef, schedule: Schedule | None) -> Step:
+def without_checkpoint(ref: PipelineRef, schedule: DagSchedule | None) -> Step:
     """Return the next step if a pipeline has no checkpoint."""
-    words = ["cairn", "status", "--root", ref.root, "--pipeline", ref.name]
-    command = shlex.join(words if ref.dag_id in (None, ref.name) else [*words, "--dag", str(ref.dag_id)])
+    command = _status(ref) if ref.dag_id in (None, ref.name) else _status(ref, "--dag", str(ref.dag_id))
     advice = "For advice on the first interval, run the command below."
     if ref.dag_id is None:
         return Step(text=advice, command=command)

@@ -11,15 +11,14 @@ from fastapi.responses import RedirectResponse, Response
 
 from cairn_ui import airflow_database, airflow_runs, next_steps, shown_page
 from cairn_ui.access import PAGE, Asks
-from cairn_ui.airflow_values import Schedule
+from cairn_ui.broken_since import newest_words, unusable_checkpoints
 from cairn_ui.find_pipelines import PipelineRef
 from cairn_ui.pipeline_overview import OverviewRow, furthest, overview_row, worst_first
-from cairn_ui.pipeline_runs import newest_words, unusable_checkpoints
 from cairn_ui.read_logs import Look, NotAnswered
 from cairn_ui.render_template import HEADERS
 from cairn_ui.run_bars import MOST, bars_of
 from state_backend.ports.storage import Storage
-from state_backend.values.airflow_runs import DagRun
+from state_backend.values.airflow_runs import DagRun, DagSchedule
 from state_backend.values.errors import CairnError
 
 router = APIRouter()
@@ -56,7 +55,7 @@ def _list(request: Request, refs: list[PipelineRef], dag_id: str | None) -> Resp
 
 
 def _row(
-    ref: PipelineRef, look: Look, schedule: Schedule | None, runs: Sequence[DagRun] | None, now: datetime
+    ref: PipelineRef, look: Look, schedule: DagSchedule | None, runs: Sequence[DagRun] | None, now: datetime
 ) -> OverviewRow:
     stored, reading = shown_page.reader.stored(ref), look.reading
     if reading is None:

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Literal, NamedTuple
 
-from cairn_ui.airflow_values import Schedule
 from cairn_ui.broken_since import GRACE, lag_of
 from cairn_ui.find_pipelines import PipelineRef
 from cairn_ui.next_steps import Step, after_failed_read
-from cairn_ui.pipeline_runs import PipelineRuns
 from cairn_ui.read_logs import Look, Reading, Stored
 from cairn_ui.run_bars import Bars
 from state_backend.checkpoint.log import Log
@@ -20,6 +17,8 @@ from state_backend.checkpoint.newest_state import newest_of, newest_state, valid
 from state_backend.inspection.describe import describe_entry, load_states, state_of
 from state_backend.inspection.status import describe_status
 from state_backend.values.airflow_commands import backfill_command, heal_command, local_command
+from state_backend.values.airflow_runs import DagSchedule
+from state_backend.values.frozen import frozen
 from state_backend.values.human_units import plural, span
 from state_backend.values.intervals import format_instant
 from state_backend.values.records import Kept, Record, SweepRecord
@@ -37,7 +36,7 @@ class Chip(NamedTuple):
     title: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class OverviewRow:
     """One pipeline in the list of pipelines."""
 
@@ -80,7 +79,7 @@ class Pointer(NamedTuple):
     note: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Overview:
     """The values of a pipeline's overview page."""
 
@@ -94,10 +93,10 @@ class Overview:
     # Paths of pages of Data Docs, by checkpoint.
     docs: Mapping[int, str]
     # Since when the pipeline is broken, its lag and its last runs; None before they are read.
-    runs: PipelineRuns | None = None
+    runs: Mapping[str, Any] | None = None
 
 
-def lateness(furthest: datetime | None, schedule: Schedule | None, now: datetime) -> Chip | None:
+def lateness(furthest: datetime | None, schedule: DagSchedule | None, now: datetime) -> Chip | None:
     """Return a chip such as "on time" or "late by 3 h"; None without a schedule."""
     if schedule is None:
         return None
@@ -171,7 +170,7 @@ def newest_validated(reading: Reading) -> Kept | None:
 def overview_row(
     ref: PipelineRef,
     look: Look,
-    schedule: Schedule | None,
+    schedule: DagSchedule | None,
     stored: Stored | None,
     written_ms: int | None,
     now: datetime,
@@ -225,7 +224,7 @@ def command_of(ref: PipelineRef, reading: Reading, airflow: str | None = None) -
 def overview(
     ref: PipelineRef,
     reading: Reading,
-    schedule: Schedule | None,
+    schedule: DagSchedule | None,
     savepoint: Mapping[str, Any] | None,
     written_ms: Mapping[int, int],
     docs: Mapping[int, str],

@@ -12,9 +12,9 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
+from concurrent.futures import Future
 from datetime import datetime
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, TypeVar
 
 from cairn_ui.find_pipelines import PipelineRef
 from state_backend.checkpoint.log import Log, read_log
@@ -23,6 +23,7 @@ from state_backend.formats import paths
 from state_backend.inspection.status import Status, status_of
 from state_backend.ports.storage import Storage
 from state_backend.values.errors import CairnError, CorruptRecord
+from state_backend.values.frozen import frozen
 from state_backend.values.records import Record
 
 T = TypeVar("T")
@@ -40,7 +41,7 @@ class NotAnswered(Exception):
     """The error that a read did not end within the time that a page waits."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Reading:
     """The content of a pipeline's folder at one time."""
 
@@ -66,7 +67,7 @@ class Reading:
         return None if self.newest is None else self.newest.content.interval.end
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Look:
     """The result of a read of one pipeline for a page."""
 
@@ -76,7 +77,7 @@ class Look:
     problem: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Stored:
     """The size of a pipeline's folder."""
 
@@ -84,15 +85,6 @@ class Stored:
     files: int
     # Time of the count, in seconds since the epoch.
     counted_s: float
-
-
-@dataclass
-class _Call(Generic[T]):
-    """One read that runs in a thread. When it ends, the thread stores `result` or `error` and then sets `done`."""
-
-    done: threading.Event = field(default_factory=threading.Event)
-    result: T | None = None
-    error: BaseException | None = None
 
 
 class Reader:
@@ -103,7 +95,7 @@ class Reader:
         self._open = opened
         self._clock = clock
         self._lock = threading.Lock()
-        self._calls: dict[tuple[str, str], _Call[Any]] = {}
+        self._calls: dict[tuple[str, str], Future[Any]] = {}
         self._readings: dict[str, Reading] = {}
         self._storages: dict[str, Storage] = {}
         self._written: dict[str, dict[int, int]] = {}
@@ -114,7 +106,7 @@ class Reader:
 
         If the read fails or takes too long, the result has the last reading and the problem.
         """
-        return self._look(ref, wait_s, self._clock() - FRESH_S)
+        return self.look_at_all([ref], wait_s)[ref.key]
 
     def _look(self, ref: PipelineRef, wait_s: float, fresh_since_s: float) -> Look:
         known = self._readings.get(ref.key)
@@ -173,31 +165,34 @@ class Reader:
     # --- threads -------------------------------------------------------------------------------------------------------------
 
     def _run(self, ref: PipelineRef, what: str, work: Callable[[], T], wait_s: float) -> T:
-        call = self._begin(ref, what, work)
-        if not call.done.wait(wait_s):
+        try:
+            found: T = self._begin(ref, what, work).result(wait_s)
+        except TimeoutError:
             raise NotAnswered(
                 f"{ref.folder} did not answer within {wait_s:.1f} s.\n"
                 "Check that the API server can reach the storage. The read goes on, and this page refreshes by itself."
-            )
-        if call.error is not None:
-            raise call.error
-        return cast(T, call.result)
+            ) from None
+        return found
 
-    def _begin(self, ref: PipelineRef, what: str, work: Callable[[], Any]) -> _Call[Any]:
+    def _begin(self, ref: PipelineRef, what: str, work: Callable[[], Any]) -> Future[Any]:
         with self._lock:
             call = self._calls.get((ref.key, what))
             if call is not None:
                 return call
-            call = self._calls[(ref.key, what)] = _Call()
+            call = self._calls[(ref.key, what)] = Future()
 
         def run() -> None:
+            result, problem = None, None
             try:
-                call.result = work()
+                result = work()
             except BaseException as error:
-                call.error = error
+                problem = error
             with self._lock:
                 del self._calls[(ref.key, what)]
-            call.done.set()
+            if problem is not None:
+                call.set_exception(problem)
+            else:
+                call.set_result(result)
 
         # The thread is a daemon, so that the API server can end even if the storage never answers.
         threading.Thread(target=run, name=f"cairn-ui {ref.name} {what}", daemon=True).start()

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from state_backend.values.airflow_runs import DagRun
 from state_backend.values.intervals import Interval
@@ -30,8 +29,7 @@ _OUTCOMES: dict[str, tuple[str, Tone, str]] = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bar:
+class Bar(NamedTuple):
     """The bar of one run."""
 
     run: DagRun
@@ -43,8 +41,7 @@ class Bar:
     seconds: float | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bars:
+class Bars(NamedTuple):
     """The bars of a DAG's last runs."""
 
     bars: tuple[Bar, ...]
@@ -63,7 +60,7 @@ def bars_of(runs: Sequence[DagRun], unusable: Mapping[Interval, str], now: datet
     bars = tuple(_bar(run, unusable, longest, now) for run in shown)
     counts = Counter((bar.sign, bar.tone, bar.outcome) for bar in bars)
     legend = tuple((sign, tone, f"{number} {outcome}") for (sign, tone, outcome), number in counts.most_common())
-    return Bars(bars=bars, legend=legend)
+    return Bars(bars, legend)
 
 
 def seconds_of(run: DagRun, now: datetime) -> float | None:
@@ -78,11 +75,4 @@ def _bar(run: DagRun, unusable: Mapping[Interval, str], longest: float, now: dat
     outcome, tone, sign = _OUTCOMES.get(state, (state, "info", "?"))
     seconds = seconds_of(run, now)
     share = seconds / longest if seconds and longest else 0.0
-    return Bar(
-        run=run,
-        outcome=outcome,
-        tone=tone,
-        sign=sign,
-        height=round(LOWEST + (HIGHEST - LOWEST) * share),
-        seconds=seconds,
-    )
+    return Bar(run, outcome, tone, sign, round(LOWEST + (HIGHEST - LOWEST) * share), seconds)

@@ -2,50 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import Literal
+from typing import Literal, NamedTuple
 
-from cairn_ui.airflow_values import TaskTry
-from state_backend.values.airflow_runs import DagRun
+from state_backend.values.airflow_runs import DagRun, TaskTry
+from state_backend.values.frozen import frozen
 
 Kind = Literal["pause", "scheduler", "queue", "ran", "failed"]
 # The colour of each of Cairn's tasks: n stands for the class `p<n>` of the style sheet. Other tasks have `_OTHER`.
 _COLOURS = {"process": 0, "checkpoint": 2, "validate": 3, "savepoint": 4, "sweep": 6}
 _OTHER = 8
+_WAITS: dict[Kind, str] = {
+    "pause": "between tries",
+    "scheduler": "waiting for the scheduler",
+    "queue": "in the queue",
+}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class Part(NamedTuple):
     """One part of a try's bar."""
 
     kind: Kind
     at: float
     share: float
-    seconds: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
+class Line(NamedTuple):
     """One try of a task as a line of the timeline."""
 
     of: TaskTry
     colour: int
     parts: tuple[Part, ...]
-    # Seconds from the end of the task's try before until the scheduler found that this try may run; None for a first
-    # try.
-    pause: float | None
-    # Seconds from the moment at which the try could run until the scheduler queued it. For a first try, the moment is
-    # the end of the run's last task before it, or the start of the run. None if it is not known.
-    scheduler: float | None
-    # Seconds in the executor's queue; None if they are not known.
-    queue: float | None
-    # Seconds from start to end, or until now; None before the start.
-    ran: float | None
+    # Seconds of each kind; None if Airflow has not recorded a time, or before it.
+    #   pause      from the end of the task's try before until the scheduler found that this try may run; None for a
+    #              first try
+    #   scheduler  from the moment at which the try could run until the scheduler queued it. For a first try, the moment
+    #              is the end of the run's last task before it, or the start of the run
+    #   queue      in the executor's queue
+    #   ran        from start to end, or until now; also of a try that failed
+    seconds: Mapping[Kind, float | None]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Timeline:
     """The timeline of a run."""
 
@@ -72,7 +71,7 @@ def timeline_of(run: DagRun, tries: Sequence[TaskTry], now: datetime) -> Timelin
         lines=lines,
         turn=_between(run.queued, run.began),
         whole=_between(run.began, run.ended or (now if run.unfinished else None)),
-        totals=_totals(lines),
+        totals=tuple(_totals(lines)),
     )
 
 
@@ -97,24 +96,19 @@ def _waits(
 
 def _line(one: TaskTry, tries: Sequence[TaskTry], began: datetime, until: datetime, now: datetime) -> Line:
     ended = one.ended or (now if one.state in ("running", "deferred") else None)
-    ran: Kind = "failed" if one.failed else "ran"
-    marks = [*_waits(one, tries, began), (ran, one.began, ended if one.began is not None else None)]
-    spans = {kind: _between(start, end) for kind, start, end in marks}
+    marks = [*_waits(one, tries, began), ("ran", one.began, ended if one.began is not None else None)]
+    seconds = {kind: _between(start, end) for kind, start, end in marks}
     whole, cleared = (until - began).total_seconds(), one.ended is not None and one.ended <= began
     parts = tuple(
-        Part(kind=kind, at=_share(start - began, whole), share=_share(end - max(start, began), whole), seconds=seconds)
+        Part(
+            "failed" if one.failed and kind == "ran" else kind,
+            _share(start - began, whole),
+            _share(end - max(start, began), whole),
+        )
         for kind, start, end in marks
-        if start is not None and end is not None and (seconds := spans[kind]) and not cleared
+        if start is not None and end is not None and seconds[kind] and not cleared
     )
-    return Line(
-        of=one,
-        colour=_COLOURS.get(one.task_id, _OTHER),
-        parts=parts,
-        pause=spans.get("pause"),
-        scheduler=spans["scheduler"],
-        queue=spans["queue"],
-        ran=spans[ran],
-    )
+    return Line(one, _COLOURS.get(one.task_id, _OTHER), parts, seconds)
 
 
 def _between(start: datetime | None, end: datetime | None) -> float | None:
@@ -125,16 +119,10 @@ def _share(span: timedelta, whole: float) -> float:
     return min(1.0, max(0.0, span.total_seconds() / whole)) if whole > 0 else 0.0
 
 
-def _totals(lines: Iterable[Line]) -> tuple[tuple[str, int | None, float], ...]:
-    waits = {"between tries": 0.0, "waiting for the scheduler": 0.0, "in the queue": 0.0}
-    tasks: dict[str, tuple[int, float]] = {}
-    for line in lines:
-        waits["between tries"] += line.pause or 0.0
-        waits["waiting for the scheduler"] += line.scheduler or 0.0
-        waits["in the queue"] += line.queue or 0.0
-        before = tasks.get(line.of.task_id, (line.colour, 0.0))[1]
-        tasks[line.of.task_id] = (line.colour, before + (line.ran or 0.0))
-    return (
-        *((name, colour, seconds) for name, (colour, seconds) in tasks.items()),
-        *((name, None, seconds) for name, seconds in waits.items() if seconds),
-    )
+def _totals(lines: Sequence[Line]) -> Iterator[tuple[str, int | None, float]]:
+    tasks = {line.of.task_id: line.colour for line in lines}
+    for task_id, colour in tasks.items():
+        yield task_id, colour, sum(line.seconds["ran"] or 0.0 for line in lines if line.of.task_id == task_id)
+    for kind, words in _WAITS.items():
+        if seconds := sum(line.seconds.get(kind) or 0.0 for line in lines):
+            yield words, None, seconds

@@ -14,13 +14,13 @@ from fastapi.responses import HTMLResponse, Response
 from cairn_operators.data_docs import docs_root
 from cairn_ui import airflow_database, airflow_runs, next_steps
 from cairn_ui.access import Asks, Rights
-from cairn_ui.airflow_values import Schedule
 from cairn_ui.data_docs import of_checkpoints
 from cairn_ui.find_pipelines import PipelineRef
 from cairn_ui.read_logs import Look, NotAnswered, Reader, Reading
 from cairn_ui.render_template import HEADERS, render
 from state_backend.checkpoint.log import Log
 from state_backend.ports.storage import Storage
+from state_backend.values.airflow_runs import DagSchedule
 from state_backend.values.errors import CairnError
 
 URL_PREFIX = "/cairn/checkpoints"
@@ -71,7 +71,7 @@ class PipelinePage:
         self.airflow = airflow_database.airflow_url(str(request.base_url.replace(path="")))
 
     @cached_property
-    def schedule(self) -> Schedule | None:
+    def schedule(self) -> DagSchedule | None:
         """The schedule of the pipeline's DAG; None without a DAG."""
         dag_id = self.ref.dag_id
         return None if dag_id is None else airflow_database.schedules_of({dag_id}).get(dag_id)

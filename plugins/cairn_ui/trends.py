@@ -6,14 +6,14 @@ This module computes coordinates and labels. A template writes them as SVG.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from cairn_ui.phases import phases_of
 from cairn_ui.read_logs import Reading
 from state_backend.inspection.describe import keys_of
+from state_backend.values.frozen import frozen
 from state_backend.values.human_units import count, size, span
 from state_backend.values.intervals import Interval
 from state_backend.values.records import Record
@@ -24,8 +24,11 @@ WIDTH, HEIGHT, LEFT, TOP, BOTTOM = 640, 200, 70, 10, 24
 _MOST_POINTS = 600
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Series:
+Words = Callable[[float], str]
+Scale = Literal["linear", "log"]
+
+
+class Series(NamedTuple):
     """One line of a chart, as values."""
 
     name: str
@@ -33,16 +36,14 @@ class Series:
     values: tuple[float | None, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tick:
+class Tick(NamedTuple):
     """A mark at the vertical axis of a chart."""
 
     at: float
     text: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Drawn:
+class Drawn(NamedTuple):
     """One line of a chart, as it is drawn."""
 
     name: str
@@ -50,8 +51,7 @@ class Drawn:
     dots: tuple[tuple[float, float], ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Spot:
+class Spot(NamedTuple):
     """The vertical strip of a chart that belongs to one checkpoint. Coordinates are in SVG units."""
 
     id: int
@@ -61,7 +61,7 @@ class Spot:
     text: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Chart:
     """One chart."""
 
@@ -78,7 +78,7 @@ class Chart:
     last: datetime | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Trends:
     """All charts over the same checkpoints, oldest first."""
 
@@ -97,73 +97,37 @@ def trends_of(reading: Reading, first: int | None = None, last: int | None = Non
     kept.sort(key=lambda c: (c.content.interval.end, c.id))
     records = kept[-_MOST_POINTS:]
     charts = _charts(records)
-    heading = tuple(name for _, _, series, _, _ in charts for name in (s.name for s in series))
-    table = tuple(
-        tuple(_text(s.values[n], words) for _, _, series, words, _ in charts for s in series)
-        for n in range(len(records))
-    )
+    columns = [(line, words) for _, _, lines, words, _ in charts for line in lines]
     return Trends(
-        charts=tuple(
-            chart_of(key, title, records, series, words, scale) for key, title, series, words, scale in charts
-        ),
+        charts=tuple(chart_of(key, title, records, lines, words, scale) for key, title, lines, words, scale in charts),
         points=tuple((c.id, c.content.interval) for c in records),
-        heading=heading,
-        table=table,
+        heading=tuple(line.name for line, _ in columns),
+        table=tuple(tuple(_text(line.values[n], words) for line, words in columns) for n in range(len(records))),
         left_out=len(kept) - len(records),
         dropped=log.head_id - len(log.retained),
     )
 
 
-Words = Callable[[float], str]
-Scale = Literal["linear", "log"]
-
-
 def _charts(records: Sequence[Record]) -> list[tuple[str, str, list[Series], Words, Scale]]:
-    totals = [c.content.totals for c in records]
-
-    def series(name: str, values: Sequence[float | None]) -> Series:
-        return Series(name=name, values=tuple(values))
-
+    """Return for each chart its key, title, lines, the words of a value, and the scale."""
     phases = [{p.name: p.seconds for p in phases_of(c.content.durations_us)} for c in records]
-    names = dict.fromkeys(name for point in phases for name in point)
+
+    def counts(**names: str) -> list[Series]:
+        return [Series(line, tuple(getattr(c.content.totals, name) for c in records)) for line, name in names.items()]
+
+    def seconds(names: Iterable[str]) -> list[Series]:
+        return [Series(name, tuple(point.get(name) for point in phases)) for name in names]
+
+    every = dict.fromkeys(name for point in phases for name in point)
+    sizes, keys = counts(full="state_bytes", new="uploaded_bytes"), [Series("keys", tuple(map(keys_of, records)))]
+    rows = counts(input="input_rows", output="output_rows", late="late_rows")
     return [
-        (
-            "bytes",
-            "Bytes: new and full",
-            [
-                series("full", [t.state_bytes for t in totals]),
-                series("new", [t.uploaded_bytes for t in totals]),
-            ],
-            lambda v: size(round(v)),
-            "log",
-        ),
-        (
-            "duration",
-            "Duration of each phase in the slowest shard",
-            [series(name, [point.get(name) for point in phases]) for name in names],
-            span,
-            "linear",
-        ),
-        ("files", "State files", [series("files", [t.state_files for t in totals])], _whole, "linear"),
-        ("keys", "Keys", [series("keys", [keys_of(c) for c in records])], _whole, "linear"),
-        (
-            "rows",
-            "Rows",
-            [
-                series("input", [t.input_rows for t in totals]),
-                series("output", [t.output_rows for t in totals]),
-                series("late", [t.late_rows for t in totals]),
-            ],
-            _whole,
-            "linear",
-        ),
-        (
-            "restore",
-            "Time to restore",
-            [series("restore", [point.get("restore") for point in phases])],
-            span,
-            "linear",
-        ),
+        ("bytes", "Bytes: new and full", sizes, lambda v: size(round(v)), "log"),
+        ("duration", "Duration of each phase in the slowest shard", seconds(every), span, "linear"),
+        ("files", "State files", counts(files="state_files"), _whole, "linear"),
+        ("keys", "Keys", keys, _whole, "linear"),
+        ("rows", "Rows", rows, _whole, "linear"),
+        ("restore", "Time to restore", seconds(["restore"]), span, "linear"),
     ]
 
 
@@ -172,7 +136,7 @@ def chart_of(
 ) -> Chart:
     """Return one chart, with the coordinates of its lines, marks and strips."""
     every = [v for s in series for v in s.values if v is not None]
-    height = _heights(every, scale)
+    marks, height = _axis(every, scale)
     step = (WIDTH - LEFT - 12) / max(1, len(records) - 1)
     xs = [LEFT + 4 + n * step for n in range(len(records))] if len(records) > 1 else [(WIDTH + LEFT) / 2]
     shown = [s for s in series if any(v is not None for v in s.values)]
@@ -181,17 +145,10 @@ def chart_of(
         figures = [f"{s.name}: {_text(s.values[n], words)}" for s in shown]
         text = "\n".join([f"checkpoint {record.id}, {record.content.interval}", *figures])
         left = max(LEFT, xs[n] - step / 2)
-        spots.append(
-            Spot(
-                id=record.id,
-                x=round(xs[n], 1),
-                left=round(left, 1),
-                width=round(min(WIDTH, xs[n] + step / 2) - left, 1),
-                text=text,
-            )
-        )
+        width = min(WIDTH, xs[n] + step / 2) - left
+        spots.append(Spot(record.id, round(xs[n], 1), round(left, 1), round(width, 1), text))
     drawn = tuple(_drawn(s, xs, height) for s in shown)
-    ticks = tuple(Tick(at=round(height(v), 1), text=words(v)) for v in _ticks(every, scale))
+    ticks = tuple(Tick(round(height(v), 1), words(v)) for v in marks)
     legend = tuple((s.name, _text(next(v for v in reversed(s.values) if v is not None), words)) for s in shown)
     return Chart(
         key=key,
@@ -216,35 +173,24 @@ def _drawn(series: Series, xs: Sequence[float], height: Callable[[float], float]
         path.append(f"{'L' if pen_down else 'M'}{x:.1f} {y}")
         dots.append((round(x, 1), y))
         pen_down = True
-    return Drawn(name=series.name, path=" ".join(path), dots=tuple(dots))
+    return Drawn(series.name, " ".join(path), tuple(dots))
 
 
-def _heights(values: Sequence[float], scale: Scale) -> Callable[[float], float]:
-    """Return a function that converts a value to its y coordinate in the chart.
+def _axis(values: Sequence[float], scale: Scale) -> tuple[list[float], Callable[[float], float]]:
+    """Return the values of the marks at the vertical axis, and a function that converts a value to its y coordinate.
 
     The bottom of a linear scale is 0. The bottom of a logarithmic scale is a power of two: the greatest one that is not
     above the smallest positive value, but at least 1.
     """
     floor, room = HEIGHT - BOTTOM, HEIGHT - BOTTOM - TOP
-    if scale == "log":
-        low, high = _powers(values)
-        return lambda v: floor - room * (max(0.0, math.log2(max(v, 2**low))) - low) / (high - low)
-    most = max(_linear_ticks(values))
-    return lambda v: floor - room * v / most
-
-
-def _ticks(values: Sequence[float], scale: Scale) -> list[float]:
     if scale == "linear":
-        return _linear_ticks(values)
-    low, high = _powers(values)
-    step = max(1, math.ceil((high - low) / 4))
-    return [float(2**e) for e in range(low, high + 1, step)]
-
-
-def _powers(values: Sequence[float]) -> tuple[int, int]:
+        marks = _linear_ticks(values)
+        return marks, lambda v: floor - room * v / marks[-1]
     positive = [v for v in values if v > 0] or [1.0]
-    low, high = math.floor(math.log2(min(positive))), math.ceil(math.log2(max(positive)))
-    return max(0, low), max(max(0, low) + 1, high)
+    low = max(0, math.floor(math.log2(min(positive))))
+    high = max(low + 1, math.ceil(math.log2(max(positive))))
+    marks = [float(2**e) for e in range(low, high + 1, max(1, math.ceil((high - low) / 4)))]
+    return marks, lambda v: floor - room * (max(0.0, math.log2(max(v, 2**low))) - low) / (high - low)
 
 
 def _linear_ticks(values: Sequence[float]) -> list[float]:

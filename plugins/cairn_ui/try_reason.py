@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+
+from state_backend.values.frozen import frozen
 
 _LONGEST = 300
 # The end of the exception for a driver that ended without a result (`cairn_operators.failures.exit_failure`). The driver
@@ -14,7 +15,7 @@ _ADVICE = " For more information, see "  # Airflow's link to its docs, in its me
 _RAISED = re.compile(r"(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit): \S")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class LogLine:
     """One message of a task's log."""
 

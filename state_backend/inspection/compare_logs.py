@@ -6,18 +6,18 @@ The digests and checksums in the logs show which intervals have equal state and 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Literal
 
 from state_backend.checkpoint.log import Log, interval_of
 from state_backend.inspection.describe import start_and_end
+from state_backend.values.frozen import frozen
 from state_backend.values.intervals import Interval
 from state_backend.values.records import Content, OutputFile, Record, SweepRecord
 
 Same = Literal["same", "other", "unknown"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Made:
     """Result of one interval in one of the compared logs."""
 
@@ -38,7 +38,7 @@ class Made:
         return None if self.content is None else sum(self.content.durations_us.values()) / 1e6
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class IntervalDifference:
     """Comparison of one interval's results in production and in a trial.
 
@@ -51,10 +51,10 @@ class IntervalDifference:
     old: Made | None
     # The trial's result; None if the trial has no checkpoint of the interval.
     new: Made | None
-    state: Same
-    output: Same
-    late: Same
-    position: Same
+    state: Same = "unknown"
+    output: Same = "unknown"
+    late: Same = "unknown"
+    position: Same = "unknown"
 
     @property
     def same(self) -> bool:
@@ -78,10 +78,7 @@ def plan_difference(interval: Interval, old: Made | None, new: Made | None) -> I
     are equal.
     """
     if old is None or new is None:
-        same: Same = "unknown"
-        return IntervalDifference(
-            interval=interval, old=old, new=new, state=same, output=same, late=same, position=same
-        )
+        return IntervalDifference(interval=interval, old=old, new=new)
     positions = [made.content.source_position if made.content is not None else {} for made in (old, new)]
     return IntervalDifference(
         interval=interval,

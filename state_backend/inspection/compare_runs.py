@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,33 +21,21 @@ import pyarrow.parquet as pq
 
 from state_backend.checkpoint.log import Log
 from state_backend.inspection.compare_logs import IntervalDifference, Made, compare_intervals, describe_interval
-from state_backend.inspection.compare_tables import TableDifference, compare_tables
+from state_backend.inspection.compare_tables import ColumnChange, TableDifference, compare_tables
 from state_backend.inspection.describe import start_and_end
 from state_backend.inspection.state_diff import EntryChange, describe_change, diff_states
 from state_backend.inspection.state_table import StateSource
 from state_backend.ports.storage import Storage
 from state_backend.state.layout import TIMERS_NAME
 from state_backend.values.errors import CheckpointDropped, NotFound
+from state_backend.values.frozen import frozen
 from state_backend.values.intervals import Interval, format_instant
 from state_backend.values.records import OutputFile
 
 _EXPIRY = "expires at, in ms"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FieldChange:
-    """Changes of one field in entries that both sides have."""
-
-    name: str
-    changed: int
-    # The mean absolute difference, over the changed entries in which both values are numbers; None without such
-    # entries.
-    mean: float | None
-    # The largest absolute difference of these entries; None without such entries.
-    largest: float | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class StateDifference:
     """Entries of one state that differ."""
 
@@ -57,7 +45,7 @@ class StateDifference:
     # The number of entries that both have, with different values. A timer that a key has at another time counts as
     # changed; the change of the field `at_ms` is the distance in milliseconds.
     changed: int
-    fields: tuple[FieldChange, ...]
+    fields: tuple[ColumnChange, ...]
     examples: tuple[dict[str, Any], ...]
 
 
@@ -134,15 +122,7 @@ def _moved(of_key: Sequence[EntryChange]) -> Iterator[EntryChange]:
     gone, there = ([c for c in of_key if c.change == what] for what in ("removed", "added"))
     pairs = min(len(gone), len(there))
     for before, after in zip(gone[:pairs], there[:pairs], strict=True):
-        yield EntryChange(
-            state=before.state,
-            change="changed",
-            key=before.key,
-            user_key=None,
-            position=None,
-            before=before.before,
-            after=after.after,
-        )
+        yield replace(before, change="changed", after=after.after)
     yield from [*gone[pairs:], *there[pairs:]]
 
 
@@ -186,9 +166,9 @@ class _Sizes:
             by = abs(after - before)
             self._numbers, self._sum, self._largest = self._numbers + 1, self._sum + by, max(self._largest, by)
 
-    def as_change(self, name: str) -> FieldChange:
+    def as_change(self, name: str) -> ColumnChange:
         mean = self._sum / self._numbers if self._numbers else None
-        return FieldChange(
+        return ColumnChange(
             name=name, changed=self._changed, mean=mean, largest=self._largest if self._numbers else None
         )
 
@@ -196,7 +176,7 @@ class _Sizes:
 # --- whole run --------------------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Comparison:
     """Comparison of a trial with production."""
 
@@ -263,17 +243,7 @@ def describe_comparison(found: Comparison) -> dict[str, Any]:
         "outputs": list(found.outputs),
         "late": list(found.late),
         "states_at": None if found.states_at is None else format_instant(found.states_at.end),
-        "states": [
-            {
-                "state": s.state,
-                "added": s.added,
-                "removed": s.removed,
-                "changed": s.changed,
-                "fields": [_column(f) for f in s.fields],
-                "examples": list(s.examples),
-            }
-            for s in found.states
-        ],
+        "states": [asdict(state) for state in found.states],
     }
 
 
@@ -284,13 +254,9 @@ def _rows(interval: Interval, rows: TableDifference, limit: int) -> dict[str, An
         "only_new": len(rows.only_new),
         "changed": len(rows.changed),
         "repeated_keys": rows.repeated,
-        "columns": [_column(c) for c in rows.columns],
+        "columns": [asdict(column) for column in rows.columns],
         "columns_added": list(rows.added),
         "columns_removed": list(rows.removed),
         "columns_retyped": list(rows.retyped),
         "examples": rows.examples(limit),
     }
-
-
-def _column(change: Any) -> dict[str, Any]:
-    return {"name": change.name, "changed": change.changed, "mean": change.mean, "largest": change.largest}

@@ -8,7 +8,6 @@ not matter.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,14 +16,18 @@ import pyarrow.compute as pc
 
 from state_backend.inspection.describe import plain
 from state_backend.values.errors import UsageError
+from state_backend.values.frozen import frozen
 
 # A numpy array of whole numbers, one for each row.
 Numbers = Any
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class ColumnChange:
-    """Changes of one column, counted over the keys that each table has in exactly one row."""
+    """Changes of one column, counted over the keys that each table has in exactly one row.
+
+    Also changes of one field of a state, counted over the entries that both sides have.
+    """
 
     name: str
     changed: int
@@ -34,7 +37,7 @@ class ColumnChange:
     largest: float | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class TableDifference:
     """Difference of two tables."""
 

@@ -389,18 +389,11 @@ def _plain(value: Any) -> dict[str, Any]:
 def summarise(record: Record) -> dict[str, Any]:
     """Return the most important figures of a checkpoint: ids, interval, counts and bytes."""
     content = record.content
-    totals = content.totals
-    return {
-        "checkpoint": record.id,
-        "base": content.base_id,
-        "interval": str(content.interval),
-        "changed_bytes": totals.changed_bytes,
-        "uploaded_bytes": totals.uploaded_bytes,
-        "state_bytes": totals.state_bytes,
-        "state_files": totals.state_files,
-        "keys": totals.keys,
-        "keys_touched": totals.keys_touched,
-        "input_rows": totals.input_rows,
-        "output_rows": totals.output_rows,
-        "late_rows": totals.late_rows,
-    }
+    counts = {name: getattr(content.totals, name) for name in _SUMMARY}
+    return {"checkpoint": record.id, "base": content.base_id, "interval": str(content.interval), **counts}
+
+
+_SUMMARY = (
+    *("changed_bytes", "uploaded_bytes", "state_bytes", "state_files", "keys", "keys_touched"),
+    *("input_rows", "output_rows", "late_rows"),
+)

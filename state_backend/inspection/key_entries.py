@@ -13,24 +13,23 @@ from typing import Any
 
 from state_backend.adapters.rocks import RocksStore
 from state_backend.formats.key_codec import KeyCodec
-from state_backend.formats.schema_evolution import row_reader
 from state_backend.formats.spark_hash import key_group as key_group_of
-from state_backend.formats.types import StructType, parse_struct
+from state_backend.formats.types import StructType
 from state_backend.inspection.describe import self_describing
-from state_backend.inspection.state_diff import EntryChange, changes_of_group
+from state_backend.inspection.state_diff import EntryChange, EntryReader, changes_of_group
 from state_backend.inspection.state_table import Span, StateSource, open_shard
 from state_backend.ports.storage import Storage
 from state_backend.shard.file_cache import FileCache
 from state_backend.state import layout
-from state_backend.state.entries import decode_entry
 from state_backend.values.errors import UsageError
+from state_backend.values.frozen import frozen
 from state_backend.values.key_groups import shard_of
 from state_backend.values.records import StateDescriptor
 
 Stored = tuple[bytes, bytes]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class SearchedKey:
     """A key, with its encoded form and its key group."""
 
@@ -76,26 +75,13 @@ class KeyEntries:
 
     def rows(self, name: str) -> list[dict[str, Any]]:
         """Return the entries of a state in the order of their stored keys."""
-        descriptor = self.states[name]
-        version = descriptor.versions[-1]
-        user_keys = KeyCodec(parse_struct(version.user_key)) if version.user_key is not None else None
-        decode, schema = row_reader(name, descriptor.versions), parse_struct(version.value)
-        rows = []
+        reader, rows = EntryReader(self.keys, self.states[name]), []
         for stored_key, entry in self.stored:
-            if stored_key[2] != descriptor.state_id:
+            if stored_key[2] != reader.state_id or (found := reader.read(stored_key, entry)) is None:
                 continue
-            found = decode_entry(descriptor, stored_key, entry, self.keys, user_keys)
-            if found is None:
-                continue
-            row: dict[str, Any] = {}
-            if user_keys is not None and found.user_key is not None:
-                row["user_key"] = self_describing(found.user_key, user_keys.schema)
-            if found.position is not None:
-                row["pos"] = found.position
-            row["value"] = self_describing(decode(found.row), schema)
-            if found.expiry_ms is not None:
-                row["expiry_ms"] = found.expiry_ms
-            rows.append(row)
+            place, decoded = found
+            row = {"user_key": place["user_key"], "pos": place["position"], "expiry_ms": decoded.expiry_ms}
+            rows.append({name: value for name, value in row.items() if value is not None} | {"value": decoded.value})
         return rows
 
 

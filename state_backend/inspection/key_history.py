@@ -9,36 +9,38 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import pyarrow as pa
+
 from state_backend.checkpoint.dropped_checkpoint import check_retained, telling_drops
-from state_backend.checkpoint.log import Log, base_of
+from state_backend.checkpoint.log import Log, attempt_of, base_of, kind_of, run_of
 from state_backend.checkpoint.parallel import at_once
 from state_backend.formats.rocksdb_table import UnknownTable
-from state_backend.inspection.describe import code_name, plain, state_of
+from state_backend.inspection.describe import code_name, plain, start_and_end, state_of
 from state_backend.inspection.key_entries import KeyEntries, SearchedKey, changes_of_key, entries_of, read_key, spans_of
-from state_backend.inspection.key_rows import KeyRows, read_key_rows
+from state_backend.inspection.key_rows import read_key_rows
 from state_backend.inspection.key_versions import KeyFiles, KeyVersions
 from state_backend.inspection.state_diff import EntryChange, describe_change
 from state_backend.inspection.state_table import StateSource
 from state_backend.ports.storage import Storage
 from state_backend.shard.file_cache import FileCache
-from state_backend.shard.manifest import manifest_of
+from state_backend.shard.manifest import needed_manifest
 from state_backend.state import layout
-from state_backend.values.errors import CairnError, CorruptFile, CorruptRecord, NotFound
-from state_backend.values.intervals import Interval, format_instant, from_ms, shown_ms
+from state_backend.values.errors import CairnError, CorruptRecord
+from state_backend.values.frozen import frozen
+from state_backend.values.intervals import format_instant, from_ms, shown_ms
 from state_backend.values.key_groups import shard_of
-from state_backend.values.records import Content, Record, RunRef, ShardRef, StateDescriptor, Tombstone
+from state_backend.values.records import Content, Record, ShardRef, StateDescriptor, Tombstone
 
 _CACHE_BYTES = 1 << 30
 # The checkpoints whose manifests and files are read together, in parallel.
 _AT_ONCE = 64
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class KeyStep:
     """One checkpoint of a key's history."""
 
@@ -46,19 +48,19 @@ class KeyStep:
     status: str
     # The checkpoint that `changes` compare with: the base, or the nearest retained ancestor. None if the interval began
     # with empty state, or if `unknown` is set.
-    since: int | None
-    between: int
+    since: int | None = None
+    between: int = 0
     # Why the earlier state is unknown; None if it is known.
-    unknown: str | None
+    unknown: str | None = None
     # The changed entries and timers of the key. If `unknown` is set, the whole state of the key; empty for a dropped
     # checkpoint.
-    changes: tuple[EntryChange, ...]
+    changes: tuple[EntryChange, ...] = ()
     # The times of removed timers that were due, in milliseconds since the epoch.
-    fired_ms: tuple[int, ...]
+    fired_ms: tuple[int, ...] = ()
     # The key's rows in the output of the interval; None if they were not searched.
-    output: KeyRows | None
+    output: pa.Table | None
     # The key's late rows; None if they were not searched.
-    late: KeyRows | None
+    late: pa.Table | None
 
 
 def history_of_key(
@@ -80,7 +82,7 @@ def history_of_key(
         yield from steps.steps(ordered[at : at + _AT_ONCE], follow_output)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class _Shard:
     """Facts about the key's shard in one checkpoint."""
 
@@ -121,7 +123,8 @@ class _Steps:
             if n in before:
                 yield self._step(n, before[n], changes.get(n, []), output, late)
             elif isinstance(entry := self._log.entry(n), Tombstone):
-                yield self._dropped(entry, output, late)
+                why = "the checkpoint is dropped: its rows are known, its state is not"
+                yield KeyStep(record=entry, status="dropped", unknown=why, output=output, late=late)
 
     def _load_contents(self, ids: Iterable[int]) -> None:
         """Read the records of some retained checkpoints.
@@ -162,10 +165,7 @@ class _Steps:
 
     def _read_shard(self, checkpoint_id: int) -> _Shard:
         with telling_drops(self._storage, checkpoint_id):
-            try:
-                manifest = manifest_of(self._ref(checkpoint_id), self._storage)
-            except NotFound as error:
-                raise CorruptFile(f"checkpoint {checkpoint_id}: a manifest is missing: {error}") from error
+            manifest = needed_manifest(self._ref(checkpoint_id), self._storage)
         found = [s for s in manifest.key_group_states if s.key_group == self._key.group]
         group = (found[0].entries, found[0].digest) if found else None
         return _Shard(group=group, files=self._versions.files_of(manifest))
@@ -200,8 +200,8 @@ class _Steps:
         checkpoint_id: int,
         before: tuple[int | None, int, str | None],
         changes: list[EntryChange],
-        output: KeyRows | None,
-        late: KeyRows | None,
+        output: pa.Table | None,
+        late: pa.Table | None,
     ) -> KeyStep:
         since, between, unknown = before
         record = Record(id=checkpoint_id, retained=(), reproduces=None, content=self._contents[checkpoint_id])
@@ -213,20 +213,6 @@ class _Steps:
             unknown=unknown,
             changes=tuple(changes),
             fired_ms=self._fired(record, since, changes),
-            output=output,
-            late=late,
-        )
-
-    def _dropped(self, entry: Tombstone, output: KeyRows | None, late: KeyRows | None) -> KeyStep:
-        why = "the checkpoint is dropped: its rows are known, its state is not"
-        return KeyStep(
-            record=entry,
-            status="dropped",
-            since=None,
-            between=0,
-            unknown=why,
-            changes=(),
-            fired_ms=(),
             output=output,
             late=late,
         )
@@ -266,7 +252,7 @@ class _Steps:
         with TemporaryDirectory(dir=self._work) as folder:
             return read_key(source, self._key, self._storage, Path(folder), self._cache)
 
-    def _rows(self, checkpoint_id: int) -> tuple[KeyRows, KeyRows]:
+    def _rows(self, checkpoint_id: int) -> tuple[pa.Table, pa.Table]:
         content = self._contents.get(checkpoint_id)
         if content is not None:
             files, attempt, parallelism = content.outputs, content.attempt, content.parallelism
@@ -306,33 +292,28 @@ def _origin(content: Content) -> str:
     return f"checkpoint {content.base_id}" if content.base_id is not None else "another pipeline"
 
 
-def _any(rows: KeyRows | None) -> bool:
-    return rows is not None and rows.rows is not None and rows.rows.num_rows > 0
+def _any(rows: pa.Table | None) -> bool:
+    return rows is not None and rows.num_rows > 0
 
 
 def describe_step(step: KeyStep) -> dict[str, Any]:
     """Return a step of a key's history as JSON values. Rows that were not searched, or can't be told apart, are None."""
     record = step.record
-    content = record.content if isinstance(record, Record) else None
-    run: RunRef = content.run if content is not None else record.run  # type: ignore[union-attr]
-    interval: Interval = record.interval
-    kind = content.kind if content is not None else record.kind  # type: ignore[union-attr]
-    attempt = content.attempt if content is not None else record.attempt  # type: ignore[union-attr]
+    run = run_of(record)
     changes = [describe_change(c) for c in step.changes if c.state != layout.TIMERS_NAME]
     timers = [c for c in step.changes if c.state == layout.TIMERS_NAME]
     added = sorted(c.after.value["at_ms"] for c in timers if c.after is not None)
     removed = sorted(c.before.value["at_ms"] for c in timers if c.before is not None)
     return {
         "checkpoint": record.id,
-        "kind": kind,
+        "kind": kind_of(record),
         "status": step.status,
-        "start": format_instant(interval.start),
-        "end": format_instant(interval.end),
+        **start_and_end(record.interval),
         "since": step.since,
         "dropped_between": step.between,
         "unknown": step.unknown,
-        "code": code_name(content) if content is not None else None,
-        "attempt": attempt,
+        "code": code_name(record.content) if isinstance(record, Record) else None,
+        "attempt": attempt_of(record),
         "run": {"run_id": run.run_id, "clear_number": run.clear_number, "try_number": run.try_number},
         "changes": changes,
         "timers_set": _instants(added),
@@ -347,7 +328,5 @@ def _instants(times_ms: list[int]) -> list[str]:
     return [format_instant(from_ms(shown_ms(ms))) for ms in times_ms]
 
 
-def _plain_rows(found: KeyRows | None) -> list[dict[str, Any]] | None:
-    if found is None or found.rows is None:
-        return None
-    return [plain(row) for row in found.rows.to_pylist()]
+def _plain_rows(rows: pa.Table | None) -> list[dict[str, Any]] | None:
+    return None if rows is None else plain(rows.to_pylist())

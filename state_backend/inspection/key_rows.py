@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from uuid import uuid4
 
@@ -18,17 +17,6 @@ from state_backend.ports.storage import Storage
 from state_backend.shard.transfer import IN_MEMORY_BYTES, read_verified
 from state_backend.values.errors import CorruptFile, NotFound, StateTypeError
 from state_backend.values.records import OutputFile
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KeyRows:
-    """The rows of a key in some files."""
-
-    # The rows, in the order of the files; None if a file lacks a key column, or a key column has another type. Its rows
-    # can't be told apart by key then.
-    rows: pa.Table | None
-    # The bytes of the files that were read.
-    read_bytes: int
 
 
 def key_columns_in(schema: pa.Schema, key: SearchedKey) -> list[str] | None:
@@ -56,9 +44,12 @@ def rows_of_key(table: pa.Table | pa.RecordBatch, key: SearchedKey) -> pa.Table 
 
 def read_key_rows(
     files: Iterable[OutputFile], attempt: str, shard: int, key: SearchedKey, storage: Storage, work: Path
-) -> KeyRows:
-    """Return the rows of a key in the output files, or in the files of late rows, of one commit."""
-    found, read_bytes, local = [], 0, work / f"{uuid4().hex}.parquet"
+) -> pa.Table | None:
+    """Return the rows of a key in the output files, or in the files of late rows, of one commit, in the order of the files.
+
+    None if a file lacks a key column, or a key column has another type. Its rows can't be told apart by key then.
+    """
+    found, local = [], work / f"{uuid4().hex}.parquet"
     for file in files:
         if paths.attempt_of(file.handle.path) == attempt and _shard_in(file.handle.path) not in (None, shard):
             continue
@@ -66,19 +57,17 @@ def read_key_rows(
             small = file.handle.size_bytes <= IN_MEMORY_BYTES
             if not small:
                 storage.download(file.handle, local)
-            read_bytes += file.handle.size_bytes
             with pq.ParquetFile(pa.BufferReader(read_verified(storage, file.handle)) if small else local) as parquet:
                 for number in range(parquet.num_row_groups):
                     rows = rows_of_key(parquet.read_row_group(number), key)
                     if rows is None:
-                        return KeyRows(rows=None, read_bytes=read_bytes)
+                        return None
                     found.append(rows)
         except (NotFound, pa.ArrowException) as error:
             raise CorruptFile(f"{file.handle.path} of {storage.url} can't be read: {error}") from error
         finally:
             local.unlink(missing_ok=True)
-    table = pa.concat_tables(found, promote_options="permissive") if found else pa.table({})
-    return KeyRows(rows=table, read_bytes=read_bytes)
+    return pa.concat_tables(found, promote_options="permissive") if found else pa.table({})
 
 
 def _shard_in(path: str) -> int | None:

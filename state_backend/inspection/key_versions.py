@@ -12,7 +12,6 @@ from __future__ import annotations
 import io
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
 
@@ -24,6 +23,7 @@ from state_backend.formats.rocksdb_table import Span, UnknownTable, Versions, ve
 from state_backend.ports.storage import Storage
 from state_backend.shard.transfer import content_of
 from state_backend.values.errors import CorruptFile, NotFound
+from state_backend.values.frozen import frozen
 from state_backend.values.handles import Handle
 from state_backend.values.records import Segment, ShardManifest
 
@@ -31,7 +31,7 @@ Source = Handle | bytes
 Stored = tuple[bytes, bytes]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class KeyFiles:
     """The files of a checkpoint that may hold the key."""
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
 from datetime import timedelta
+from typing import NamedTuple
 
 from state_backend.adapters.open_storage import join_url, list_own, open_storage
 from state_backend.checkpoint.forgotten_keys import is_key
@@ -21,13 +21,13 @@ from state_backend.checkpoint.trials import list_trials, root_of_trial
 from state_backend.formats import paths
 from state_backend.ports.storage import Storage
 from state_backend.values.errors import CairnError, CorruptFile
+from state_backend.values.frozen import frozen
 from state_backend.values.records import Content, Record
 
 _REPORT = "export.json"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class Place(NamedTuple):
     """A place that may hold a key."""
 
     what: str
@@ -39,7 +39,7 @@ class Place:
         return f"{self.what}{f' {self.where}' if self.where else ''}: {self.then}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Left:
     """The parts of the pipeline's own folder that may hold a key after `cairn forget`."""
 
@@ -58,32 +58,30 @@ def places_of(root: str, pipeline: str, encoded: Collection[bytes], texts: Colle
     found = [*_own(storage, pipeline, texts, left)]
     for trial in list_trials(root, pipeline):
         then = f"cairn trials remove {trial.name} --root {shlex.quote(root)} --pipeline {pipeline}"
-        found.append(Place(what="trial", where=root_of_trial(root, pipeline, trial.name), then=then))
+        found.append(Place("trial", root_of_trial(root, pipeline, trial.name), then))
     found += _below_root(root, pipeline, encoded)
     content = _newest(storage)
     if content is not None and content.restored_from is not None:
-        found.append(
-            Place(what=f"savepoint {content.restored_from}, which the state came from", where="", then=_DELETE)
-        )
+        found.append(Place(f"savepoint {content.restored_from}, which the state came from", "", _DELETE))
     return [*found, *_ELSEWHERE]
 
 
 _DELETE = "delete it, and take a new one"
 _ELSEWHERE = (
-    Place(what="the source of the input", where="", then="delete the key there; a re-run reads it again"),
-    Place(what="the sink's target", where="", then="delete the key there"),
-    Place(what="savepoints and exports outside of the root", where="", then=_DELETE),
-    Place(what="Data Docs of validations", where="", then="delete the pages of validations before this one"),
+    Place("the source of the input", "", "delete the key there; a re-run reads it again"),
+    Place("the sink's target", "", "delete the key there"),
+    Place("savepoints and exports outside of the root", "", _DELETE),
+    Place("Data Docs of validations", "", "delete the pages of validations before this one"),
     Place(
-        what="caches of hosts (cache_dir of EngineOptions, by default cairn-cache-UID in the temp folder)",
-        where="",
-        then="delete the folder on each host; only time is lost",
+        "caches of hosts (cache_dir of EngineOptions, by default cairn-cache-UID in the temp folder)",
+        "",
+        "delete the folder on each host; only time is lost",
     ),
-    Place(what="logs of tasks", where="", then="a processor may have logged the key"),
+    Place("logs of tasks", "", "a processor may have logged the key"),
     Place(
-        what="buckets with versioning, soft delete or backups, and snapshots of disks",
-        where="",
-        then="deleted files stay there for as long as the storage is told to keep them",
+        "buckets with versioning, soft delete or backups, and snapshots of disks",
+        "",
+        "deleted files stay there for as long as the storage is told to keep them",
     ),
 )
 
@@ -91,20 +89,20 @@ _ELSEWHERE = (
 def _own(storage: Storage, pipeline: str, texts: Collection[str], left: Left) -> Iterator[Place]:
     for checkpoint_id in left.holding:
         then = "add --drop-checkpoints, or wait until retention drops it"
-        yield Place(what=f"checkpoint {checkpoint_id}", where=f"{storage.url}/{paths.record(checkpoint_id)}", then=then)
+        yield Place(f"checkpoint {checkpoint_id}", f"{storage.url}/{paths.record(checkpoint_id)}", then)
     for checkpoint_id in left.dropped:
         if isinstance(RecordReader(storage, checkpoint_id).fresh(checkpoint_id), Record):
             then = "a reader or a waiting sink keeps its files; the next clean-up after that deletes them"
             yield Place(
-                what=f"dropped checkpoint {checkpoint_id}",
-                where=f"{storage.url}/{paths.record(checkpoint_id)}",
-                then=then,
+                f"dropped checkpoint {checkpoint_id}",
+                f"{storage.url}/{paths.record(checkpoint_id)}",
+                then,
             )
     if not left.output_rewritten:
         then = "add --rewrite-output, which also finds late rows"
-        yield Place(what="output", where=f"{storage.url}/{paths.OUTPUT}", then=then)
+        yield Place("output", f"{storage.url}/{paths.OUTPUT}", then)
     for path in left.unknown_output:
-        yield Place(what="output without the key's columns", where=f"{storage.url}/{path}", then="look at it yourself")
+        yield Place("output without the key's columns", f"{storage.url}/{path}", "look at it yourself")
     try:
         waiting = len(sweep(storage, pipeline, min_age=timedelta(0), dry_run=True).plan.delete)
     except CorruptFile:
@@ -112,26 +110,24 @@ def _own(storage: Storage, pipeline: str, texts: Collection[str], left: Left) ->
     if waiting:
         what = "files of attempts that were never committed, or whose output was replaced"
         yield Place(
-            what=what,
-            where=storage.url,
-            then=f"{sweep_command(storage)} deletes them three days after their last write",
+            what,
+            storage.url,
+            f"{sweep_command(storage)} deletes them three days after their last write",
         )
     for record in read_log(storage).completed():
         if _quotes(json.dumps(record.content.source_position, ensure_ascii=False), texts):
             what, where_ = "source position that quotes the key", f"{storage.url}/{paths.record(record.id)}"
-            yield Place(
-                what=what, where=where_, then="change the source, so that positions of later intervals do not quote it"
-            )
+            yield Place(what, where_, "change the source, so that positions of later intervals do not quote it")
     failing = set()
     for info in storage.list(""):
         kind = paths.kind_of(info.path)
         if kind in ("quarantine", "refused") and _finding_quotes(storage.read(info.path), texts):
-            yield Place(what="findings of a validation", where=f"{storage.url}/{info.path}", then="it quotes the key")
+            yield Place("findings of a validation", f"{storage.url}/{info.path}", "it quotes the key")
         if kind == "failing":
             failing.add(info.path.rsplit("/", 2)[0])
     for folder in sorted(failing):
         then = "delete the folder; it is also deleted with its checkpoint"
-        yield Place(what="rows that failed an expectation", where=f"{storage.url}/{folder}", then=then)
+        yield Place("rows that failed an expectation", f"{storage.url}/{folder}", then)
 
 
 def _finding_quotes(mark: bytes, texts: Collection[str]) -> bool:
@@ -165,9 +161,9 @@ def _below_root(root: str, pipeline: str, encoded: Collection[bytes]) -> Iterato
                     "pipeline with the same key",
                     f"cairn forget --root {shlex.quote(root)} --pipeline {folder}",
                 )
-                yield Place(what=what, where=url, then=then)
+                yield Place(what, url, then)
         elif name == _REPORT:
-            yield Place(what="export", where=url, then=_DELETE)
+            yield Place("export", url, _DELETE)
         else:
             try:
                 saved = read_savepoint(open_storage(url)).content
@@ -175,7 +171,7 @@ def _below_root(root: str, pipeline: str, encoded: Collection[bytes]) -> Iterato
                 saved = None
             said = saved.forget.keys if saved is not None and saved.forget is not None else ()
             if not all(any(is_key(forgotten, key) for forgotten in said) for key in encoded):
-                yield Place(what="savepoint", where=url, then=_DELETE)
+                yield Place("savepoint", url, _DELETE)
 
 
 def _newest(storage: Storage) -> Content | None:

@@ -19,7 +19,6 @@ from __future__ import annotations
 import shutil
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -39,6 +38,7 @@ from state_backend.shard.manifest import manifest_of
 from state_backend.state import layout
 from state_backend.state.entries import decode_entry
 from state_backend.values.errors import UsageError
+from state_backend.values.frozen import frozen
 from state_backend.values.intervals import format_instant, from_ms, shown_ms
 from state_backend.values.key_groups import KeyGroupRange, range_of, shard_of
 from state_backend.values.records import Content, KeyGroupState, ShardManifest, StateDescriptor
@@ -47,7 +47,7 @@ Groups = Mapping[int, KeyGroupState]
 _ALL_BYTES = 1 << 62
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Entry:
     """Decoded value, list element or map value of a state, with its expiry time (None: it never expires)."""
 
@@ -55,7 +55,7 @@ class Entry:
     expiry_ms: int | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class EntryChange:
     """Difference of one entry."""
 
@@ -63,9 +63,9 @@ class EntryChange:
     change: Literal["added", "removed", "changed"]
     key: dict[str, Any]
     # The key inside of a map; None for other states.
-    user_key: dict[str, Any] | None
+    user_key: dict[str, Any] | None = None
     # The position inside of a list; None for other states.
-    position: int | None
+    position: int | None = None
     # The entry of the first state; None if it was added. A timer's value is its time, as `at_ms`.
     before: Entry | None
     # The entry of the second state; None if it was removed.
@@ -251,12 +251,10 @@ def changes_of_group(
 
 def _state_changes(first: Side, second: Side, group: int, name: str) -> Iterator[EntryChange]:
     a, b = first.states.get(name), second.states.get(name)
-    if a is not None and b is not None and _shape(a) != _shape(b):
-        # The state was dropped and declared again with another kind or user key. So no entry can be compared.
-        yield from _compare(first, second, group, a, None)
-        yield from _compare(first, second, group, None, b)
-    else:
-        yield from _compare(first, second, group, a, b)
+    # If the state was dropped and declared again with another kind or user key, no entry can be compared.
+    anew = a is not None and b is not None and _shape(a) != _shape(b)
+    for old, new in [(a, None), (None, b)] if anew else [(a, b)]:
+        yield from _compare(first, second, group, old, new)
 
 
 def _shape(descriptor: StateDescriptor) -> tuple[Any, ...]:
@@ -269,13 +267,15 @@ def _compare(
 ) -> Iterator[EntryChange]:
     described = b or a
     assert described is not None
-    readers = [_Reader(side, d) if d is not None else None for side, d in ((first, a), (second, b))]
+    readers = [EntryReader(side.keys, d) if d is not None else None for side, d in ((first, a), (second, b))]
     scans = [side.scan(group, d.state_id if d is not None else None) for side, d in ((first, a), (second, b))]
     for rest, stored in merged(*scans):
         if stored[0] == stored[1]:
             continue
         read = [
-            reader.read(group, rest, entry) if reader is not None and entry is not None else None
+            reader.read(layout.prefix(group, reader.state_id) + rest, entry)
+            if reader is not None and entry is not None
+            else None
             for reader, entry in zip(readers, stored, strict=True)
         ]
         place = next((found[0] for found in read if found is not None), None)
@@ -304,23 +304,22 @@ def _same(before: Entry, after: Entry) -> bool:
     return (repr(known[0]), before.expiry_ms) == (repr(known[1]), after.expiry_ms)
 
 
-class _Reader:
-    """Decoder of the stored entries of one state variable, with the schemas of one of the two compared checkpoints."""
+class EntryReader:
+    """Decoder of the stored entries of one state variable."""
 
-    def __init__(self, side: Side, descriptor: StateDescriptor) -> None:
+    def __init__(self, keys: KeyCodec, descriptor: StateDescriptor) -> None:
         version = descriptor.versions[-1]
-        self._descriptor, self._keys = descriptor, side.keys
+        self._descriptor, self._keys, self.state_id = descriptor, keys, descriptor.state_id
         self._user_keys = KeyCodec(parse_struct(version.user_key)) if version.user_key is not None else None
         self._schema = parse_struct(version.value)
         self._decode = row_reader(descriptor.name, descriptor.versions)
 
-    def read(self, group: int, rest: bytes, entry: bytes) -> tuple[dict[str, Any], Entry] | None:
+    def read(self, stored_key: bytes, entry: bytes) -> tuple[dict[str, Any], Entry] | None:
         """Return the place of a stored entry (key, user key and position) and the decoded entry.
 
         The result is None for the bounds of a list (the position of its first element, and the position that the next
         appended element gets), which are no entry.
         """
-        stored_key = layout.prefix(group, self._descriptor.state_id) + rest
         found = decode_entry(self._descriptor, stored_key, entry, self._keys, self._user_keys)
         if found is None:
             return None
@@ -343,8 +342,6 @@ def _timer_changes(first: Side, second: Side, group: int) -> Iterator[EntryChang
             state=layout.TIMERS_NAME,
             change="removed" if gone else "added",
             key=self_describing(first.keys.decode(timer[:-8]), first.keys.schema),
-            user_key=None,
-            position=None,
             before=entry if gone else None,
             after=None if gone else entry,
         )

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -42,6 +42,7 @@ from state_backend.shard.restore import restore_shard
 from state_backend.state import layout
 from state_backend.state.canonical_columns import StateRows, TimerRows
 from state_backend.values.errors import CorruptFile, NotFound, UsageError
+from state_backend.values.frozen import frozen
 from state_backend.values.intervals import shown_ms
 from state_backend.values.key_groups import KeyGroupRange, range_of
 from state_backend.values.marks import CanonicalFile, Savepoint
@@ -53,7 +54,7 @@ Span = tuple[bytes, bytes | None]
 Shape = Callable[[pa.Table], Iterator[pa.Table]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class StateSource:
     """State of one checkpoint or savepoint."""
 
@@ -108,7 +109,7 @@ class StateSource:
         return [f for f in listed if (f.shard, f.state) == (shard, state)]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Part:
     """Part of a shard that a read is limited to."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -13,12 +13,13 @@ from state_backend.formats import paths
 from state_backend.inspection.describe import newest_of_interval, start_and_end
 from state_backend.ports.storage import Storage
 from state_backend.values.errors import CairnError, Rerun
+from state_backend.values.frozen import frozen
 from state_backend.values.intervals import Interval, format_instant
 from state_backend.values.records import Permissions, SweepRecord
 from state_backend.values.schedule import interval_from, next_interval
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Status:
     """Status of a pipeline."""
 

@@ -19,7 +19,7 @@ import shutil
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, cast
@@ -48,6 +48,7 @@ from state_backend.values.errors import (
     StorageError,
     UnsupportedFormat,
 )
+from state_backend.values.frozen import frozen
 from state_backend.values.handles import FileInfo, Handle, handles_in
 from state_backend.values.intervals import Interval, format_instant, from_ms
 from state_backend.values.key_groups import check_whole, range_of
@@ -75,25 +76,25 @@ from state_backend.values.records import (
     Tombstone,
 )
 
-# The types of the JSON files of each kind. `paths.kind_of` names the kinds.
-_DECODED: Mapping[str, tuple[type, ...]] = {
-    "record": (Record, SweepRecord, Tombstone),
-    "quarantine": (Quarantine, Released),
-    "published": (Published,),
-    "validated": (Validated,),
-    "prepared": (Prepared,),
-    "refused": (Refused,),
-    "settled": (Settled,),
-    "attempt-end": (AttemptEnd,),
-    "names": (Names,),
-    "lease": (Lease,),
-    "head": (Head,),
+# For each kind of JSON file (`paths.kind_of`): its types, and the path that its content belongs to.
+_DECODED: Mapping[str, tuple[tuple[type, ...], Callable[[Any], str]]] = {
+    "record": ((Record, SweepRecord, Tombstone), lambda found: paths.record(found.id)),
+    "quarantine": ((Quarantine, Released), lambda found: paths.quarantine(found.id)),
+    "published": ((Published,), lambda found: paths.published(found.interval, found.id)),
+    "validated": ((Validated,), lambda found: paths.validated(found.id, found.mode)),
+    "prepared": ((Prepared,), lambda found: paths.prepared(found.content.attempt)),
+    "refused": ((Refused,), lambda found: paths.refused(found.attempt)),
+    "settled": ((Settled,), lambda found: paths.settled(found.interval, found.id, found.kind)),
+    "attempt-end": ((AttemptEnd,), lambda found: paths.attempt_end(found.attempt)),
+    "names": ((Names,), lambda found: paths.names(found.folder)),
+    "lease": ((Lease,), lambda found: paths.lease(found.id, found.seconds, found.lease)),
+    "head": ((Head,), lambda found: paths.HEAD),
 }
 
 _READERS = 8
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class VerifiedCheckpoint:
     """Result for one checkpoint."""
 
@@ -102,7 +103,7 @@ class VerifiedCheckpoint:
     findings: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Verification:
     """Result for a pipeline's folder."""
 
@@ -274,7 +275,7 @@ def _offer(storage: Storage, damaged: Record | None) -> tuple[str, Rerun | None]
     return f"{text}: run {intervals_of(again)}", again
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class VerifiedFiles:
     """Result of `verify_files`."""
 
@@ -342,11 +343,12 @@ def _verified_log(storage: Storage) -> tuple[Log | None, list[str]]:
 def _marks(storage: Storage, files: Mapping[str, FileInfo]) -> Iterator[str]:
     """Yield a finding for each JSON file that can't be decoded, or whose content belongs to another path."""
     for path in files:
-        expected = _DECODED.get(paths.kind_of(path) or "")
-        if expected is None:
+        known = _DECODED.get(paths.kind_of(path) or "")
+        if known is None:
             continue
+        types, path_of = known
         try:
-            found: Any = record_codec.decode(storage.read(path), path, *expected)
+            found: Any = record_codec.decode(storage.read(path), path, *types)
         except NotFound:
             # A clean-up deleted the file meanwhile. This file is no record: records are never deleted.
             continue
@@ -356,45 +358,8 @@ def _marks(storage: Storage, files: Mapping[str, FileInfo]) -> Iterator[str]:
             )
             yield f"{error}{rebuilt}"
             continue
-        if (name := _path_of(found)) != path:
+        if (name := path_of(found)) != path:
             yield f"{path}: its content belongs to {name}"
-
-
-def _path_of(
-    value: Record
-    | SweepRecord
-    | Tombstone
-    | Quarantine
-    | Released
-    | Published
-    | Prepared
-    | Refused
-    | Validated
-    | Settled
-    | AttemptEnd
-    | Lease
-    | Names
-    | Head,
-) -> str:
-    if isinstance(value, Lease):
-        return paths.lease(value.id, value.seconds, value.lease)
-    if isinstance(value, Names):
-        return paths.names(value.folder)
-    if isinstance(value, Head):
-        return paths.HEAD
-    if isinstance(value, AttemptEnd):
-        return paths.attempt_end(value.attempt)
-    if isinstance(value, Settled):
-        return paths.settled(value.interval, value.id, value.kind)
-    if isinstance(value, Refused):
-        return paths.refused(value.attempt)
-    if isinstance(value, Validated):
-        return paths.validated(value.id, value.mode)
-    if isinstance(value, Prepared):
-        return paths.prepared(value.content.attempt)
-    if isinstance(value, Published):
-        return paths.published(value.interval, value.id)
-    return paths.quarantine(value.id) if isinstance(value, Quarantine | Released) else paths.record(value.id)
 
 
 # --- files ----------------------------------------------------------------------------------------------------------------------------

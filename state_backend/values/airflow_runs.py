@@ -1,4 +1,4 @@
-"""A run of an Airflow DAG, as Airflow's REST API, its execution API and its database tell it, and the states of runs.
+"""Runs, tries and schedules of Airflow DAGs, as Airflow's REST API, its execution API and its database tell them, and their states.
 
 No module of Airflow is imported: all three use the same names.
 """
@@ -6,11 +6,11 @@ No module of Airflow is imported: all three use the same names.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, TypeVar
 
 from state_backend.values.errors import UsageError
+from state_backend.values.frozen import frozen
 from state_backend.values.intervals import Interval
 
 # States of a run that waits or is in progress.
@@ -19,34 +19,26 @@ UNFINISHED = ("queued", "running")
 FAILED = ("failed", "up_for_retry")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class DagRun:
-    """A run of a DAG.
-
-    Attributes:
-        run_id: Id of the run.
-        state: State of the run, such as `success`.
-        run_type: Kind of the run: `scheduled`, `manual`, `backfill` or `asset_triggered`.
-        clear_number: Number of times that the run was cleared.
-        logical_date: Logical date of the run; None if it has none.
-        start: Start of the data interval; None if the run has no data interval.
-        end: End of the data interval; None if the run has no data interval.
-        due: Time at which the run may begin.
-        queued: Time at which the run began to wait for its turn; None if it is not known.
-        began: Start of the run; None before it.
-        ended: End of the run; None before it.
-    """
+    """A run of a DAG."""
 
     run_id: str
     state: str
+    # Such as `scheduled`, `manual` or `backfill`.
     run_type: str = "scheduled"
     clear_number: int = 0
     logical_date: datetime | None = None
+    # The data interval; None if the run has none.
     start: datetime | None = None
     end: datetime | None = None
+    # Time at which the run may begin.
     due: datetime | None = None
+    # Time at which the run began to wait for its turn; None if it is not known.
     queued: datetime | None = None
+    # Start of the run; None before it.
     began: datetime | None = None
+    # End of the run; None before it.
     ended: datetime | None = None
 
     @property
@@ -63,6 +55,45 @@ class DagRun:
     def unfinished(self) -> bool:
         """Return True if the run waits or is in progress."""
         return self.state in UNFINISHED
+
+
+@frozen
+class DagSchedule:
+    """The schedule of a DAG, as Airflow reports it."""
+
+    paused: bool
+    # The latest end of a data interval among the DAG's runs, in whatever state; None without runs.
+    asked_end: datetime | None
+    # When Airflow should create the next run; None if the schedule has no further run.
+    next_due: datetime | None
+    # Number of runs that wait or are in progress.
+    running: int
+
+
+@frozen
+class TaskTry:
+    """One try of a task of a run."""
+
+    task_id: str
+    map_index: int = -1
+    try_number: int
+    # Airflow's state of the try; None before Airflow has scheduled it.
+    state: str | None
+    # Time at which the scheduler found that the task may run; None before it.
+    scheduled: datetime | None = None
+    # Time at which the scheduler gave the task to the executor; None before it.
+    queued: datetime | None = None
+    # Start of the try; None before it.
+    began: datetime | None
+    # End of the try; None before it.
+    ended: datetime | None
+    # The reason that the retry policy gave for another try; None without one.
+    retry_reason: str | None = None
+
+    @property
+    def failed(self) -> bool:
+        """Return True if the try ended with an error."""
+        return self.state in FAILED
 
 
 R = TypeVar("R", bound=DagRun)

@@ -17,11 +17,10 @@ from cairn_ui import access as rights
 from cairn_ui import airflow_database as airflow_side
 from cairn_ui import airflow_runs, routes, shown_page
 from cairn_ui import data_docs_routes as docs_routes
-from cairn_ui.airflow_values import Schedule, TaskTry
 from cairn_ui.find_pipelines import PipelineRef
 from cairn_ui.read_logs import Reader
 from state_backend.ports.storage import Storage
-from state_backend.values.airflow_runs import DagRun
+from state_backend.values.airflow_runs import DagRun, DagSchedule, TaskTry
 from tests.support.checkpoints import day
 from tests.support.shown_pipelines import run_id
 
@@ -56,7 +55,7 @@ def shown_app(
 ) -> Iterator[FastAPI]:
     """Mounted where Airflow mounts it. ``storages``: by the pipeline's name; who asks for another one never gets an answer."""
     dags = SimpleNamespace(pipelines=lambda: refs)
-    schedule = Schedule(paused=False, asked_end=day(9).end, next_due=None, running=running)
+    schedule = DagSchedule(paused=False, asked_end=day(9).end, next_due=None, running=running)
     run = DagRun(
         run_id=run_id(9),
         state="success",

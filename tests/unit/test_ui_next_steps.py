@@ -8,20 +8,20 @@ from typing import Any
 import pytest
 
 from cairn_ui import next_steps
-from cairn_ui.airflow_values import Schedule, TaskTry
-from cairn_ui.broken_since import Broken, Trouble
-from cairn_ui.find_pipelines import PipelineRef
-from cairn_ui.pipeline_runs import (
+from cairn_ui.broken_since import (
+    Broken,
+    Trouble,
     mark_of,
     newest_words,
     run_to_explain,
     tries_to_explain,
     unusable_checkpoints,
 )
+from cairn_ui.find_pipelines import PipelineRef
 from state_backend.adapters.memory_storage import MemoryStorage
 from state_backend.checkpoint.log import read_log
 from state_backend.formats import paths
-from state_backend.values.airflow_runs import DagRun
+from state_backend.values.airflow_runs import DagRun, DagSchedule, TaskTry
 from tests.support.checkpoints import day
 from tests.support.shown_pipelines import eventful
 
@@ -34,7 +34,7 @@ def test_unusable_checkpoints_name_the_commit_that_tells_since_when() -> None:
     eventful(storage)
     log = read_log(storage)
     found = unusable_checkpoints(log)
-    assert {one.id: (one.why, one.by) for one in found} == {
+    assert {one.checkpoint: (one.why, one.by) for one in found} == {
         4: ("replaced", 7),
         5: ("replaced", 8),
         6: ("replaced", 9),
@@ -42,7 +42,7 @@ def test_unusable_checkpoints_name_the_commit_that_tells_since_when() -> None:
         12: ("stale", 13),
         14: ("quarantined", None),
     }
-    assert {one.id: mark_of(one) for one in found if one.id in (12, 14)} == {
+    assert {one.checkpoint: mark_of(one) for one in found if one.checkpoint in (12, 14)} == {
         12: paths.record(13),
         14: paths.quarantine(14),
     }
@@ -86,8 +86,8 @@ def test_of_many_failed_tries_the_first_and_the_last_are_explained() -> None:
     assert [t.try_number for t in tries_to_explain(tries)] == [1, 5, 6, 7]
 
 
-def plan(**changes: Any) -> Schedule:
-    return Schedule(**({"paused": False, "asked_end": None, "next_due": None, "running": 0} | changes))
+def plan(**changes: Any) -> DagSchedule:
+    return DagSchedule(**({"paused": False, "asked_end": None, "next_due": None, "running": 0} | changes))
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def plan(**changes: Any) -> Schedule:
     ],
 )
 def test_the_next_step_of_a_pipeline_without_checkpoint(
-    dag_id: str | None, schedule: Schedule | None, said: str, command: str
+    dag_id: str | None, schedule: DagSchedule | None, said: str, command: str
 ) -> None:
     step = next_steps.without_checkpoint(PipelineRef(name="rides", root="file:///state", dag_id=dag_id), schedule)
     assert said in step.text and step.command == command

@@ -9,13 +9,12 @@ from typing import Any
 import pytest
 
 from cairn_operators.failures import exit_failure
-from cairn_ui.airflow_values import Schedule, TaskTry
-from cairn_ui.broken_since import Unusable, broken_since, lag_of
+from cairn_ui.broken_since import Trouble, broken_since, lag_of
 from cairn_ui.run_bars import HIGHEST, LOWEST, bars_of
 from cairn_ui.run_timeline import timeline_of
 from cairn_ui.try_reason import LogLine, reason_of
 from cairn_ui.waiting_dags import WaitingDag, waiting_dags
-from state_backend.values.airflow_runs import DagRun
+from state_backend.values.airflow_runs import DagRun, DagSchedule, TaskTry
 from tests.support.checkpoints import day
 
 NOW = day(9).end + timedelta(hours=12)
@@ -40,13 +39,13 @@ def run_of(number: int, state: str, ended_h: float | None = 1, began_h: float | 
     return DagRun(**(made | changes))
 
 
-def plan(**changes: Any) -> Schedule:
+def plan(**changes: Any) -> DagSchedule:
     said = {"paused": False, "asked_end": day(9).end, "next_due": day(10).end, "running": 0}
-    return Schedule(**(said | changes))
+    return DagSchedule(**(said | changes))
 
 
-def bad(number: int, checkpoint: int, why: Any, by: int | None = None) -> Unusable:
-    return Unusable(id=checkpoint, interval=day(number), why=why, by=by)
+def bad(number: int, checkpoint: int, why: Any, by: int | None = None) -> Trouble:
+    return Trouble(interval=day(number), why=why, checkpoint=checkpoint, by=by)
 
 
 HOUR = timedelta(hours=1)
@@ -146,7 +145,9 @@ def test_an_interval_is_missing_only_after_ten_minutes() -> None:
         (day(11).end, day(11).end, plan(), timedelta()),
     ],
 )
-def test_lag(until: datetime | None, newest: datetime | None, schedule: Schedule | None, lag: timedelta | None) -> None:
+def test_lag(
+    until: datetime | None, newest: datetime | None, schedule: DagSchedule | None, lag: timedelta | None
+) -> None:
     assert lag_of(until, newest, schedule, NOW) == lag
 
 
@@ -271,7 +272,7 @@ def test_a_timeline_has_the_time_of_the_scheduler_the_queue_and_validation() -> 
         ("validate", 1),
         ("mail", 1),
     ]
-    assert [(line.pause, line.scheduler, line.queue, line.ran) for line in shown.lines] == [
+    assert [tuple(map(line.seconds.get, ("pause", "scheduler", "queue", "ran"))) for line in shown.lines] == [
         (None, 2, 2, 10),
         (6, 1, 3, 30),
         (None, 2, 1, 3),
@@ -304,12 +305,12 @@ def test_a_timeline_of_what_has_not_ended() -> None:
     deferred = one_try("process", 1, 40, 4, None, state="running")  # queued again after its trigger
     shown = timeline_of(the_run("running", None), [deferred], at(50))
     (line,) = shown.lines
-    assert (line.scheduler, line.queue, line.ran, shown.whole) == (1, None, 46, 50)
+    assert (line.seconds["scheduler"], line.seconds["queue"], line.seconds["ran"], shown.whole) == (1, None, 46, 50)
     assert [p.kind for p in line.parts] == ["scheduler", "ran"]
     # A person cleared the run: the earlier try has its figures but no place on the time line.
     cleared = [one_try("process", -90, -80, -70, -60, state="failed"), one_try("process", 1, 2, 3, 9, try_number=2)]
     before, after = timeline_of(the_run("success", 10), cleared, at(50)).lines
-    assert (before.ran, before.parts, after.pause) == (10, (), 61)
+    assert (before.seconds["ran"], before.parts, after.seconds["pause"]) == (10, (), 61)
     assert sum(p.share for p in after.parts) == pytest.approx(0.9)
     queued = timeline_of(run_of(9, "queued", None, None), [one_try("process", None, None, None, None)], at(50))
     assert (queued.whole, queued.turn, queued.lines[0].parts) == (None, None, ())

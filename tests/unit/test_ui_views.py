@@ -18,7 +18,6 @@ from cairn_ui import data_docs as docs
 from cairn_ui import find_pipelines as found
 from cairn_ui import lineage, pipeline_overview, trends
 from cairn_ui import render_template as pages
-from cairn_ui.airflow_values import Schedule
 from cairn_ui.checkpoint_actions import Action, actions_of
 from cairn_ui.find_pipelines import PipelineRef
 from cairn_ui.log_pages import ids_of_page, ids_of_run
@@ -30,6 +29,7 @@ from state_backend.inspection.describe import describe_log, origin_of
 from state_backend.ports.storage import Storage
 from state_backend.values import human_units as words
 from state_backend.values.airflow_commands import backfill_command, local_command
+from state_backend.values.airflow_runs import DagSchedule
 from state_backend.values.errors import Rerun, StaleStateError, StorageUnavailable
 from tests.support.checkpoints import day, record
 from tests.support.shown_pipelines import ShownFolder, eventful, run_id, steady
@@ -133,8 +133,6 @@ def test_pipelines_are_found_by_the_operators_of_dags() -> None:
         storage_conn_id="google",
         code="m:RIDES",
         process="process",
-        commit="checkpoint",
-        validate="validate",
         savepoint="savepoint",
         restore_dags=("back",),
     )
@@ -166,9 +164,9 @@ def test_keys_are_of_one_pipeline_each_and_stand_in_a_url() -> None:
 # --- the first look ------------------------------------------------------------------------------------------------------------------
 
 
-def schedule(**changes: Any) -> Schedule:
+def schedule(**changes: Any) -> DagSchedule:
     said = {"paused": False, "asked_end": day(9).end, "next_due": day(10).end, "running": 0}
-    return Schedule(**(said | changes))
+    return DagSchedule(**(said | changes))
 
 
 @pytest.mark.parametrize(
@@ -189,7 +187,7 @@ def schedule(**changes: Any) -> Schedule:
         (None, schedule(asked_end=None), NOW, "on time"),
     ],
 )
-def test_lateness(furthest: datetime | None, plan: Schedule | None, now: datetime, said: str | None) -> None:
+def test_lateness(furthest: datetime | None, plan: DagSchedule | None, now: datetime, said: str | None) -> None:
     chip = pipeline_overview.lateness(furthest, plan, now)
     assert (chip.text if chip else None) == said
 

@@ -11,7 +11,6 @@ import pyarrow as pa
 
 from cairn.operations.what_changed import MadeOf, made_of, what_changed
 from state_backend.inspection.key_entries import KeyEntries, changes_of_key
-from state_backend.inspection.key_rows import KeyRows
 from state_backend.inspection.state_diff import EntryChange
 from state_backend.values.records import Content
 
@@ -50,8 +49,8 @@ def compare_key(
     committed: KeyEntries,
     replayed: KeyEntries,
     group: int,
-    output: tuple[KeyRows, pa.Table],
-    late: tuple[KeyRows, pa.Table],
+    output: tuple[pa.Table | None, pa.Table],
+    late: tuple[pa.Table | None, pa.Table],
     *,
     ordered: bool,
 ) -> Comparison:
@@ -63,14 +62,14 @@ def compare_key(
     )
 
 
-def compare_rows(committed: KeyRows, replayed: pa.Table, *, ordered: bool) -> RowsDifference:
+def compare_rows(committed: pa.Table | None, replayed: pa.Table, *, ordered: bool) -> RowsDifference:
     """Compare committed rows with replayed rows. A pure function."""
-    if committed.rows is None:
+    if committed is None:
         return RowsDifference(known=False)
-    before, after = committed.rows.to_pylist(), replayed.to_pylist()
+    before, after = committed.to_pylist(), replayed.to_pylist()
     types = [
         f"{name}: {old.type} -> {new.type}"
-        for name, old, new in _columns(committed.rows, replayed)
+        for name, old, new in _columns(committed, replayed)
         if before and after and old.type != new.type
     ]
     counts = Counter(map(repr, before)), Counter(map(repr, after))

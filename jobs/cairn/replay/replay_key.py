@@ -13,6 +13,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+
 from cairn.operations.plan_interval import Attempt, would_be_made_of
 from cairn.pipeline import Interval, Pipeline
 from cairn.replay.compare_key import Comparison, compare_key, reasons_for
@@ -29,7 +31,7 @@ from state_backend.checkpoint.output_schemas import spelling
 from state_backend.formats.json_keys import parse_key
 from state_backend.formats.types import parse_struct
 from state_backend.inspection.key_entries import KeyEntries, SearchedKey, entries_of, read_key
-from state_backend.inspection.key_rows import KeyRows, read_key_rows
+from state_backend.inspection.key_rows import read_key_rows
 from state_backend.inspection.state_table import StateSource
 from state_backend.ports.storage import Storage
 from state_backend.values.errors import CorruptRecord, StateUnusable
@@ -155,7 +157,9 @@ def _entries(
     return read_key(StateSource.of_record(url, record), key, storage, work)
 
 
-def _committed_rows(content: Content, key: SearchedKey, storage: Storage, work: Path) -> tuple[KeyRows, KeyRows]:
+def _committed_rows(
+    content: Content, key: SearchedKey, storage: Storage, work: Path
+) -> tuple[pa.Table | None, pa.Table | None]:
     shard = shard_of(key.group, content.parallelism, content.max_parallelism)
     output, late = (
         read_key_rows([f for f in content.outputs if f.late == late], content.attempt, shard, key, storage, work)
@@ -172,7 +176,7 @@ def _notes(
     found: Replayable,
     planned: PlannedKey,
     content: Content,
-    rows: tuple[KeyRows, KeyRows],
+    rows: tuple[pa.Table | None, pa.Table | None],
     comparison: Comparison,
 ) -> Iterator[str]:
     job = planned.plan.job
@@ -184,7 +188,7 @@ def _notes(
         yield "the interval left out keys that `cairn forget` removed, and the replay leaves them out too"
     if comparison.same and job.content.code_hash != content.code_hash:
         yield "the code is not the recorded code, but gives the same result for this key"
-    if rows[0].rows is None:
+    if rows[0] is None:
         yield "the output has no key columns, so its rows can't be compared"
     if planned.rows(INITIAL):
         yield "the interval read initial state, whose position no record has"
