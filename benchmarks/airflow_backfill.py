@@ -42,12 +42,12 @@ from benchmarks.available_now import Totals, totals_of_pipeline, totals_of_query
 from cairn.operations.run_intervals import run_intervals
 from cairn.pipeline import Interval
 from cairn.spark.session import connect
-from local_stack.airflow_server import AirflowServer, parse_time
-from local_stack.spark_server import SparkConnectServer
+from local_stack.airflow_server import parse_time
 from pipelines import land_flights
 from pipelines.aircraft import AIRCRAFT
 from state_backend.adapters.open_storage import open_storage
 from state_backend.checkpoint.log import read_log
+from tests.support.local_stack import AirflowServer, SparkConnectServer
 
 ROOT = Path(__file__).resolve().parents[1]
 START = datetime(2013, 1, 1, tzinfo=UTC)

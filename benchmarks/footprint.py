@@ -31,9 +31,8 @@ from typing import Any
 
 import psutil
 
-from local_stack.airflow_server import AirflowServer
-from local_stack.spark_server import SparkConnectServer
 from state_backend.values.environment import Variable
+from tests.support.local_stack import AirflowServer, SparkConnectServer
 
 ROOT = Path(__file__).resolve().parents[1]
 START = datetime(2024, 1, 1, tzinfo=UTC)

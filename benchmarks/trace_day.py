@@ -24,9 +24,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import airflow_backfill
-from local_stack.airflow_server import AirflowServer, task_log
-from local_stack.spark_server import SparkConnectServer
+from local_stack.airflow_server import task_log
 from pipelines import land_flights
+from tests.support.local_stack import AirflowServer, SparkConnectServer
 
 WAYS = ("cold", "warm")
 WARM_UP = 2

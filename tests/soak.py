@@ -27,14 +27,13 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from local_stack.airflow_server import AirflowServer
 from local_stack.demo import FIRST_DAY, ROOT, say
-from local_stack.running_driver import RunningDriver, parent_of, running_drivers
-from local_stack.spark_server import SparkConnectServer
+from local_stack.running_driver import RunningDriver, parent_of
 from state_backend.adapters.open_storage import open_storage
 from state_backend.checkpoint.log import Log, read_log
 from state_backend.inspection.verify import verify_pipeline
 from tests.oracles.aircraft import Expected, expected, row_order
+from tests.support.local_stack import AirflowServer, SparkConnectServer, running_drivers
 from tests.support.reading import read_state
 
 DATA = ROOT / "data" / "soak"

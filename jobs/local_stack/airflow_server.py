@@ -10,7 +10,7 @@ import os
 import sys
 import time
 import urllib.parse
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from datetime import datetime
 from pathlib import Path
@@ -25,7 +25,6 @@ from local_stack.progress_lines import fold
 
 __all__ = ["AirflowClient", "AirflowServer", "RestError", "parse_time"]
 
-_ENDED = ("success", "failed")
 # The parts whose health Airflow's API server reports.
 _PARTS = frozenset({"metadatabase", "scheduler", "dag_processor", "triggerer"})
 _DATABASE = "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN"
@@ -43,10 +42,6 @@ _COMPONENTS = {
 
 class AirflowClient(AirflowRest):
     """Client of Airflow's REST API. Return values are Airflow's own JSON."""
-
-    def healthy(self) -> bool:
-        """Return True if API server, scheduler, DAG processor, triggerer and database are healthy."""
-        return self.healthy_parts() == _PARTS
 
     def healthy_parts(self) -> frozenset[str]:
         """Return the healthy parts of Airflow; none if the API server does not answer."""
@@ -67,13 +62,6 @@ class AirflowClient(AirflowRest):
                 raise
             return False
         return True
-
-    def trigger(self, dag_id: str, logical_date: str | None = None, **more: Any) -> dict[str, Any]:
-        """Start a manual run."""
-        run: dict[str, Any] = self.call(
-            "POST", f"/api/v2/dags/{dag_id}/dagRuns", {"logical_date": logical_date, **more}
-        )
-        return run
 
     def backfill(
         self,
@@ -110,19 +98,19 @@ class AirflowClient(AirflowRest):
 
     def task_instances(self, dag_id: str, run_id: str) -> list[dict[str, Any]]:
         """Return the task instances of a run."""
-        found: list[dict[str, Any]] = self.call("GET", f"{_run(dag_id, run_id)}/taskInstances")["task_instances"]
+        found: list[dict[str, Any]] = self.call("GET", f"{run_path(dag_id, run_id)}/taskInstances")["task_instances"]
         return found
 
     def tries(self, dag_id: str, run_id: str, task_id: str) -> list[dict[str, Any]]:
         """Return all tries of a task, including the present try and tries before a clear."""
-        found: list[dict[str, Any]] = self.call("GET", f"{_run(dag_id, run_id)}/taskInstances/{task_id}/tries")[
+        found: list[dict[str, Any]] = self.call("GET", f"{run_path(dag_id, run_id)}/taskInstances/{task_id}/tries")[
             "task_instances"
         ]
         return found
 
     def xcom(self, dag_id: str, run_id: str, task_id: str) -> Any:
         """Return the task's return value; None if the task returned no value."""
-        path = f"{_run(dag_id, run_id)}/taskInstances/{task_id}/xcomEntries/return_value?deserialize=true"
+        path = f"{run_path(dag_id, run_id)}/taskInstances/{task_id}/xcomEntries/return_value?deserialize=true"
         try:
             return self.call("GET", path)["value"]
         except RestError as error:
@@ -132,61 +120,20 @@ class AirflowClient(AirflowRest):
 
     def log(self, dag_id: str, run_id: str, task_id: str, try_number: int) -> list[str]:
         """Return the lines of the log of one try."""
-        path = f"{_run(dag_id, run_id)}/taskInstances/{task_id}/logs/{try_number}?full_content=true"
+        path = f"{run_path(dag_id, run_id)}/taskInstances/{task_id}/logs/{try_number}?full_content=true"
         content = self.call("GET", path)["content"]
         return [line if isinstance(line, str) else _log_line(line) for line in content]
 
-    def clear(
-        self, dag_id: str, run_id: str, task_ids: Iterable[str], *, downstream: bool = True, future: bool = False
-    ) -> None:
-        """Clear tasks of a run, so that Airflow runs them again."""
-        self.call(
-            "POST",
-            f"/api/v2/dags/{dag_id}/clearTaskInstances",
-            {
-                "dry_run": False,
-                "dag_run_id": run_id,
-                "task_ids": list(task_ids),
-                "only_failed": False,
-                "include_downstream": downstream,
-                "include_future": future,
-            },
-        )
-
-    def fail_task(self, dag_id: str, run_id: str, task_id: str) -> None:
-        """Mark a task as failed, as a user can in the UI. Airflow stops the task if it runs."""
-        self.call("PATCH", f"{_run(dag_id, run_id)}/taskInstances/{task_id}", {"new_state": "failed"})
-
     def fail_run(self, dag_id: str, run_id: str) -> None:
         """Mark a run as failed, as a user can in the UI."""
-        self.call("PATCH", _run(dag_id, run_id), {"state": "failed"})
-
-    def wait_for_runs(
-        self,
-        dag_id: str,
-        run_ids: Iterable[str],
-        *,
-        timeout_s: float,
-        check: Callable[[], None] = lambda: None,
-    ) -> dict[str, str]:
-        """Wait until all given runs have ended."""
-        wanted, deadline_s = set(run_ids), time.monotonic() + timeout_s
-        while True:
-            check()
-            states = {run["dag_run_id"]: run["state"] for run in self.dag_runs(dag_id) if run["dag_run_id"] in wanted}
-            if states.keys() == wanted and all(state in _ENDED for state in states.values()):
-                return states
-            if time.monotonic() > deadline_s:
-                raise TimeoutError(f"runs of the DAG {dag_id} did not end within {timeout_s} s: {states}")
-            # A page of 100 runs costs the API server a tenth of a second of CPU.
-            time.sleep(min(10, max(1, len(wanted) / 30)))
+        self.call("PATCH", run_path(dag_id, run_id), {"state": "failed"})
 
 
 class AirflowServer(Server):
     """An Airflow on this machine, for use in a `with` block.
 
-        with AirflowServer(repo_root, home=...) as airflow:
-            airflow.client.trigger(...)
+        with AirflowServer(repo_root, home=..., log_dir=...) as airflow:
+            airflow.client.dag_runs(...)
 
     `start` does not wait until Airflow is healthy. A caller may start other servers before it calls `wait_until_ready`.
 
@@ -203,25 +150,21 @@ class AirflowServer(Server):
         *,
         home: Path,
         port: int = 0,
-        log_dir: Path | None = None,
-        database_dir: Path | None = None,
+        log_dir: Path,
         env: Mapping[str, str] | None = None,
-        python: Path | None = None,
     ) -> None:
         self.repo_root = repo_root
         self.home = home
         home.mkdir(parents=True, exist_ok=True)
-        self.python = str(python or sys.executable)
+        self.python = sys.executable
         self.database = "your own"
-        self._postgres = Postgres(
-            database_dir or home / "airflow.postgres", log_dir=log_dir or home / "logs" / "components"
-        )
+        self.postgres = Postgres(home / "airflow.postgres", log_dir=log_dir)
         self.port = claim_port(port)
         self.passwords = home / _PASSWORDS
         self.password = _password(self.passwords)
         self.client = AirflowClient(f"http://127.0.0.1:{self.port}", password=self.password)
         self._kept = ExitStack()
-        self.processes = OwnedProcesses(log_dir or home / "logs" / "components")
+        self.processes = OwnedProcesses(log_dir)
         self.env = {
             **os.environ,
             "AIRFLOW_HOME": str(home),
@@ -287,11 +230,6 @@ class AirflowServer(Server):
         """Return the folder of the tasks' logs."""
         return Path(self.env.get("AIRFLOW__LOGGING__BASE_LOG_FOLDER", self.home / "logs"))
 
-    def pids(self) -> Iterator[int]:
-        """Yield the ids of the running processes of Airflow and of its database."""
-        yield from self.processes.pids()
-        yield from self._postgres.pids()
-
     def stop(self) -> None:
         """Stop Airflow, and then its database.
 
@@ -301,7 +239,7 @@ class AirflowServer(Server):
             self.processes.stop(grace_s=10)
         finally:
             self._kept.close()
-            self._postgres.stop()
+            self.postgres.stop()
 
     def _start_database(self) -> None:
         """Start PostgreSQL, and write the database's URL to the file `.airflow-database` in `home`.
@@ -309,9 +247,9 @@ class AirflowServer(Server):
         airflow.cfg reads the URL from this file. So Airflow's command line in another terminal uses the same database.
         """
         try:
-            self._postgres.start()
-            self._postgres.wait_until_ready()
-            url, self.database = self._postgres.url, "PostgreSQL in this folder"
+            self.postgres.start()
+            self.postgres.wait_until_ready()
+            url, self.database = self.postgres.url, "PostgreSQL in this folder"
         except PostgresUnavailable as error:
             url, self.database = f"sqlite:///{self.home}/airflow.db", "SQLite"
             refused = "Airflow uses SQLite, and may refuse a backfill while the scheduler runs"
@@ -344,7 +282,8 @@ def task_log(folder: Path, dag_id: str, run_id: str, task_id: str, try_number: i
     return folder / f"dag_id={dag_id}" / f"run_id={run_id}" / f"task_id={task_id}" / f"attempt={try_number}.log"
 
 
-def _run(dag_id: str, run_id: str) -> str:
+def run_path(dag_id: str, run_id: str) -> str:
+    """Return the path of a run in the REST API."""
     return f"/api/v2/dags/{dag_id}/dagRuns/{urllib.parse.quote(run_id, safe='')}"
 
 

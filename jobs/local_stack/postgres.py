@@ -19,7 +19,6 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -48,7 +47,7 @@ class Postgres(Server):
 
     def __init__(self, folder: Path, *, log_dir: Path) -> None:
         self.folder = folder
-        self._processes = OwnedProcesses(log_dir)
+        self.processes = OwnedProcesses(log_dir)
         self._sockets = folder
         self._made: Path | None = None
 
@@ -71,7 +70,7 @@ class Postgres(Server):
             _give(self._sockets)
         settings = _SETTINGS | {"unix_socket_directories": str(self._sockets)}
         options = [part for name, value in settings.items() for part in ("-c", f"{name}={value}")]
-        self._processes.start(
+        self.processes.start(
             _NAME,
             [str(programs / "postgres"), "-D", str(self.folder), *options],
             env={"PATH": os.environ.get("PATH", ""), "TZ": "UTC", "LC_ALL": "C.UTF-8"},
@@ -84,20 +83,16 @@ class Postgres(Server):
         deadline_s = time.monotonic() + timeout_s
         ready = [str(_programs() / "pg_isready"), "-q", "-h", str(self._sockets)]
         while subprocess.run(ready, check=False, cwd="/").returncode:
-            self._processes.check_alive()
+            self.processes.check_alive()
             if time.monotonic() > deadline_s:
                 raise TimeoutError(
-                    f"PostgreSQL does not answer after {timeout_s} s; its log: {self._processes.log_path(_NAME)}"
+                    f"PostgreSQL does not answer after {timeout_s} s; its log: {self.processes.log_path(_NAME)}"
                 )
             time.sleep(0.05)
 
-    def pids(self) -> Iterator[int]:
-        """Yield the ids of the server's running processes."""
-        return self._processes.pids()
-
     def stop(self) -> None:
         """End the clients' queries, write all data and stop the server."""
-        self._processes.stop(grace_s=20, signal_number=signal.SIGINT)
+        self.processes.stop(grace_s=20, signal_number=signal.SIGINT)
         if self._made is not None:
             shutil.rmtree(self._made, ignore_errors=True)
 

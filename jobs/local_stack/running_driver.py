@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from local_stack.owned_process import OwnedProcesses, command_line
+from local_stack.owned_process import command_line
 
 # The title of a forked driver (`cairn.driver.driver_host`), or the command line of a driver that a task started.
 _FORKED = re.compile(r"cairn-driver of task (?P<task>\d+): \S+ -m cairn\.driver\.driver (?P<command>.+)")
@@ -37,11 +36,6 @@ class RunningDriver:
         if found := _STARTED.fullmatch(words):
             return cls(pid=pid, task=parent, command=found["command"])
         return None
-
-
-def running_drivers(processes: OwnedProcesses) -> Iterator[RunningDriver]:
-    """Yield the drivers among these processes."""
-    yield from filter(None, map(RunningDriver.of, processes.pids()))
 
 
 def parent_of(pid: int) -> int | None:

@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import time
-from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
@@ -20,6 +18,7 @@ from local_stack.owned_process import OwnedProcesses, Server, claim_port
 from local_stack.patience import Patience
 
 _NAME = "spark-connect"
+_CORES = 2
 
 
 class SparkConnectServer(Server):
@@ -34,24 +33,13 @@ class SparkConnectServer(Server):
     find the token in a file.
     """
 
-    def __init__(
-        self,
-        repo_root: Path,
-        *,
-        log_dir: Path,
-        port: int = 0,
-        cores: int = 2,
-        token: str | None = None,
-        master: str | None = None,
-        conf: Mapping[str, str] | None = None,
-    ) -> None:
+    def __init__(self, repo_root: Path, *, log_dir: Path, port: int = 0) -> None:
         self.repo_root = repo_root
         self.port = claim_port(port)
-        self.cores = cores
-        self.token = token or new_secret()
-        self.master = master or f"local[{cores}]"
-        self.conf = dict(conf or {})
-        self._processes = OwnedProcesses(log_dir)
+        self.token = new_secret()
+        self.master = f"local[{_CORES}]"
+        self.conf: dict[str, str] = {}
+        self.processes = OwnedProcesses(log_dir)
         self._kept = ExitStack()
 
     @property
@@ -68,9 +56,9 @@ class SparkConnectServer(Server):
     def start(self) -> None:
         """Start the server without waiting for it."""
         paths = os.pathsep.join([str(self.repo_root / "jobs"), str(self.repo_root)])
-        self._processes.start(
+        self.processes.start(
             _NAME,
-            server_command(self.port, self.master, self.cores, self.conf),
+            server_command(self.port, self.master, _CORES, self.conf),
             # The token goes into the environment, because every user of the machine can read a process's arguments.
             env=with_archive(server_environment(self.token)) | {"PYTHONPATH": paths},
             cwd=self.repo_root,
@@ -84,26 +72,17 @@ class SparkConnectServer(Server):
         """Wait until the server answers."""
         patience = Patience(time.monotonic(), least_s=timeout_s)
         while True:
-            self._processes.check_alive()
+            self.processes.check_alive()
             if answers(self.port):
                 return
-            log = self._processes.log_path(_NAME)
+            log = self.processes.log_path(_NAME)
             if patience.is_over(log.stat().st_size, time.monotonic()):
                 raise TimeoutError(
                     f"the Spark Connect server does not answer, and its log did not grow for {patience.limit_s:.0f} s: {log}"
                 )
             time.sleep(0.3)
 
-    def pids(self) -> Iterator[int]:
-        """Return an iterator over the ids of the running server and its running Python workers."""
-        return self._processes.pids()
-
-    def kill(self) -> None:
-        """Send SIGKILL to the server and its Python workers. A later `start` uses the same port."""
-        self._processes.stop(grace_s=0, signal_number=signal.SIGKILL)
-        self._kept.close()
-
     def stop(self) -> None:
         """Stop the server and its Python workers."""
-        self._processes.stop(grace_s=10)
+        self.processes.stop(grace_s=10)
         self._kept.close()

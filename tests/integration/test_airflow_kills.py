@@ -18,15 +18,14 @@ from typing import Any
 
 import pytest
 
-from local_stack.airflow_server import AirflowServer, RestError
 from local_stack.demo import pipeline_env
-from local_stack.running_driver import RunningDriver, parent_of, running_drivers
-from local_stack.spark_server import SparkConnectServer
+from local_stack.running_driver import RunningDriver, parent_of
 from pipelines.land_weather import FIRST_HOUR, HOUR, land_weather
 from state_backend.adapters.open_storage import join_url, open_storage
 from state_backend.checkpoint.log import Log, read_log
 from state_backend.values.records import Record
 from tests.support.airflow_on_postgres import airflow_on_postgres
+from tests.support.local_stack import AirflowServer, RestError, SparkConnectServer, running_drivers
 from tests.support.reading import read_output
 from tests.support.waiting import wait_until
 

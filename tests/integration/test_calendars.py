@@ -17,13 +17,13 @@ from pathlib import Path
 import pytest
 
 from cairn.pipeline import Interval
-from local_stack.airflow_server import AirflowServer
 from state_backend.adapters.open_storage import open_storage
 from state_backend.checkpoint.log import Log, read_log
 from state_backend.values.intervals import format_instant
 from tests.support.airflow_on_postgres import airflow_on_postgres
 from tests.support.calendars import CASES, DAGS, INDIA, Case, change, changes_of, fresh_digest, totals_of
 from tests.support.layout import REPOSITORY
+from tests.support.local_stack import AirflowServer
 from tests.support.printed_commands import run_printed
 from tests.support.reading import read_state
 from tests.support.waiting import wait_until

@@ -20,15 +20,14 @@ from pathlib import Path
 
 import pytest
 
-from local_stack.airflow_server import AirflowServer
 from local_stack.owned_process import OwnedProcesses
 from local_stack.postgres import Postgres
-from local_stack.running_driver import running_drivers
 from state_backend.adapters.open_storage import open_storage
 from state_backend.checkpoint.sweep import sweep
 from tests.support.environments import environment_with
 from tests.support.held_days import HeldDay, HeldDays
 from tests.support.layout import REPOSITORY
+from tests.support.local_stack import AirflowServer, running_drivers
 from tests.support.reading import unnamed_files
 from tests.support.waiting import wait_until
 

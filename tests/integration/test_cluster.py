@@ -21,12 +21,11 @@ from pathlib import Path
 
 import pytest
 
-from local_stack.airflow_server import AirflowServer
-from local_stack.spark_server import SparkConnectServer
 from state_backend.adapters.open_storage import open_storage
 from state_backend.checkpoint.sweep import sweep
 from state_backend.inspection.verify import verify_pipeline
 from tests.support.held_days import HeldDay, HeldDays
+from tests.support.local_stack import AirflowServer, SparkConnectServer
 from tests.support.reading import unnamed_files
 from tests.support.s3_server import BUCKET, s3_server
 from tests.support.spark_cluster import HOSTS, SPARE, Cluster, Seen, cluster_in, seen_in

@@ -26,13 +26,13 @@ import pytest
 from selenium.webdriver.common.by import By
 
 from cairn import output_files
-from local_stack.airflow_server import AirflowClient
 from local_stack.owned_process import free_port
 from state_backend.adapters.open_storage import open_storage
 from state_backend.checkpoint.log import read_log
 from state_backend.inspection.status import status_of
 from tests.support.browser import browser, log_in, wait_for
 from tests.support.layout import REPOSITORY
+from tests.support.local_stack import AirflowClient
 from tests.support.printed_commands import in_docs, run_printed
 
 pytestmark = [pytest.mark.airflow, pytest.mark.spark, pytest.mark.browser]

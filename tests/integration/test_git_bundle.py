@@ -21,10 +21,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from cairn import output_files
-from local_stack.airflow_server import AirflowServer
 from state_backend.adapters.open_storage import open_storage
 from state_backend.checkpoint.log import read_log
 from tests.support.layout import REPOSITORY
+from tests.support.local_stack import AirflowServer
 
 pytestmark = [pytest.mark.airflow, pytest.mark.spark]
 

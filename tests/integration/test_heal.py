@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from local_stack.airflow_server import AirflowServer
 from tests.support.airflow_on_postgres import airflow_on_postgres
 from tests.support.heal_histories import DAGS, play
 from tests.support.layout import REPOSITORY
+from tests.support.local_stack import AirflowServer
 from tests.support.tally import Tally
 from tests.support.tiers import at_tier
 

@@ -15,10 +15,10 @@ from urllib.request import urlopen
 import deltalake
 import pytest
 
-from local_stack.airflow_server import AirflowServer
 from tests.support.airflow_on_postgres import airflow_on_postgres
 from tests.support.http_listener import http_listener
 from tests.support.layout import REPOSITORY
+from tests.support.local_stack import AirflowServer
 from tests.support.openlineage_schemas import check_event
 from tests.support.tally import Tally
 

@@ -15,10 +15,9 @@ import duckdb
 import pytest
 
 from cairn import output_files
-from local_stack.airflow_server import AirflowServer
-from local_stack.spark_server import SparkConnectServer
 from tests.support.airflow_on_postgres import airflow_on_postgres
 from tests.support.clicks_table import hour, rows_of
+from tests.support.local_stack import AirflowServer, SparkConnectServer
 from tests.support.tiers import REPOSITORY
 
 pytestmark = [pytest.mark.airflow, pytest.mark.spark]

@@ -18,7 +18,6 @@ from pathlib import Path
 
 import pytest
 
-from local_stack.airflow_server import AirflowServer
 from local_stack.owned_process import OwnedProcesses, claim_port
 from state_backend.adapters.open_storage import open_storage
 from state_backend.checkpoint.log import read_log
@@ -27,6 +26,7 @@ from tests.integration.test_docs import commands_in
 from tests.support.airflow_on_postgres import airflow_on_postgres
 from tests.support.gcs_server import BUCKET, gcs_server
 from tests.support.layout import REPOSITORY
+from tests.support.local_stack import AirflowServer
 from tests.support.printed_commands import run_printed
 from tests.support.reading import read_output
 from tests.support.spark_cluster import HOSTS

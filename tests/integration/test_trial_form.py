@@ -19,15 +19,13 @@ import pytest
 from selenium.webdriver.common.by import By
 
 from cairn_operators.try_code import DEPLOY
-from local_stack.airflow_server import AirflowServer, RestError
 from local_stack.demo import pipeline_env
-from local_stack.running_driver import running_drivers
-from local_stack.spark_server import SparkConnectServer
 from state_backend.adapters.open_storage import join_url, open_storage
 from state_backend.checkpoint.log import Log, read_log
 from state_backend.checkpoint.trials import list_trials, root_of_trial
 from tests.support.browser import browser, log_in, programs, wait_for
 from tests.support.layout import REPOSITORY
+from tests.support.local_stack import AirflowServer, RestError, SparkConnectServer, running_drivers
 from tests.support.trials import bytes_of
 from tests.support.waiting import wait_until
 

@@ -10,19 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cairn.aggregates import (
-    ApproxDistinct,
-    Count,
-    First,
-    Last,
-    Max,
-    Mean,
-    Min,
-    RunningAggregate,
-    StdDev,
-    Sum,
-    Variance,
-)
+from cairn.aggregates import ApproxDistinct, Count, First, Last, Max, Mean, Min, RunningAggregate, StdDev, Sum, Variance
 from state_backend.formats.hyperloglog import Sketches
 from state_backend.values.errors import ProcessorError
 from tests.support.arrow_driver import ArrowDriver

@@ -18,10 +18,10 @@ from typing import Any
 import pytest
 
 from cairn.operations.coordinator_of import coordinator_of
-from local_stack.spark_server import SparkConnectServer
 from state_backend.checkpoint.sweep import sweep
 from tests.support.counting import day
 from tests.support.layout import REPOSITORY
+from tests.support.local_stack import SparkConnectServer
 from tests.support.range_driver import pipeline, run_days
 from tests.support.tiers import ALL
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from local_stack.airflow_server import AirflowServer
+from tests.support.local_stack import AirflowServer
 from tests.support.postgres_server import folder_of_a_server
 from tests.support.tiers import REPOSITORY
 

@@ -33,10 +33,10 @@ import pyarrow.parquet as pq
 from cairn.command.new_pipeline import Api, NewPipeline, ReadyMadeName, Schedule, parts_of
 from cairn.pipeline import Pipeline
 from cairn.testing import PipelineTester
-from local_stack.spark_server import SparkConnectServer
 from state_backend.adapters.open_storage import open_storage
 from state_backend.checkpoint.log import read_log
 from tests.support.airflow_on_postgres import airflow_on_postgres
+from tests.support.local_stack import SparkConnectServer
 
 ROOT = Path(__file__).resolve().parents[2]
 START = datetime(2024, 1, 1, tzinfo=UTC)

@@ -18,11 +18,10 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from local_stack.airflow_server import AirflowServer, RestError
-from local_stack.running_driver import running_drivers
 from state_backend.adapters.open_storage import open_storage
 from state_backend.checkpoint.log import Log, read_log
 from state_backend.values.records import Record
+from tests.support.local_stack import AirflowServer, RestError, running_drivers
 from tests.support.reading import read_output
 from tests.support.waiting import wait_until
 

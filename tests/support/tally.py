@@ -15,11 +15,11 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from local_stack.airflow_server import AirflowClient
 from state_backend.adapters.open_storage import open_storage
 from state_backend.checkpoint.coordinator import Coordinator
 from state_backend.checkpoint.log import Log, read_log
 from tests.support.checkpoints import day
+from tests.support.local_stack import AirflowClient
 from tests.support.reading import read_output
 from tests.support.tally_driver import day_name, write_input
 

@@ -21,18 +21,18 @@ from tests.support.layout import REPOSITORY
 def test_the_password_is_random_kept_and_for_this_user_alone(tmp_path: Path) -> None:
     before = os.umask(0)
     try:
-        first = AirflowServer(REPOSITORY, home=tmp_path / "a")
+        first = AirflowServer(REPOSITORY, home=tmp_path / "a", log_dir=tmp_path)
     finally:
         os.umask(before)
     assert stat.S_IMODE(first.passwords.stat().st_mode) == 0o600
     assert json.loads(first.passwords.read_text()) == {"admin": first.password} and len(first.password) >= 40
     first.passwords.chmod(0o644)  # as Airflow itself writes it
-    assert AirflowServer(REPOSITORY, home=tmp_path / "a").password == first.password
+    assert AirflowServer(REPOSITORY, home=tmp_path / "a", log_dir=tmp_path).password == first.password
     assert stat.S_IMODE(first.passwords.stat().st_mode) == 0o600
-    assert AirflowServer(REPOSITORY, home=tmp_path / "b").password != first.password
+    assert AirflowServer(REPOSITORY, home=tmp_path / "b", log_dir=tmp_path).password != first.password
     first.passwords.write_text('{"somebody": "p"}')
     with pytest.raises(RuntimeError, match="has no password for the user admin; delete the file"):
-        AirflowServer(REPOSITORY, home=tmp_path / "a")
+        AirflowServer(REPOSITORY, home=tmp_path / "a", log_dir=tmp_path)
 
 
 @pytest.fixture

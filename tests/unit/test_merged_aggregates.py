@@ -12,21 +12,8 @@ from pyspark.sql.pandas.types import to_arrow_type
 from pyspark.sql.streaming.stateful_processor import TimerValues
 from pyspark.sql.types import BinaryType, DecimalType, DoubleType, LongType, StringType
 
-from cairn.aggregates import (
-    Aggregate,
-    ApproxDistinct,
-    Arrivals,
-    Count,
-    First,
-    Groups,
-    Last,
-    Max,
-    Mean,
-    Min,
-    StdDev,
-    Sum,
-    Variance,
-)
+from cairn.aggregates import Aggregate, ApproxDistinct, Count, First, Last, Max, Mean, Min, StdDev, Sum, Variance
+from cairn.aggregates.groups import Arrivals, Groups
 from cairn.arrow_processor import KeyedBatch
 from cairn.errors import ProcessorError
 

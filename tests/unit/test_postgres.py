@@ -50,7 +50,7 @@ def test_what_is_written_is_there_again_and_nothing_stays_behind(open_folder: Pa
             Postgres(where, log_dir=open_folder / "logs2").start()
     with Postgres(where, log_dir=open_folder / "logs") as second:
         assert ask(second.url, "select id from runs") == (7,)
-        pids = [*second._processes.pids()]
+        pids = [*second.processes.pids()]
         sockets = second._sockets
     assert pids and not any(Path(f"/proc/{pid}").exists() for pid in pids)
     assert sockets == where or not sockets.exists()
@@ -73,7 +73,7 @@ def test_without_it_the_database_is_sqlite_with_a_word(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(postgres, "find_spec", lambda _: None)
-    server = AirflowServer(ROOT, home=tmp_path)
+    server = AirflowServer(ROOT, home=tmp_path, log_dir=tmp_path)
     server._start_database()
     assert server.database == "SQLite"
     assert (tmp_path / ".airflow-database").read_text() == f"sqlite:///{tmp_path}/airflow.db\n"

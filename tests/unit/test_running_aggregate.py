@@ -18,19 +18,7 @@ from pyspark import cloudpickle
 from pyspark.sql.streaming.stateful_processor import TimerValues
 from pyspark.sql.types import ArrayType, LongType, StringType, StructField, StructType
 
-from cairn.aggregates import (
-    ApproxDistinct,
-    Count,
-    First,
-    Last,
-    Max,
-    Mean,
-    Min,
-    RunningAggregate,
-    StdDev,
-    Sum,
-    Variance,
-)
+from cairn.aggregates import ApproxDistinct, Count, First, Last, Max, Mean, Min, RunningAggregate, StdDev, Sum, Variance
 from cairn.arrow_processor import KeyedBatch
 from state_backend.values.errors import InvariantViolated, ProcessorError, UsageError
 from tests.support.arrow_driver import ArrowDriver, Handle

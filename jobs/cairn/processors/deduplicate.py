@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.types import LongType, StructField, StructType
 
-from cairn.aggregates import nullable
+from cairn.aggregates.state_fields import nullable
 from cairn.arrow_processor import BatchResult, KeyedBatch
 from cairn.numpy_columns import Bools, Int64s, array_of, numbers, valid_rows, whole
 from cairn.processors.ready_made import (

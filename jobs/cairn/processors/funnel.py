@@ -12,7 +12,8 @@ import pyarrow.compute as pc
 from pyspark.sql.pandas.types import to_arrow_type
 from pyspark.sql.types import ArrayType, BooleanType, IntegerType, ShortType, StructField, StructType
 
-from cairn.aggregates import is_scalar, nullable
+from cairn.aggregates.column_types import is_scalar
+from cairn.aggregates.state_fields import nullable
 from cairn.arrow_processor import BatchResult, KeyedBatch
 from cairn.numpy_columns import Bools, Int64s, array_of, numbers, valid_rows, whole
 from cairn.processors.ordering import type_of

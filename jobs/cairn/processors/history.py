@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 from pyspark.sql.types import BooleanType, StructField, StructType
 
-from cairn.aggregates import nullable
+from cairn.aggregates.state_fields import nullable
 from cairn.arrow_processor import BatchResult, KeyedBatch
 from cairn.numpy_columns import Bools, Int64s, array_of, numbers, same_values, whole
 from cairn.processors.ordering import type_of

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 from pyspark.sql.types import BooleanType, StructType
 
-from cairn.aggregates import nullable
+from cairn.aggregates.state_fields import nullable
 from cairn.arrow_processor import BatchResult, KeyedBatch, with_keys
 from cairn.numpy_columns import Bools, Int64s, numbers, same_values, whole
 from cairn.processors.ordering import OrderColumn, check_order, order_codes, order_columns, type_of

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.types import DataType, StringType
 
-from cairn.aggregates import is_scalar
+from cairn.aggregates.column_types import is_scalar
 from cairn.numpy_columns import Int64s, numbers, valid_rows
 from state_backend.values.errors import UsageError
 from state_backend.values.frozen import frozen

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from pyspark.sql.types import BooleanType, DataType, StructField, StructType
 
-from cairn.aggregates import spelled_name
+from cairn.aggregates.state_fields import spelled_name
 from cairn.arrow_processor import ArrowProcessor, KeyedBatch
 from cairn.numpy_columns import valid_rows, whole
 from state_backend.formats.recorded_settings import SETTINGS

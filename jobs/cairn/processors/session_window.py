@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 from pyspark.sql.types import ByteType, DayTimeIntervalType, IntegerType, LongType, ShortType, StructField, StructType
 
-from cairn.aggregates import Groups
+from cairn.aggregates.groups import Groups
 from cairn.arrow_processor import BatchResult, KeyedBatch
 from cairn.numpy_columns import Int64s, array_of, numbers, valid_rows, whole
 from cairn.processors.ordering import type_of

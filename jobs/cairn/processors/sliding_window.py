@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 from pyspark.sql.types import LongType, StructField, StructType
 
-from cairn.aggregates import Groups
+from cairn.aggregates.groups import Groups
 from cairn.arrow_processor import BatchResult, KeyedBatch
 from cairn.numpy_columns import Int64s, array_of, numbers, whole
 from cairn.processors.ready_made import MICROSECOND, ceil_ms, check_length, check_times, made_with, within_bounds

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 from pyspark.sql.types import LongType, StructField, StructType
 
-from cairn.aggregates import check_ttl, nullable
+from cairn.aggregates.state_fields import check_ttl, nullable
 from cairn.arrow_processor import BatchResult, KeyedBatch
 from cairn.numpy_columns import array_of, whole
 from cairn.processors.ordering import check_order, order_codes, order_columns

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StringType, StructField, StructType
 
-from cairn.aggregates import nullable
+from cairn.aggregates.state_fields import nullable
 from cairn.arrow_processor import KeyedBatch
 from cairn.numpy_columns import Bools, Int64s, numbers, valid_rows, whole
 from cairn.processors.ready_made import check_free, type_of_event_time

@@ -12,10 +12,9 @@ import pyarrow as pa
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import BooleanType, LongType, StructField, StructType
 
-from cairn.aggregates import (
-    Aggregate,
-    Arrivals,
-    Groups,
+from cairn.aggregates import Aggregate
+from cairn.aggregates.groups import Arrivals, Groups
+from cairn.aggregates.state_fields import (
     aggregate_fields,
     check_declared,
     declared_in,

@@ -1,0 +1,65 @@
+"""Types of columns that aggregates take, and the types of their results."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pyspark.sql.types import (
+    BinaryType,
+    BooleanType,
+    ByteType,
+    DataType,
+    DateType,
+    DecimalType,
+    DoubleType,
+    FloatType,
+    IntegerType,
+    LongType,
+    ShortType,
+    StringType,
+    TimestampNTZType,
+    TimestampType,
+)
+
+MAX_DIGITS = 38
+_INTEGERS = (ByteType, ShortType, IntegerType, LongType)
+_FLOATS = (FloatType, DoubleType)
+_SCALARS = (BooleanType, DateType, TimestampType, TimestampNTZType, BinaryType, StringType)
+
+
+class UnfitError(Exception):
+    """The reason why a column's type does not fit: completes the sentence "column 'x' is array<int>, and ..."."""
+
+
+def numeric_type(of: Any, result: DataType) -> DataType:
+    """Return `result`; raise `UnfitError` if the type is not a number."""
+    if not isinstance(of, (*_INTEGERS, *_FLOATS, DecimalType)):
+        raise UnfitError("only integers, float, double and decimal can be summed; cast it in the source")
+    return result
+
+
+def sum_type(of: Any) -> DataType:
+    """Return the type of a sum of values of a type."""
+    if isinstance(of, DecimalType):
+        return DecimalType(min(MAX_DIGITS, of.precision + 10), of.scale)
+    return numeric_type(of, DoubleType() if isinstance(of, _FLOATS) else LongType())
+
+
+def is_scalar(of: Any) -> bool:
+    """Return True for a type that ready-made processors can order: numbers, strings, binary, booleans, dates and timestamps.
+
+    The caller checks the collation of a string type.
+    """
+    return isinstance(of, (*_INTEGERS, *_FLOATS, DecimalType, *_SCALARS))
+
+
+def scalar_type(of: Any, why: str) -> DataType:
+    """Return the type; raise `UnfitError` if its values have no order, for the reason `why`."""
+    if isinstance(of, StringType) and not of.isUTF8BinaryCollation():
+        raise UnfitError(
+            "its collation does not compare bytes; use plain string, in lower case if case does not matter"
+        )
+    if not is_scalar(of):
+        raise UnfitError(why)
+    found: DataType = of
+    return found

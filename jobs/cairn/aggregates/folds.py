@@ -1,0 +1,171 @@
+"""Totals, means and choices of the values of each key: the arithmetic of the aggregates."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from decimal import ROUND_HALF_UP, Context, Decimal
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql.types import DataType, LongType
+
+from cairn.aggregates.column_types import MAX_DIGITS
+from cairn.aggregates.groups import Column, Doubles, Groups
+from cairn.numpy_columns import Array, Bools, Int64s, array_of, numbers, whole
+from state_backend.values.errors import ProcessorError
+
+# `running_sums` works in rounds: each round adds one value of every key with NumPy. After 32 rounds, or when at most
+# 16 keys have values left, it adds the remaining values key by key, because a round over few keys is slower.
+_ROUNDS = 32
+_FEW_KEYS = 16
+ARRIVAL: dict[str, DataType] = {"interval_ms": LongType(), "number": LongType()}
+
+# The fields of one aggregate's state by name, each with one element per key.
+Parts = Mapping[str, pa.Array]
+
+
+def total_of(column: Column, before: pa.Array, name: str, valid: Bools) -> pa.Array:
+    """Return each key's stored sum plus its values, in the type of the stored sums."""
+    if pa.types.is_floating(before.type):
+        return array_of(double_total(column, before), before.type, valid)
+    add = _decimal_total if pa.types.is_decimal(before.type) else _long_total
+    total, overflows = add(column, before)
+    if overflows.any():
+        raise _overflow("sum", name, before.type, column, overflows)
+    return array_of(total, before.type, valid)
+
+
+def double_total(column: Column, before: pa.Array) -> Doubles:
+    """Return each key's old sum plus its values, added one by one from left to right."""
+    total = numbers(before).astype(np.float64)
+    with np.errstate(all="ignore"):
+        np.add.at(total, column.owners, column.doubles)
+    return nan_as_one(total)
+
+
+def _long_total(column: Column, before: pa.Array) -> tuple[Int64s, Bools]:
+    """Return each key's new sum, and True for each key whose sum exceeds 64 bits.
+
+    The upper and lower 32 bits are summed apart, so that these sums can't overflow. Only the final sum must fit 64
+    bits: a partial sum may exceed them.
+    """
+    low_bits = np.int64(0xFFFFFFFF)
+    old, values = numbers(before), column.values.astype(np.int64)
+    high, low = old >> 32, old & low_bits
+    high[column.present] += column.reduced(np.add, values >> 32)
+    low[column.present] += column.reduced(np.add, values & low_bits)
+    high += low >> 32
+    return high << 32 | low & low_bits, (high < -(1 << 31)) | (high >= 1 << 31)
+
+
+def _decimal_total(column: Column, before: pa.Array) -> tuple[Array, Bools]:
+    """Return each key's new decimal sum as four 32-bit limbs, and True for each key whose sum exceeds its precision.
+
+    Each limb is summed in an int64 of its own, so that no sum overflows. The carries are added afterwards.
+    """
+    total = numbers(before)
+    total[column.present] += column.reduced(np.add, column.values)
+    for lower, upper in ((0, 1), (1, 2), (2, 3)):
+        total[:, upper] += total[:, lower] >> 32
+        total[:, lower] &= 0xFFFFFFFF
+    bound = 10**before.type.precision
+    above, below = _less(total, _limbs(bound)), _less(_limbs(-bound), total)
+    return (total & 0xFFFFFFFF).astype("<u4"), ~(above & below)
+
+
+def _limbs(value: int) -> Int64s:
+    return np.array([[value >> shift & 0xFFFFFFFF for shift in (0, 32, 64)] + [value >> 96]])
+
+
+def _less(left: Int64s, right: Int64s) -> Bools:
+    less = np.zeros(max(len(left), len(right)), np.bool_)
+    for limb in range(4):
+        less = (left[:, limb] < right[:, limb]) | ((left[:, limb] == right[:, limb]) & less)
+    return less
+
+
+def decimal_means(column: Column, totals: pa.Array, counts: Int64s, name: str) -> pa.Array:
+    """Return each key's mean, rounded half up to four more digits than the values have."""
+    of = column.array.type
+    result = pa.decimal128(min(MAX_DIGITS, of.precision + 4), min(MAX_DIGITS, of.scale + 4))
+    wide, step = Context(prec=2 * MAX_DIGITS, rounding=ROUND_HALF_UP), Decimal(1).scaleb(-result.scale)
+    means = [
+        None if total is None else wide.quantize(wide.divide(total, Decimal(count)), step)
+        for total, count in zip(pc.if_else(counts > 0, totals, None).to_pylist(), counts.tolist(), strict=True)
+    ]
+    try:
+        return pa.array(means, result)
+    except pa.ArrowInvalid:
+        bound = Decimal(10) ** (result.precision - result.scale)
+        raise _overflow(
+            "mean", name, result, column, [mean is not None and abs(mean) >= bound for mean in means]
+        ) from None
+
+
+def _overflow(what: str, name: str, of: pa.DataType, column: Column, overflows: npt.ArrayLike) -> ProcessorError:
+    return ProcessorError(
+        f"the {what} of column {name!r} does not fit {of} at key {column.groups.key_text(np.argmax(overflows))}; "
+        "in the source, cast the column to double, or to a decimal with more digits before the point"
+    )
+
+
+def running_sums(values: Doubles, before: Doubles, starts: Int64s, lengths: Int64s) -> Doubles:
+    """Return for each value the sum of its key's values up to this value, added from left to right."""
+    running = values.copy()
+    running[starts] += before
+    at, left = starts, lengths
+    for _ in range(_ROUNDS):
+        more = left > 1
+        at, left = at[more], left[more]
+        if len(at) <= _FEW_KEYS:
+            break
+        running[at + 1] += running[at]
+        at, left = at + 1, left - 1
+    for start, length in zip(at.tolist(), left.tolist(), strict=True):
+        np.add.accumulate(running[start : start + length], out=running[start : start + length])
+    return running
+
+
+def nan_as_one(values: Array) -> Array:
+    """Replace every NaN by one NaN with fixed bits.
+
+    CPUs of different makers compute NaNs with different bits, and equal states must have equal bytes and digests.
+    """
+    return np.where(np.isnan(values), values.dtype.type(np.nan), values)
+
+
+def counts_of(stored: Groups) -> Int64s:
+    """Return the sum of each key's stored counts."""
+    counts: Int64s = np.add.reduceat(numbers(whole(stored.batch.rows["count"])), stored.starts)
+    return counts
+
+
+def arrivals_of(groups: Groups, old: Parts, keys: Any, rows: Int64s, replaced: Bools) -> Parts:
+    """Return the arrival of each key's value; nothing if the state does not have these fields."""
+    if groups.arrivals is None:
+        return {part: old[part] for part in ARRIVAL if part in old}
+    interval_ms, number = (numbers(old[part]).copy() for part in ARRIVAL)
+    at = np.arange(groups.keys)[keys][replaced]
+    interval_ms[at] = groups.arrivals.interval_ms
+    number[at] = groups.arrivals.numbers[rows[replaced]]
+    return {"interval_ms": array_of(interval_ms, pa.int64()), "number": array_of(number, pa.int64())}
+
+
+def arrived(rows: pa.Table) -> tuple[Int64s, Int64s]:
+    """Return the numbers and the interval ends of the arrivals, as keys for a sort."""
+    return numbers(whole(rows["number"])), numbers(whole(rows["interval_ms"]))
+
+
+def taken_rows(rows: pa.Table, chosen: Int64s) -> Parts:
+    """Return the chosen rows by field."""
+    taken = rows.take(pa.array(chosen))
+    return {name: whole(taken[name]) for name in taken.column_names}
+
+
+def picked(before: pa.Array, array: pa.Array, rows: Int64s, places: Int64s) -> pa.Array:
+    """Return one element for each key: its stored element, or a new element from the batch."""
+    new = array.take(pa.array(rows)).cast(before.type)
+    return pa.concat_arrays([before, new]).take(pa.array(places))

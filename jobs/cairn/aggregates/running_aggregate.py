@@ -1,0 +1,129 @@
+"""The base class of processors that keep running aggregates."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.types import StructType
+
+from cairn.aggregates.definitions import Aggregate
+from cairn.aggregates.groups import Groups
+from cairn.aggregates.state_fields import (
+    aggregate_fields,
+    check_declared,
+    check_ttl,
+    declared_in,
+    nullable,
+    plan_fields,
+    spelled_aggregates,
+    state_fields,
+)
+from cairn.arrow_processor import ArrowProcessor, BatchResult, KeyedBatch, with_keys
+from cairn.numpy_columns import whole
+from state_backend.values.errors import UsageError
+
+STATE = "aggregates"
+
+
+class RunningAggregate(ArrowProcessor):
+    """Base class of processors whose class attributes are aggregates.
+
+    A subclass declares its aggregates as class attributes. Aggregates of base classes come first.
+
+    The output has one row for each key that has rows in the interval: the key columns, then each aggregate under its
+    attribute's name, in the order of declaration.
+
+    Attributes:
+        ttl_ms: Time to live of a key's state in milliseconds. A key that has no rows for this time starts again with
+            empty aggregates. None keeps the state forever.
+
+    Example:
+        class ClickTotals(RunningAggregate):
+            clicks = Count()
+            last_page = Last("page")
+    """
+
+    splits_keys = True
+    _states_follow_settings = True
+    ttl_ms: int | None = None
+    # In the order of declaration. `vars(cls)` loses this order: a class that is pickled by value for a worker arrives
+    # with its attributes sorted.
+    declared_aggregates: Mapping[str, Aggregate] = {}
+
+    def __init_subclass__(cls, **arguments: Any) -> None:
+        """Collect the aggregates that the new class declares or inherits."""
+        super().__init_subclass__(**arguments)
+        for name, value in vars(cls).items():
+            if isinstance(value, Aggregate) and hasattr(RunningAggregate, name):
+                raise UsageError(
+                    f"{cls.__name__}.{name} = {value}: every processor already has an attribute {name!r}; choose another name"
+                )
+        cls.declared_aggregates = declared_in(cls)
+
+    @classmethod
+    def check_pipeline(cls, pipeline: Any) -> None:
+        """Check the class attributes when a pipeline is declared.
+
+        Args:
+            pipeline: The `Pipeline`.
+
+        Raises:
+            UsageError: The class declares no aggregates, or `ttl_ms` has a wrong value or does not fit the pipeline.
+        """
+        check_declared(cls.__name__, cls.declared_aggregates)
+        check_ttl(cls.__name__, cls.ttl_ms, pipeline)
+
+    def _spell_columns(self, names: Sequence[str]) -> None:
+        self.declared_aggregates = spelled_aggregates(self.declared_aggregates, names)
+
+    def init(self, handle: Any) -> None:
+        """Declare the value state `aggregates` with a field for each part of each aggregate.
+
+        Args:
+            handle: The handle that Cairn passes to each processor.
+
+        Raises:
+            UsageError: The class declares no aggregates, or an aggregate does not fit the input's columns.
+        """
+        fields = plan_fields(type(self).__name__, self.declared_aggregates, handle.input_schema, handle.key_schema)
+        self._parts = {name: [part for part, _ in parts] for name, parts in fields.items()}
+        handle.getValueState(STATE, StructType(state_fields(self.declared_aggregates, fields)), self.ttl_ms)
+
+    def deriveOutputSchema(self, handle: Any) -> StructType:
+        """Return the schema of the output: the key columns, then each aggregate.
+
+        Args:
+            handle: The handle that Cairn passes to each processor.
+
+        Raises:
+            UsageError: The class declares no aggregates, or an aggregate does not fit the input's columns.
+        """
+        plan_fields(type(self).__name__, self.declared_aggregates, handle.input_schema, handle.key_schema)
+        return StructType([*nullable(handle.key_schema), *aggregate_fields(self.declared_aggregates, handle)])
+
+    def handleBatch(self, batch: KeyedBatch) -> BatchResult:
+        """Add the rows of a batch to the aggregates of their keys.
+
+        Args:
+            batch: The rows of many keys, and the state of these keys.
+
+        Returns:
+            The new state of every key, and one output row per key. A last key whose rows continue in the next batch has
+            no output row yet.
+
+        Raises:
+            ProcessorError: A sum, or a mean of decimals, does not fit its type.
+        """
+        old, groups = batch.states[STATE], Groups(batch)
+        new: dict[str, pa.Array] = {}
+        output: dict[str, pa.Array] = {}
+        for name, aggregate in self.declared_aggregates.items():
+            parts = {part: whole(old[f"{name}_{part}"]) for part in self._parts[name]}
+            changed, output[name] = aggregate.step(groups, parts)
+            new.update((f"{name}_{part}", changed[part]) for part in parts)
+        rows = with_keys(batch, pa.table(output))
+        if batch.last_key_continues:
+            rows = rows.slice(0, len(rows) - 1)
+        return BatchResult(states={STATE: pa.table(new)}, output=rows)

@@ -1,0 +1,122 @@
+"""The fields that the aggregates of a processor have in its state and its output, and checks of its settings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from numbers import Integral
+from typing import Any
+
+from pyspark.sql.types import DataType, StructField, StructType
+
+from cairn.aggregates.column_types import UnfitError
+from cairn.aggregates.definitions import Aggregate, OfOneRow
+from state_backend.formats.recorded_settings import SETTINGS
+from state_backend.state.layout import MAX_TIME_MS
+from state_backend.state.plan_state_schemas import MADE_WITH
+from state_backend.values.errors import UsageError
+
+
+def nullable(schema: StructType) -> list[StructField]:
+    """Return the fields of a schema, all nullable and without metadata."""
+    return [StructField(f.name, f.dataType) for f in schema.fields]
+
+
+def spelled_name(name: str, names: Sequence[str]) -> str:
+    """Return `name` as `names` spell it, in any upper and lower case. If `names` lack it, return it unchanged."""
+    return name if name in names else next((own for own in names if own.lower() == name.lower()), name)
+
+
+def spelled_aggregates(aggregates: Mapping[str, Aggregate], names: Sequence[str]) -> dict[str, Aggregate]:
+    """Return the aggregates with their columns as the input spells them."""
+    return {
+        name: a if a.column is None else replace(a, column=spelled_name(a.column, names))
+        for name, a in aggregates.items()
+    }
+
+
+def aggregate_fields(aggregates: Mapping[str, Aggregate], handle: Any) -> list[StructField]:
+    """Return an output field for each aggregate."""
+    types = {f.name: f.dataType for f in handle.input_schema.fields}
+    return [StructField(name, a.result_type(types.get(a.column))) for name, a in aggregates.items()]
+
+
+def state_fields(
+    aggregates: Mapping[str, Aggregate], parts: Mapping[str, Sequence[tuple[str, DataType]]]
+) -> list[StructField]:
+    """Return a field of the state for each part of each aggregate.
+
+    The field's metadata names the aggregate's input column and `ignore_nulls`. So Cairn refuses changed code that
+    computes the same output column in another way.
+    """
+    return [
+        StructField(f"{name}_{part}", of, metadata=_metadata(name, part, aggregates[name]))
+        for name in parts
+        for part, of in parts[name]
+    ]
+
+
+def _metadata(name: str, part: str, aggregate: Aggregate) -> dict[str, dict[str, str]]:
+    made = f"{name} = {type(aggregate).__name__}({aggregate.column!r})"
+    metadata = {MADE_WITH: {f"{name}_{part}": made}}
+    if isinstance(aggregate, OfOneRow):
+        metadata[SETTINGS] = {f"{name}_{part}.ignore_nulls": f"{made[:-1]}, ignore_nulls={aggregate.ignore_nulls})"}
+    return metadata
+
+
+def check_declared(owner: str, aggregates: Mapping[str, Aggregate]) -> None:
+    """Raise `UsageError` if a processor of aggregates declares none."""
+    if not aggregates:
+        raise UsageError(f"{owner} declares no aggregates; give it class attributes such as flights = Count()")
+
+
+def check_ttl(owner: str, ttl_ms: Any, pipeline: Any = None) -> None:
+    """Check the setting `ttl_ms`."""
+    if ttl_ms is None:
+        return
+    if isinstance(ttl_ms, bool) or not isinstance(ttl_ms, Integral) or not 0 < int(ttl_ms) <= MAX_TIME_MS:
+        raise UsageError(
+            f"{owner}.ttl_ms is {ttl_ms!r}; write a number of milliseconds above 0, as in ttl_ms = 86_400_000, or None"
+        )
+    if pipeline is not None and pipeline.time_mode != "processing":
+        raise UsageError(
+            f"pipeline {pipeline.name!r}: {owner}.ttl_ms needs time_mode='processing', but the pipeline has time_mode={pipeline.time_mode!r}"
+        )
+
+
+def plan_fields(
+    owner: str,
+    aggregates: Mapping[str, Aggregate],
+    input_schema: StructType,
+    key_schema: StructType,
+    *,
+    merged: bool = False,
+) -> dict[str, list[tuple[str, DataType]]]:
+    """Return the state fields of each aggregate: by aggregate name, the names and Spark types of its parts."""
+    check_declared(owner, aggregates)
+    types = {f.name: f.dataType for f in input_schema.fields}
+    taken = {name.lower(): f"key column {name!r}" for name in key_schema.names}
+    fields = {}
+    for name, aggregate in aggregates.items():
+        where = f"{owner}.{name} = {aggregate}"
+        if name.lower() in taken:
+            raise UsageError(f"{where}: {taken[name.lower()]} of the output has the same name; choose another name")
+        taken[name.lower()] = f"aggregate {name!r}"
+        column = aggregate.column
+        if column is not None and column not in types:
+            found = ", ".join(f"{known} {type_.simpleString()}" for known, type_ in types.items())
+            raise UsageError(f"{where}: the input has no column {column!r}; its columns are {found}")
+        of: Any = None if column is None else types[column]
+        try:
+            fields[name] = list((aggregate.parts_to_merge(of) if merged else aggregate.parts(of)).items())
+        except UnfitError as unfit:
+            raise UsageError(f"{where}: column {column!r} is {of.simpleString()}, and {unfit}") from None
+    return fields
+
+
+def declared_in(of: type) -> dict[str, Aggregate]:
+    """Return the aggregates that a class declares or inherits, those of base classes first."""
+    found: dict[str, Any] = {}
+    for cls in reversed(of.__mro__):
+        found.update(vars(cls))
+    return {name: value for name, value in found.items() if isinstance(value, Aggregate)}
