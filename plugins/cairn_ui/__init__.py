@@ -8,8 +8,7 @@ airflow_database.py  reads DAGs and XComs from Airflow's database
 airflow_runs.py      reads runs, tries, logs of tries, and DAGs that wait for assets, from Airflow's database
 find_pipelines.py    finds the pipelines in DAGs and in the setting CAIRN_UI_PIPELINES
 read_logs.py         reads and caches logs, with a limit on a page's wait
-read_runs.py         puts together what pages tell about runs
-broken_since.py, pipeline_runs.py, waiting_dags.py, try_reason.py, run_bars.py, run_timeline.py
+broken_since.py, waiting_dags.py, try_reason.py, run_bars.py, run_timeline.py
                      decide and compute what pages tell about runs
 next_steps.py, error_pages.py        name the next step on empty pages, and answer errors with pages
 pipeline_overview.py, checkpoint_actions.py, lineage.py, log_pages.py, phases.py, trends.py, trials.py

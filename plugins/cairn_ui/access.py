@@ -6,11 +6,10 @@ from collections.abc import Iterable
 from typing import Annotated, Any
 
 from airflow.api_fastapi.app import get_auth_manager
-from airflow.api_fastapi.auth.managers.models.resource_details import AccessView, DagAccessEntity, DagDetails
-from airflow.api_fastapi.core_api.security import get_user, requires_access_view
+from airflow.api_fastapi.auth.managers.models.resource_details import DagAccessEntity, DagDetails
+from airflow.api_fastapi.core_api.security import get_user
 from airflow.models.dag import DagModel
 from fastapi import Depends
-from fastapi.responses import HTMLResponse
 
 from cairn_ui.find_pipelines import PipelineRef
 
@@ -65,9 +64,4 @@ def rights_of(user: Annotated[Any, Depends(get_user)]) -> Rights:
     return Rights(user)
 
 
-# What every route asks for before it reads anything.
 Asks = Annotated[Rights, Depends(rights_of)]
-PAGE: dict[str, Any] = {
-    "response_class": HTMLResponse,
-    "dependencies": [Depends(requires_access_view(AccessView.WEBSITE))],
-}

@@ -35,7 +35,7 @@ def pages_in(root: Path, pipeline: str | None = None) -> list[DocsPage]:
         path for folder in folders for kind in ("validations/**", "checks") for path in folder.glob(f"{kind}/*.html")
     ]
     found.sort(key=lambda path: path.stat().st_mtime_ns, reverse=True)
-    listed = [_page(path.relative_to(root), _written(path)) for path in found[:_LISTED]]
+    listed = [page_at(path.relative_to(root), _written(path)) for path in found[:_LISTED]]
     return [page for page in listed if page is not None]
 
 
@@ -51,19 +51,16 @@ def of_checkpoints(root: Path, pipeline: str) -> dict[int, str]:
     found: dict[int, str] = {}
     if "/" in pipeline or pipeline.startswith("."):
         return found
-    own = [_page(path.relative_to(root)) for path in (root / pipeline).glob("checks/*.html")]
+    own = [page_at(path.relative_to(root)) for path in (root / pipeline).glob("checks/*.html")]
     for page in (*own, *pages_in(root, pipeline)):
         if page is not None and page.checkpoint is not None:
             found.setdefault(page.checkpoint, page.path)
     return found
 
 
-def page_at(path: str) -> DocsPage | None:
+def page_at(path: Path | str, written: datetime | None = None) -> DocsPage | None:
     """Return the page at a path below the folder of all Data Docs; None if the path is no page of a validation."""
-    return _page(Path(path))
-
-
-def _page(inside: Path, written: datetime | None = None) -> DocsPage | None:
+    inside = Path(path)
     # Great Expectations names a page <pipeline>/validations/<pipeline>/<table>/<run>/<time>/<file>.
     # Cairn names the page with all checks <pipeline>/checks/<run>.html.
     parts = inside.parts

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from airflow.api_fastapi.auth.managers.models.resource_details import AccessView
 from airflow.api_fastapi.core_api.security import requires_access_view
-from fastapi import APIRouter, Depends, FastAPI, HTTPException, Request
+from fastapi import Depends, FastAPI, HTTPException, Request
 from fastapi.responses import FileResponse, HTMLResponse, Response
 
 from cairn_operators.data_docs import URL_PREFIX, docs_root, page_in, styled
 from cairn_ui import shown_page
-from cairn_ui.access import PAGE, Asks
+from cairn_ui.access import Asks
 from cairn_ui.data_docs import page_at, pages_in
 from cairn_ui.error_pages import add_error_pages
 from cairn_ui.next_steps import without_docs
@@ -36,11 +36,9 @@ def _checkpoints(request: Request) -> str:
 
 
 add_error_pages(app, _checkpoints)
-# For the application with the pages about checkpoints.
-router = APIRouter()
 
 
-@router.get("/p/{key}/docs/{path:path}", **PAGE)
+@shown_page.router.get("/p/{key}/docs/{path:path}")
 def framed(request: Request, rights: Asks, key: str, path: str) -> Response:
     """Show a page of Data Docs below the heading and the tabs of its pipeline."""
     ref = shown_page.find_ref(rights, key)

@@ -88,15 +88,6 @@ def pipelines_of(dag_id: str, serialized: Mapping[str, Any]) -> list[PipelineRef
     return found
 
 
-def restores_of(serialized: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return root and name of each pipeline that a serialized DAG restores."""
-    return [
-        (_text(o, "root"), _text(o, "pipeline_name"))
-        for o in _operators(serialized)
-        if set(o.get("template_fields", ())) >= _RESTORES
-    ]
-
-
 def configured(setting: str) -> list[PipelineRef]:
     """Return the pipelines that the setting CAIRN_UI_PIPELINES lists."""
     found = []
@@ -124,11 +115,16 @@ def all_pipelines(dags: Iterable[tuple[str, Mapping[str, Any]]], setting: str) -
             )
         if not templated and extra.folder not in owned:
             found.append(extra)
-    restores: dict[str, list[str]] = {}
-    for dag_id, data in every:
-        for root, name in restores_of(data):
-            restores.setdefault(f"{root.rstrip('/')}/{name}", []).append(dag_id)
-    named = (replace(ref, restore_dags=tuple(sorted(set(restores.get(ref.folder, ()))))) for ref in found)
+    restores = {
+        (f"{_text(operator, 'root').rstrip('/')}/{_text(operator, 'pipeline_name')}", dag_id)
+        for dag_id, data in every
+        for operator in _operators(data)
+        if {*operator.get("template_fields", ())} >= _RESTORES
+    }
+    named = (
+        replace(ref, restore_dags=tuple(sorted(dag_id for folder, dag_id in restores if folder == ref.folder)))
+        for ref in found
+    )
     return sorted(named, key=lambda ref: (ref.name, ref.dag_id or "", ref.root))
 
 

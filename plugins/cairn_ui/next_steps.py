@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import shlex
+from typing import NamedTuple
 from urllib.parse import quote
 
 from cairn_ui.find_pipelines import PipelineRef
 from state_backend.values.airflow_runs import DagSchedule
-from state_backend.values.frozen import frozen
 from state_backend.values.intervals import Interval, format_instant
 
 
-@frozen
-class Step:
+class Step(NamedTuple):
     """The next step of a user."""
 
     text: str
@@ -24,8 +23,7 @@ class Step:
     airflow: bool = False
 
 
-@frozen
-class Refusal:
+class Refusal(NamedTuple):
     """The heading and the next step of an error page."""
 
     heading: str
@@ -33,24 +31,24 @@ class Refusal:
 
 
 def _to_list(text: str) -> Step:
-    return Step(text=text, link="All pipelines")
+    return Step(text, link="All pipelines")
 
 
 _REFUSALS = {
     401: Refusal(
-        heading="You are not logged in",
-        step=Step(text="Log in to Airflow, then open this page again.", link="Open Airflow", airflow=True),
+        "You are not logged in",
+        Step("Log in to Airflow, then open this page again.", link="Open Airflow", airflow=True),
     ),
     403: Refusal(
-        heading="You may not see this",
-        step=_to_list("Ask the administrator of Airflow for the right to read the DAG."),
+        "You may not see this",
+        _to_list("Ask the administrator of Airflow for the right to read the DAG."),
     ),
-    404: Refusal(heading="Not found", step=_to_list("Look for it in the list.")),
-    422: Refusal(heading="The address of this page has a wrong value", step=_to_list("Begin again from the list.")),
+    404: Refusal("Not found", _to_list("Look for it in the list.")),
+    422: Refusal("The address of this page has a wrong value", _to_list("Begin again from the list.")),
 }
 _FAILED = Refusal(
-    heading="The page failed",
-    step=_to_list("The log of Airflow's API server has the error. Reload the page to try again."),
+    "The page failed",
+    _to_list("The log of Airflow's API server has the error. Reload the page to try again."),
 )
 
 
@@ -58,10 +56,8 @@ def after_error(status: int, ref: PipelineRef | None = None) -> Refusal:
     """Return heading and next step of the page for an HTTP status."""
     found = _REFUSALS.get(status, _FAILED)
     if status == 404 and ref is not None:
-        step = Step(
-            text="Look for it in the history.", link=f"History of {ref.name}", href=f"/p/{quote(ref.key)}/history"
-        )
-        found = Refusal(heading=found.heading, step=step)
+        step = Step("Look for it in the history.", link=f"History of {ref.name}", href=f"/p/{quote(ref.key)}/history")
+        found = Refusal(found.heading, step)
     return found
 
 
@@ -69,7 +65,7 @@ def after_failed_read(ref: PipelineRef) -> Step | None:
     """Return the next step if a pipeline's storage can't be read; None if its folder is known only to running tasks."""
     if ref.unreadable:
         return None
-    return Step(text="To try the same read on the host of the API server, run:", command=_status(ref))
+    return Step("To try the same read on the host of the API server, run:", command=_status(ref))
 
 
 def _status(ref: PipelineRef, *options: str) -> str:
@@ -81,7 +77,7 @@ def without_pipeline(dag_id: str | None) -> Step:
     if dag_id is not None:
         return _to_list(f"No task of DAG {dag_id} commits or restores checkpoints that you may see.")
     return Step(
-        text="To write the files of a new pipeline and its DAG, run the command below. If there is a DAG with a pipeline, ask "
+        "To write the files of a new pipeline and its DAG, run the command below. If there is a DAG with a pipeline, ask "
         "for the right to read the DAG. To show a pipeline that no DAG runs, add its folder to CAIRN_UI_PIPELINES.",
         command="cairn new clicks",
     )
@@ -92,7 +88,7 @@ def without_checkpoint(ref: PipelineRef, schedule: DagSchedule | None) -> Step:
     command = _status(ref) if ref.dag_id in (None, ref.name) else _status(ref, "--dag", str(ref.dag_id))
     advice = "For advice on the first interval, run the command below."
     if ref.dag_id is None:
-        return Step(text=advice, command=command)
+        return Step(advice, command=command)
     if schedule is not None and schedule.running:
         advice = f"A run of DAG {ref.dag_id} is in progress. Its checkpoint appears here after the commit. {advice}"
     elif schedule is not None and schedule.paused:
@@ -100,7 +96,7 @@ def without_checkpoint(ref: PipelineRef, schedule: DagSchedule | None) -> Step:
     else:
         advice = f"Look at the runs of DAG {ref.dag_id} in Airflow. {advice}"
     return Step(
-        text=advice,
+        advice,
         command=command,
         link=f"Open DAG {ref.dag_id}",
         href=f"/dags/{quote(ref.dag_id, safe='')}",
@@ -113,9 +109,7 @@ def without_trial(ref: PipelineRef, interval: Interval | None) -> Step:
     start = "START" if interval is None else format_instant(interval.start)
     words = ["cairn", "try", "--code", ref.code or "module:NAME", "--from", start, "--to", start]
     command = shlex.join([*words, "--name", "first", "--root", ref.root])
-    return Step(
-        text="To run changed code over an interval, beside production and without changing it:", command=command
-    )
+    return Step("To run changed code over an interval, beside production and without changing it:", command=command)
 
 
 def without_docs() -> Step:

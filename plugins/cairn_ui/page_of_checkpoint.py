@@ -5,23 +5,20 @@ from __future__ import annotations
 import shlex
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query
+from fastapi import Query
 from fastapi.responses import Response
 
-from cairn_ui.access import PAGE
 from cairn_ui.checkpoint_actions import actions_of
 from cairn_ui.error_pages import NotInPipeline
 from cairn_ui.read_logs import Reading
-from cairn_ui.shown_page import Shown, written_ms
+from cairn_ui.shown_page import Shown, router, written_ms
 from state_backend.inspection.describe import describe_checkpoint, describe_difference, describe_entry, load_states
 from state_backend.ports.storage import Storage
 from state_backend.shard.manifest import manifest_of
 from state_backend.values.records import Record, ShardManifest
 
-router = APIRouter()
 
-
-@router.get("/p/{key}/checkpoint/{number}", **PAGE)
+@router.get("/p/{key}/checkpoint/{number}")
 def of_checkpoint(page: Shown, number: int) -> Response:
     """Show one checkpoint.
 
@@ -50,7 +47,7 @@ def of_checkpoint(page: Shown, number: int) -> Response:
     return page.show("checkpoint.html", view, number=number)
 
 
-@router.get("/p/{key}/compare", **PAGE)
+@router.get("/p/{key}/compare")
 def compare(
     page: Shown,
     first: Annotated[int | None, Query(ge=1)] = None,

@@ -6,31 +6,30 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from urllib.parse import quote
 
-from fastapi import APIRouter, Request
+from fastapi import Request
 from fastapi.responses import RedirectResponse, Response
 
 from cairn_ui import airflow_database, airflow_runs, next_steps, shown_page
-from cairn_ui.access import PAGE, Asks
+from cairn_ui.access import Asks
 from cairn_ui.broken_since import newest_words, unusable_checkpoints
 from cairn_ui.find_pipelines import PipelineRef
 from cairn_ui.pipeline_overview import OverviewRow, furthest, overview_row, worst_first
 from cairn_ui.read_logs import Look, NotAnswered
 from cairn_ui.render_template import HEADERS
 from cairn_ui.run_bars import MOST, bars_of
+from cairn_ui.shown_page import router
 from state_backend.ports.storage import Storage
 from state_backend.values.airflow_runs import DagRun, DagSchedule
 from state_backend.values.errors import CairnError
 
-router = APIRouter()
 
-
-@router.get("/", **PAGE)
+@router.get("/")
 def pipelines(request: Request, rights: Asks) -> Response:
     """Show all pipelines that the user may read."""
     return _list(request, rights.readable(shown_page.dags.pipelines()), None)
 
 
-@router.get("/dag/{dag_id}", **PAGE)
+@router.get("/dag/{dag_id}")
 def of_dag(request: Request, rights: Asks, dag_id: str) -> Response:
     """Show the pipelines that a DAG commits or restores. If there is only one, redirect to its overview."""
     refs = [ref for ref in rights.readable(shown_page.dags.pipelines()) if ref.is_of(dag_id)]

@@ -2,37 +2,41 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, NamedTuple
 
-from fastapi import APIRouter, HTTPException, Request
+from fastapi import HTTPException, Request
 from fastapi.responses import Response
 
 from cairn_ui import airflow_runs, next_steps, shown_page
-from cairn_ui.access import PAGE, Asks, Rights
+from cairn_ui.access import Asks, Rights
+from cairn_ui.broken_since import tries_to_explain
 from cairn_ui.find_pipelines import PipelineRef
 from cairn_ui.log_pages import ids_of_run
 from cairn_ui.read_logs import Look, NotAnswered
-from cairn_ui.read_runs import failed_tries
 from cairn_ui.run_timeline import timeline_of
+from cairn_ui.shown_page import router
 from state_backend.checkpoint.lineage import plan_base
 from state_backend.checkpoint.log import Log
 from state_backend.inspection.describe import describe_entry
-from state_backend.values.airflow_runs import DagRun
+from state_backend.values.airflow_runs import DagRun, TaskTry
 from state_backend.values.errors import CairnError
 from state_backend.values.intervals import Interval
 from state_backend.values.records import Permissions
 
-router = APIRouter()
+# Longest wait of a page for the logs of tasks, in seconds. A later view of the page has what is missing then.
+_LOGS_WAIT_S = 2.0
 
 
-@router.get("/run/{dag_id}/{run_id:path}", **PAGE)
+@router.get("/run/{dag_id}/{run_id:path}")
 def of_run(request: Request, rights: Asks, dag_id: str, run_id: str) -> Response:
     """Show the checkpoints that a run of a DAG restored and committed."""
     return _run(request, rights, dag_id, run_id, None)
 
 
-@router.get("/task/{dag_id}/{task_id}/{run_id:path}", **PAGE)
+@router.get("/task/{dag_id}/{task_id}/{run_id:path}")
 def of_task(request: Request, rights: Asks, dag_id: str, task_id: str, run_id: str) -> Response:
     """Show the checkpoints that the run of a task instance restored and committed, as a tab of the task instance."""
     return _run(request, rights, dag_id, run_id, task_id)
@@ -94,3 +98,33 @@ def _would(log: Log, name: str, interval: Interval) -> dict[str, Any]:
     except CairnError as error:
         return {"base": None, "problem": str(error)}
     return {"base": base.id if base is not None else None, "problem": None}
+
+
+class FailedTry(NamedTuple):
+    """A try that failed."""
+
+    run_id: str
+    of: TaskTry
+    # Why it failed, in one line; None if neither its log nor the database has a reason.
+    reason: str | None
+
+
+def failed_tries(
+    ref: PipelineRef, run_id: str, rights: Rights, tries: Sequence[TaskTry] | None = None
+) -> list[FailedTry]:
+    """Return the failed tries of a run, with their reasons if the user may read logs.
+
+    A reason is missing if the log can't be read within two seconds. A later call may have it.
+    """
+    dag_id = ref.dag_id or ""
+    failed = tries_to_explain(airflow_runs.tries_of(dag_id, run_id) if tries is None else tries)
+    found: dict[TaskTry, str | None] = {}
+    if failed and rights.may_read_logs(dag_id):
+        with suppress(NotAnswered):
+            found = shown_page.reader.ask(
+                ref,
+                f"reasons {run_id}",
+                lambda _: {one: shown_page.reasons.reason(dag_id, run_id, one) for one in failed},
+                _LOGS_WAIT_S,
+            )
+    return [FailedTry(run_id, one, found.get(one)) for one in failed]

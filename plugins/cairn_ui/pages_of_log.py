@@ -5,23 +5,21 @@ from __future__ import annotations
 import time
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query
+from fastapi import Query
 from fastapi.responses import Response
 
-from cairn_ui.access import PAGE
 from cairn_ui.lineage import place
 from cairn_ui.log_pages import ids_of_page
 from cairn_ui.phases import phases_of
 from cairn_ui.read_logs import Reading
-from cairn_ui.shown_page import Shown, written_ms
+from cairn_ui.shown_page import Shown, router, written_ms
 from cairn_ui.trends import trends_of
 from state_backend.inspection.describe import describe_log
 
-router = APIRouter()
 Number = Annotated[int | None, Query(ge=1)]
 
 
-@router.get("/p/{key}/history", **PAGE)
+@router.get("/p/{key}/history")
 def of_history(page: Shown, before: Number = None) -> Response:
     """Show checkpoints, newest first."""
 
@@ -45,7 +43,7 @@ def of_history(page: Shown, before: Number = None) -> Response:
     return page.show("history.html", view)
 
 
-@router.get("/p/{key}/lineage", **PAGE)
+@router.get("/p/{key}/lineage")
 def of_lineage(page: Shown, before: Number = None) -> Response:
     """Show checkpoints and their bases as a graph, newest first.
 
@@ -62,7 +60,7 @@ def of_lineage(page: Shown, before: Number = None) -> Response:
     return page.show("lineage.html", view)
 
 
-@router.get("/p/{key}/trends", **PAGE)
+@router.get("/p/{key}/trends")
 def of_trends(page: Shown, first: Number = None, last: Number = None) -> Response:
     """Show charts of the retained checkpoints."""
     return page.show("trends.html", lambda reading: trends_of(reading, first, last), first=first, last=last)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from fastapi import APIRouter, HTTPException
+from fastapi import HTTPException
 from fastapi.responses import Response
 
 from cairn_ui import airflow_database, next_steps
-from cairn_ui.access import PAGE
 from cairn_ui.find_pipelines import PipelineRef
 from cairn_ui.read_logs import Reading
-from cairn_ui.shown_page import Shown
+from cairn_ui.shown_page import Shown, router
 from cairn_ui.trials import commands_of, differs, headline
 from state_backend.adapters.open_storage import join_url
 from state_backend.checkpoint.log import read_log
@@ -20,14 +19,12 @@ from state_backend.inspection.compare_logs import compare_intervals, describe_in
 from state_backend.inspection.describe import describe_trial
 from state_backend.values.marks import Trial
 
-router = APIRouter()
-
 
 def _trials(ref: PipelineRef) -> list[Trial]:
     return trials_in(airflow_database.open_url(ref, trials_url(ref.root, ref.name)))
 
 
-@router.get("/p/{key}/trials", **PAGE)
+@router.get("/p/{key}/trials")
 def of_trials(page: Shown) -> Response:
     """Show the list of the pipeline's trials."""
     newest = page.look.reading.newest if page.look.reading is not None else None
@@ -38,7 +35,7 @@ def of_trials(page: Shown) -> Response:
     )
 
 
-@router.get("/p/{key}/trials/{name}", **PAGE)
+@router.get("/p/{key}/trials/{name}")
 def of_trial(page: Shown, name: str) -> Response:
     """Show, for each interval of a trial, whether its result equals production's."""
     ref = page.ref

@@ -237,30 +237,26 @@ def overview(
     done = {c.id: c for c in log.completed()}
     restored = done.get(max((n for n, c in done.items() if c.content.kind == "restore"), default=0))
 
-    def pointer(title: str, checkpoint: int | None, note: str) -> Pointer:
-        return Pointer(title, checkpoint, describe_entry(log, checkpoint) if checkpoint in done else None, note)
-
-    ago = (
-        ""
-        if newest is None or newest.id not in written_ms
-        else (f"committed {span(now.timestamp() - written_ms[newest.id] / 1000)} ago")
-    )
-    taken = savepoint.get("checkpoint") if savepoint else None
+    ago = ""
+    if newest is not None and newest.id in written_ms:
+        ago = f"committed {span(now.timestamp() - written_ms[newest.id] / 1000)} ago"
+    by = "" if passed is None else " and ".join(sorted(reading.validated[passed.id])) + " validation"
+    completed, validated, back = (None if found is None else found.id for found in (newest, passed, restored))
+    taken = savepoint["checkpoint"] if savepoint and isinstance(savepoint.get("checkpoint"), int) else None
+    where = str(savepoint.get("savepoint") or "") if savepoint else ""
+    came = "" if restored is None else _restored_from(restored)
+    # The title of a card, its checkpoint, a remark, and the remark if there is none.
+    cards = [
+        ("Latest completed", completed, ago, "No checkpoint was committed yet"),
+        ("Latest validated", validated, by, "No valid checkpoint was validated"),
+        ("Last restored", back, came, "No retained checkpoint comes from a restore"),
+        ("Last savepoint", taken, where, "Airflow's database has no savepoint of this DAG"),
+    ]
     return Overview(
         status=describe_status(reading.status, command_of(ref, reading, airflow)),
-        pointers=(
-            pointer("Latest completed", newest.id, ago)
-            if newest
-            else pointer("Latest completed", None, "No checkpoint was committed yet"),
-            pointer("Latest validated", passed.id, " and ".join(sorted(reading.validated[passed.id])) + " validation")
-            if passed
-            else pointer("Latest validated", None, "No valid checkpoint was validated"),
-            pointer("Last restored", restored.id, _restored_from(restored))
-            if restored
-            else pointer("Last restored", None, "No retained checkpoint comes from a restore"),
-            pointer("Last savepoint", taken, str(savepoint.get("savepoint") or ""))
-            if savepoint and isinstance(taken, int)
-            else pointer("Last savepoint", None, "Airflow's database has no savepoint of this DAG"),
+        pointers=tuple(
+            Pointer(title, n, describe_entry(log, n) if n in done else None, nothing if n is None else note)
+            for title, n, note, nothing in cards
         ),
         counts=counts,
         health=health_of(reading),

@@ -105,22 +105,16 @@ def tone_of(state: str) -> str:
     return tones.get(state.partition(" ")[0], "info")
 
 
-def type_of(kind: Any) -> str:
-    """Format a type of Spark's JSON as text; a whole schema such as `user string, points array<int>`."""
+def type_of(kind: Any, *, inner: bool = False) -> str:
+    """Format a type of Spark's JSON as text. A whole schema is a text such as `user string, points array<int>`."""
     match kind:
         case {"type": "struct", "fields": fields}:
-            return ", ".join(f"{f['name']} {_inner(f['type'])}" for f in fields)
-    return _inner(kind)
-
-
-def _inner(kind: Any) -> str:
-    match kind:
-        case {"type": "struct", "fields": fields}:
-            return f"struct<{', '.join(f['name'] + ': ' + _inner(f['type']) for f in fields)}>"
+            said = ", ".join(f"{f['name']}{':' if inner else ''} {type_of(f['type'], inner=True)}" for f in fields)
+            return f"struct<{said}>" if inner else said
         case {"type": "array", "elementType": element}:
-            return f"array<{_inner(element)}>"
+            return f"array<{type_of(element, inner=True)}>"
         case {"type": "map", "keyType": key, "valueType": value}:
-            return f"map<{_inner(key)}, {_inner(value)}>"
+            return f"map<{type_of(key, inner=True)}, {type_of(value, inner=True)}>"
     return str(kind)
 
 

@@ -16,7 +16,8 @@ from __future__ import annotations
 from fastapi import FastAPI, HTTPException
 from fastapi.responses import FileResponse, Response
 
-from cairn_ui import (
+# Each of these modules adds its routes to `router`.
+from cairn_ui import (  # noqa: F401
     data_docs_routes,
     page_of_checkpoint,
     page_of_overview,
@@ -27,21 +28,12 @@ from cairn_ui import (
 )
 from cairn_ui.error_pages import add_error_pages
 from cairn_ui.render_template import CONTENT_TYPES, STATIC
-from cairn_ui.shown_page import base_of
+from cairn_ui.shown_page import base_of, router
 
 # Static files hold no data, so anyone may read them. All other routes need a logged-in user.
 app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
 add_error_pages(app, base_of)
-for module in (
-    page_of_pipelines,
-    page_of_overview,
-    pages_of_log,
-    page_of_checkpoint,
-    pages_of_trials,
-    page_of_run,
-    data_docs_routes,
-):
-    app.include_router(module.router)
+app.include_router(router)
 
 
 @app.get("/static/{name}", response_model=None)

@@ -8,7 +8,9 @@ from datetime import UTC, datetime
 from functools import cached_property
 from typing import Annotated, Any, TypeVar
 
-from fastapi import Depends, HTTPException, Request
+from airflow.api_fastapi.auth.managers.models.resource_details import AccessView
+from airflow.api_fastapi.core_api.security import requires_access_view
+from fastapi import APIRouter, Depends, HTTPException, Request
 from fastapi.responses import HTMLResponse, Response
 
 from cairn_operators.data_docs import docs_root
@@ -26,6 +28,10 @@ from state_backend.values.errors import CairnError
 URL_PREFIX = "/cairn/checkpoints"
 T = TypeVar("T")
 
+# Every route of a page asks for the right to use the website before it reads anything.
+router = APIRouter(
+    default_response_class=HTMLResponse, dependencies=[Depends(requires_access_view(AccessView.WEBSITE))]
+)
 reader = Reader(airflow_database.open_folder)
 dags = airflow_database.DagsInDatabase()
 reasons = airflow_runs.Reasons()

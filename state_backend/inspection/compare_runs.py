@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 
 from state_backend.checkpoint.log import Log
 from state_backend.inspection.compare_logs import IntervalDifference, Made, compare_intervals, describe_interval
-from state_backend.inspection.compare_tables import ColumnChange, TableDifference, compare_tables
+from state_backend.inspection.compare_tables import TableDifference, compare_tables
 from state_backend.inspection.describe import start_and_end
 from state_backend.inspection.state_diff import EntryChange, describe_change, diff_states
 from state_backend.inspection.state_table import StateSource
@@ -33,20 +33,6 @@ from state_backend.values.intervals import Interval, format_instant
 from state_backend.values.records import OutputFile
 
 _EXPIRY = "expires at, in ms"
-
-
-@frozen
-class StateDifference:
-    """Entries of one state that differ."""
-
-    state: str
-    added: int
-    removed: int
-    # The number of entries that both have, with different values. A timer that a key has at another time counts as
-    # changed; the change of the field `at_ms` is the distance in milliseconds.
-    changed: int
-    fields: tuple[ColumnChange, ...]
-    examples: tuple[dict[str, Any], ...]
 
 
 # --- rows -------------------------------------------------------------------------------------------------------------------------
@@ -85,7 +71,7 @@ def _read(storage: Storage, files: Iterable[OutputFile], work: Path) -> pa.Table
 # --- state ------------------------------------------------------------------------------------------------------------------------
 
 
-def compare_states(old: StateSource, new: StateSource, work: Path, limit: int) -> list[StateDifference]:
+def compare_states(old: StateSource, new: StateSource, work: Path, limit: int) -> list[dict[str, Any]]:
     """Compare two states entry by entry, and return the differences by state.
 
     Leases keep the files of both checkpoints meanwhile. The errors are those of `diff_states`.
@@ -96,12 +82,16 @@ def compare_states(old: StateSource, new: StateSource, work: Path, limit: int) -
         return summarise_changes(diff_states(old, new, work), limit)
 
 
-def summarise_changes(changes: Iterable[EntryChange], limit: int) -> list[StateDifference]:
-    """Count the changes by state and field."""
+def summarise_changes(changes: Iterable[EntryChange], limit: int) -> list[dict[str, Any]]:
+    """Count the changes by state and field.
+
+    A timer that a key has at another time counts as changed; the change of the field `at_ms` is the distance in
+    milliseconds.
+    """
     counted: dict[str, _Counted] = {}
     for change in _with_moved_timers(changes):
         counted.setdefault(change.state, _Counted(limit)).add(change)
-    return [found.as_difference(state) for state, found in counted.items()]
+    return [found.described(state) for state, found in counted.items()]
 
 
 def _with_moved_timers(changes: Iterable[EntryChange]) -> Iterator[EntryChange]:
@@ -147,13 +137,9 @@ class _Counted:
         if change.before.expiry_ms != change.after.expiry_ms:
             self._fields.setdefault(_EXPIRY, _Sizes()).add(change.before.expiry_ms, change.after.expiry_ms)
 
-    def as_difference(self, state: str) -> StateDifference:
-        return StateDifference(
-            state=state,
-            **self._counts,
-            fields=tuple(sizes.as_change(name) for name, sizes in self._fields.items()),
-            examples=tuple(self._examples),
-        )
+    def described(self, state: str) -> dict[str, Any]:
+        fields = [sizes.described(name) for name, sizes in self._fields.items()]
+        return {"state": state, **self._counts, "fields": fields, "examples": self._examples}
 
 
 class _Sizes:
@@ -166,11 +152,9 @@ class _Sizes:
             by = abs(after - before)
             self._numbers, self._sum, self._largest = self._numbers + 1, self._sum + by, max(self._largest, by)
 
-    def as_change(self, name: str) -> ColumnChange:
-        mean = self._sum / self._numbers if self._numbers else None
-        return ColumnChange(
-            name=name, changed=self._changed, mean=mean, largest=self._largest if self._numbers else None
-        )
+    def described(self, name: str) -> dict[str, Any]:
+        mean, largest = (self._sum / self._numbers, self._largest) if self._numbers else (None, None)
+        return {"name": name, "changed": self._changed, "mean": mean, "largest": largest}
 
 
 # --- whole run --------------------------------------------------------------------------------------------------------------------
@@ -183,7 +167,7 @@ class Comparison:
     intervals: tuple[IntervalDifference, ...]
     outputs: tuple[dict[str, Any], ...]
     late: tuple[dict[str, Any], ...]
-    states: tuple[StateDifference, ...]
+    states: tuple[dict[str, Any], ...]
     # The last interval whose checkpoint both sides retain; None if there is no such interval.
     states_at: Interval | None
 
@@ -218,7 +202,7 @@ def compare_runs(
                 if on_rows is not None and not is_late:
                     on_rows(one.interval, rows)
     both = [(i.interval, i.old, i.new) for i in found if i.old and i.new and i.old.state and i.new.state]
-    states: list[StateDifference] = []
+    states: list[dict[str, Any]] = []
     if both and both[-1][1].digest != both[-1][2].digest:
         states = compare_states(_source(old[0], both[-1][1]), _source(new[0], both[-1][2]), work / "states", limit)
     return Comparison(
@@ -243,7 +227,7 @@ def describe_comparison(found: Comparison) -> dict[str, Any]:
         "outputs": list(found.outputs),
         "late": list(found.late),
         "states_at": None if found.states_at is None else format_instant(found.states_at.end),
-        "states": [asdict(state) for state in found.states],
+        "states": list(found.states),
     }
 
 

@@ -24,10 +24,7 @@ Numbers = Any
 
 @frozen
 class ColumnChange:
-    """Changes of one column, counted over the keys that each table has in exactly one row.
-
-    Also changes of one field of a state, counted over the entries that both sides have.
-    """
+    """Changes of one column, counted over the keys that each table has in exactly one row."""
 
     name: str
     changed: int

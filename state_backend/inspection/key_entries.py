@@ -16,7 +16,7 @@ from state_backend.formats.key_codec import KeyCodec
 from state_backend.formats.spark_hash import key_group as key_group_of
 from state_backend.formats.types import StructType
 from state_backend.inspection.describe import self_describing
-from state_backend.inspection.state_diff import EntryChange, EntryReader, changes_of_group
+from state_backend.inspection.state_diff import EntryReader
 from state_backend.inspection.state_table import Span, StateSource, open_shard
 from state_backend.ports.storage import Storage
 from state_backend.shard.file_cache import FileCache
@@ -53,7 +53,7 @@ class SearchedKey:
 
 @dataclass(frozen=True, kw_only=True)
 class KeyEntries:
-    """The stored entries of one key. Two `KeyEntries` can be compared with `changes_of_key`."""
+    """The stored entries of one key. Two `KeyEntries` can be compared with `changes_of_group`."""
 
     keys: KeyCodec
     states: Mapping[str, StateDescriptor]
@@ -120,8 +120,3 @@ def entries_of(key: SearchedKey, states: Sequence[StateDescriptor], stored: Sequ
         else:
             entries.append((stored_key, entry))
     return KeyEntries(keys=KeyCodec(key.schema), states={d.name: d for d in states}, stored=tuple(entries))
-
-
-def changes_of_key(before: KeyEntries, after: KeyEntries, group: int) -> list[EntryChange]:
-    """Return the changes that turn the entries `before` into the entries `after`, state by state."""
-    return [*changes_of_group(before, after, group)]

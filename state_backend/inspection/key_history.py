@@ -20,10 +20,10 @@ from state_backend.checkpoint.log import Log, attempt_of, base_of, kind_of, run_
 from state_backend.checkpoint.parallel import at_once
 from state_backend.formats.rocksdb_table import UnknownTable
 from state_backend.inspection.describe import code_name, plain, start_and_end, state_of
-from state_backend.inspection.key_entries import KeyEntries, SearchedKey, changes_of_key, entries_of, read_key, spans_of
+from state_backend.inspection.key_entries import KeyEntries, SearchedKey, entries_of, read_key, spans_of
 from state_backend.inspection.key_rows import read_key_rows
 from state_backend.inspection.key_versions import KeyFiles, KeyVersions
-from state_backend.inspection.state_diff import EntryChange, describe_change
+from state_backend.inspection.state_diff import EntryChange, changes_of_group, describe_change
 from state_backend.inspection.state_table import StateSource
 from state_backend.ports.storage import Storage
 from state_backend.shard.file_cache import FileCache
@@ -193,7 +193,7 @@ class _Steps:
         before = self._read(since) if since is not None else entries_of(self._key, [*after.states.values()], ())
         if before.stored == after.stored and before.states == after.states:
             return []
-        return changes_of_key(before, after, self._key.group)
+        return [*changes_of_group(before, after, self._key.group)]
 
     def _step(
         self,

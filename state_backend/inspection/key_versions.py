@@ -10,10 +10,11 @@ MANIFEST orders the SSTs: a lower level is newer, and within level 0 a higher ep
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from hashlib import blake2b
 from pathlib import Path
+from typing import TypeVar
 
 from state_backend.adapters.rocks import SST_SUFFIX
 from state_backend.checkpoint.parallel import at_once
@@ -27,6 +28,7 @@ from state_backend.values.frozen import frozen
 from state_backend.values.handles import Handle
 from state_backend.values.records import Segment, ShardManifest
 
+T = TypeVar("T")
 Source = Handle | bytes
 Stored = tuple[bytes, bytes]
 
@@ -74,14 +76,12 @@ class KeyVersions:
     def fetch(self, files: Iterable[KeyFiles]) -> None:
         """Read the SSTs and segments of some checkpoints, in parallel. Files that were read before are not read again."""
         every = [*files]
-        ssts = dict.fromkeys(s for f in every for s, _, _ in f.ssts if isinstance(s, Handle) and s not in self._ssts)
-        segments = dict.fromkeys(
-            s for f in every for s in f.segments if isinstance(s, Handle) and s not in self._segments
-        )
-        for handle, versions in zip(ssts, at_once(self._fetched_sst, ssts), strict=True):
-            self._ssts[handle] = versions
-        for handle, blocks in zip(segments, at_once(self._fetched_segment, segments), strict=True):
-            self._segments[handle] = blocks
+        self._fetch(self._ssts, self._fetched_sst, (source for f in every for source, _, _ in f.ssts))
+        self._fetch(self._segments, self._fetched_segment, (source for f in every for source in f.segments))
+
+    def _fetch(self, known: dict[Source, T], read: Callable[[Handle], T], sources: Iterable[Source]) -> None:
+        missing = dict.fromkeys(s for s in sources if isinstance(s, Handle) and s not in known)
+        known.update(zip(missing, at_once(read, missing), strict=True))
 
     def forget_all_but(self, files: Iterable[KeyFiles]) -> None:
         """Drop the versions in files that none of these checkpoints has. Inline files stay, since they are small."""

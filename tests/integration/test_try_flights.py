@@ -133,8 +133,8 @@ def test_a_field_that_an_older_state_lacks_is_shown_by_itself(
         flown |= {f["tailnum"] for f in table.to_pylist() if f["departed"] and f["tailnum"] is not None}
     found = compared(production, run, tmp_path)
     (history,) = found.states
-    assert not found.outputs and (history.state, history.added, history.removed) == ("history", 0, 0)
-    assert history.changed == len(flown) and [(f.name, f.changed) for f in history.fields] == [
+    assert not found.outputs and (history["state"], history["added"], history["removed"]) == ("history", 0, 0)
+    assert history["changed"] == len(flown) and [(f["name"], f["changed"]) for f in history["fields"]] == [
         ("air_minutes", len(flown))
     ]
     words = ["compare", "grown", "--root", str(production), "--pipeline", "aircraft", "--limit", "1"]
@@ -149,11 +149,11 @@ def test_deployed_for_the_past_it_is_as_if_it_had_always_been(
 ) -> None:
     later = replace(AIRCRAFT, processor=LaterTimer)
     run = tried(spark, production, later, 0, "later")
-    states = {s.state: s for s in compared(production, run, tmp_path).states}
-    assert states["seen"].added and not states["seen"].removed
-    timers = {f.name: f.largest for f in states["$timers"].fields}
+    states = {s["state"]: s for s in compared(production, run, tmp_path).states}
+    assert states["seen"]["added"] and not states["seen"]["removed"]
+    timers = {f["name"]: f["largest"] for f in states["$timers"]["fields"]}
     assert timers == {"at_ms": 86_400_000.0}
-    assert {f.name for f in states["history"].fields} == {"idle_timer_ms"}
+    assert {f["name"] for f in states["history"]["fields"]} == {"idle_timer_ms"}
 
     plan = plan_deployment(spark, later, str(production), past=True)
     deploy_past(spark, later, str(production), plan)

@@ -96,10 +96,12 @@ def test_entries_are_counted_by_state_and_field() -> None:
         entry("added", None, {"at_ms": 30}, "$timers"),
         entry("added", None, {"at_ms": 30}, "$timers", "b"),
     ]
-    states = {s.state: s for s in summarise_changes(changes, 1)}
-    assert (states["s"].added, states["s"].removed, states["s"].changed, len(states["s"].examples)) == (1, 0, 2, 1)
-    fields = {f.name: (f.changed, f.mean, f.largest) for f in states["s"].fields}
+    states = {s["state"]: s for s in summarise_changes(changes, 1)}
+    assert [states["s"][name] for name in ("added", "removed", "changed")] == [1, 0, 2] and len(
+        states["s"]["examples"]
+    ) == 1
+    fields = {f["name"]: (f["changed"], f["mean"], f["largest"]) for f in states["s"]["fields"]}
     assert fields == {"n": (2, 2.0, 3), "t": (1, None, None), "new": (1, None, None), "expires at, in ms": (1, 4.0, 4)}
     timers = states["$timers"]
-    assert (timers.added, timers.removed, timers.changed) == (1, 0, 1)
-    assert [(f.name, f.largest) for f in timers.fields] == [("at_ms", 20)]
+    assert (timers["added"], timers["removed"], timers["changed"]) == (1, 0, 1)
+    assert [(f["name"], f["largest"]) for f in timers["fields"]] == [("at_ms", 20)]

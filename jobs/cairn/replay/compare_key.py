@@ -10,8 +10,8 @@ from typing import Any
 import pyarrow as pa
 
 from cairn.operations.what_changed import MadeOf, made_of, what_changed
-from state_backend.inspection.key_entries import KeyEntries, changes_of_key
-from state_backend.inspection.state_diff import EntryChange
+from state_backend.inspection.key_entries import KeyEntries
+from state_backend.inspection.state_diff import EntryChange, changes_of_group
 from state_backend.values.records import Content
 
 
@@ -56,7 +56,7 @@ def compare_key(
 ) -> Comparison:
     """Compare the committed result of a key with the replayed one. A pure function."""
     return Comparison(
-        state=tuple(changes_of_key(committed, replayed, group)),
+        state=tuple(changes_of_group(committed, replayed, group)),
         output=compare_rows(*output, ordered=ordered),
         late=compare_rows(*late, ordered=ordered),
     )
