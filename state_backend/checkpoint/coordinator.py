@@ -16,7 +16,6 @@ A process that stops during one of these steps leaves:
 from __future__ import annotations
 
 import logging
-import shlex
 from collections import Counter
 from collections.abc import Callable, Collection
 from contextlib import suppress
@@ -56,6 +55,7 @@ from state_backend.checkpoint.retention import DEFAULT_POLICY, held_in_quarantin
 from state_backend.formats import paths, record_codec
 from state_backend.formats.types import names_and_types, parse_struct
 from state_backend.ports.storage import KeepsRoom, Storage, lists_late
+from state_backend.values.airflow_commands import command_line
 from state_backend.values.errors import (
     AlreadyExists,
     CorruptFile,
@@ -554,9 +554,9 @@ class Coordinator:
 
     def _failed(self, failed: list[tuple[Interval, int, Exception]], in_order: bool, code: str) -> str:
         root = self._storage.url.rstrip("/").removesuffix(f"/{self._pipeline}")
-        command = f"cairn publish --root {shlex.quote(root)} --pipeline {self._pipeline}"
+        where = {"root": root, "pipeline": self._pipeline}
         lines = [f"  {interval} (checkpoint {n}): {type(e).__name__}: {e}" for interval, n, e in failed]
-        first = format_instant(failed[0][0].start)
+        first = failed[0][0].start
         others = "later intervals wait" if in_order else "the other intervals are published"
         return "\n".join(
             [
@@ -564,8 +564,8 @@ class Coordinator:
                 "sink again for:",
                 *lines,
                 "To call the sink now, or to skip an interval's output:",
-                f"{command} --code {code} --retry {first}",
-                f"{command} --skip {first}",
+                command_line("publish", **where, code=code, retry=first),
+                command_line("publish", **where, skip=first),
             ]
         )
 

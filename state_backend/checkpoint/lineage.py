@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterable
 from datetime import datetime, timedelta
 
 from state_backend.checkpoint.forgotten_keys import check_rerun
 from state_backend.checkpoint.log import Log, interval_of, kind_of, left_same_state
 from state_backend.checkpoint.newest_state import is_superseded, newest_of, valid_states
+from state_backend.values.airflow_commands import command_line
 from state_backend.values.errors import Rerun, StaleStateError, StateGapError, StateUnusable, UsageError
 from state_backend.values.frozen import frozen
 from state_backend.values.intervals import Interval, format_instant, from_ms
@@ -323,15 +323,21 @@ def _bridge(log: Log, schedule: Schedule | None, gap: Interval) -> str | None:
         return None
     end = min(first_interval(schedule, gap.start).start, gap.end)
     seconds = (end - gap.start).total_seconds()
-    words = ["cairn", "run", "--code", log.code, "--root", log.entries.root]
-    words += ["--from", format_instant(gap.start), "--every", f"{seconds:g}s"]
-    if any(other.overlaps(Interval(gap.start, end)) for other, _ in log.outputs_near(Interval(gap.start, end))):
-        words.append("--replace-overlapping")
+    one = Interval(gap.start, end)
+    overlaps = any(other.overlaps(one) for other, _ in log.outputs_near(one))
+    command = command_line(
+        "run",
+        code=log.code,
+        root=log.entries.root,
+        from_=gap.start,
+        every=f"{seconds:g}s",
+        replace_overlapping=overlaps,
+    )
     return (
         f"The schedule has changed from {log.schedule} to {schedule}, and no interval of the new schedule begins at "
         f"{format_instant(gap.start)}.\n"
         f"Run one interval outside of the schedule, from there to {format_instant(end)}:\n"
-        f"{shlex.join(words)}"
+        f"{command}"
     )
 
 

@@ -12,7 +12,6 @@ readers ignore them.
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from datetime import timedelta
@@ -23,6 +22,7 @@ from state_backend.checkpoint.fresh_listing import listed
 from state_backend.checkpoint.parallel import at_once
 from state_backend.formats import paths, record_codec
 from state_backend.ports.storage import Storage, lists_late
+from state_backend.values.airflow_commands import command_line
 from state_backend.values.errors import CorruptRecord, NotFound, StorageUnavailable
 from state_backend.values.intervals import Interval
 from state_backend.values.marks import AttemptEnd, Settled
@@ -253,7 +253,7 @@ def _fact(path: str) -> Fact | None:
 def sweep_command(storage: Storage) -> str:
     """Return the shell command that sweeps a pipeline, for messages. `storage` is the storage of its folder."""
     root, _, pipeline = storage.url.rstrip("/").rpartition("/")
-    return f"cairn sweep --root {shlex.quote(root)} --pipeline {pipeline}"
+    return command_line("sweep", root=root, pipeline=pipeline)
 
 
 def read_settled(storage: Storage, fact: Fact) -> Settled:

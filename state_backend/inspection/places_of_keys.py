@@ -6,7 +6,6 @@ Places outside of the root, such as the sink's tables, are listed without a sear
 from __future__ import annotations
 
 import json
-import shlex
 from collections.abc import Collection, Iterator
 from datetime import timedelta
 from typing import NamedTuple
@@ -20,6 +19,7 @@ from state_backend.checkpoint.sweep import sweep
 from state_backend.checkpoint.trials import list_trials, root_of_trial
 from state_backend.formats import paths
 from state_backend.ports.storage import Storage
+from state_backend.values.airflow_commands import command_line
 from state_backend.values.errors import CairnError, CorruptFile
 from state_backend.values.frozen import frozen
 from state_backend.values.records import Content, Record
@@ -57,7 +57,7 @@ def places_of(root: str, pipeline: str, encoded: Collection[bytes], texts: Colle
     storage = open_storage(join_url(root, pipeline))
     found = [*_own(storage, pipeline, texts, left)]
     for trial in list_trials(root, pipeline):
-        then = f"cairn trials remove {trial.name} --root {shlex.quote(root)} --pipeline {pipeline}"
+        then = command_line("trials remove", trial.name, root=root, pipeline=pipeline)
         found.append(Place("trial", root_of_trial(root, pipeline, trial.name), then))
     found += _below_root(root, pipeline, encoded)
     content = _newest(storage)
@@ -157,11 +157,7 @@ def _below_root(root: str, pipeline: str, encoded: Collection[bytes]) -> Iterato
         if name == paths.HEAD:
             other = _newest(open_storage(url))
             if other is not None and content is not None and other.key_schema == content.key_schema:
-                what, then = (
-                    "pipeline with the same key",
-                    f"cairn forget --root {shlex.quote(root)} --pipeline {folder}",
-                )
-                yield Place(what, url, then)
+                yield Place("pipeline with the same key", url, command_line("forget", root=root, pipeline=folder))
         elif name == _REPORT:
             yield Place("export", url, _DELETE)
         else:

@@ -24,54 +24,60 @@ from state_backend.values.errors import Rerun
 from state_backend.values.intervals import format_instant
 
 
+def command_line(command: str, *arguments: object, **options: object) -> str:
+    """Return a command of `cairn` as a line for a shell. An option that is None or False is left out.
+
+    An instant, or a text, follows its option's name; True gives the name alone. `from_` gives `--from`.
+    """
+    words = ["cairn", *command.split(), *map(str, arguments)]
+    for name, value in options.items():
+        if value is None or value is False:
+            continue
+        words.append("--" + name.rstrip("_").replace("_", "-"))
+        if value is not True:
+            words.append(format_instant(value) if isinstance(value, datetime) else str(value))
+    return shlex.join(words)
+
+
 def backfill_command(dag_id: str, again: Rerun, airflow: str | None = None) -> str:
     """Return the command that runs the given intervals in order, including intervals that have already run."""
-    words = [
-        "cairn",
+    return command_line(
         "backfill",
-        "--dag",
-        dag_id,
-        "--from",
-        format_instant(again.first),
-        "--to",
-        format_instant(again.last),
-    ]
-    if again.replace_overlapping:
-        words.append("--replace-overlapping")
-    return shlex.join([*words, *_address(airflow)])
+        dag=dag_id,
+        from_=again.first,
+        to=again.last,
+        replace_overlapping=again.replace_overlapping,
+        airflow=_address(airflow),
+    )
 
 
-def _address(airflow: str | None) -> list[str]:
+def _address(airflow: str | None) -> str | None:
     usual = (None, Variable.AIRFLOW.default, "http://localhost:8080")
-    return [] if airflow is None or airflow.rstrip("/") in usual else ["--airflow", airflow]
+    return None if airflow is None or airflow.rstrip("/") in usual else airflow
 
 
 def heal_command(
     root: str,
     pipeline: str,
-    to: str,
+    to: str | datetime,
     dag_id: str | None = None,
     airflow: str | None = None,
     *,
     code: str | None = None,
 ) -> str:
     """Return the command that runs all stale, failed, quarantined and missing intervals in order."""
-    words = ["cairn", "heal", "--root", root, "--pipeline", pipeline, "--to", to]
-    if code is not None:
-        words += ["--code", code]
-    if dag_id is not None and dag_id != pipeline:
-        words += ["--dag", dag_id]
-    return shlex.join([*words, *_address(airflow)])
+    dag = None if dag_id == pipeline else dag_id
+    return command_line("heal", root=root, pipeline=pipeline, to=to, code=code, dag=dag, airflow=_address(airflow))
 
 
 def local_command(root: str, pipeline: str, again: Rerun, code: str) -> str:
     """Return the command that runs the given intervals again, in order, without Airflow."""
-    last = format_instant(again.last)
     if not again.replace_overlapping:
-        return heal_command(root, pipeline, last, code=code)
+        return heal_command(root, pipeline, again.last, code=code)
     # `cairn heal` replaces no output of intervals with other boundaries.
-    words = ["cairn", "run", "--code", code, "--root", root, "--from", format_instant(again.first), "--to", last]
-    return shlex.join([*words, "--reprocess", "all", "--replace-overlapping"])
+    return command_line(
+        "run", code=code, root=root, from_=again.first, to=again.last, reprocess="all", replace_overlapping=True
+    )
 
 
 def clear_command(dag_id: str, task_id: str, logical_date: datetime, others: Collection[str] = ()) -> str:

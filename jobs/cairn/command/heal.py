@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -38,7 +37,7 @@ from state_backend.checkpoint.log import Log, read_log
 from state_backend.checkpoint.trials import check_no_trial
 from state_backend.inspection.checkpoint_names import parse_duration
 from state_backend.ports.storage import Storage
-from state_backend.values.airflow_commands import backfill_command, heal_command
+from state_backend.values.airflow_commands import backfill_command, command_line, heal_command
 from state_backend.values.day_or_instant import last_instant, needs_zone
 from state_backend.values.environment import Variable
 from state_backend.values.errors import CairnError, Rerun, UsageError
@@ -141,10 +140,16 @@ def heal(
         place: _Place = _Here(
             code, pipeline, root, storage, to, every=every, spark=spark, silent=as_json, on_done=progress.done
         )
-        words = ["cairn", "heal", "--local", "--code", code, "--root", root, "--pipeline", pipeline]
-        words += ["--to", to, *(["--every", every] if every is not None else [])]
-        words += ["--spark", spark] if spark != LOCAL_SPARK else []
-        command = shlex.join(words)
+        command = command_line(
+            "heal",
+            local=True,
+            code=code,
+            root=root,
+            pipeline=pipeline,
+            to=to,
+            every=every,
+            spark=None if spark == LOCAL_SPARK else spark,
+        )
     else:
         rest = AirflowRest(airflow)
         zone = rest.zone_of_days(dag or pipeline, log.schedule) if needs_zone(to) else zone_of("UTC")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -14,9 +13,9 @@ from cairn.command.progress import Stopped
 from cairn.command.terminal import Terminal
 from cairn.operations.run_range import run_range
 from cairn.requests import RunRange
+from state_backend.values.airflow_commands import command_line
 from state_backend.values.environment import Variable
 from state_backend.values.errors import CairnError, Rerun, UserCodeError
-from state_backend.values.intervals import format_instant
 
 
 def run(
@@ -72,14 +71,18 @@ class _Again:
     def command(self, rerun: Rerun, reprocess: str) -> str:
         """Return the command that runs the intervals from `rerun.first` to `rerun.last`."""
         asked = self.request
-        words = ["cairn", "run", "--code", asked.code, "--root", asked.root]
         last = rerun.last
         if asked.every is not None:  # `rerun.last` may lie within an interval, and `--to` is the start of one.
             last = rerun.first + (last - rerun.first) // asked.every * asked.every
-        words += ["--from", format_instant(rerun.first), "--to", format_instant(last)]
-        words += ["--every", f"{int(asked.every.total_seconds())}s"] if asked.every is not None else []
-        words += ["--reprocess", reprocess] if reprocess != "changed" else []
-        words += ["--replace-overlapping"] if rerun.replace_overlapping else []
-        # Omit `--spark` if CAIRN_SPARK says the same: the user's terminal still has this variable.
-        words += ["--spark", self.spark] if self.spark != (Variable.SPARK.given or LOCAL_SPARK) else []
-        return shlex.join(words)
+        return command_line(
+            "run",
+            code=asked.code,
+            root=asked.root,
+            from_=rerun.first,
+            to=last,
+            every=None if asked.every is None else f"{int(asked.every.total_seconds())}s",
+            reprocess=None if reprocess == "changed" else reprocess,
+            replace_overlapping=rerun.replace_overlapping,
+            # The user's terminal still has the variable CAIRN_SPARK.
+            spark=None if self.spark == (Variable.SPARK.given or LOCAL_SPARK) else self.spark,
+        )

@@ -7,7 +7,6 @@ With `--dry-run` each command only prints what it would do.
 from __future__ import annotations
 
 import json
-import shlex
 import uuid
 from contextlib import AbstractContextManager, nullcontext
 from datetime import datetime
@@ -28,6 +27,7 @@ from state_backend.checkpoint.rewind import plan_fork, plan_rewind, rewind
 from state_backend.checkpoint.savepoints import read_savepoint
 from state_backend.checkpoint.trials import check_no_trial
 from state_backend.inspection.checkpoint_names import parse_checkpoint, parse_duration
+from state_backend.values.airflow_commands import command_line
 from state_backend.values.environment import Variable
 from state_backend.values.errors import UsageError
 from state_backend.values.intervals import format_instant, to_ms
@@ -189,18 +189,7 @@ def _rewind(
     coordinator.clean_up()
     text = f"checkpoint {done.id} is now the newest, with the state of checkpoint {plan.target.id}\n{what}"
     if plan.retracts:
-        publish = shlex.join(
-            [
-                "cairn",
-                "publish",
-                "--root",
-                root,
-                "--pipeline",
-                name,
-                "--code",
-                code_of(log),
-            ]
-        )
+        publish = command_line("publish", root=root, pipeline=name, code=code_of(log))
         text += (
             "\nThe next checkpoint calls the sink, which deletes the retracted rows. To call the sink now, run:\n"
             + publish

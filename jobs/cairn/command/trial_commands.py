@@ -6,7 +6,6 @@ deploying run Spark where `--spark` says. Comparing needs no Spark.
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -21,6 +20,7 @@ from cairn.trials.compare_trial import compare_trial, comparison_lines
 from state_backend.checkpoint.trials import find_trial, list_trials, remove_trial
 from state_backend.inspection.compare_runs import describe_comparison
 from state_backend.inspection.describe import describe_trial
+from state_backend.values.airflow_commands import command_line
 from state_backend.values.day_or_instant import first_instant
 from state_backend.values.intervals import format_instant, from_ms
 
@@ -45,7 +45,7 @@ def try_(request: TryCode, spark: Spark = LOCAL_SPARK, as_json: Json = False) ->
     said = carry_out_try(request, Terminal(spark, silent=as_json))
     if as_json:
         return print_json(said)
-    compare = shlex.join(["cairn", "compare", said["name"], "--root", request.root, "--pipeline", said["pipeline"]])
+    compare = command_line("compare", said["name"], root=request.root, pipeline=said["pipeline"])
     typer.echo(f"kept until {said['kept_until']}; the first sweep after that removes the trial")
     typer.echo(f"to see what the trial changes, run:\n{compare}")
     return 0

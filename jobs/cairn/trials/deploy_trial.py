@@ -7,7 +7,6 @@ and production keeps its own results from that interval on.
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -27,6 +26,7 @@ from state_backend.checkpoint.newest_state import newest_state
 from state_backend.checkpoint.rewind import plan_rewind
 from state_backend.checkpoint.trials import check_no_trial, find_trial, intervals_of_trial, root_of_trial
 from state_backend.inspection.compare_logs import Made, made_within
+from state_backend.values.airflow_commands import command_line
 from state_backend.values.errors import CairnError, NotAsTried, UsageError
 from state_backend.values.intervals import format_instant, to_ms
 from state_backend.values.marks import Trial
@@ -221,8 +221,7 @@ def restore_command(log: Log, plan: DeployPlan, root: str) -> str | None:
         plan_rewind(log, plan.back.id)
     except CairnError:
         return None
-    where = f"--root {shlex.quote(root)} --pipeline {plan.trial.pipeline}"
-    return f"cairn restore {where} --checkpoint {plan.back.id} --yes"
+    return command_line("restore", root=root, pipeline=plan.trial.pipeline, checkpoint=plan.back.id, yes=True)
 
 
 def _check_next(spark: SparkSession, pipeline: Pipeline, newest: Record, there: Log) -> None:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import logging
-import shlex
 import time
 import uuid
 from collections.abc import Mapping, Sequence
@@ -48,6 +47,7 @@ from state_backend.checkpoint.trials import (
     root_of_trial,
     trials_url,
 )
+from state_backend.values.airflow_commands import command_line
 from state_backend.values.errors import CairnError, StateUnusable, UsageError
 from state_backend.values.intervals import format_instant, to_ms
 from state_backend.values.marks import Savepoint, Trial, TrialBase
@@ -331,7 +331,7 @@ def _fork(plan: TrialPlan, pipeline: Pipeline, root: str, own: str) -> float:
     if log.head_id:
         raise UsageError(
             f"trial {plan.trial.name!r} can't begin: its folder has results of another trial of this name\nRemove them, and try again:\n"
-            f"cairn trials remove {plan.trial.name} --root {shlex.quote(root)} --pipeline {pipeline.name}"
+            + command_line("trials remove", plan.trial.name, root=root, pipeline=pipeline.name)
         )
     try:
         fork(
