@@ -420,6 +420,8 @@ def test_stopping_with_a_savepoint_loses_no_interval(
         "--folder",
         str(folder),
         "--stop",
+        "--airflow",
+        airflow.client.url,
         "--json",
     ]
     with subprocess.Popen(command, cwd=ROOT, env=airflow.env, stdout=subprocess.PIPE, text=True) as stopping:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Mapping
-from pathlib import Path
 
 import pytest
 
-from cairn.command.stop_dag import AirflowCli, StopPlan, commit_prepared, plan_stop, stopped
+from cairn.command.airflow_rest import AirflowRest
+from cairn.command.stop_dag import StopPlan, commit_prepared, plan_stop, stopped
 from state_backend.formats import paths
-from state_backend.values.errors import CorruptRecord, StorageUnavailable, UsageError
+from state_backend.values.errors import CorruptRecord, StorageUnavailable
 from tests.support.checkpoints import Folder, day, run
 
 Runs = Mapping[str, Mapping[str, str | None]]
@@ -125,63 +123,23 @@ def test_without_runs_nothing_that_lies_prepared_is_looked_at() -> None:
     assert folder.coordinator.log().head_id == 0
 
 
-# --- Airflow's command line ----------------------------------------------------------------------------------------------------
+# --- Airflow's API -------------------------------------------------------------------------------------------------------------
 
 
-def airflow(tmp_path: Path, script: str) -> AirflowCli:
-    program = tmp_path / "airflow"
-    program.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/calls\n{script}\n')
-    program.chmod(0o755)
-    return AirflowCli([os.fspath(program)], timeout_s=20)
+def test_running_tasks_are_read_from_all_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = [f"scheduled__{n}+00:00" for n in range(3)]
+    asked: list[str] = []
 
+    def call(self: AirflowRest, method: str, path: str, body: object = None) -> object:
+        asked.append(path)
+        at = int(path.partition("offset=")[2].partition("&")[0])
+        if "taskInstances" in path:
+            tasks = [{"task_id": "process", "state": "running"}, {"task_id": "checkpoint", "state": None}]
+            return {"task_instances": tasks[at:], "total_entries": 2}
+        assert "state=running" in path
+        return {"dag_runs": [{"dag_run_id": run} for run in runs[at : at + 2]], "total_entries": 3}
 
-def test_answers_are_found_among_warnings(tmp_path: Path) -> None:
-    runs = json.dumps([{"run_id": "scheduled__1"}])
-    tasks = json.dumps([{"task_id": "process", "state": "running"}, {"task_id": "checkpoint", "state": None}])
-    cli = airflow(
-        tmp_path,
-        f"""echo '[warning] a plugin says something'
-case "$2" in
-  details) echo '[{{"is_paused": "True"}}]';;
-  list-runs) echo '{runs}';;
-  states-for-dag-run) echo '{tasks}';;
-esac""",
-    )
-    assert cli.is_paused("d")
-    assert cli.running("d") == {"scheduled__1": {"process": "running", "checkpoint": None}}
-    cli.pause("d", False)
-    calls = (tmp_path / "calls").read_text().splitlines()
-    assert calls == [
-        "dags details d --output json",
-        "dags list-runs d --state running --output json",
-        "tasks states-for-dag-run d scheduled__1 --output json",
-        "dags unpause d --yes",
-    ]
-
-
-@pytest.mark.parametrize(
-    ("script", "error", "says"),
-    [
-        ("echo \"DAG: d does not exist in 'dag' table\" >&2; exit 1", UsageError, "Check --dag"),
-        ("echo 'no such table: dag' >&2; exit 1", StorageUnavailable, "no such table"),
-        ("echo 'no json'", StorageUnavailable, "printed no JSON"),
-    ],
-)
-def test_what_airflow_refuses(tmp_path: Path, script: str, error: type[Exception], says: str) -> None:
-    with pytest.raises(error, match=says):
-        airflow(tmp_path, script).is_paused("d")
-
-
-def test_without_airflow() -> None:
-    with pytest.raises(UsageError, match="--stop needs Airflow's command line"):
-        AirflowCli(["/nowhere/airflow"]).is_paused("d")
-
-
-def test_an_airflow_that_hangs_is_not_waited_for_for_ever(tmp_path: Path) -> None:
-    cli = airflow(tmp_path, "exec sleep 60")
-    hasty = AirflowCli(cli._command, timeout_s=0.2)
-    with pytest.raises(
-        StorageUnavailable,
-        match="airflow dags details d --output json did not end within 0 s; check that Airflow works, then try again",
-    ):
-        hasty.is_paused("d")
+    monkeypatch.setattr(AirflowRest, "call", call)
+    found = AirflowRest("http://127.0.0.1:1").running("d")
+    assert found == {run: {"process": "running", "checkpoint": None} for run in runs}
+    assert "/dagRuns/scheduled__0%2B00%3A00/taskInstances" in asked[2]

@@ -135,6 +135,31 @@ class AirflowRest:
             zone = self.call("GET", f"/api/v2/dags/{dag_id}/details")["timezone"]
         return zone_of(zone or "UTC")
 
+    # --- runs ---------------------------------------------------------------------------------------------------------
+
+    def is_paused(self, dag_id: str) -> bool:
+        """Return True if the DAG is paused."""
+        return bool(self.call("GET", f"/api/v2/dags/{dag_id}")["is_paused"])
+
+    def running(self, dag_id: str) -> dict[str, dict[str, str | None]]:
+        """Return Airflow's state of each task, by task id, of each running DAG run."""
+        runs = self._rows(f"/api/v2/dags/{dag_id}/dagRuns", "dag_runs", state="running", order_by="logical_date")
+        found = {}
+        for run_id in (run["dag_run_id"] for run in runs):
+            path = f"/api/v2/dags/{dag_id}/dagRuns/{urllib.parse.quote(run_id)}/taskInstances"
+            found[run_id] = {task["task_id"]: task["state"] for task in self._rows(path, "task_instances")}
+        return found
+
+    def _rows(self, path: str, name: str, **wanted: Any) -> list[dict[str, Any]]:
+        """Return all rows of a list that Airflow answers in pages."""
+        rows: list[dict[str, Any]] = []
+        while True:
+            asked = urllib.parse.urlencode({"limit": 100, "offset": len(rows), **wanted}, doseq=True)
+            answer = self.call("GET", f"{path}?{asked}")
+            rows += answer[name]
+            if not answer[name] or len(rows) >= answer["total_entries"]:
+                return rows
+
     # --- backfills ----------------------------------------------------------------------------------------------------
 
     def pause(self, dag_id: str, paused: bool) -> None:
@@ -153,15 +178,9 @@ class AirflowRest:
 
     def runs_between(self, of: type[R], dag_id: str, first: str, last: str, states: Sequence[str] = ()) -> list[R]:
         """Return the runs whose logical dates lie between `first` and `last`, both included."""
-        runs: list[R] = []
-        wanted = {"logical_date_gte": first, "logical_date_lte": last, "state": states}
-        dates = urllib.parse.urlencode(wanted, doseq=True)
-        while True:
-            page = f"limit=100&offset={len(runs)}&order_by=logical_date&{dates}"
-            answer = self.call("GET", f"/api/v2/dags/{dag_id}/dagRuns?{page}")
-            runs += [read_run(of, run) for run in answer["dag_runs"]]
-            if not answer["dag_runs"] or len(runs) >= answer["total_entries"]:
-                return runs
+        wanted = {"logical_date_gte": first, "logical_date_lte": last, "state": states, "order_by": "logical_date"}
+        rows = self._rows(f"/api/v2/dags/{dag_id}/dagRuns", "dag_runs", **wanted)
+        return [read_run(of, run) for run in rows]
 
     def create_backfill(
         self,

@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from cairn.command.airflow_rest import AirflowRest
+from cairn.command.options import Airflow, Json
 from state_backend.adapters.open_storage import join_url, open_storage
 from state_backend.checkpoint.log import read_log
 from state_backend.inspection.checkpoint_names import parse_duration
@@ -53,10 +54,8 @@ def backfill(
     pipeline: Annotated[
         str | None, typer.Option(help="With --root: name of the pipeline; left out: the id of the DAG.")
     ] = None,
-    airflow: Annotated[
-        str, typer.Option(envvar=Variable.AIRFLOW, help="Address of Airflow. CAIRN_AIRFLOW_TOKEN may hold a token.")
-    ] = Variable.AIRFLOW.default,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON value instead of text.")] = False,
+    airflow: Airflow = Variable.AIRFLOW.default,
+    as_json: Json = False,
 ) -> int:
     """Run a DAG's intervals again, in order: create Airflow's backfill, and check that it has all of its runs."""
     rest = AirflowRest(airflow)

@@ -14,6 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
+from cairn.command.options import DryRun, Json, Pipeline, Root
 from cairn.operations.forget_keys import ForgetOptions, Forgot, newest_content, plan_forget
 from cairn.operations.forget_keys import forget as forget_keys
 from state_backend.adapters.open_storage import join_url, open_storage
@@ -24,7 +25,6 @@ from state_backend.formats.json_keys import encode_json_key
 from state_backend.formats.types import parse_struct
 from state_backend.inspection.places_of_keys import Left, Place, places_of
 from state_backend.state.layout import TIMERS_NAME
-from state_backend.values.environment import Variable
 from state_backend.values.errors import UsageError
 
 _SALT_BYTES = 16
@@ -38,8 +38,8 @@ class OnRerun(StrEnum):
 
 
 def forget(
-    root: Annotated[str, typer.Option(envvar=Variable.ROOT, help="URL of the folder that holds all pipelines.")],
-    pipeline: Annotated[str, typer.Option(envvar=Variable.PIPELINE, help="Name of the pipeline.")],
+    root: Root,
+    pipeline: Pipeline,
     key: Annotated[list[str], typer.Option(help='Key to remove, as JSON: \'{"user": "u1"}\'; may be repeated.')],
     on_rerun: Annotated[
         OnRerun, typer.Option(help="An interval that would bring the key back: refuse it, or filter the key out of it.")
@@ -51,8 +51,8 @@ def forget(
         bool, typer.Option("--rewrite-output", help="Also rewrite files of output and late rows that contain the key.")
     ] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Agree to remove the key; it can't be brought back.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be done; do nothing.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON value instead of text.")] = False,
+    dry_run: DryRun = False,
+    as_json: Json = False,
 ) -> int:
     """Remove keys from all states and timers, and list the places that may still hold them."""
     check_no_trial(root, "forget")

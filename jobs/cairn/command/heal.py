@@ -14,7 +14,7 @@ import typer
 from cairn.command.airflow_rest import AirflowRest
 from cairn.command.heal_in_airflow import InAirflow
 from cairn.command.open_spark import open_spark
-from cairn.command.options import LOCAL_SPARK
+from cairn.command.options import LOCAL_SPARK, Airflow, Json, Pipeline
 from cairn.command.progress import Stopped
 from cairn.command.repair_command import ran_here
 from cairn.operations.doubtful_reads import doubtful_results, refuse_doubtful
@@ -74,7 +74,7 @@ def heal(
             envvar=Variable.ROOT, help="URL of the folder that holds all pipelines, as in file:///data/state."
         ),
     ],
-    pipeline: Annotated[str, typer.Option(envvar=Variable.PIPELINE, help="Name of the pipeline.")],
+    pipeline: Pipeline,
     to: Annotated[
         str,
         typer.Option(
@@ -100,16 +100,14 @@ def heal(
         str,
         typer.Option(envvar=Variable.SPARK, help="With --local: URL of Spark: sc://host:port, local[2], spark://..."),
     ] = LOCAL_SPARK,
-    airflow: Annotated[
-        str, typer.Option(envvar=Variable.AIRFLOW, help="Address of Airflow. CAIRN_AIRFLOW_TOKEN may hold a token.")
-    ] = Variable.AIRFLOW.default,
+    airflow: Airflow = Variable.AIRFLOW.default,
     doubtful_until: Annotated[
         int | None,
         typer.Option(
             help="Quarantine first, up to this checkpoint, each result that a retry or a re-run made: it may have old input."
         ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON value instead of text.")] = False,
+    as_json: Json = False,
 ) -> int:
     """Run every stale, failed, quarantined and missing interval up to a date, in order.
 

@@ -41,6 +41,9 @@ Code = Annotated[str, typer.Option(envvar=Variable.CODE, help="module:NAME of th
 LOCAL_SPARK = Variable.SPARK.default
 Spark = Annotated[str, typer.Option(envvar=Variable.SPARK, help="URL of Spark: sc://host:port, local[2], spark://...")]
 Dag = Annotated[str | None, typer.Option(help="Id of the pipeline's DAG; left out: the pipeline's name.")]
+Airflow = Annotated[
+    str, typer.Option(envvar=Variable.AIRFLOW, help="Address of Airflow. CAIRN_AIRFLOW_TOKEN may hold a token.")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON value instead of text.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would be done; do nothing.")]
 

@@ -14,10 +14,11 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from cairn.command.options import LOCAL_SPARK, Dag, DryRun, Json, Root, Spark
+from cairn.command.airflow_rest import AirflowRest, explained
+from cairn.command.options import LOCAL_SPARK, Airflow, Dag, DryRun, Json, Root, Spark
 from cairn.command.printing import print_json
 from cairn.command.repair_command import code_of, repair_command
-from cairn.command.stop_dag import AirflowCli, commit_prepared, stopped
+from cairn.command.stop_dag import commit_prepared, stopped
 from cairn.command.terminal import Terminal
 from cairn.requests import RestoreSavepoint, TakeSavepoint
 from state_backend.adapters.open_storage import join_url, open_storage
@@ -44,9 +45,10 @@ def savepoint(
     request: TakeSavepoint,
     stop: Annotated[
         bool,
-        typer.Option("--stop", help="First pause the pipeline's DAG, and leave it paused; needs the airflow command."),
+        typer.Option("--stop", help="First pause the pipeline's DAG, and leave it paused."),
     ] = False,
     dag: Dag = None,
+    airflow: Airflow = Variable.AIRFLOW.default,
     timeout: Annotated[str, typer.Option(help="How long --stop waits for running tasks: 90s, 30m.")] = "30m",
     spark: Spark = LOCAL_SPARK,
     dry_run: DryRun = False,
@@ -76,8 +78,8 @@ def savepoint(
         )
     at_rest: AbstractContextManager[tuple[str, ...]] = nullcontext(())
     if stop:
-        at_rest = stopped(AirflowCli(), dag, timeout_s=timeout_s)
-    with at_rest as runs:
+        at_rest = stopped(AirflowRest(airflow), dag, timeout_s=timeout_s)
+    with explained(airflow, dag) if stop else nullcontext(), at_rest as runs:
         committed = commit_prepared(coordinator, runs)
         said = carry_out_savepoint(request, place)
     if as_json:

@@ -1,4 +1,4 @@
-"""Stop a pipeline's DAG from outside Airflow, through Airflow's command line in a child process.
+"""Stop a pipeline's DAG from outside Airflow.
 
 Airflow starts no task of a paused DAG, not even a task of a running DAG run. So an interval whose `process` task has
 ended waits for its `checkpoint` task until the DAG is unpaused. Therefore `stopped` and its caller
@@ -13,20 +13,15 @@ If a step fails, `stopped` unpauses the DAG again, except if the DAG was paused 
 
 from __future__ import annotations
 
-import json
 import logging
-import shutil
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from state_backend.checkpoint.coordinator import Coordinator
-from state_backend.values.errors import CairnError, StorageUnavailable, UsageError
+from state_backend.values.errors import StorageUnavailable
 from state_backend.values.records import Prepared
 
 log = logging.getLogger("cairn")
@@ -137,82 +132,3 @@ def _is_refused(coordinator: Coordinator, attempt: str) -> bool:
 
 def _order(prepared: Prepared) -> tuple[int, int, int]:
     return prepared.content.run.clear_number, prepared.content.run.try_number, prepared.h0
-
-
-class AirflowCli:
-    """Access to Airflow through its command line, which reads and writes Airflow's database.
-
-    It needs the scheduler's environment, but no token and no API server. Each call takes some seconds.
-    """
-
-    def __init__(self, command: Sequence[str] | None = None, *, timeout_s: float = 120.0) -> None:
-        self._command = list(command) if command is not None else [_airflow()]
-        self._timeout_s = timeout_s
-
-    def is_paused(self, dag_id: str) -> bool:
-        """Return True if the DAG is paused."""
-        (details,) = self._rows("dags", "details", dag_id)
-        return str(details["is_paused"]) == "True"
-
-    def pause(self, dag_id: str, paused: bool) -> None:
-        """Pause or unpause the DAG."""
-        self._run("dags", "pause" if paused else "unpause", dag_id, "--yes")
-
-    def running(self, dag_id: str) -> dict[str, dict[str, str | None]]:
-        """Return the tasks of each running DAG run.
-
-        Airflow's command line is called once, and once more for each run. Each call takes some seconds.
-        """
-        runs = self._rows("dags", "list-runs", dag_id, "--state", "running")
-        return {run["run_id"]: self._tasks(dag_id, run["run_id"]) for run in runs}
-
-    def _tasks(self, dag_id: str, run_id: str) -> dict[str, str | None]:
-        rows = self._rows("tasks", "states-for-dag-run", dag_id, run_id)
-        return {row["task_id"]: row["state"] or None for row in rows}
-
-    def _rows(self, *arguments: str) -> list[dict[str, Any]]:
-        said = self._run(*arguments, "--output", "json")
-        # Airflow may print warnings on stdout before the JSON. So the last line that is JSON counts.
-        for line in reversed(said.splitlines()):
-            if line.startswith("["):
-                try:
-                    rows: list[dict[str, Any]] = json.loads(line)
-                except ValueError:
-                    continue
-                return rows
-        raise StorageUnavailable(f"airflow {' '.join(arguments)} printed no JSON; try again: {said.strip()[-500:]!r}")
-
-    def _run(self, *arguments: str) -> str:
-        what = f"airflow {' '.join(arguments)}"
-        try:
-            done = subprocess.run(
-                [*self._command, *arguments],
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                timeout=self._timeout_s,
-                check=False,
-            )
-        except OSError as error:
-            raise UsageError(f"can't run {self._command[0]!r}: {error}; --stop needs Airflow's command line") from error
-        except subprocess.TimeoutExpired as error:
-            raise StorageUnavailable(
-                f"{what} did not end within {self._timeout_s:.0f} s; check that Airflow works, then try again"
-            ) from error
-        if done.returncode:
-            raise self._refused(what, done.stdout, done.stderr)
-        return done.stdout
-
-    def _refused(self, what: str, *said: str) -> CairnError:
-        text = " ".join(said).strip()
-        lines = text.splitlines() or [""]
-        if "does not exist" in text:
-            return UsageError(f"{what}: {lines[-1]}\nCheck --dag (the id of the pipeline's DAG) and AIRFLOW_HOME")
-        return StorageUnavailable(
-            f"{what} failed: {lines[-1]}\nCheck that AIRFLOW_HOME is the folder of the running Airflow"
-        )
-
-
-def _airflow() -> str:
-    beside = Path(sys.executable).with_name("airflow")
-    return str(beside) if beside.exists() else shutil.which("airflow") or "airflow"
