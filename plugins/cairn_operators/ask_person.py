@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from datetime import timedelta
+from typing import Any, NoReturn
+
+from airflow.sdk.exceptions import AirflowFailException, TaskAwaitingInput
 
 APPROVE, REJECT = "Approve", "Reject"
 
 
-def ask_person(context: Any, subject: str, text: str) -> None:
-    """Ask a person to approve or reject. The calling operator then defers its task until the answer."""
+def ask_person(
+    task: Any, context: Any, subject: str, text: str, asked: dict[str, Any], timeout: timedelta | None
+) -> NoReturn:
+    """Ask a person to approve or reject, and let the task wait. Airflow calls its `after_answer` with `asked`."""
     from airflow.sdk.execution_time.hitl import upsert_hitl_detail
 
     upsert_hitl_detail(
@@ -19,6 +24,18 @@ def ask_person(context: Any, subject: str, text: str) -> None:
         body=as_markdown(text),
         params={},  # Airflow's API refuses None here.
     )
+    task.log.info("waiting, without a worker slot, for a person to answer under Required Actions in the UI")
+    raise TaskAwaitingInput(method_name="after_answer", kwargs=asked, timeout=timeout)
+
+
+def check_approved(event: dict[str, Any], what: str, done: str) -> str:
+    """Return the name of the person who has approved `what`. Raise `AirflowFailException` if nobody has."""
+    if "error" in event:
+        raise AirflowFailException(f"no person has answered: {event.get('error_type')}; nothing is {done}")
+    who = str((event.get("responded_by_user") or {}).get("name", "somebody"))
+    if event["chosen_options"] != [APPROVE]:
+        raise AirflowFailException(f"{who} has rejected the {what}; nothing is {done}")
+    return who
 
 
 def as_markdown(text: str) -> str:

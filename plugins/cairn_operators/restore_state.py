@@ -6,12 +6,12 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from airflow.sdk import DAG, Param
-from airflow.sdk.exceptions import AirflowFailException, TaskAwaitingInput
+from airflow.sdk.exceptions import AirflowFailException
 
-from cairn_operators.ask_person import APPROVE, ask_person
+from cairn_operators.ask_person import ask_person, check_approved
 from cairn_operators.check_dag_arguments import check_pipeline_and_root
 from cairn_operators.driver_operator import DriverOperator
 from cairn_operators.failures import failure_of
@@ -179,11 +179,7 @@ class RestoreStateOperator(DriverOperator):
             AirflowFailException: The person rejected, did not answer in time, or was not asked about all discarded
                 checkpoints; or the target is refused.
         """
-        if "error" in event:
-            raise AirflowFailException(f"no person has answered: {event.get('error_type')}; nothing is restored")
-        who = (event.get("responded_by_user") or {}).get("name", "somebody")
-        if event["chosen_options"] != [APPROVE]:
-            raise AirflowFailException(f"{who} has rejected the restore; nothing is restored")
+        who = check_approved(event, "restore", "restored")
         self.log.info("%s has agreed to discard checkpoints: %s", who, ", ".join(map(str, agreed)) or "none")
         if (store := context.get("task_state_store")) is not None:
             store.set(self._agreed_key(context), agreed)  # A retry reads this and does not ask again.
@@ -246,15 +242,11 @@ class RestoreStateOperator(DriverOperator):
             text += f" This discards {len(discards)} checkpoint(s): {', '.join(map(str, sorted(discards)))}."
         return Restoration(kind="savepoint", checkpoint=None, discards=discards, text=text)
 
-    def _ask(self, context: Any, plan: Restoration) -> None:
+    def _ask(self, context: Any, plan: Restoration) -> NoReturn:
         question = f"{self.pipeline_name}: discard {len(plan.discards)} newer checkpoint(s)"
         if plan.retracts:
             question += f", and delete the output of {len(plan.retracts)} interval(s)"
-        ask_person(context, f"{question}?", plan.text)
-        self.log.info("waiting, without a worker slot, for a person to answer under Required Actions in the UI")
-        raise TaskAwaitingInput(
-            method_name="after_answer", kwargs={"agreed": sorted(plan.discards)}, timeout=self.response_timeout
-        )
+        ask_person(self, context, f"{question}?", plan.text, {"agreed": sorted(plan.discards)}, self.response_timeout)
 
     # --- doing it --------------------------------------------------------------------------------------------------------------
 
@@ -342,21 +334,19 @@ def _coordinator_of(root: str, name: str) -> Coordinator:
 
 def parse_target(text: str) -> int | str | datetime:
     """Parse the target of a restore."""
+    from state_backend.inspection.checkpoint_names import parse_checkpoint
+    from state_backend.values.errors import UsageError
+
     text = text.strip()
     if text == "latest" or "://" in text or text.startswith("/"):
         return text
-    if text.isdigit():
-        return int(text)
     try:
-        instant = datetime.fromisoformat(text)
-    except ValueError:
-        instant = None
-    if instant is None or instant.tzinfo is None:
+        return parse_checkpoint(text)
+    except UsageError:
         raise AirflowFailException(
             f"target is {text!r}; expected a checkpoint's id, an interval's end like 2013-01-02T00:00:00+00:00, 'latest', or the "
             "folder of a savepoint (a URL or an absolute path)"
-        )
-    return instant
+        ) from None
 
 
 def restore_pipeline(

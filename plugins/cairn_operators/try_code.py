@@ -7,9 +7,9 @@ from datetime import timedelta
 from typing import Any
 
 from airflow.sdk import DAG, AssetAlias, Param, XComArg
-from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException, TaskAwaitingInput
+from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
-from cairn_operators.ask_person import APPROVE, ask_person
+from cairn_operators.ask_person import ask_person, check_approved
 from cairn_operators.backfill import day_or_instant, tell_asset
 from cairn_operators.check_dag_arguments import check_pipeline_and_root
 from cairn_operators.driver_operator import DriverOperator
@@ -176,10 +176,10 @@ class DeployTrialOperator(DriverOperator):
         store = context.get("task_state_store")
         if store is not None and store.get(self._agreed_key(context)) == self._question():
             return self._deploy(context)
-        self._ask(context)
-        raise TaskAwaitingInput(
-            method_name="after_answer", kwargs={"asked": self._question()}, timeout=self.response_timeout
-        )
+        past = self.how == DEPLOY[1]
+        what = "and run its intervals again in production" if past else "from the next interval on"
+        question = f"{self.pipeline_name}: deploy trial {self.trial}, {what}?"
+        ask_person(self, context, question, self.comparison, {"asked": self._question()}, self.response_timeout)
 
     def after_answer(self, context: Any, event: dict[str, Any], asked: str) -> dict[str, Any]:
         """Deploy the trial after a person has answered. Airflow calls this method.
@@ -197,21 +197,11 @@ class DeployTrialOperator(DriverOperator):
             AirflowException: Storage, Spark or user code failed, and a retry may help.
             AirflowFailException: The person rejected or did not answer in time, or a retry can't help.
         """
-        if "error" in event:
-            raise AirflowFailException(f"no person has answered: {event.get('error_type')}; nothing is deployed")
-        who = (event.get("responded_by_user") or {}).get("name", "somebody")
-        if event["chosen_options"] != [APPROVE]:
-            raise AirflowFailException(f"{who} has rejected the deployment; nothing is deployed")
+        who = check_approved(event, "deployment", "deployed")
         self.log.info("%s has agreed to deploy trial %s", who, self.trial)
         if (store := context.get("task_state_store")) is not None:
             store.set(self._agreed_key(context), asked)  # A retry reads this and does not ask again.
         return self._deploy(context)
-
-    def _ask(self, context: Any) -> None:
-        past = self.how == DEPLOY[1]
-        what = "and run its intervals again in production" if past else "from the next interval on"
-        ask_person(context, f"{self.pipeline_name}: deploy trial {self.trial}, {what}?", self.comparison)
-        self.log.info("waiting, without a worker slot, for a person to answer under Required Actions in the UI")
 
     def _deploy(self, context: Any) -> dict[str, Any]:
         from cairn.requests import DeployTrial
