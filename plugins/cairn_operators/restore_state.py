@@ -334,19 +334,21 @@ def _coordinator_of(root: str, name: str) -> Coordinator:
 
 def parse_target(text: str) -> int | str | datetime:
     """Parse the target of a restore."""
-    from state_backend.inspection.checkpoint_names import parse_checkpoint
-    from state_backend.values.errors import UsageError
-
     text = text.strip()
     if text == "latest" or "://" in text or text.startswith("/"):
         return text
+    if text.isdigit():
+        return int(text)
     try:
-        return parse_checkpoint(text)
-    except UsageError:
+        instant = datetime.fromisoformat(text)
+    except ValueError:
+        instant = None
+    if instant is None or instant.tzinfo is None:
         raise AirflowFailException(
             f"target is {text!r}; expected a checkpoint's id, an interval's end like 2013-01-02T00:00:00+00:00, 'latest', or the "
             "folder of a savepoint (a URL or an absolute path)"
-        ) from None
+        )
+    return instant
 
 
 def restore_pipeline(

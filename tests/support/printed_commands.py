@@ -131,6 +131,8 @@ def _strings(tree: ast.Module) -> Iterator[str]:
                 if not any("typer" in ast.dump(a) for a in arguments.args):
                     inner.add(id(text))
     for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "command_line":
+            yield _built(node)
         if isinstance(node, ast.JoinedStr | ast.List) and id(node) not in inner:
             parts = node.values if isinstance(node, ast.JoinedStr) else node.elts
             inner.update(map(id, parts))
@@ -138,3 +140,14 @@ def _strings(tree: ast.Module) -> Iterator[str]:
             yield ("" if isinstance(node, ast.JoinedStr) else " ").join(texts)
         elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in inner:
             yield node.value
+
+
+def _built(call: ast.Call) -> str:
+    """The command that `command_line` builds, with all of its options; `**` of a dict counts as none."""
+    words = ["cairn", *(str(a.value) if isinstance(a, ast.Constant) else "…" for a in call.args)]
+    for one in call.keywords:
+        if one.arg is not None:
+            words.append(f"--{one.arg.rstrip('_').replace('_', '-')}")
+            if not (isinstance(one.value, ast.Constant) and one.value.value is True):
+                words.append("…")
+    return " ".join(words)

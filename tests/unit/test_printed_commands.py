@@ -53,7 +53,9 @@ BENCHMARK = "not run: minutes, and it measures; its options are parsed here"
 # A test whose text has every word of the command; "as printed" behind it: the test reads the command from what was said.
 # "not run" has a reason.
 RUN = {
-    "cairn run --code … --root …": "tests/integration/test_calendars.py::"
+    "cairn run --code … --root … --from … --every … --replace-overlapping …": "tests/integration/test_calendars.py::"
+    "test_after_a_change_of_the_schedule_the_printed_command_closes_the_gap as printed",
+    "cairn run --code … --root … --from … --to … --every … --reprocess … --replace-overlapping … --spark …": "tests/integration/test_calendars.py::"
     "test_after_a_change_of_the_schedule_the_printed_command_closes_the_gap as printed",
     "cairn backfill --dag … --from START --to END": "not run as it stands: START and END are the reader's; "
     "tests/integration/test_calendars.py::play runs the like",
@@ -85,6 +87,8 @@ RUN = {
     "cairn backfill": AIRFLOW + "test_backfills_in_numbers_are_whole_while_the_scheduler_runs",
     "cairn backfill --dag … --from … --to …": AIRFLOW
     + "test_the_command_that_replaces_output_of_another_cut_does_so as printed",
+    "cairn backfill --dag … --from … --to … --replace-overlapping … --airflow …": AIRFLOW
+    + "test_the_command_that_replaces_output_of_another_cut_does_so as printed",
     "cairn heal": "tests/support/heal_histories.py::heal as printed",
     "cairn heal --dry-run --to DATE": "tests/unit/test_heal_command.py::"
     "test_it_runs_what_is_stale_and_missing_and_then_has_nothing_to_do as printed",
@@ -92,11 +96,11 @@ RUN = {
     "tests/unit/test_heal_command.py::test_results_of_a_re_run_are_doubted_once runs the like",
     "cairn heal --to DATE": "tests/unit/test_heal_command.py::"
     "test_it_stops_at_a_run_that_fails_and_the_printed_command_goes_on as printed",
-    "cairn heal --root … --pipeline … --to …": AIRFLOW
+    "cairn heal --root … --pipeline … --to … --code … --dag … --airflow …": AIRFLOW
     + "test_a_cleared_day_with_another_result_makes_tomorrow_wait_with_the_command as printed",
-    "cairn heal --local --code … --root … --pipeline …": "tests/integration/test_run_intervals.py::"
+    "cairn heal --local --code … --root … --pipeline … --to … --every … --spark …": "tests/integration/test_run_intervals.py::"
     "test_heal_runs_here_what_is_missing_and_stale",
-    "cairn run --code … --root … --from … --to …": "tests/unit/test_heal_command.py::"
+    "cairn run --code … --root … --from … --to … --reprocess … --replace-overlapping": "tests/unit/test_heal_command.py::"
     "test_without_airflow_overlapping_output_is_replaced_by_cairn_run as printed",
     "cairn heal --to 2013-01-06": "not run: needs Airflow, where tests/integration/test_heal.py runs it over random histories",
     "cairn heal …": "not run: the name of the Spark application",
@@ -117,6 +121,8 @@ RUN = {
     "test_the_first_pipeline_in_airflow as printed",
     "cairn list --json": CLI + "test_list_says_where_every_checkpoint_stands",
     "cairn status --root … --pipeline …": "tests/unit/test_pipelines_command.py::"
+    "test_pipelines_with_problems_come_first_and_the_printed_command_works as printed",
+    "cairn status --root … --pipeline … …": "tests/unit/test_pipelines_command.py::"
     "test_pipelines_with_problems_come_first_and_the_printed_command_works as printed",
     "cairn get N24211": HERE + "test_the_examples_of_the_page_of_commands as printed",
     "cairn replay ann 2024-01-02 --code pipelines.accounts:ACCOUNTS": TRYING,
@@ -156,7 +162,7 @@ RUN = {
     "cairn compare": TRYING,
     "cairn deploy": TRYING,
     "cairn try": TRYING,
-    "cairn restore … --checkpoint … --yes": TRYING,
+    "cairn restore --root … --pipeline … --checkpoint … --yes": TRYING,
     "cairn try --code … --from … --to …": "not run: needs Spark and changed code; docs/trying.md runs the like",
     "cairn export": HERE + "test_what_docs_show_of_a_pipeline",
     "cairn export --to /tmp/tables --state history --jobs 2": HERE + "test_what_docs_show_of_a_pipeline",
@@ -184,7 +190,8 @@ RUN = {
     "cairn restore --checkpoint 3 --retract-output --dry-run": CLI + "test_going_back_can_retract_the_output_of_later_intervals",
     "cairn restore --checkpoint 3 --retract-output --yes": CLI + "test_going_back_can_retract_the_output_of_later_intervals",
     "cairn restore --retract-output": CLI + "test_going_back_can_retract_the_output_of_later_intervals",
-    "cairn publish --root … --pipeline …": CLI + "test_what_a_failing_sink_prints_publishes_or_gives_up as printed",
+    "cairn publish --code … --retry …": CLI + "test_what_a_failing_sink_prints_publishes_or_gives_up as printed",
+    "cairn publish --skip …": CLI + "test_what_a_failing_sink_prints_publishes_or_gives_up as printed",
     "cairn restore": CLI + "test_going_back_says_what_it_discards_and_waits_for_a_yes",
     "cairn restore --checkpoint ID --dry-run": ERRORS,
     "cairn restore --claim": "tests/integration/test_savepoints.py::test_the_command_line_takes_and_restores",
