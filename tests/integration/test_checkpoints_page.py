@@ -231,18 +231,10 @@ def test_a_phone_and_a_keyboard_are_enough(airflow: ShownAirflow, vera: Chrome) 
     assert vera.switch_to.active_element.text == "Skip to the content"
 
 
-def test_what_differs_in_a_trial_is_a_click_away(airflow: ShownAirflow, chrome: Chrome) -> None:
+def test_a_trial_is_shown_with_the_commands_that_compare_it(airflow: ShownAirflow, chrome: Chrome) -> None:
     log_in(airflow, chrome, "ada")
     chrome.get(f"{airflow.url}/cairn/checkpoints/p/{key_of(airflow, 'counting')}/trials/more")
-    wait_for(lambda: chrome.find_elements(By.LINK_TEXT, "rows and entries"))[-1].click()
-    # It is read by a process of its own, and the page asks again until that has ended.
-    wait_for(lambda: "State total: 2 changed" in said(chrome) and "Timers: 2 changed" in said(chrome), 60)
-    chrome.find_element(By.NAME, "by").send_keys("user, kind")
-    chrome.find_element(By.XPATH, "//button[text()='Compare']").click()
-    wait_for(lambda: "by=user" in chrome.current_url and "State seen_at: 2 added" in said(chrome), 60)
-    assert "--match user --match kind" in said(chrome)
-    if folder := os.environ.get("CAIRN_SCREENSHOTS"):
-        save_picture(chrome, Path(folder) / "checkpoints-trial-rows-light.png")
+    wait_for(lambda: "cairn compare more --root" in said(chrome) and "--interval 2024-" in said(chrome))
     try:
         chrome.set_window_size(500, 900)
         widths = chrome.execute_script("return [document.documentElement.scrollWidth, window.innerWidth]")
@@ -263,22 +255,13 @@ def test_a_refused_user_sees_nothing_of_the_pipeline(airflow: ShownAirflow, chro
     assert airflow.get(f"/cairn/checkpoints/run/secret/{RUN}", "nils")[0] == 403
 
 
-def test_a_key_is_looked_up_by_those_who_may_read_the_dag(airflow: ShownAirflow, vera: Chrome) -> None:
-    counting, secret = (f"/cairn/checkpoints/p/{key_of(airflow, name)}/checkpoint" for name in ("counting", "secret"))
-    vera.get(f"{airflow.url}{counting}/3")
-    field = vera.find_element(By.NAME, "key")
-    field.send_keys("ann")
-    field.submit()
-    wait_for(lambda: "State of" in said(vera))
-    assert '{"user": "ann"}' in said(vera) and "checkpoint 3 [" in said(vera) and "cairn replay" in said(vera)
-    assert "ann" not in vera.current_url
-    for user, status in (("vera", 200), ("nils", 404), (None, 401)):
-        assert airflow.get(f"{secret}/1/key", user, {"key": "ann"})[0] == status
-        assert airflow.get(f"{secret}/1/key", user)[0] != 200
-    status, page = airflow.get(f"{counting}/3/key", "nils", {"key": "nobody-4711"})
-    assert status == 200 and "The checkpoint has no state of this key." in page
-    # The server's log has the paths of the requests, without the keys.
-    assert "checkpoint/3/key" in airflow.log.read_text() and "nobody-4711" not in airflow.log.read_text()
+def test_the_page_of_a_checkpoint_prints_the_commands_that_look_up_a_key(airflow: ShownAirflow, vera: Chrome) -> None:
+    page = f"/cairn/checkpoints/p/{key_of(airflow, 'counting')}/checkpoint/3"
+    vera.get(f"{airflow.url}{page}")
+    assert "cairn get KEY 3 --root" in said(vera) and "cairn history KEY --root" in said(vera)
+    # It takes no key, and starts no process.
+    assert not vera.find_elements(By.TAG_NAME, "form")
+    assert airflow.get(f"{page}/key", "vera", {"key": "ann"})[0] == 404
 
 
 def test_nobody_reads_data_docs_of_a_dag_that_became_stale(airflow: ShownAirflow) -> None:

@@ -4,9 +4,12 @@ timeline."""
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from airflow.utils.state import DagRunState
+from airflow.utils.types import DagRunType
 
 from cairn_operators.failures import exit_failure
 from cairn_ui.broken_since import Trouble, broken_since, lag_of
@@ -14,7 +17,7 @@ from cairn_ui.run_bars import HIGHEST, LOWEST, bars_of
 from cairn_ui.run_timeline import timeline_of
 from cairn_ui.try_reason import LogLine, reason_of
 from cairn_ui.waiting_dags import WaitingDag, waiting_dags
-from state_backend.values.airflow_runs import DagRun, DagSchedule, TaskTry
+from state_backend.values.airflow_runs import DagRun, DagSchedule, TaskTry, read_run
 from tests.support.checkpoints import day
 
 NOW = day(9).end + timedelta(hours=12)
@@ -46,6 +49,19 @@ def plan(**changes: Any) -> DagSchedule:
 
 def bad(number: int, checkpoint: int, why: Any, by: int | None = None) -> Trouble:
     return Trouble(interval=day(number), why=why, checkpoint=checkpoint, by=by)
+
+
+def test_a_run_is_the_same_from_each_api_of_airflow() -> None:
+    """The REST API gives texts; the execution API and the database give objects, with enums or texts for states."""
+    times = {"logical_date": at(0), "data_interval_start": at(0), "data_interval_end": at(60), "start_date": at(70)}
+    times |= {"queued_at": at(65), "run_after": at(60)}
+    said = {"run_id": "r", "state": "running", "run_type": "backfill", "clear_number": 2, "end_date": None, **times}
+    enums = {"state": DagRunState.RUNNING, "run_type": DagRunType.BACKFILL_JOB}
+    rest = {name: value.isoformat() if isinstance(value, datetime) else value for name, value in said.items()}
+    rest["dag_run_id"] = rest.pop("run_id")
+    found = [read_run(DagRun, one) for one in (rest, SimpleNamespace(**said), SimpleNamespace(**said | enums))]
+    assert found[0] == found[1] == found[2] and found[0].unfinished and found[0].interval is not None
+    assert (found[0].run_id, found[0].run_type, found[0].began, found[0].ended) == ("r", "backfill", at(70), None)
 
 
 HOUR = timedelta(hours=1)
