@@ -7,6 +7,7 @@ of the attempt that no record names; a sweep deletes them later.
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import field, replace
@@ -109,9 +110,9 @@ class ShardAck:
     manifest: ShardManifest | None
     summary: ShardSummary
     durations_us: dict[str, int]
-    pid: int
-    uploaded_bytes: int
-    uploaded_files: int
+    pid: int = field(default_factory=os.getpid)
+    uploaded_bytes: int = 0
+    uploaded_files: int = 0
     downloaded_bytes: int = 0
     cached_bytes: int = 0
     # Difference between the new manifest and the manifest file that the base's record names. The new record then names

@@ -98,13 +98,16 @@ def take_snapshot(
     task: int,
     key_groups: KeyGroupRange,
     key_group_states: tuple[KeyGroupState, ...],
-    opened: Sequence[LocalFile],
-    opened_inline: frozenset[str],
-    full: bool,
     inline_budget_bytes: int,
+    opened: Sequence[LocalFile] = (),
+    opened_inline: frozenset[str] = frozenset(),
+    full: bool = False,
     cache: FileCache | None = None,
 ) -> Snapshot:
-    """Flush the store, link its files into the folder `image`, and upload the files that the base lacks."""
+    """Flush the store, link its files into the folder `image`, and upload the files that the base lacks.
+
+    `opened` and `opened_inline` are the base's files. Without them, or with `full`, all files are uploaded.
+    """
     ssts, small = store.capture(image)
     sizes = {f.name: f.stat().st_size for f in ssts}
     plan = plan_snapshot(sizes, opened, full=full, inline_budget_bytes=inline_budget_bytes)

@@ -15,7 +15,6 @@ again with a new attempt; after the commit it finds the record and does the rema
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
@@ -222,15 +221,7 @@ def _attempt(
                 ack, removed = _rewritten(manifest, content, keys, storage, attempt, engine)
                 entries.update(removed)
             else:
-                ack = ShardAck(
-                    shard=ref.shard,
-                    manifest=None,
-                    summary=summary_of(manifest),
-                    durations_us={},
-                    pid=os.getpid(),
-                    uploaded_bytes=0,
-                    uploaded_files=0,
-                )
+                ack = ShardAck(shard=ref.shard, manifest=None, summary=summary_of(manifest), durations_us={})
             acks.append(ack)
         if options.rewrite_output:
             with work_folder("forget-output") as work:
@@ -394,9 +385,6 @@ def _rewritten(
                 task=0,
                 key_groups=owned,
                 key_group_states=rewritten.key_group_states,
-                opened=(),
-                opened_inline=frozenset(),
-                full=True,
                 inline_budget_bytes=inline_budget_bytes(content.parallelism),
             )
             _, problems = verify_shard(
@@ -412,7 +400,6 @@ def _rewritten(
         manifest=snapshot.manifest,
         summary=summary_of(snapshot.manifest),
         durations_us={},
-        pid=os.getpid(),
         uploaded_bytes=snapshot.uploaded_bytes,
         uploaded_files=snapshot.uploaded_files,
         downloaded_bytes=restored.downloaded_bytes,

@@ -7,17 +7,16 @@ savepoint, which reads every shard anyway.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from dataclasses import replace
 
 import pyarrow as pa
 
-from cairn.shard_jobs.run_on_shards import JobOnContent, StopWatch, rare_garbage_collection
+from cairn.shard_jobs.run_on_shards import JobOnContent, StopWatch, ack_of, rare_garbage_collection
 from state_backend.adapters.open_storage import open_storage
 from state_backend.adapters.rocks import EngineOptions
 from state_backend.adapters.work_folders import work_folder
-from state_backend.checkpoint.prepare_content import ShardAck, digest_of, prepare, summary_of
+from state_backend.checkpoint.prepare_content import ShardAck, digest_of, prepare
 from state_backend.shard.file_cache import damage_of_copies, open_cache
 from state_backend.shard.manifest import needed_manifest
 from state_backend.shard.restore import restore_shard
@@ -70,7 +69,6 @@ class ConsolidationJob(JobOnContent):
                         key_group_states=before.key_group_states,
                         opened=restored.opened,
                         opened_inline=restored.opened_inline,
-                        full=False,
                         inline_budget_bytes=inline_budget_bytes(content.parallelism),
                         cache=cache,
                     )
@@ -84,17 +82,7 @@ class ConsolidationJob(JobOnContent):
                             f"checkpoint {self.checkpoint_id}, shard {shard}: the consolidated state is wrong: {'; '.join(problems[:3])}\n"
                             "Nothing was committed. Validate this checkpoint, and restore an older one if it is damaged"
                         )
-        return ShardAck(
-            shard=shard,
-            manifest=snapshot.manifest if snapshot else None,
-            summary=summary_of(snapshot.manifest if snapshot else before),
-            uploaded_files=snapshot.uploaded_files if snapshot else 0,
-            uploaded_bytes=snapshot.uploaded_bytes if snapshot else 0,
-            downloaded_bytes=restored.downloaded_bytes,
-            cached_bytes=restored.cached_bytes,
-            durations_us=clock.durations_us,
-            pid=os.getpid(),
-        )
+        return ack_of(shard, snapshot, before, clock, restored)
 
     def finish(self, acks: list[ShardAck]) -> None:
         """Write `prepared.json`, if at least one shard was rewritten."""

@@ -13,7 +13,6 @@ and null for a tick.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -21,11 +20,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cairn.shard_jobs.run_on_shards import JobOnContent, StopWatch, rare_garbage_collection
+from cairn.shard_jobs.run_on_shards import JobOnContent, StopWatch, ack_of, rare_garbage_collection
 from state_backend.adapters.open_storage import open_storage
 from state_backend.adapters.rocks import EngineOptions, RocksStore
 from state_backend.adapters.work_folders import work_folder
-from state_backend.checkpoint.prepare_content import ShardAck, prepare, summary_of
+from state_backend.checkpoint.prepare_content import ShardAck, prepare
 from state_backend.formats.spark_hash import key_groups as key_groups_of
 from state_backend.formats.types import parse_struct
 from state_backend.shard.canonical_files import EntryWriter
@@ -75,20 +74,9 @@ class ImportJob(JobOnContent):
                 task=task,
                 key_groups=owned,
                 key_group_states=writer.state.key_group_states(),
-                opened=(),
-                opened_inline=frozenset(),
-                full=True,
                 inline_budget_bytes=inline_budget_bytes(content.parallelism),
             )
-        return ShardAck(
-            shard=shard,
-            manifest=snapshot.manifest,
-            summary=summary_of(snapshot.manifest),
-            uploaded_bytes=snapshot.uploaded_bytes,
-            uploaded_files=snapshot.uploaded_files,
-            durations_us=clock.durations_us,
-            pid=os.getpid(),
-        )
+        return ack_of(shard, snapshot, None, clock)
 
     def _take(self, writer: EntryWriter, reader: StateRows | TimerRows, n: int, rows: pa.Table) -> None:
         held = rows["timers" if n == TIMERS else f"entries_{n}"].combine_chunks()

@@ -9,7 +9,6 @@ run writes under other names, and only the successful run's ack counts.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
@@ -33,14 +32,14 @@ from cairn.runners.output_schema import arrow_schema, struct_of
 from cairn.runners.pandas_frames import OutputFrames, frame_slices, key_values, whole_frames
 from cairn.runners.processor_handle import row_maker
 from cairn.runners.user_code import UserCode
-from cairn.shard_jobs.run_on_shards import JobOnContent, StopWatch, rare_garbage_collection
+from cairn.shard_jobs.run_on_shards import JobOnContent, StopWatch, ack_of, rare_garbage_collection
 from cairn.shipping.ship_processor import ShippedProcessor
 from state_backend.adapters.open_storage import open_storage
 from state_backend.adapters.rocks import EngineOptions
 from state_backend.adapters.work_folders import work_folder
 from state_backend.checkpoint.coordinator import Coordinator
 from state_backend.checkpoint.forgotten_keys import Returning, is_key
-from state_backend.checkpoint.prepare_content import ShardAck, prepare, slowest, summary_of
+from state_backend.checkpoint.prepare_content import ShardAck, prepare, slowest
 from state_backend.formats import paths
 from state_backend.formats.key_codec import KeyCodec
 from state_backend.formats.key_columns import KeyColumns
@@ -210,27 +209,14 @@ class IntervalJob(JobOnContent):
             late_file = computed.late.finish(storage, late_path, late=True)
             if state.changed_bytes or not same_layout or self.mode == "full" or restored.base is None:
                 snapshot = self._snapshot(restored, state, changelog, storage, work, shard, task, owned, clock)
-        manifest = snapshot.manifest if snapshot else restored.base
-        if manifest is None:
-            raise InvariantViolated(f"shard {shard} did not change, and has no manifest in the base")
-        return ShardAck(
-            shard=shard,
-            manifest=snapshot.manifest if snapshot else None,
-            summary=summary_of(manifest),
-            changes=snapshot.changes if snapshot else None,
-            in_segment=snapshot.in_segment if snapshot else None,
+        return replace(
+            ack_of(shard, snapshot, restored.base, clock, restored),
             outputs=tuple(file for file in (output_file, late_file) if file is not None),
             newest_event_us=inputs.newest_event_us,
             input_rows=inputs.input_rows,
             keys_touched=computed.keys,
             changed_bytes=state.changed_bytes,
             mismatches=state.mismatches.as_mapping() if state.mismatches is not None else {},
-            uploaded_bytes=snapshot.uploaded_bytes if snapshot else 0,
-            uploaded_files=snapshot.uploaded_files if snapshot else 0,
-            downloaded_bytes=restored.downloaded_bytes,
-            cached_bytes=restored.cached_bytes,
-            durations_us=clock.durations_us,
-            pid=os.getpid(),
         )
 
     def compute(

@@ -8,7 +8,6 @@ shards must equal the one that the savepoint records.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -85,7 +84,6 @@ class RestoreJob:
             uploaded_bytes=0 if native else manifest.size_bytes,  # Native files are linked, not uploaded.
             uploaded_files=len(manifest.files),
             durations_us=clock.durations_us,
-            pid=os.getpid(),
         )
 
     def _link(self, source: Storage, storage: Storage, shard: int, task: int) -> ShardManifest:
@@ -122,9 +120,6 @@ class RestoreJob:
                 task=task,
                 key_groups=owned,
                 key_group_states=states,
-                opened=(),
-                opened_inline=frozenset(),
-                full=True,
                 inline_budget_bytes=inline_budget_bytes(self.parallelism),
             ).manifest
 

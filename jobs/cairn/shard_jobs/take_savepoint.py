@@ -95,9 +95,6 @@ class SavepointJob(JobOnContent):
             task=task,
             key_groups=manifest.key_groups,
             key_group_states=manifest.key_group_states,
-            opened=(),
-            opened_inline=frozenset(),
-            full=True,
             inline_budget_bytes=0,
         ).manifest
 
