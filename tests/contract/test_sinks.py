@@ -45,7 +45,6 @@ from cairn import Interval, Pipeline, sinks
 from cairn.command.cli import app
 from cairn.errors import SinkFailed, StateUnusable, UsageError
 from cairn.operations.coordinator_of import coordinator_of
-from cairn.sinks.plan_publication import plan_publication
 from cairn.sinks.postgres import wider_type
 from cairn.sinks.table_sink import (
     Owner,
@@ -247,10 +246,10 @@ def run_of(sink: Any, tmp_path: Path) -> PipelineTester:
 def test_the_rows_that_a_call_replaces(
     stored: dict[Interval, int], call: tuple[Interval, int], replaced: set[Interval] | None
 ) -> None:
-    assert plan_publication(stored, *call) == replaced
+    assert Publication(Owner("p", "log"), *call).replaces(stored) == replaced
     # The call for a replaced interval leaves the rows of other intervals to their own calls.
     newer = stored.get(call[0], 0) < call[1]
-    assert plan_publication(stored, *call, is_replaced=True) == ({call[0]} if newer else None)
+    assert Publication(Owner("p", "log"), *call, replaced=True).replaces(stored) == ({call[0]} if newer else None)
 
 
 def test_runs_reruns_and_empty_intervals(sink: TableSink, read: Callable[[], Rows], tmp_path: Path) -> None:

@@ -33,7 +33,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from typing_extensions import override
 
-from cairn.sinks.plan_publication import plan_publication
 from cairn.sinks.table_sink import (
     END,
     START,
@@ -42,6 +41,7 @@ from cairn.sinks.table_sink import (
     Publication,
     TableSink,
     counts_of,
+    foreign_rows,
     library,
     must_store_owner,
     with_type,
@@ -264,7 +264,7 @@ class BigQuerySink(TableSink):
         interval, owner = publication.interval, publication.owner
         stored = self._stored(dataset, owner, interval)
         ids = (stored and stored.ids) or {}
-        replaced = plan_publication(ids, interval, publication.checkpoint_id, is_replaced=publication.replaced)
+        replaced = publication.replaces(ids)
         if replaced is None:
             return
         rows = call.rows
@@ -301,10 +301,7 @@ class BigQuerySink(TableSink):
         stored, there = self._stored(dataset, owner, takes_over=takes_over), self._fields(dataset)
         if stored is None:
             if there and [*dataset.run(f"SELECT 1 FROM {self._sql(dataset)} LIMIT 1")]:
-                raise UsageError(
-                    f"the table {self._text} has rows, but the sink has never written to it, so it deletes none of them\n"
-                    "Name another table, or delete the rows yourself"
-                )
+                raise foreign_rows(self._text)
             return
         changes = [f"TRUNCATE TABLE {self._sql(dataset)}"] if there else []
         changes.append(f"DELETE FROM {self._sql(dataset, self._ids)} WHERE {START} IS NOT NULL")

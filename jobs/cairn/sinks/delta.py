@@ -20,7 +20,6 @@ from typing import Any
 import pyarrow as pa
 from typing_extensions import override
 
-from cairn.sinks.plan_publication import plan_publication
 from cairn.sinks.table_sink import (
     END,
     INSTANT,
@@ -129,7 +128,7 @@ class DeltaSink(TableSink):
                 version = table.transaction_version(_app_id(pipeline, generation, near))
                 if version is not None:
                     stored[near] = version
-        replaced = plan_publication(stored, interval, publication.checkpoint_id, is_replaced=publication.replaced)
+        replaced = publication.replaces(stored)
         if replaced is None:
             return
         new[_app_id(pipeline, generation, interval)] = publication.checkpoint_id

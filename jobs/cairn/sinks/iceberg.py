@@ -24,7 +24,6 @@ from typing import Any
 import pyarrow as pa
 from typing_extensions import override
 
-from cairn.sinks.plan_publication import plan_publication
 from cairn.sinks.table_sink import (
     END,
     NO_ROWS,
@@ -33,6 +32,7 @@ from cairn.sinks.table_sink import (
     Publication,
     TableSink,
     counts_of,
+    foreign_rows,
     library,
     must_store_owner,
     with_type,
@@ -165,7 +165,7 @@ class IcebergSink(TableSink):
         interval, owner, checkpoint_id = publication.interval, publication.owner, publication.checkpoint_id
         table = self._table(catalog, owner)
         stored = {} if table is None else _stored(table)
-        replaced = plan_publication(stored, interval, checkpoint_id, is_replaced=publication.replaced)
+        replaced = publication.replaces(stored)
         if replaced is None:
             return
         made = rows()
@@ -182,10 +182,7 @@ class IcebergSink(TableSink):
         if table is None:
             return
         if _PIPELINE not in table.properties and _has_rows(table, AlwaysTrue()):
-            raise UsageError(
-                f"the table {self._name} has rows, but the sink has never written to it, so it deletes none of them\n"
-                "Name another table, or delete the rows yourself"
-            )
+            raise foreign_rows(self._name)
         removed = [name for name in table.properties if name.startswith(f"{_CHECKPOINT}.")]
         self._write(table, NO_ROWS, AlwaysTrue(), {_PIPELINE: str(owner)}, removed, {_PIPELINE: owner.name})
 

@@ -20,7 +20,6 @@ import pyarrow as pa
 import pyarrow.csv
 from typing_extensions import override
 
-from cairn.sinks.plan_publication import plan_publication
 from cairn.sinks.table_sink import (
     END,
     START,
@@ -30,6 +29,7 @@ from cairn.sinks.table_sink import (
     TableSink,
     as_json,
     counts_of,
+    foreign_rows,
     library,
     must_store_owner,
     nested_text,
@@ -40,6 +40,20 @@ from state_backend.values.intervals import Interval
 _IDS = "cairn_publications"
 # PostgreSQL cuts a longer name off.
 _LONGEST_NAME = LongestName("PostgreSQL", 63, "bytes")
+_TYPES = {
+    pa.bool_(): "boolean",
+    pa.int8(): "smallint",
+    pa.int16(): "smallint",
+    pa.int32(): "integer",
+    pa.int64(): "bigint",
+    pa.float32(): "real",
+    pa.float64(): "double precision",
+    pa.string(): "text",
+    pa.large_string(): "text",
+    pa.binary(): "bytea",
+    pa.large_binary(): "bytea",
+    pa.date32(): "date",
+}
 # From narrow to wide, within each line. Each type holds all values of those before it.
 _WIDER = (
     ("smallint", "integer", "bigint"),
@@ -96,9 +110,7 @@ class PostgresSink(TableSink):
             self._lock(cursor)
             self._create_ids(cursor)
             near = self._stored(cursor, publication.owner, publication.interval)
-            replaced = plan_publication(
-                near, publication.interval, publication.checkpoint_id, is_replaced=publication.replaced
-            )
+            replaced = publication.replaces(near)
             if replaced is None:
                 return
             if self._has_intervals(cursor):
@@ -154,10 +166,7 @@ class PostgresSink(TableSink):
             if not self._columns(cursor):
                 return
             if not deleted and cursor.execute(self._sql("SELECT 1 FROM {table} LIMIT 1")).fetchone():
-                raise UsageError(
-                    f"the table {'.'.join(self._names)} has rows, but the sink has never written to it, so it deletes none of them\n"
-                    "Name another table, or delete the rows yourself"
-                )
+                raise foreign_rows(".".join(self._names))
             cursor.execute(self._sql("DELETE FROM {table}"))
 
     @contextmanager
@@ -274,31 +283,14 @@ class PostgresSink(TableSink):
 def column_type(field: pa.Field) -> str:
     """Return PostgreSQL's type for a column of the output."""
     kind = field.type
-    match kind:
-        case _ if pa.types.is_boolean(kind):
-            return "boolean"
-        case _ if pa.types.is_int8(kind) or pa.types.is_int16(kind):
-            return "smallint"
-        case _ if pa.types.is_int32(kind):
-            return "integer"
-        case _ if pa.types.is_int64(kind):
-            return "bigint"
-        case _ if pa.types.is_float32(kind):
-            return "real"
-        case _ if pa.types.is_float64(kind):
-            return "double precision"
-        case _ if pa.types.is_decimal(kind):
-            return f"numeric({kind.precision},{kind.scale})"
-        case _ if pa.types.is_string(kind) or pa.types.is_large_string(kind):
-            return "text"
-        case _ if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
-            return "bytea"
-        case _ if pa.types.is_date(kind):
-            return "date"
-        case _ if pa.types.is_timestamp(kind):
-            return "timestamp with time zone" if kind.tz else "timestamp without time zone"
-        case _ if pa.types.is_nested(kind):
-            return "jsonb"
+    if kind in _TYPES:
+        return _TYPES[kind]
+    if pa.types.is_decimal(kind):
+        return f"numeric({kind.precision},{kind.scale})"
+    if pa.types.is_timestamp(kind):
+        return "timestamp with time zone" if kind.tz else "timestamp without time zone"
+    if pa.types.is_nested(kind):
+        return "jsonb"
     raise UsageError(
         f"the sink has no type of PostgreSQL for the column {field.name!r} of type {kind}; leave it out of output_schema"
     )

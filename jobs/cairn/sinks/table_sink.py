@@ -7,7 +7,7 @@ import json
 import math
 import socket
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
@@ -83,6 +83,14 @@ def must_store_owner(stored: str, owner: Owner, table: str, *, takes_over: bool 
     return True
 
 
+def foreign_rows(table: str) -> UsageError:
+    """Return the error for rows in a table to which the sink has never written."""
+    return UsageError(
+        f"the table {table} has rows, but the sink has never written to it, so it deletes none of them\n"
+        "Name another table, or delete the rows yourself"
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class LongestName:
     """The longest name of a table or column that a system keeps."""
@@ -123,6 +131,32 @@ class Publication:
     files: Sequence[Handle] = ()
     late: bool = False
     replaced: bool = False
+
+    def replaces(self, stored: Mapping[Interval, int]) -> frozenset[Interval] | None:
+        """Return the intervals whose rows the call deletes; None if the call must change nothing.
+
+        A call is old in two cases. The table has this checkpoint or a newer checkpoint of the interval. Or an overlapping
+        interval has a newer checkpoint, which replaced this output.
+
+        A call that is not old deletes the rows of its interval, and the rows of overlapping intervals with an older
+        checkpoint. Rows of the same checkpoint stay: a commit of an hour that replaces a day makes one call for the hour
+        and one for the day.
+
+        The call for a replaced interval deletes only this interval's rows, and newer checkpoints of other intervals do not
+        make the call old. Otherwise the call for the day could delete the hour's old rows before the call for the hour
+        inserts the new rows.
+
+        Args:
+            stored: The newest checkpoint of each interval in the table; at least of the intervals that overlap.
+        """
+        near = {other: n for other, n in stored.items() if other.overlaps(self.interval)}
+        if near.pop(self.interval, 0) >= self.checkpoint_id:
+            return None
+        if self.replaced:
+            return frozenset({self.interval})
+        if any(n > self.checkpoint_id for n in near.values()):
+            return None
+        return frozenset({self.interval, *(other for other, n in near.items() if n < self.checkpoint_id)})
 
     def output(self) -> Iterator[pa.Table]:
         """Download each file, compare its checksum, and yield its rows; late rows with the column `checkpoint_id`.
