@@ -22,7 +22,6 @@ import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -31,6 +30,7 @@ from cairn.spark.local_server_secret import LOOPBACK, check_address, checked_tok
 from state_backend.values.airflow_runs import DagRun, R, read_run
 from state_backend.values.environment import Variable
 from state_backend.values.errors import StorageUnavailable, UsageError
+from state_backend.values.frozen import frozen
 from state_backend.values.intervals import format_instant
 from state_backend.values.schedule import Cron, Schedule
 from state_backend.values.zones import Zone, zone_of
@@ -55,7 +55,7 @@ class RestError(RuntimeError):
         return self.status == 503 or (self.status == 500 and "Database error" in str(self))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Backfill:
     """A backfill that Airflow has created with a DAG run for each of its dates. The runs need not have ended."""
 

@@ -19,7 +19,6 @@ import shlex
 import sys
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from functools import cache
@@ -31,6 +30,7 @@ from typing import Annotated, Any
 import typer
 
 from state_backend.values.errors import UsageError
+from state_backend.values.frozen import frozen
 
 FIRST = datetime(2024, 1, 1, tzinfo=UTC)
 SAMPLE_DAYS = 3
@@ -104,7 +104,7 @@ class Api(StrEnum):
     arrow = "arrow"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class NewPipeline:
     """The answers from which a new pipeline is written."""
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 import time
-from dataclasses import dataclass
 from typing import Any
 
 from cairn.command.options import Json, Root
@@ -16,10 +15,11 @@ from state_backend.formats import paths
 from state_backend.inspection.find_pipelines import pipelines_below
 from state_backend.inspection.status import Status, status_of
 from state_backend.values.errors import CairnError
+from state_backend.values.frozen import frozen
 from state_backend.values.intervals import Interval, format_instant
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Line:
     """A line of `cairn pipelines`."""
 

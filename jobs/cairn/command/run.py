@@ -61,7 +61,7 @@ def _stopped(place: Terminal, again: _Again) -> Stopped:
     return Stopped(f"{said}\nTo continue, run:\n{again.command(rest, reprocess)}")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class _Again:
     """Builder of the `cairn run` command for other intervals of the same pipeline."""
 

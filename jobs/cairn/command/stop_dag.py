@@ -45,7 +45,7 @@ class DagControl(Protocol):
         """Return the tasks of each DAG run that has not ended."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class StopPlan:
     """The tasks to wait for and the runs to commit, before a paused DAG counts as stopped."""
 

@@ -21,7 +21,6 @@ import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -44,6 +43,7 @@ from cairn.spark.session import connect, end_session, explain, interrupt_on_sigt
 from state_backend.inspection.describe import summarise
 from state_backend.values.environment import Variable
 from state_backend.values.errors import CairnError, ProcessorError, StateGapError
+from state_backend.values.frozen import frozen
 from state_backend.values.hide_secrets import hide_all
 from state_backend.values.schedule import decode
 
@@ -66,7 +66,7 @@ _OPERATIONS = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Driver:
     """The place of a request that an operator sends: this process, whose lines go into the task's log."""
 

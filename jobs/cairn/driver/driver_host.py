@@ -38,10 +38,11 @@ import socket
 import struct
 import sys
 import time
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+from state_backend.values.frozen import frozen
 
 _IDLE_S = 600.0
 _MAX_MESSAGE_BYTES = 16 << 20
@@ -64,7 +65,7 @@ _NEEDED = (
 _OFTEN_IMPORTED = ("google_crc32c", "great_expectations", "numpy", "pandas", "pyarrow")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Request:
     """A driver to start."""
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from state_backend.values.frozen import frozen
 
 MOST_KEYS = 20
 _LONGEST_KEY = 300
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class FailingRows:
     """The rows that fail a check."""
 
@@ -27,7 +27,7 @@ class FailingRows:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Check:
     """One check of a validation, and its result."""
 

@@ -28,6 +28,7 @@ from cairn.spark.session import SessionOnDemand, open_now, zone_of_session
 from state_backend.inspection.state_table import StateSource, table_schema
 from state_backend.state.layout import TIMERS_NAME
 from state_backend.values.errors import UsageError
+from state_backend.values.frozen import frozen
 from state_backend.values.records import LogicalTime, Record
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ class Declared:
         return tuple(dict.fromkeys([*self.suites, *self.over_time]))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Compared:
     """The checkpoint whose expectations are evaluated, and its base."""
 
@@ -86,7 +87,7 @@ class StateTables(Protocol):
 Opens = Callable[[str, bool], AbstractContextManager[StateTables]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Engine:
     """A kind of tables, and where it gets them from."""
 
@@ -94,7 +95,7 @@ class Engine:
     opens: Opens
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Evaluated:
     """The result of an evaluation."""
 
@@ -207,7 +208,7 @@ def spark_state(now: DataFrame, before: DataFrame | None) -> Iterator[SparkState
 # --- Arrow ------------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class ArrowState:
     """The tables of one state as Arrow tables."""
 

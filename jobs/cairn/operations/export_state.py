@@ -17,7 +17,6 @@ import multiprocessing
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass
 from functools import partial
 
 from state_backend.adapters.open_storage import check_outside, open_storage
@@ -29,12 +28,13 @@ from state_backend.inspection.state_table import StateSource, read_shard, table_
 from state_backend.shard.transfer import upload_all
 from state_backend.state.layout import TIMERS_NAME
 from state_backend.values.errors import UsageError
+from state_backend.values.frozen import frozen
 from state_backend.values.intervals import format_instant
 
 REPORT = "export.json"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class ExportedFile:
     """A file of an export."""
 

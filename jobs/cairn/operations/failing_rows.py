@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -23,12 +22,13 @@ from cairn.spark.idle_daemon import end_idle_daemon
 from state_backend.adapters.open_storage import join_url, open_storage
 from state_backend.adapters.work_folders import work_folder
 from state_backend.formats import paths
+from state_backend.values.frozen import frozen
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class SparkRows:
     """Tables of Spark, for `Suites`."""
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from state_backend.adapters.rocks import EngineOptions
@@ -44,6 +44,7 @@ from state_backend.state import layout
 from state_backend.state.check_shard import verify_shard
 from state_backend.state.forget_keys import remove_keys
 from state_backend.values.errors import AttemptLost, CheckpointDropped, CorruptFile, NotFound, UsageError
+from state_backend.values.frozen import frozen
 from state_backend.values.intervals import Interval, format_instant, from_ms
 from state_backend.values.records import (
     Content,
@@ -63,7 +64,7 @@ _NO_OUTPUTS = OutputsWithout(rewritten=(), files=0, rows=0, unknown=())
 Keys = tuple[tuple[int, bytes], ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class ForgetOptions:
     """Options of `forget`."""
 
@@ -72,7 +73,7 @@ class ForgetOptions:
     on_rerun: OnRerun = "refuse"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Forgot:
     """The result of `forget` or `plan_forget`."""
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Literal
 
@@ -17,6 +16,7 @@ from state_backend.checkpoint.interval_results import spoilt_results
 from state_backend.checkpoint.log import Log, base_of, interval_of, last_facts
 from state_backend.checkpoint.newest_state import valid_states
 from state_backend.values.airflow_runs import DagRun
+from state_backend.values.frozen import frozen
 from state_backend.values.intervals import Interval, format_instant, from_ms
 from state_backend.values.records import SweepRecord
 
@@ -28,7 +28,7 @@ QUEUED_PATIENCE = timedelta(seconds=30)
 # --- state in the log ------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Health:
     """The state of a pipeline's results, as its log records them."""
 
@@ -96,7 +96,7 @@ def _jumps(log: Log, outputs: Sequence[tuple[Interval, int]]) -> dict[datetime, 
 # --- state in Airflow ------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class AirflowRun(DagRun):
     """A run of the pipeline's DAG with a data interval."""
 
@@ -104,7 +104,7 @@ class AirflowRun(DagRun):
     committed: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class OpenBackfill:
     """A backfill of the pipeline's DAG that Airflow has not completed."""
 
@@ -119,7 +119,7 @@ class OpenBackfill:
         return f"backfill {self.id} of {format_instant(self.first)} to {format_instant(self.last)}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class AirflowView:
     """The pipeline's DAG in Airflow."""
 
@@ -140,7 +140,7 @@ class AirflowView:
 # --- the plan ---------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class ToRun:
     """An interval that must run."""
 
@@ -148,7 +148,7 @@ class ToRun:
     reason: Reason
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class UnpauseDag:
     """Step: unpause the DAG, since Airflow starts no task of a paused DAG."""
 
@@ -158,7 +158,7 @@ class UnpauseDag:
         return f"unpause DAG {self.dag_id}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Adopt:
     """Step: unpause a paused backfill that runs the next interval, and wait for its runs."""
 
@@ -168,7 +168,7 @@ class Adopt:
         return f"adopt {self.backfill}, which is paused: unpause it and wait for its runs"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class EndBackfill:
     """Step: cancel an open backfill. Its queued runs fail; its started runs go on."""
 
@@ -179,7 +179,7 @@ class EndBackfill:
         return f"end {self.backfill}: {self.why}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class EndRun:
     """Step: mark a run as failed that Airflow will never start."""
 
@@ -189,7 +189,7 @@ class EndRun:
         return f"mark run {self.run.run_id} as failed: it is queued, and the backfill that it belongs to has ended"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class WaitFor:
     """Step: wait until a run ends."""
 
@@ -202,7 +202,7 @@ class WaitFor:
         return f"adopt {self.backfill}: wait for its run {self.run.run_id}, which is {self.run.state}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class RunIntervals:
     """Step: run intervals, one after the other."""
 
@@ -227,7 +227,7 @@ class RunIntervals:
         return f"run {len(self.to_run)} intervals from {format_instant(self.first)} to {format_instant(self.last)}: {reasons}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class GiveUp:
     """Step: stop, because a run of this `cairn heal` did not repair the next interval."""
 
@@ -247,7 +247,7 @@ class GiveUp:
 Step = UnpauseDag | Adopt | EndBackfill | EndRun | WaitFor | RunIntervals | GiveUp
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class HealPlan:
     """The next steps of `cairn heal --to DATE`. Intervals are in the order of time."""
 

@@ -43,6 +43,7 @@ from state_backend.inspection.verify import verify_files
 from state_backend.shard.manifest import manifest_of
 from state_backend.state.layout import TIMERS_NAME
 from state_backend.values.errors import UsageError
+from state_backend.values.frozen import frozen
 from state_backend.values.human_units import plural
 from state_backend.values.marks import CanonicalFile
 from state_backend.values.records import Content, Record, ValidationMode
@@ -65,7 +66,7 @@ _FEW_SHARDS = 8
 Spark: TypeAlias = "SparkSession | SessionOnDemand"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class StateReport:
     """The validation of one state."""
 
@@ -75,7 +76,7 @@ class StateReport:
     failed: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Validation:
     """The result of a validation."""
 

@@ -8,7 +8,7 @@ and production keeps its own results from that interval on.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from cairn.operations.coordinator_of import coordinator_of
@@ -28,6 +28,7 @@ from state_backend.checkpoint.trials import check_no_trial, find_trial, interval
 from state_backend.inspection.compare_logs import Made, made_within
 from state_backend.values.airflow_commands import command_line
 from state_backend.values.errors import CairnError, NotAsTried, UsageError
+from state_backend.values.frozen import frozen
 from state_backend.values.intervals import format_instant, to_ms
 from state_backend.values.marks import Trial
 from state_backend.values.records import Content, OutputFile, Permissions, Record, RunRef
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class DeployPlan:
     """The intervals and the code that a deployment would change in production."""
 

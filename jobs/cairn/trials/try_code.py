@@ -15,7 +15,7 @@ import logging
 import time
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -49,6 +49,7 @@ from state_backend.checkpoint.trials import (
 )
 from state_backend.values.airflow_commands import command_line
 from state_backend.values.errors import CairnError, StateUnusable, UsageError
+from state_backend.values.frozen import frozen
 from state_backend.values.intervals import format_instant, to_ms
 from state_backend.values.marks import Savepoint, Trial, TrialBase
 from state_backend.values.records import Content, Permissions, Record, RunRef
@@ -65,7 +66,7 @@ KEEP = timedelta(days=3)
 MOST_STATES = 300
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Tried:
     """A trial that was run."""
 
@@ -77,7 +78,7 @@ class Tried:
     other_input: tuple[Interval, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class TrialPlan:
     """The plan of a trial, made without writing."""
 
