@@ -42,6 +42,7 @@ from state_backend.formats.types import (
 from state_backend.values.errors import StateSchemaError, StateTypeError
 
 Array = npt.NDArray[Any]
+Int64s = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 
 _ATOMIC = {

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from state_backend.adapters.rocks import RocksStore
-from state_backend.formats.arrow_columns import Array, Fixed, binary_views, concatenate, cut
+from state_backend.formats.arrow_columns import Array, Fixed, Int64s, binary_views, concatenate, cut
 from state_backend.formats.hash_columns import xxh64
 from state_backend.formats.key_columns import KeyColumns
 from state_backend.formats.row_codec import FORMAT
@@ -126,7 +126,7 @@ class _Check:
         self._by_id = {d.state_id: _State(d) for d in states}
         self._timer_seed = layout.seed_of(layout.TIMERS_NAME)
         self._key_groups = manifest.key_groups.last + 1
-        self._counts: dict[str, npt.NDArray[np.int64]] = {}
+        self._counts: dict[str, Int64s] = {}
         self._digests = self._sums()
         # Checks of the timer index and of the expiry index: one sum for each key group. The check adds the hash of each
         # index key that a timer or an expiring entry must have, and subtracts the hash of each index key in the store.
@@ -292,9 +292,7 @@ class _Check:
                 self._elements(state, groups[start:end], keys[start:end], positions[start:end], elements[start:end])
         return np.asarray(elements)
 
-    def _elements(
-        self, state: _State, groups: Groups, keys: list[bytes], positions: npt.NDArray[np.int64], elements: Array
-    ) -> None:
+    def _elements(self, state: _State, groups: Groups, keys: list[bytes], positions: Int64s, elements: Array) -> None:
         at = state.open_list
         mine = at is not None and (groups == at.place[0]).all() and keys.count(at.place[1]) == len(keys)
         if at is None or not mine:

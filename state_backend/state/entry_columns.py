@@ -13,7 +13,17 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from state_backend.formats.arrow_columns import Array, Fixed, Mask, binary_views, concatenate, cut, gather, valid_rows
+from state_backend.formats.arrow_columns import (
+    Array,
+    Fixed,
+    Int64s,
+    Mask,
+    binary_views,
+    concatenate,
+    cut,
+    gather,
+    valid_rows,
+)
 from state_backend.formats.hash_columns import xxh64
 from state_backend.state import layout
 from state_backend.values.errors import CorruptFile
@@ -66,7 +76,7 @@ def timer_index_keys(key_groups: Groups, times_ms: Array, keys: pa.Array) -> lis
     return located
 
 
-def indexed_timers(index_keys: pa.Array) -> tuple[pa.Array, npt.NDArray[np.int64]]:
+def indexed_timers(index_keys: pa.Array) -> tuple[pa.Array, Int64s]:
     """Split timer-index keys into the encoded keys and the times of their timers."""
     offsets, raw = binary_views(index_keys)
     packed = gather(raw, offsets[:-1] + PREFIX_BYTES, np.dtype(">u8")).astype(np.uint64)
@@ -111,7 +121,7 @@ def _behind(rests: pa.Array, entries: pa.Array) -> pa.Array:
     return concatenate(len(rests), [rests, entries])
 
 
-def _entry_bytes(name: str, key_sizes: npt.NDArray[np.int64], entries: pa.Array) -> npt.NDArray[np.int64]:
+def _entry_bytes(name: str, key_sizes: Int64s, entries: pa.Array) -> Int64s:
     """Return the bytes that RocksDB counts for each entry, as `layout.entry_bytes` does; 0 for null.
 
     The bytes are the sum of the stored key, the entry, and 8 bytes that RocksDB adds. A timer or an expiring entry also
@@ -127,7 +137,7 @@ def _entry_bytes(name: str, key_sizes: npt.NDArray[np.int64], entries: pa.Array)
         sizes += key_sizes + layout.SEQUENCE_BYTES
     else:
         sizes += is_expiring(entries) * (key_sizes + layout.EXPIRY_BYTES + layout.SEQUENCE_BYTES)
-    counted: npt.NDArray[np.int64] = sizes * there
+    counted: Int64s = sizes * there
     return counted
 
 
@@ -169,7 +179,7 @@ def is_expiring(entries: pa.Array) -> Mask:
     return expiring
 
 
-def expiries(entries: pa.Array) -> npt.NDArray[np.int64]:
+def expiries(entries: pa.Array) -> Int64s:
     """Return the expiry time of each entry, in milliseconds since the epoch."""
     offsets, raw = binary_views(entries)
     if len(entries) and np.diff(offsets).min() < 9:

@@ -7,16 +7,15 @@ element, and the one that the next appended element gets.
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from state_backend.formats.arrow_columns import Fixed, binary_views, concatenate, cut, gather
+from state_backend.formats.arrow_columns import Fixed, Int64s, Mask, binary_views, concatenate, cut, gather
 from state_backend.state import layout
 from state_backend.state.entry_columns import Groups, stored_keys
-from state_backend.state.state_columns import Mask, Places, StateColumns, in_order, offsets_of
+from state_backend.state.state_columns import Places, StateColumns, in_order, offsets_of
 
-Positions = npt.NDArray[np.int64]
+Positions = Int64s
 _META_BYTES = layout.record_bytes(b"", layout.pack_positions(0, 0))
 
 
@@ -26,7 +25,7 @@ class ListColumns(StateColumns):
     In all methods, `owners` holds for each row the index of the row's key in the batch.
     """
 
-    def get(self, wanted: Places) -> tuple[pa.Table, npt.NDArray[np.int64]]:
+    def get(self, wanted: Places) -> tuple[pa.Table, Int64s]:
         """Read the lists of the wanted keys, without expired elements."""
         rows, owners = self._elements(wanted)
         there = rows.is_valid()

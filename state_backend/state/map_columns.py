@@ -8,16 +8,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from state_backend.formats.arrow_columns import concatenate
+from state_backend.formats.arrow_columns import Int64s, Mask, concatenate
 from state_backend.formats.key_columns import KeyColumns
 from state_backend.formats.types import parse_struct
 from state_backend.state.entry_columns import Groups
 from state_backend.state.shard_state import ShardState
-from state_backend.state.state_columns import Mask, Places, StateColumns, offsets_of
+from state_backend.state.state_columns import Places, StateColumns, offsets_of
 from state_backend.values.records import StateDescriptor
 
 
@@ -65,7 +64,7 @@ class MapColumns(StateColumns):
         """Remove user keys with their values. User keys without a value are ignored."""
         self._set(owners, self._user_keys.encode(user_keys), pa.nulls(len(owners), pa.binary()))
 
-    def entries(self, wanted: Places) -> tuple[list[pa.Array], pa.Table, npt.NDArray[np.int64]]:
+    def entries(self, wanted: Places) -> tuple[list[pa.Array], pa.Table, Int64s]:
         """Read all entries of the wanted keys' maps, without expired entries."""
         owners, encoded, found = self._read_below(wanted)
         # The maps of all keys: later changes of the batch need not read the entries that they replace.

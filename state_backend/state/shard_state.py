@@ -24,13 +24,12 @@ from typing import Any, NamedTuple
 from weakref import WeakSet
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from state_backend.adapters.rocks import RocksStore, Stride
 from state_backend.formats.spark_nulls import MismatchCounts
 from state_backend.state import layout
-from state_backend.state.entry_columns import changes_by_key_group, is_expiring, parts_of, stored_keys
+from state_backend.state.entry_columns import Groups, changes_by_key_group, is_expiring, parts_of, stored_keys
 from state_backend.values.errors import InvariantViolated, StateSchemaError
 from state_backend.values.records import KeyGroupState, StateDescriptor
 
@@ -196,7 +195,7 @@ class ShardState:
 
     # --- batches ----------------------------------------------------------------------------------------------------------------
 
-    def prefetch(self, key_groups: npt.NDArray[np.uint16], keys: pa.Array) -> int:
+    def prefetch(self, key_groups: Groups, keys: pa.Array) -> int:
         """Read the entries that the next keys of a batch need into memory. Call `flush` before."""
         done = size_bytes = 0
         while done < len(keys) and size_bytes < PREFETCH_BYTES:
@@ -206,7 +205,7 @@ class ShardState:
             size_bytes += read_bytes
         return done
 
-    def _read_ahead(self, key_groups: npt.NDArray[np.uint16], keys: pa.Array) -> tuple[int, int]:
+    def _read_ahead(self, key_groups: Groups, keys: pa.Array) -> tuple[int, int]:
         """Read the entries of the first of these keys, up to about 16 MiB."""
         size_bytes = 0
         for (state_id, suffix), name in self._prefetched.items():
@@ -245,7 +244,7 @@ class ShardState:
         return found
 
     def read_sorted(
-        self, name: str, key_groups: npt.NDArray[np.uint16], wanted: Sequence[bytes], most_bytes: int | None = None
+        self, name: str, key_groups: Groups, wanted: Sequence[bytes], most_bytes: int | None = None
     ) -> Sequence[bytes | None]:
         """Read entries of a state that has one entry per key.
 

@@ -13,11 +13,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from state_backend.formats.arrow_columns import Fixed, binary_views, concatenate, cut
+from state_backend.formats.arrow_columns import Fixed, Int64s, Mask, binary_views, concatenate, cut
 from state_backend.formats.evolution_columns import columns_reader
 from state_backend.formats.row_columns import RowColumns
 from state_backend.formats.types import parse_struct
@@ -36,9 +35,8 @@ from state_backend.state.entry_columns import (
 from state_backend.state.shard_state import ShardState
 from state_backend.values.records import StateDescriptor
 
-Mask = npt.NDArray[np.bool_]
 # Indexes of keys in a batch: from 0 to the number of keys - 1.
-Places = npt.NDArray[np.int64]
+Places = Int64s
 _GET_ROWS = 4096
 _KEPT_READS = 2
 
@@ -214,7 +212,7 @@ def _differ(old: pa.Array, new: pa.Array) -> Mask:
     return differ
 
 
-def offsets_of(owners: Places, wanted: Places) -> npt.NDArray[np.int64]:
+def offsets_of(owners: Places, wanted: Places) -> Int64s:
     """Return the offsets at which each wanted key's rows begin."""
     return np.append(np.searchsorted(owners, wanted), len(owners)).astype(np.int64)
 
@@ -227,7 +225,7 @@ def in_order(owners: Places) -> Any:
     return None if (owners[1:] >= owners[:-1]).all() else np.argsort(owners, kind="stable")
 
 
-def _behind(keys: list[bytes], lengths: npt.NDArray[np.int64]) -> pa.Array:
+def _behind(keys: list[bytes], lengths: Int64s) -> pa.Array:
     """Return the bytes of each `keys[i]` that follow its first `lengths[i]` bytes."""
     if not keys:
         return pa.array([], pa.binary())

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from state_backend.formats.arrow_columns import concatenate
+from state_backend.formats.arrow_columns import Int64s, concatenate
 from state_backend.state import layout
 from state_backend.state.entry_columns import (
     PREFIX_BYTES,
@@ -24,7 +23,7 @@ from state_backend.state.shard_state import ShardState
 from state_backend.state.state_columns import EntryColumns, Places, entry_list, offsets_of
 from state_backend.values.frozen import frozen
 
-Times = npt.NDArray[np.int64]
+Times = Int64s
 # (keys, start, end): all timer-index keys with start <= key < end, ascending.
 Span = tuple[list[bytes], bytes, bytes]
 # From this many timers on, it is worth reading the latest timer of each key group first.
@@ -39,7 +38,7 @@ class DueTimers:
     keys: pa.Array
     # The times of all timers, in milliseconds since the epoch, ascending within a key.
     times_ms: Times
-    offsets: npt.NDArray[np.int64]
+    offsets: Int64s
 
 
 class TimerColumns(EntryColumns):
@@ -71,7 +70,7 @@ class TimerColumns(EntryColumns):
         self._deleted = True
         self._set(owners, times_ms, pa.nulls(1, pa.binary()))
 
-    def times(self, wanted: Places) -> tuple[Times, npt.NDArray[np.int64]]:
+    def times(self, wanted: Places) -> tuple[Times, Int64s]:
         """Read all timers of the wanted keys."""
         self._lay_apart()
         owners, packed, _ = self._read_below(wanted)

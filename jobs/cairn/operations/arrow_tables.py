@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from cairn.operations.row_json import row_json
 from state_backend.adapters.open_storage import open_storage
 from state_backend.adapters.work_folders import work_folder
+from state_backend.formats.arrow_columns import Int64s
 from state_backend.inspection.state_table import StateSource, read_shard, table_schema
 
 Removable = Callable[[pa.Table], pa.Array]
@@ -117,13 +117,13 @@ def _matched(left: pa.Table, right: pa.Table) -> tuple[pa.Array, pa.Array]:
     return _numbers(first[order]), _numbers(second[order])
 
 
-def _dense(codes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+def _dense(codes: Int64s) -> Int64s:
     """Replace each value by the number of the distinct value, from 0. A product with the next column's values then fits 64 bits."""
-    numbers: npt.NDArray[np.int64] = pa.array(codes).dictionary_encode().indices.to_numpy().astype(np.int64)
+    numbers: Int64s = pa.array(codes).dictionary_encode().indices.to_numpy().astype(np.int64)
     return numbers
 
 
-def _numbers(rows: npt.NDArray[np.int64]) -> pa.Array:
+def _numbers(rows: Int64s) -> pa.Array:
     return pa.array(rows, mask=rows < 0)
 
 

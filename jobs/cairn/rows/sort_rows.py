@@ -26,14 +26,13 @@ from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from state_backend.formats.arrow_columns import binary_views, valid_rows
+from state_backend.formats.arrow_columns import Array, Int64s, binary_views, valid_rows
 
 MIB = 1024 * 1024
 # The most bytes of a shard's rows in memory before they are written to a run. Memory holds the rows twice: as the
@@ -46,11 +45,11 @@ _PIECE_OF_RUN_BYTES = MIB // 4
 # At least this many runs are merged at once, however large the rows are.
 _LEAST_MERGED = 2
 
-Positions = npt.NDArray[np.int64]
+Positions = Int64s
 # A function from a batch to its sort columns, the most significant first. Columns are computed only when the sort needs
 # them.
 SortColumns = Callable[[pa.RecordBatch], Iterable[pa.Array]]
-_Pass = Callable[[Positions], npt.NDArray[Any]]
+_Pass = Callable[[Positions], Array]
 _PIECE_BYTES, _PIECES = 8, 2
 
 
@@ -122,7 +121,7 @@ def total_order(columns: Iterable[pa.Array], count: int) -> Positions:
     return order
 
 
-def _sorted_within(group: Positions, values: npt.NDArray[Any]) -> Positions:
+def _sorted_within(group: Positions, values: Array) -> Positions:
     """Return the positions that sort `values` by group, then by value."""
     low, high = int(values.min()), int(values.max())
     first, last = int(group[0]), int(group[-1])
@@ -165,7 +164,7 @@ def _passes(column: pa.Array) -> Iterator[_Pass]:
         yield lambda rows: numbers[rows]
 
 
-def _whole_numbers(column: pa.Array) -> npt.NDArray[Any]:
+def _whole_numbers(column: pa.Array) -> Array:
     if pa.types.is_boolean(column.type):
         column = column.cast(pa.uint8())
     size_bytes = column.type.bit_width // 8
@@ -173,7 +172,7 @@ def _whole_numbers(column: pa.Array) -> npt.NDArray[Any]:
     return _zero_where_null(numbers, column)
 
 
-def _ordered_bits(column: pa.Array) -> npt.NDArray[np.int64]:
+def _ordered_bits(column: pa.Array) -> Int64s:
     """Return an integer for each float of a column, so that the integers sort as the floats do.
 
     The integer has the float's 64 bits. For a negative float, all bits except the sign bit are inverted. -0.0 and 0.0
@@ -193,7 +192,7 @@ def _passes_of_bytes(column: pa.Array) -> Iterator[_Pass]:
     everywhere = np.ndarray((last + 1,), ">u8", raw.data, 0, (1,)) if len(raw) >= _PIECE_BYTES else None
 
     def piece(number: int) -> _Pass:
-        def values(rows: Positions) -> npt.NDArray[Any]:
+        def values(rows: Positions) -> Array:
             begin = starts[rows] + number * _PIECE_BYTES
             left = np.clip(sizes[rows] - number * _PIECE_BYTES, 0, _PIECE_BYTES)
             if everywhere is None:
@@ -213,14 +212,14 @@ def _passes_of_bytes(column: pa.Array) -> Iterator[_Pass]:
 
     yield from map(piece, range(_PIECES))
 
-    def rest(rows: Positions) -> npt.NDArray[Any]:
+    def rest(rows: Positions) -> Array:
         found = sizes[rows]
         # The passes before this one compared the first 16 bytes of each value, and padded shorter values with zero
         # bytes. Values that tie, and have at most 16 bytes, differ only in the number of zero bytes at their end. So
         # their sizes give the order: b"a" comes before b"a\0".
         if found.max() <= _PIECES * _PIECE_BYTES:
             return found
-        ranks: npt.NDArray[Any] = pc.rank(column.take(pa.array(rows)), tiebreaker="dense").to_numpy()
+        ranks: Array = pc.rank(column.take(pa.array(rows)), tiebreaker="dense").to_numpy()
         return ranks
 
     yield rest
@@ -230,7 +229,7 @@ def _padded(raw: npt.NDArray[np.uint8], begin: int, size: int) -> bytes:
     return raw[begin : begin + size].tobytes().ljust(_PIECE_BYTES, b"\0")
 
 
-def _zero_where_null(values: npt.NDArray[Any], column: pa.Array) -> npt.NDArray[Any]:
+def _zero_where_null(values: Array, column: pa.Array) -> Array:
     if not column.null_count:
         return values
     values = values.copy()
@@ -243,7 +242,7 @@ def _is_bytes(kind: pa.DataType) -> bool:
     return bool(is_.is_string(kind) or is_.is_large_string(kind) or is_.is_binary(kind) or is_.is_large_binary(kind))
 
 
-def _row_bytes(batch: pa.RecordBatch) -> npt.NDArray[np.int64]:
+def _row_bytes(batch: pa.RecordBatch) -> Int64s:
     """Return the size in bytes of each row's values.
 
     A row has the same size in every batch, so that the boundaries of the sorted batches do not depend on the input's
@@ -265,7 +264,7 @@ class _Cut:
     rows: int
     size_bytes: int
 
-    def end(self, ends_bytes: npt.NDArray[np.int64], start: int, rows: int = 0, size_bytes: int = 0) -> int | None:
+    def end(self, ends_bytes: Int64s, start: int, rows: int = 0, size_bytes: int = 0) -> int | None:
         """Return the position of the first row behind the next batch; None if the batch has room after the last row.
 
         A batch is full when it has `self.rows` rows, or when the next row would exceed `self.size_bytes`.

@@ -23,9 +23,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from state_backend.formats.arrow_columns import Int64s, Mask
 from state_backend.state.list_columns import ListColumns
 from state_backend.state.map_columns import MapColumns
-from state_backend.state.state_columns import EntryColumns, Mask, Places
+from state_backend.state.state_columns import EntryColumns, Places
 from state_backend.state.timer_columns import TimerColumns
 from state_backend.values.errors import StateTypeError, UsageError
 from state_backend.values.frozen import frozen
@@ -43,10 +44,10 @@ class KeyedRows:
     # The rows of the requested keys, key after key. The requested keys are those that the caller passed to the state's
     # method, or all keys of the batch if the caller passed None.
     rows: pa.Table
-    offsets: npt.NDArray[np.int64]
+    offsets: Int64s
 
     @property
-    def key_of_row(self) -> npt.NDArray[np.int64]:
+    def key_of_row(self) -> Int64s:
         """Return, for each row, the position of its key among the keys that the caller passed."""
         return np.repeat(np.arange(len(self.offsets) - 1), np.diff(self.offsets))
 
@@ -66,10 +67,10 @@ class KeyedEntries:
 
     keys: pa.Table
     values: pa.Table
-    offsets: npt.NDArray[np.int64]
+    offsets: Int64s
 
     @property
-    def key_of_row(self) -> npt.NDArray[np.int64]:
+    def key_of_row(self) -> Int64s:
         """Return, for each entry, the position of its key among the keys that the caller passed."""
         return np.repeat(np.arange(len(self.offsets) - 1), np.diff(self.offsets))
 
@@ -234,7 +235,7 @@ class ArrowTimers(_OfBatch):
         times_ms, offsets = self._columns.times(self._chosen(keys))
         return KeyedRows(rows=pa.table({EXPIRY: times_ms}), offsets=offsets)
 
-    def _timers(self, keys: Keys, expiries_ms: npt.ArrayLike) -> tuple[Places, npt.NDArray[np.int64]]:
+    def _timers(self, keys: Keys, expiries_ms: npt.ArrayLike) -> tuple[Places, Int64s]:
         given = np.asarray(expiries_ms)
         places = self._of_rows(keys, *([given] if given.ndim else []))
         if len(places) and given.dtype.kind not in "iu":
