@@ -250,35 +250,35 @@ def _edits(record: bytes) -> Iterator[SstSpan | tuple[int, int]]:
     """Yield what one record of a MANIFEST, a version edit, changes in the store."""
     at = 0
     while at < len(record):
-        tag, at = _number(record, at)
+        tag, at = number_at(record, at)
         if tag in _NUMBERS:
-            number, at = _number(record, at)
+            number, at = number_at(record, at)
             if tag in (_NEXT_FILE, _LAST_SEQUENCE, _LOG, _PREVIOUS_LOG, _LEAST_LOG):
                 yield tag, number
         elif tag in _TEXTS or tag & _IGNORABLE:
             _, at = _text(record, at)
         elif tag == _DELETED_FILE:
-            _, at = _number(record, at)
-            number, at = _number(record, at)
+            _, at = number_at(record, at)
+            number, at = number_at(record, at)
             yield tag, number
         elif tag == _NEW_FILE:
-            level, at = _number(record, at)
-            number, at = _number(record, at)
+            level, at = number_at(record, at)
+            number, at = number_at(record, at)
             begin = at
-            _, at = _number(record, at)
+            _, at = number_at(record, at)
             smallest, at = _text(record, at)
             largest, at = _text(record, at)
-            _, at = _number(record, at)
-            last_sequence, at = _number(record, at)
+            _, at = number_at(record, at)
+            last_sequence, at = number_at(record, at)
             described, epoch = record[begin:at], 0
             while True:
                 begin = at
-                tag, at = _number(record, at)
+                tag, at = number_at(record, at)
                 if tag == _FIELDS_END:
                     break
                 text, at = _text(record, at)
                 if tag == _EPOCH:
-                    epoch, _ = _number(text, 0)
+                    epoch, _ = number_at(text, 0)
                 elif tag == _LEAST_LOG_FIELD:
                     yield _LEAST_LOG, int.from_bytes(text, "little")
                 else:
@@ -296,7 +296,8 @@ def _edits(record: bytes) -> Iterator[SstSpan | tuple[int, int]]:
             raise ValueError(f"a version edit has the unknown tag {tag}")
 
 
-def _number(data: bytes, at: int) -> tuple[int, int]:
+def number_at(data: bytes, at: int) -> tuple[int, int]:
+    """Return the varint at a place, and the place behind it."""
     value = shift = 0
     while True:
         byte = data[at]
@@ -310,7 +311,7 @@ def _number(data: bytes, at: int) -> tuple[int, int]:
 
 
 def _text(data: bytes, at: int) -> tuple[bytes, int]:
-    size, at = _number(data, at)
+    size, at = number_at(data, at)
     if at + size > len(data):
         raise ValueError("a text is cut off")
     return data[at : at + size], at + size

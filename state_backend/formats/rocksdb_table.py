@@ -27,6 +27,7 @@ from collections.abc import Iterator, Sequence
 
 import pyarrow as pa
 
+from state_backend.formats.rocksdb_manifest import number_at
 from state_backend.values.frozen import frozen
 
 _FOOTER_BYTES, _TRAILER_BYTES = 53, 5
@@ -132,7 +133,7 @@ def _block(table: memoryview, offset: int, size: int) -> bytes:
     stored, compression = bytes(table[offset : offset + size]), table[offset + size]
     if compression == 0:
         return stored
-    raw_bytes, at = _varint(stored, 0)
+    raw_bytes, at = number_at(stored, 0)
     if compression not in _CODECS:
         raise UnknownTable(f"the unknown compression {compression}")
     return pa.Codec(_CODECS[compression]).decompress(stored[at:], raw_bytes, asbytes=True)  # type: ignore[no-any-return]
@@ -148,9 +149,9 @@ def _entries_end(block: bytes) -> int:
 def _pairs(block: bytes) -> Iterator[tuple[bytes, bytes]]:
     at, end, key = 0, _entries_end(block), b""
     while at < end:
-        shared, at = _varint(block, at)
-        other, at = _varint(block, at)
-        size, at = _varint(block, at)
+        shared, at = number_at(block, at)
+        other, at = number_at(block, at)
+        size, at = number_at(block, at)
         if shared > len(key) or at + other + size > end:
             raise ValueError("an entry is cut off")
         key = key[:shared] + block[at : at + other]
@@ -167,15 +168,15 @@ def _delta_handles(block: bytes) -> Iterator[tuple[bytes, tuple[int, int]]]:
     """
     at, end, key, handle = 0, _entries_end(block), b"", (0, 0)
     while at < end:
-        shared, at = _varint(block, at)
-        other, at = _varint(block, at)
+        shared, at = number_at(block, at)
+        other, at = number_at(block, at)
         if shared > len(key) or at + other > end:
             raise ValueError("an entry is cut off")
         key = key[:shared] + block[at : at + other]
         at += other
-        first, at = _varint(block, at)
+        first, at = number_at(block, at)
         if shared == 0:
-            size, at = _varint(block, at)
+            size, at = number_at(block, at)
             handle = (first, size)
         else:
             handle = (handle[0] + handle[1] + _TRAILER_BYTES, handle[1] + (first >> 1 ^ -(first & 1)))
@@ -183,8 +184,8 @@ def _delta_handles(block: bytes) -> Iterator[tuple[bytes, tuple[int, int]]]:
 
 
 def _handle(value: bytes) -> tuple[int, int]:
-    offset, at = _varint(value, 0)
-    size, _ = _varint(value, at)
+    offset, at = number_at(value, 0)
+    size, _ = number_at(value, at)
     return offset, size
 
 
@@ -196,15 +197,4 @@ def _packed(stored: bytes) -> tuple[int, int]:
 def _flag(properties: dict[bytes, bytes], name: bytes, size: int) -> int:
     """Return a property: a number in a fixed number of bytes, or a varint; 0 if it is absent."""
     value = properties.get(name, b"")
-    return int.from_bytes(value, "little") if len(value) == size else _varint(value, 0)[0] if value else 0
-
-
-def _varint(data: bytes, at: int) -> tuple[int, int]:
-    value = shift = 0
-    while True:
-        byte = data[at]
-        at += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return value, at
-        shift += 7
+    return int.from_bytes(value, "little") if len(value) == size else number_at(value, 0)[0] if value else 0
