@@ -50,7 +50,7 @@ from state_backend.adapters.gcs_connections import (
     received,
 )
 from state_backend.adapters.local_storage import CHUNK_BYTES, read_chunks, write_verified
-from state_backend.adapters.uncertain_write import WRITE_KEY, Write, base64_of, unknown_outcome
+from state_backend.adapters.uncertain_write import WRITE_KEY, ObjectStorage, Write, base64_of, unknown_outcome
 from state_backend.adapters.work_folders import work_folder
 from state_backend.ports.storage import Storage, check_path, check_prefix
 from state_backend.values.errors import (
@@ -75,7 +75,6 @@ They stay in memory until the server confirms them."""
 BATCH = 100
 """The number of files that one request deletes: the most that the server accepts."""
 
-_MAX_NAME_BYTES = 1024
 _OVERLOAD = ("rateLimitExceeded", "userRateLimitExceeded", "quotaExceeded")
 _TRANSIENT = (408, 429, 500, 502, 503, 504)
 _FOLDERS = "prefixes,nextPageToken"
@@ -114,7 +113,7 @@ def open_url(url: str, *, google_key_file: str | None = None) -> GcsStorage:
     return GcsStorage(bucket, prefix, credentials=credentials_in(google_key_file) if google_key_file else None)
 
 
-class GcsStorage:
+class GcsStorage(ObjectStorage):
     """Storage below `gs://<bucket>/<prefix>`; the prefix may be empty.
 
     Methods raise `UsageError` if there are no credentials, the server refuses them, or the bucket does not exist.
@@ -614,12 +613,6 @@ class GcsStorage:
             return StorageUnavailable(f"{reason}{gave_up}; check the network and the bucket, then try again")
         return error
 
-    def _name(self, path: str) -> str:
-        name = self._root + check_path(path)
-        if len(name.encode()) > _MAX_NAME_BYTES:
-            raise UsageError(f"{name!r} is longer than {_MAX_NAME_BYTES} bytes; use a shorter name")
-        return name
-
     def _bucket_of(self, google: Connection) -> Bucket:
         return google.client.bucket(self._bucket, user_project=self._project)
 
@@ -639,11 +632,6 @@ class GcsStorage:
             modified_ms=int(created.timestamp() * 1000),
             crc32c=_crc32c(blob.crc32c),
         )
-
-    def _mismatch(self, found: Blob | None, doing: str) -> CairnError:
-        if found is None:
-            return NotFound(f"can't {doing}: the file does not exist")
-        return PreconditionFailed(f"can't {doing}: another process has rewritten the file meanwhile")
 
 
 class _Body:

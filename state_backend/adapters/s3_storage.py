@@ -46,7 +46,7 @@ from botocore.exceptions import (
 )
 
 from state_backend.adapters.local_storage import CHUNK_BYTES, read_chunks, write_verified
-from state_backend.adapters.uncertain_write import WRITE_KEY, Write, base64_of, unknown_outcome
+from state_backend.adapters.uncertain_write import WRITE_KEY, ObjectStorage, Write, base64_of, unknown_outcome
 from state_backend.adapters.work_folders import work_folder
 from state_backend.ports.storage import Storage, check_path, check_prefix
 from state_backend.values.environment import Variable
@@ -80,7 +80,6 @@ file."""
 BATCH = 1000
 """The number of files that one request deletes: the most that S3 accepts."""
 
-_MAX_NAME_BYTES = 1024
 _REFUSED_CREDENTIALS = (
     "ExpiredToken",
     "ExpiredTokenException",
@@ -192,7 +191,7 @@ def open_url(url: str, *, google_key_file: str | None = None) -> S3Storage:
     return S3Storage(bucket, prefix)
 
 
-class S3Storage:
+class S3Storage(ObjectStorage):
     """Storage below `s3://<bucket>/<prefix>`; the prefix may be empty.
 
     Methods raise `UsageError` if there are no credentials, the server refuses them, the bucket does not exist, or the
@@ -585,17 +584,6 @@ class S3Storage:
             )
         gave_up = f" for {self._patience.deadline_s:g} s" if _is_transient(error) else ""
         return StorageUnavailable(f"{reason}{gave_up}; check the network and the bucket, then try again")
-
-    def _name(self, path: str) -> str:
-        name = self._root + check_path(path)
-        if len(name.encode()) > _MAX_NAME_BYTES:
-            raise UsageError(f"{name!r} is longer than {_MAX_NAME_BYTES} bytes; use a shorter name")
-        return name
-
-    def _mismatch(self, found: dict[str, Any] | None, doing: str) -> CairnError:
-        if found is None:
-            return NotFound(f"can't {doing}: the file does not exist")
-        return PreconditionFailed(f"can't {doing}: another process has rewritten the file meanwhile")
 
 
 class _Body:

@@ -170,10 +170,7 @@ class Coordinator:
 
     def log(self, before: Log | None = None) -> Log:
         """Read the log as it is now."""
-        log = read_log(self._storage, self._last if before is None else before)
-        if self._remembers:
-            self._last = log
-        return log
+        return self._read(read_log, before)
 
     def _newest(self, before: Log | None = None) -> Log:
         """Read the newest record, but not the records of the other retained checkpoints.
@@ -181,7 +178,10 @@ class Coordinator:
         This costs fewer requests than `log`. The result's `kept` has most facts about the other retained checkpoints,
         and its `whole` reads a checkpoint's record when a caller asks for it.
         """
-        log = read_newest(self._storage, self._last if before is None else before)
+        return self._read(read_newest, before)
+
+    def _read(self, read: Callable[[Storage, Log | None], Log], before: Log | None) -> Log:
+        log = read(self._storage, self._last if before is None else before)
         if self._remembers:
             self._last = log
         return log

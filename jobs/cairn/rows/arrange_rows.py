@@ -114,7 +114,7 @@ class Arrangement:
         found |= dict(zip(key_columns(len(self.input.key)), map(_normalised, self._keys(rows)), strict=True))
         for kind, columns in self._by_kind:
             others = None if self.initial is None else pa.array(rows.column(KIND).to_numpy() != kind)
-            flat = [*map(_one_nan, _flat(rows, kind, columns))]
+            flat = [*map(one_nan, _flat(rows, kind, columns))]
             name = "__input" if kind == INPUT else "__initial"
             found[name] = pa.StructArray.from_arrays(flat, names=list(columns.names), mask=others)
         return pa.RecordBatch.from_pydict(found)
@@ -163,7 +163,7 @@ def _zero_signs(floats: Sequence[pa.Array]) -> pa.Array:
     return pa.array(mask)
 
 
-def _one_nan(column: pa.Array) -> pa.Array:
+def one_nan(column: pa.Array) -> pa.Array:
     """Replace every NaN by the same NaN.
 
     Files may hold NaN with and without a sign. Both are equal in every order, but differ in the bytes of state.
@@ -175,4 +175,4 @@ def _one_nan(column: pa.Array) -> pa.Array:
 
 def _normalised(column: pa.Array) -> pa.Array:
     """Replace -0.0 by 0.0 and every NaN by one NaN in a key column."""
-    return pc.add(_one_nan(column), pa.scalar(0.0, column.type)) if pa.types.is_floating(column.type) else column
+    return pc.add(one_nan(column), pa.scalar(0.0, column.type)) if pa.types.is_floating(column.type) else column

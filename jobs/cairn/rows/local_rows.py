@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyspark.sql import types as t
 from pyspark.sql.pandas.types import to_arrow_schema
 
+from cairn.rows.arrange_rows import one_nan
 from cairn.rows.routing import INITIAL, INPUT, TICK, check_order_by, key_columns
 from cairn.rows.row_order import MASK_BITS, unordered, without_zones
 from state_backend.formats.spark_hash import key_hasher
@@ -98,7 +98,7 @@ class _Part:
         columns = {f.name: table.column(n).combine_chunks() for n, f in enumerate(schema.fields)}
         self.keys = [_normalised(columns[name], schema[name].dataType) for name in key]
         self.struct = pa.StructArray.from_arrays(
-            [_one_nan(columns[f.name]) for f in schema.fields], fields=list(table.schema)
+            [one_nan(columns[f.name]) for f in schema.fields], fields=list(table.schema)
         )
         of_key = t.StructType([schema[name] for name in key])
         group_of = key_hasher(parse_struct(of_key.jsonValue()))
@@ -236,12 +236,6 @@ def _has_float(field: Any) -> bool:
         case t.StructType():
             return any(map(_has_float, data_type.fields))
     return _is_float(data_type)
-
-
-def _one_nan(column: pa.Array) -> pa.Array:
-    if not pa.types.is_floating(column.type):
-        return column
-    return pc.if_else(pc.is_nan(column), pa.scalar(float("nan"), column.type), column)
 
 
 def _normalised(column: pa.Array, data_type: t.DataType) -> pa.Array:

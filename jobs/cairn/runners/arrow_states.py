@@ -133,17 +133,27 @@ class _OfBatch:
         return count
 
 
-class ArrowListState(_OfBatch):
+class _Collections(_OfBatch):
+    """Base of lists and maps."""
+
+    _columns: ListColumns | MapColumns
+
+    def exists(self, keys: Keys | None = None) -> Mask:
+        """Return, for each key in `keys` (None: all of the batch), True if its list or map has an unexpired entry."""
+        return self._columns.exists(self._chosen(keys))
+
+    def clear(self, keys: Keys | None = None) -> None:
+        """Remove the lists or maps of the keys in `keys`; None removes those of all keys of the batch."""
+        self._columns.clear(self._chosen(keys))
+
+
+class ArrowListState(_Collections):
     """A list for each key, like PySpark's `ListState`.
 
     Rows are tables with the columns of the declared schema. Columns are matched by name.
     """
 
     _columns: ListColumns
-
-    def exists(self, keys: Keys | None = None) -> Mask:
-        """Return, for each key in `keys` (None: all of the batch), True if its list has an unexpired element."""
-        return self._columns.exists(self._chosen(keys))
 
     def get(self, keys: Keys | None = None) -> KeyedRows:
         """Return the unexpired list elements of the keys in `keys` (None: all keys of the batch), in list order."""
@@ -158,12 +168,8 @@ class ArrowListState(_OfBatch):
         """Append each row to its key's list. The cost does not depend on the length of the list."""
         self._columns.append(self._of_rows(keys, rows), rows)
 
-    def clear(self, keys: Keys | None = None) -> None:
-        """Remove the lists of the keys in `keys`; None removes the lists of all keys of the batch."""
-        self._columns.clear(self._chosen(keys))
 
-
-class ArrowMapState(_OfBatch):
+class ArrowMapState(_Collections):
     """A map for each key, like PySpark's `MapState`.
 
     Keys inside a map (user keys) and values are tables with the columns of the declared schemas. Columns are matched by
@@ -171,10 +177,6 @@ class ArrowMapState(_OfBatch):
     """
 
     _columns: MapColumns
-
-    def exists(self, keys: Keys | None = None) -> Mask:
-        """Return, for each key in `keys` (None: all of the batch), True if its map has an unexpired entry."""
-        return self._columns.exists(self._chosen(keys))
 
     def getValue(self, keys: Keys, user_keys: pa.Table) -> tuple[pa.Table, Mask]:
         """Return the values of the given entries in the order given, and a mask that is True for entries that exist.
@@ -200,10 +202,6 @@ class ArrowMapState(_OfBatch):
         columns, values, offsets = self._columns.entries(self._chosen(keys))
         user_keys = pa.table(columns, names=list(self._columns.user_key_names))
         return KeyedEntries(keys=user_keys, values=values, offsets=offsets)
-
-    def clear(self, keys: Keys | None = None) -> None:
-        """Remove the maps of the keys in `keys`; None removes the maps of all keys of the batch."""
-        self._columns.clear(self._chosen(keys))
 
     def _by_position(self, user_keys: pa.Table) -> Sequence[pa.Array]:
         names = self._columns.user_key_names

@@ -152,20 +152,17 @@ class ProcessorHandle(spark_api.StatefulProcessorHandle):
         The schema and the time to live are ignored here: the driver read them from its own call of `init` when it
         planned the interval.
         """
-        _check_state(self.state, "getValueState", HandleState.CREATED)
-        return self._planned(RowValueState, stateName)
+        return self._planned(RowValueState, stateName, "getValueState")
 
     def getListState(self, stateName: str, schema: Any, ttlDurationMs: int | None = None) -> RowListState:
         """Return the list state of this name. Only `init` may call this method."""
-        _check_state(self.state, "getListState", HandleState.CREATED)
-        return self._planned(RowListState, stateName)
+        return self._planned(RowListState, stateName, "getListState")
 
     def getMapState(
         self, stateName: str, userKeySchema: Any, valueSchema: Any, ttlDurationMs: int | None = None
     ) -> RowMapState:
         """Return the map state of this name. Only `init` may call this method."""
-        _check_state(self.state, "getMapState", HandleState.CREATED)
-        return self._planned(RowMapState, stateName)
+        return self._planned(RowMapState, stateName, "getMapState")
 
     def deleteIfExists(self, stateName: str) -> None:
         """Allow the state of this name to be missing in this shard.
@@ -181,7 +178,8 @@ class ProcessorHandle(spark_api.StatefulProcessorHandle):
             raise error
         self.state = HandleState.INITIALIZED
 
-    def _planned(self, make: Callable[[ShardState, str], State], name: str) -> State:
+    def _planned(self, make: Callable[[ShardState, str], State], name: str, call: str) -> State:
+        _check_state(self.state, call, HandleState.CREATED)
         try:
             return make(self._shard, name)
         except StateSchemaError as error:
@@ -399,32 +397,26 @@ class ArrowHandle(ProcessorHandle):
 
         The method returns None, because a processor needs no object for a value state.
         """
-        _check_state(self.state, "getValueState", HandleState.CREATED)
-        found = self._planned(lambda shard, name: ValueColumns(shard, shard.descriptor(name, "value")), stateName)
+        found = self._planned(
+            lambda shard, name: ValueColumns(shard, shard.descriptor(name, "value")), stateName, "getValueState"
+        )
         if isinstance(found, ValueColumns):
             self.states[stateName] = found
 
     def getListState(self, stateName: str, schema: Any, ttlDurationMs: int | None = None) -> Any:
         """Return the list state of this name, which acts on the keys of the current batch."""
-        _check_state(self.state, "getListState", HandleState.CREATED)
-        return self._planned(self._lists, stateName)
+        return self._planned(partial(self._keyed, "list", ListColumns, ArrowListState), stateName, "getListState")
 
     def getMapState(
         self, stateName: str, userKeySchema: Any, valueSchema: Any, ttlDurationMs: int | None = None
     ) -> Any:
         """Return the map state of this name, which acts on the keys of the current batch."""
-        _check_state(self.state, "getMapState", HandleState.CREATED)
-        return self._planned(self._maps, stateName)
+        return self._planned(partial(self._keyed, "map", MapColumns, ArrowMapState), stateName, "getMapState")
 
-    def _lists(self, shard: ShardState, name: str) -> ArrowListState:
-        columns = ListColumns(shard, shard.descriptor(name, "list"))
+    def _keyed(self, kind: str, columns_of: Any, state_of: Any, shard: ShardState, name: str) -> Any:
+        columns = columns_of(shard, shard.descriptor(name, kind))
         self._columns.append(columns)
-        return ArrowListState(columns, f"list state {name!r}")
-
-    def _maps(self, shard: ShardState, name: str) -> ArrowMapState:
-        columns = MapColumns(shard, shard.descriptor(name, "map"))
-        self._columns.append(columns)
-        return ArrowMapState(columns, f"map state {name!r}")
+        return state_of(columns, f"{kind} state {name!r}")
 
     def registerTimer(self, keys: Any, expiryTimestampMs: Any) -> None:  # type: ignore[override]
         """Register one timer for each given key."""
