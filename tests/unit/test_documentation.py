@@ -108,6 +108,21 @@ def test_the_page_of_the_operators_names_their_arguments(name: str) -> None:
     assert named | common == expected | common
 
 
+@pytest.mark.parametrize("name", [n for n in cairn_operators.__all__ if n.endswith("Operator")])
+def test_the_signatures_of_operators_and_of_the_whole_dag_agree(name: str) -> None:
+    """They are explicit, because editors and type checkers need it: what several have has one type and one default."""
+    dag = inspect.signature(cairn_operators.stateful_pipeline).parameters
+    task: dict[str, inspect.Parameter] = {}
+    for base in reversed(getattr(cairn_operators, name).__mro__):
+        if base.__module__.startswith("cairn_operators") and "__init__" in vars(base):
+            task |= inspect.signature(base.__init__).parameters
+    for argument in {"spark_conn_id", "storage_conn_id", "spark_conf"} & {*task}:
+        mine, theirs = dag[argument], task[argument]
+        assert (mine.annotation, mine.default) == (theirs.annotation, theirs.default), argument
+    for argument in {"pipeline", "root", "pipeline_name"} & {*task}:
+        assert str(task[argument].annotation).removesuffix(" | None") == "str", argument
+
+
 @pytest.mark.parametrize("module", sorted(PUBLIC))
 def test_the_api_page_has_every_public_name(module: str) -> None:
     section = (ROOT / "docs" / "api.md").read_text().split(f"## `{module}`\n")[1].split("\n## ")[0]
