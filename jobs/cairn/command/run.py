@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import typer
@@ -16,6 +15,7 @@ from cairn.requests import RunRange
 from state_backend.values.airflow_commands import command_line
 from state_backend.values.environment import Variable
 from state_backend.values.errors import CairnError, Rerun, UserCodeError
+from state_backend.values.frozen import frozen
 
 
 def run(

@@ -17,11 +17,11 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Protocol
 
 from state_backend.checkpoint.coordinator import Coordinator
 from state_backend.values.errors import StorageUnavailable
+from state_backend.values.frozen import frozen
 from state_backend.values.records import Prepared
 
 log = logging.getLogger("cairn")
