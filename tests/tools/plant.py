@@ -256,7 +256,7 @@ def find(fault: Fault, statements: Collection[Statement]) -> Statement | None:
 
 
 def replant(sample: Sequence[Fault], sources: Sequence[Source], seed: int) -> list[Fault]:
-    """Return the sample in today's code. For a fault that vanished, draw one of its room, or of the folder above."""
+    """Return the sample in today's code. For a fault that vanished, draw one of its room, or of the folder above, and say so."""
     statements = [one for source in sources for one in source.statements()]
     found = [find(fault, statements) for fault in sample]
     now = [one and one.fault(fault.operator, fault.new) for fault, one in zip(sample, found, strict=True)]
@@ -268,6 +268,7 @@ def replant(sample: Sequence[Fault], sources: Sequence[Source], seed: int) -> li
             while not (near := [one for one in free if f"{one.room}/".startswith(room)]):
                 room = room[: room.rstrip("/").rfind("/") + 1]
             now[n] = draw([one for one in near if one.operator == fault.operator] or near, seed + n + 1, 1)[0]
+            print(f"vanished: {fault}\n    in its place: {now[n]}", file=sys.stderr)
     return now
 
 
@@ -314,11 +315,7 @@ def main() -> None:
         return undo()
     sources = program(ROOT)
     if given.sample:
-        kept = [Fault(**one) for one in json.loads(given.sample.read_text())]
-        sample = replant(kept, sources, given.seed)
-        for gone, fault in zip(kept, sample, strict=True):
-            if (same(gone.old), gone.new) != (same(fault.old), fault.new):
-                print(f"vanished: {gone}\n    in its place: {fault}", file=sys.stderr)
+        sample = replant([Fault(**one) for one in json.loads(given.sample.read_text())], sources, given.seed)
     else:
         sample = draw([fault for source in sources for fault in source.faults()], given.seed, given.count)
     if given.measure:

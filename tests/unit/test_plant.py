@@ -94,11 +94,14 @@ FAULT = Fault(operator="flipped comparison", path="jobs/toy.py", function="Toy.r
         ("jobs/toy.py", (b"if a < 3", b"if a < 5"), None),
     ],
 )
-def test_found_again(path: str, change: tuple[bytes, bytes], function: str | None) -> None:
+def test_found_again(
+    path: str, change: tuple[bytes, bytes], function: str | None, capsys: pytest.CaptureFixture[str]
+) -> None:
     source = Source(path, TOY.replace(*change))
     again = find(FAULT, source.statements())
     assert (again and again.function) == function
     now = replant([FAULT, FAULT], [source], 1)
+    assert capsys.readouterr().err.count("vanished: ") == (0 if function else 2)
     if function:
         assert now == [replace(FAULT, path=path, function=function)] * 2
     else:
