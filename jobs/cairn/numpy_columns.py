@@ -40,6 +40,11 @@ def same_values(one: pa.Array, other: pa.Array) -> Bools:
     return same
 
 
+def booleans(column: Any) -> Bools:
+    """Return a boolean column, or an array of booleans, as a NumPy array. Null is False."""
+    return np.asarray(column.fill_null(False).to_numpy(zero_copy_only=False)).astype(np.bool_)
+
+
 def numbers(array: pa.Array) -> Array:
     """Return the values of a fixed-width Arrow array as a NumPy array. Null is 0.
 

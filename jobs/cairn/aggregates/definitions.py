@@ -27,7 +27,7 @@ from cairn.aggregates.folds import (
     total_of,
 )
 from cairn.aggregates.groups import Column, Doubles, Groups
-from cairn.numpy_columns import array_of, numbers, valid_rows, whole
+from cairn.numpy_columns import array_of, booleans, numbers, valid_rows, whole
 from state_backend.formats.hyperloglog import Sketches, hash_values, precision_for
 
 # The new fields of one aggregate's state, and the aggregate's value for each key.
@@ -405,7 +405,7 @@ class First(OfOneRow):
             seen = valid_rows(before)
         else:
             keys, rows = groups.some, groups.starts[groups.some]
-            seen = numbers(old["seen"]).astype(np.bool_)
+            seen = booleans(old["seen"])
         places = np.arange(groups.keys)
         places[keys] = np.where(seen[keys], places[keys], groups.keys + np.arange(len(rows)))
         new = picked(before, column.array, rows, places)
@@ -415,7 +415,7 @@ class First(OfOneRow):
     def merge(self, stored: Groups) -> Parts:
         """Return the value whose row came first."""
         rows = stored.batch.rows
-        seen = valid_rows(whole(rows["first"])) if self.ignore_nulls else numbers(whole(rows["seen"])).astype(np.bool_)
+        seen = valid_rows(whole(rows["first"])) if self.ignore_nulls else booleans(rows["seen"])
         chosen = np.lexsort((*arrived(rows), ~seen, stored.key_of_row))[stored.starts]
         return taken_rows(rows, chosen)
 

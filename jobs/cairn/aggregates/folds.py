@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from pyspark.sql.types import DataType, LongType
 
 from cairn.aggregates.column_types import MAX_DIGITS
-from cairn.aggregates.groups import Column, Doubles, Groups
+from cairn.aggregates.groups import Column, Doubles, Groups, key_text
 from cairn.numpy_columns import Array, Bools, Int64s, array_of, numbers, whole
 from state_backend.values.errors import ProcessorError
 
@@ -107,7 +107,7 @@ def decimal_means(column: Column, totals: pa.Array, counts: Int64s, name: str) -
 
 def _overflow(what: str, name: str, of: pa.DataType, column: Column, overflows: npt.ArrayLike) -> ProcessorError:
     return ProcessorError(
-        f"the {what} of column {name!r} does not fit {of} at key {column.groups.key_text(np.argmax(overflows))}; "
+        f"the {what} of column {name!r} does not fit {of} at key {key_text(column.groups.batch, np.argmax(overflows))}; "
         "in the source, cast the column to double, or to a decimal with more digits before the point"
     )
 

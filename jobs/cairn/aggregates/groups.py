@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -59,11 +60,11 @@ class Groups:
             self._columns[name] = Column(whole(self.batch.rows[name]), self)
         return self._columns[name]
 
-    def key_text(self, at: np.intp) -> str:
-        """Return a key as text for messages."""
-        return ", ".join(
-            f"{name}={value!r}" for name, value in self.batch.keys.slice(int(at), 1).to_pylist()[0].items()
-        )
+
+def key_text(batch: KeyedBatch, key: Any) -> str:
+    """Return a key of a batch as text for messages, by its place."""
+    values = batch.keys.slice(int(key), 1).to_pylist()[0]
+    return ", ".join(f"{name}={value!r}" for name, value in values.items())
 
 
 class Column:

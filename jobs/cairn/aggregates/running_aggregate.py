@@ -22,7 +22,6 @@ from cairn.aggregates.state_fields import (
 )
 from cairn.arrow_processor import ArrowProcessor, BatchResult, KeyedBatch, with_keys
 from cairn.numpy_columns import whole
-from state_backend.values.errors import UsageError
 
 STATE = "aggregates"
 
@@ -55,23 +54,11 @@ class RunningAggregate(ArrowProcessor):
     def __init_subclass__(cls, **arguments: Any) -> None:
         """Collect the aggregates that the new class declares or inherits."""
         super().__init_subclass__(**arguments)
-        for name, value in vars(cls).items():
-            if isinstance(value, Aggregate) and hasattr(RunningAggregate, name):
-                raise UsageError(
-                    f"{cls.__name__}.{name} = {value}: every processor already has an attribute {name!r}; choose another name"
-                )
-        cls.declared_aggregates = declared_in(cls)
+        cls.declared_aggregates = declared_in(cls, RunningAggregate)
 
     @classmethod
     def check_pipeline(cls, pipeline: Any) -> None:
-        """Check the class attributes when a pipeline is declared.
-
-        Args:
-            pipeline: The `Pipeline`.
-
-        Raises:
-            UsageError: The class declares no aggregates, or `ttl_ms` has a wrong value or does not fit the pipeline.
-        """
+        """Check the class attributes when a pipeline is declared."""
         check_declared(cls.__name__, cls.declared_aggregates)
         check_ttl(cls.__name__, cls.ttl_ms, pipeline)
 
@@ -79,43 +66,18 @@ class RunningAggregate(ArrowProcessor):
         self.declared_aggregates = spelled_aggregates(self.declared_aggregates, names)
 
     def init(self, handle: Any) -> None:
-        """Declare the value state `aggregates` with a field for each part of each aggregate.
-
-        Args:
-            handle: The handle that Cairn passes to each processor.
-
-        Raises:
-            UsageError: The class declares no aggregates, or an aggregate does not fit the input's columns.
-        """
+        """Declare the value state `aggregates` with a field for each part of each aggregate."""
         fields = plan_fields(type(self).__name__, self.declared_aggregates, handle.input_schema, handle.key_schema)
         self._parts = {name: [part for part, _ in parts] for name, parts in fields.items()}
         handle.getValueState(STATE, StructType(state_fields(self.declared_aggregates, fields)), self.ttl_ms)
 
     def deriveOutputSchema(self, handle: Any) -> StructType:
-        """Return the schema of the output: the key columns, then each aggregate.
-
-        Args:
-            handle: The handle that Cairn passes to each processor.
-
-        Raises:
-            UsageError: The class declares no aggregates, or an aggregate does not fit the input's columns.
-        """
+        """Return the schema of the output: the key columns, then each aggregate."""
         plan_fields(type(self).__name__, self.declared_aggregates, handle.input_schema, handle.key_schema)
         return StructType([*nullable(handle.key_schema), *aggregate_fields(self.declared_aggregates, handle)])
 
     def handleBatch(self, batch: KeyedBatch) -> BatchResult:
-        """Add the rows of a batch to the aggregates of their keys.
-
-        Args:
-            batch: The rows of many keys, and the state of these keys.
-
-        Returns:
-            The new state of every key, and one output row per key. A last key whose rows continue in the next batch has
-            no output row yet.
-
-        Raises:
-            ProcessorError: A sum, or a mean of decimals, does not fit its type.
-        """
+        """Add the rows of a batch to the aggregates of their keys."""
         old, groups = batch.states[STATE], Groups(batch)
         new: dict[str, pa.Array] = {}
         output: dict[str, pa.Array] = {}

@@ -114,8 +114,16 @@ def plan_fields(
     return fields
 
 
-def declared_in(of: type) -> dict[str, Aggregate]:
-    """Return the aggregates that a class declares or inherits, those of base classes first."""
+def declared_in(of: type, base: type) -> dict[str, Aggregate]:
+    """Return the aggregates that a class declares or inherits, those of base classes first.
+
+    Refuse an aggregate of the class that has the name of an attribute of `base`.
+    """
+    for name, value in vars(of).items():
+        if isinstance(value, Aggregate) and hasattr(base, name):
+            raise UsageError(
+                f"{of.__name__}.{name} = {value}: every processor already has an attribute {name!r}; choose another name"
+            )
     found: dict[str, Any] = {}
     for cls in reversed(of.__mro__):
         found.update(vars(cls))

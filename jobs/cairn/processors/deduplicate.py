@@ -20,6 +20,7 @@ from cairn.processors.ready_made import (
     check_choice,
     check_free,
     check_span,
+    fields_beside_key,
     type_of_event_time,
 )
 from state_backend.formats.recorded_settings import INSTEAD_OF
@@ -73,11 +74,7 @@ class Deduplicate(ReadyMade):
 
     @classmethod
     def check_settings(cls) -> None:
-        """Check the class attributes.
-
-        Raises:
-            UsageError: A setting is missing, has a wrong value, or contradicts another.
-        """
+        """Check the class attributes."""
         check_span(cls, "horizon", "remember every key for ever")
         check_choice(cls, "keep", ("first", "last"))
         check_choice(cls, "output_duplicates", (True, False))
@@ -87,14 +84,7 @@ class Deduplicate(ReadyMade):
             )
 
     def init(self, handle: Any) -> None:
-        """Declare the state.
-
-        Args:
-            handle: The handle that Cairn passes to each processor.
-
-        Raises:
-            UsageError: The pipeline has no event time, or an input column has the name `duplicate_number`.
-        """
+        """Declare the state."""
         self.check_settings()
         self._handle = handle
         self._state = STATES[self.keep]
@@ -108,21 +98,14 @@ class Deduplicate(ReadyMade):
             fields.append(StructField("opened_at", type_of_event_time(owner, f"horizon = {self.horizon!r}", handle)))
             self._time, self._horizon_us = handle.event_time, self.horizon // MICROSECOND
         if self.keep == "last":
-            row = [f for f in nullable(handle.input_schema) if f.name not in handle.key_schema.names]
+            row = fields_beside_key(handle)
             self._row_names = [f.name for f in row]
             # One field for each column: a struct would be coded row by row in Python.
             fields += [StructField(f"row_{f.name}", f.dataType) for f in row]
         handle.getValueState(self._state, StructType(fields))
 
     def deriveOutputSchema(self, handle: Any) -> StructType:
-        """Return the schema of the output: the input columns, and `duplicate_number` if duplicates are emitted.
-
-        Args:
-            handle: The handle that Cairn passes to each processor.
-
-        Raises:
-            UsageError: An input column has the name `duplicate_number`.
-        """
+        """Return the schema of the output: the input columns, and `duplicate_number` if duplicates are emitted."""
         self._number_is_free(handle)
         number = [StructField(NUMBER, LongType())] if self.output_duplicates else []
         return StructType([*nullable(handle.input_schema), *number])
@@ -136,14 +119,7 @@ class Deduplicate(ReadyMade):
         return {state: [f"keep = {keep}", f"keep = {self.keep}"] for keep, state in STATES.items() if keep != self.keep}
 
     def handleBatch(self, batch: KeyedBatch) -> BatchResult:
-        """Put out the rows that are not duplicates, and store when their horizons begin.
-
-        Args:
-            batch: The rows of many keys, and the state of these keys.
-
-        Returns:
-            The state of every key, and the output rows. A key has no state after its horizon.
-        """
+        """Put out the rows that are not duplicates, and store when their horizons begin."""
         seen = _Seen(
             known=batch.exists[self._state],
             duplicates=numbers(whole(batch.states[self._state]["duplicates"])),
@@ -175,14 +151,7 @@ class Deduplicate(ReadyMade):
         return BatchResult(states={self._state: pa.table(states)}, cleared={self._state: ~known}, output=output)
 
     def handleExpiredTimers(self, batch: KeyedBatch) -> BatchResult:
-        """Delete the state of horizons that have ended. With `keep = "last"`, emit their rows.
-
-        Args:
-            batch: The keys whose horizons may have ended, and their state.
-
-        Returns:
-            The keys whose state is deleted, and the output rows.
-        """
+        """Delete the state of horizons that have ended. With `keep = "last"`, emit their rows."""
         if self._time is None:
             return BatchResult()  # The class had a horizon when these timers were set.
         column = whole(batch.states[self._state]["opened_at"])

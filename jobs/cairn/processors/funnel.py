@@ -23,8 +23,9 @@ from cairn.processors.ready_made import (
     ceil_ms,
     check_free,
     check_length,
-    check_times,
+    keys_at,
     made_with,
+    times_of,
     type_of_event_time,
 )
 from state_backend.values.errors import UsageError
@@ -88,11 +89,7 @@ class Funnel(ReadyMade):
 
     @classmethod
     def check_settings(cls) -> None:
-        """Check the class attributes.
-
-        Raises:
-            UsageError: A setting is missing, or has a wrong value.
-        """
+        """Check the class attributes."""
         step, steps = getattr(cls, "step", None), getattr(cls, "steps", None)
         if not isinstance(step, str) or not step:
             found = f"is {step!r}" if hasattr(cls, "step") else "is missing"
@@ -105,14 +102,7 @@ class Funnel(ReadyMade):
         check_length(cls, "within")
 
     def init(self, handle: Any) -> None:
-        """Declare the list state `rows`.
-
-        Args:
-            handle: The handle that Cairn passes to each processor.
-
-        Raises:
-            UsageError: The pipeline has no event time, or the column of steps does not fit.
-        """
+        """Declare the list state `rows`."""
         self.check_settings()
         self.deriveOutputSchema(handle)
         self._handle = handle
@@ -127,15 +117,7 @@ class Funnel(ReadyMade):
         )
 
     def deriveOutputSchema(self, handle: Any) -> StructType:
-        """Return the schema of the output: key columns, and the columns of the funnel.
-
-        Args:
-            handle: The handle that Cairn passes to each processor.
-
-        Raises:
-            UsageError: The pipeline has no event time, the column of steps does not fit, or a key column has the name of
-                an added column.
-        """
+        """Return the schema of the output: key columns, and the columns of the funnel."""
         self.check_settings()
         owner = type(self).__name__
         of = type_of_event_time(owner, "Funnel", handle)
@@ -169,18 +151,8 @@ class Funnel(ReadyMade):
         )
 
     def handleBatch(self, batch: KeyedBatch) -> BatchResult:
-        """Remember the rows of a batch that are steps.
-
-        Args:
-            batch: The rows of many keys.
-
-        Returns:
-            An empty result: timers emit the funnels.
-
-        Raises:
-            ProcessorError: A row has no event time.
-        """
-        check_times(type(self).__name__, batch, self._handle.event_time)
+        """Remember the rows of a batch that are steps."""
+        times_of(type(self).__name__, batch, self._handle.event_time)
         found = pc.index_in(whole(batch.rows[self.step]), value_set=self._values)
         chosen = np.flatnonzero(valid_rows(found))
         steps, owners = numbers(found)[chosen].astype(np.int16), batch.key_of_row[chosen]
@@ -200,14 +172,7 @@ class Funnel(ReadyMade):
         return BatchResult()
 
     def handleExpiredTimers(self, batch: KeyedBatch) -> BatchResult:
-        """Put out the funnels that no later row can change. Remove the rows that can't count any more.
-
-        Args:
-            batch: The keys whose funnels may be settled.
-
-        Returns:
-            A row for each settled funnel.
-        """
+        """Put out the funnels that no later row can change. Remove the rows that can't count any more."""
         held = self._rows.get()
         owners, times = held.key_of_row, numbers(whole(held.rows[AT]))
         order = np.lexsort((times, owners))
@@ -228,7 +193,6 @@ class Funnel(ReadyMade):
     def _output(self, batch: KeyedBatch, line: _TimeLine, funnels: _Funnels, chosen: Int64s) -> pa.Table:
         of = to_arrow_type(self._of_time, timezone="UTC")
         opens, reached = funnels.opens[chosen], funnels.reached[chosen]
-        keys = batch.keys.take(pa.array(line.owners[opens]))
         times = funnels.step_times[chosen]
         at = pa.array(np.append(0, np.cumsum(reached)), pa.int32())
         passed = times[np.arange(line.count) < reached[:, None]]
@@ -240,7 +204,7 @@ class Funnel(ReadyMade):
             COMPLETED: pa.array(reached == line.count),
             TIMES: pa.ListArray.from_arrays(at, array_of(passed, of)),
         }
-        return pa.table({**dict(zip(keys.column_names, keys.columns, strict=True)), **columns})
+        return pa.table({**keys_at(batch, line.owners[opens]), **columns})
 
 
 # --- funnels of many keys ---------------------------------------------------------------------------------------------

@@ -10,9 +10,19 @@ from pyspark.sql.types import BooleanType, StructField, StructType
 
 from cairn.aggregates.state_fields import nullable
 from cairn.arrow_processor import BatchResult, KeyedBatch
-from cairn.numpy_columns import Bools, Int64s, array_of, numbers, same_values, whole
+from cairn.numpy_columns import Bools, Int64s, array_of, booleans, numbers, same_values, whole
 from cairn.processors.ordering import type_of
-from cairn.processors.ready_made import ReadyMade, ceil_ms, check_free, check_times, type_of_event_time, with_deleted
+from cairn.processors.ready_made import (
+    ReadyMade,
+    ceil_ms,
+    check_deleted,
+    check_free,
+    fields_beside_key,
+    keys_at,
+    times_of,
+    type_of_event_time,
+    with_deleted,
+)
 from state_backend.values.errors import UsageError
 from state_backend.values.frozen import frozen
 
@@ -65,15 +75,8 @@ class History(ReadyMade):
 
     @classmethod
     def check_settings(cls) -> None:
-        """Check the class attributes.
-
-        Raises:
-            UsageError: A setting has a wrong value.
-        """
-        if cls.deleted is not None and not isinstance(cls.deleted, str):
-            raise UsageError(
-                f'{cls.__name__}.deleted is {cls.deleted!r}; name a boolean column, as in deleted = "is_deleted"'
-            )
+        """Check the class attributes."""
+        check_deleted(cls)
         names = _tracked(cls.tracked)
         if names is not None and (not names or not all(isinstance(name, str) and name for name in names)):
             raise UsageError(
@@ -81,14 +84,7 @@ class History(ReadyMade):
             )
 
     def init(self, handle: Any) -> None:
-        """Declare the list state `changes` with all input columns except the key.
-
-        Args:
-            handle: The handle that Cairn passes to each processor.
-
-        Raises:
-            UsageError: The pipeline has no event time, or a column does not fit.
-        """
+        """Declare the list state `changes` with all input columns except the key."""
         owner = type(self).__name__
         self.deriveOutputSchema(handle)
         for name, setting in ((handle.event_time, "the event time"), (self.deleted, "deleted")):
@@ -103,7 +99,7 @@ class History(ReadyMade):
                     f"{owner}.deleted names column {self.deleted!r}, which is {of.simpleString()}; name a boolean column"
                 )
         self._handle = handle
-        row = [f for f in nullable(handle.input_schema) if f.name not in handle.key_schema.names]
+        row = fields_beside_key(handle)
         self._names = [f.name for f in row]
         self._values = [name for name in self._names if name not in (handle.event_time, self.deleted)]
         for name in _tracked(self.tracked) or ():
@@ -118,14 +114,7 @@ class History(ReadyMade):
         self._changes = handle.getListState(STATE, StructType(fields))
 
     def deriveOutputSchema(self, handle: Any) -> StructType:
-        """Return the schema of the output: the input columns, `valid_from` and `valid_to`.
-
-        Args:
-            handle: The handle that Cairn passes to each processor.
-
-        Raises:
-            UsageError: The pipeline has no event time, or the input has a column of the output.
-        """
+        """Return the schema of the output: the input columns, `valid_from` and `valid_to`."""
         owner = type(self).__name__
         of = type_of_event_time(owner, "History", handle)
         for name in (VALID_FROM, VALID_TO):
@@ -134,18 +123,8 @@ class History(ReadyMade):
         return StructType([*values, StructField(VALID_FROM, of), StructField(VALID_TO, of)])
 
     def handleBatch(self, batch: KeyedBatch) -> BatchResult:
-        """Merge the changes of a batch into the changes of their keys.
-
-        Args:
-            batch: All rows of many keys.
-
-        Returns:
-            The versions that are new or changed.
-
-        Raises:
-            ProcessorError: A row has no event time.
-        """
-        check_times(type(self).__name__, batch, self._handle.event_time)
+        """Merge the changes of a batch into the changes of their keys."""
+        times_of(type(self).__name__, batch, self._handle.event_time)
         held = self._changes.get()
         columns = {
             name: pa.concat_arrays([whole(held.rows[name]).cast(batch.rows[name].type), whole(batch.rows[name])])
@@ -159,23 +138,16 @@ class History(ReadyMade):
         self._keep(line, times, columns, deletes, begins, batch.time.getCurrentWatermarkInMs())
         was = self._emitted(held.rows, deletes)
         emitted = _emitted(line, owners, times, deletes, begins, was, self._replaced_alike(line, columns, len(was)))
-        of_key, rows = pa.array(owners[emitted.rows]), pa.array(emitted.rows)
+        rows = pa.array(emitted.rows)
         time_type = columns[self._handle.event_time].type
-        output = {name: batch.keys[name].take(of_key) for name in batch.keys.column_names}
+        output = keys_at(batch, owners[emitted.rows])
         output |= {name: columns[name].take(rows) for name in self._values}
         output[VALID_FROM] = array_of(times[emitted.rows], time_type)
         output[VALID_TO] = array_of(emitted.ends, time_type, emitted.has_end)
         return BatchResult(output=pa.table(output))
 
     def handleExpiredTimers(self, batch: KeyedBatch) -> BatchResult:
-        """Drop changes that no later row can affect.
-
-        Args:
-            batch: The keys whose last change is before the watermark.
-
-        Returns:
-            An empty result: the versions have been emitted.
-        """
+        """Drop changes that no later row can affect."""
         held = self._changes.get()
         columns = {name: whole(held.rows[name]) for name in self._names}
         times, deletes = numbers(columns[self._handle.event_time]), self._deletions(columns)
@@ -188,11 +160,11 @@ class History(ReadyMade):
     def _deletions(self, columns: dict[str, pa.Array]) -> Bools:
         if self.deleted is None:
             return np.zeros(len(columns[self._handle.event_time]), np.bool_)
-        return numbers(columns[self.deleted]).astype(np.bool_)
+        return booleans(columns[self.deleted])
 
     def _emitted(self, held: pa.Table, deletes: Bools) -> Bools:
         """Return True for each row of the state that was emitted as a version."""
-        made: Bools = numbers(whole(held[MAKES_VERSION]).fill_null(True)).astype(np.bool_) & ~deletes[: len(held)]
+        made: Bools = booleans(held[MAKES_VERSION].fill_null(True)) & ~deletes[: len(held)]
         return made
 
     def _begins(self, line: _TimeLine, columns: dict[str, pa.Array], deletes: Bools) -> Bools:

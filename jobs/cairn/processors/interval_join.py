@@ -11,8 +11,14 @@ import pyarrow as pa
 from pyspark.sql.types import BooleanType, StructField, StructType
 
 from cairn.arrow_processor import BatchResult, KeyedBatch
-from cairn.numpy_columns import Bools, Int64s, array_of, numbers, whole
-from cairn.processors.ready_made import MICROSECOND, ReadyMade, ceil_ms, check_choice, made_with
+from cairn.numpy_columns import Bools, Int64s, array_of, booleans, numbers, whole
+from cairn.processors.ready_made import (
+    MICROSECOND,
+    ReadyMade,
+    ceil_ms,
+    check_choice,
+    made_with,
+)
 from cairn.processors.two_inputs import (
     NO_TIME,
     Side,
@@ -76,11 +82,7 @@ class IntervalJoin(ReadyMade):
 
     @classmethod
     def check_settings(cls) -> None:
-        """Check the class attributes.
-
-        Raises:
-            UsageError: A setting is missing, has a wrong value, or contradicts another.
-        """
+        """Check the class attributes."""
         check_kinds(cls, "left", "right")
         for name in ("lower", "upper"):
             value = getattr(cls, name, None)
@@ -95,14 +97,7 @@ class IntervalJoin(ReadyMade):
         check_choice(cls, "how", ("inner", "left", "right", "full"))
 
     def init(self, handle: Any) -> None:
-        """Declare the list states `left` and `right`.
-
-        Args:
-            handle: The handle that Cairn passes to each processor.
-
-        Raises:
-            UsageError: A setting is wrong, or does not fit the input.
-        """
+        """Declare the list states `left` and `right`."""
         self.check_settings()
         self._handle = handle
         self._sides = sides_of(type(self).__name__, "IntervalJoin", handle, (self.left, self.right))
@@ -119,29 +114,12 @@ class IntervalJoin(ReadyMade):
         ]
 
     def deriveOutputSchema(self, handle: Any) -> StructType:
-        """Return the schema of the output: the key columns, and the columns of both sides.
-
-        Args:
-            handle: The handle that Cairn passes to each processor.
-
-        Raises:
-            UsageError: A setting does not fit the input.
-        """
+        """Return the schema of the output: the key columns, and the columns of both sides."""
         self.check_settings()
         return output_schema(handle, sides_of(type(self).__name__, "IntervalJoin", handle, (self.left, self.right)))
 
     def handleBatch(self, batch: KeyedBatch) -> BatchResult:
-        """Join the rows of a batch with each other and with the held rows.
-
-        Args:
-            batch: The rows of many keys.
-
-        Returns:
-            The new pairs. An outer join adds the rows that can't match.
-
-        Raises:
-            ProcessorError: A row has an unknown kind.
-        """
+        """Join the rows of a batch with each other and with the held rows."""
         sides = split_sides(type(self).__name__, batch, self._handle.event_time, self._sides)
         held = [held_rows(state.get(), side) for state, side in zip(self._states, self._sides, strict=True)]
         rows = [old.followed_by(new) for old, (new, _) in zip(held, sides, strict=True)]
@@ -166,14 +144,7 @@ class IntervalJoin(ReadyMade):
         return BatchResult(output=pa.concat_tables(output))
 
     def handleExpiredTimers(self, batch: KeyedBatch) -> BatchResult:
-        """Remove the rows that can find no more partners. An outer join emits the removed rows that never found one.
-
-        Args:
-            batch: The keys that have such rows.
-
-        Returns:
-            The rows without partner.
-        """
+        """Remove the rows that can find no more partners. An outer join emits the removed rows that never found one."""
         watermark_ms = batch.time.getCurrentWatermarkInMs()
         output: list[pa.Table] = []
         left: list[tuple[Int64s, Int64s]] = []
@@ -222,7 +193,7 @@ class IntervalJoin(ReadyMade):
             state.appendList(new.owners, new.rows)
             return
         count = len(held.owners)
-        before = numbers(whole(held.rows[MATCHED])).astype(np.bool_)
+        before = booleans(held.rows[MATCHED])
         matched = np.concatenate([before, np.zeros(len(new.owners), np.bool_)])
         matched[pairs] = True
         changed = np.unique(held.owners[matched[:count] & ~before])

@@ -12,9 +12,16 @@ from pyspark.sql.types import BooleanType, StructType
 
 from cairn.aggregates.state_fields import nullable
 from cairn.arrow_processor import BatchResult, KeyedBatch, with_keys
-from cairn.numpy_columns import Bools, Int64s, numbers, same_values, whole
+from cairn.numpy_columns import Bools, Int64s, booleans, same_values, whole
 from cairn.processors.ordering import OrderColumn, check_order, order_codes, order_columns, type_of
-from cairn.processors.ready_made import ReadyMade, check_span, with_deleted, with_settings
+from cairn.processors.ready_made import (
+    ReadyMade,
+    check_deleted,
+    check_span,
+    fields_beside_key,
+    with_deleted,
+    with_settings,
+)
 from state_backend.values.errors import UsageError
 
 __all__ = ["Latest"]
@@ -58,21 +65,14 @@ class Latest(ReadyMade):
 
     @classmethod
     def check_settings(cls) -> None:
-        """Check the class attributes.
-
-        Raises:
-            UsageError: A setting is missing, has a wrong value, or contradicts another.
-        """
+        """Check the class attributes."""
         for column in _version(cls.__name__, cls.version):
             if column.descending:
                 raise UsageError(
                     f"{cls.__name__}.version has a descending column {column.name!r}; a larger version is newer, so leave out desc"
                 )
+        check_deleted(cls)
         if cls.deleted is not None:
-            if not isinstance(cls.deleted, str):
-                raise UsageError(
-                    f'{cls.__name__}.deleted is {cls.deleted!r}; name a boolean column, as in deleted = "is_deleted"'
-                )
             check_span(cls, "horizon", "keep deleted keys for ever")
         elif getattr(cls, "horizon", None) is not None:
             raise UsageError(
@@ -80,14 +80,7 @@ class Latest(ReadyMade):
             )
 
     def init(self, handle: Any) -> None:
-        """Declare the state `latest` with all input columns except the key.
-
-        Args:
-            handle: The handle that Cairn passes to each processor.
-
-        Raises:
-            UsageError: A setting does not fit the input.
-        """
+        """Declare the state `latest` with all input columns except the key."""
         self.check_settings()
         owner = type(self).__name__
         self._handle = handle
@@ -105,7 +98,7 @@ class Latest(ReadyMade):
                 raise UsageError(
                     f"{owner}.horizon needs a clock; declare the pipeline with time_mode='processing' or 'event'"
                 )
-        row = [f for f in nullable(handle.input_schema) if f.name not in handle.key_schema.names]
+        row = fields_beside_key(handle)
         if not row:
             raise UsageError(
                 f"{owner}: all columns of the input are in the key, and no column is left that could change; take columns out of the key"
@@ -121,22 +114,11 @@ class Latest(ReadyMade):
         )
 
     def deriveOutputSchema(self, handle: Any) -> StructType:
-        """Return the schema of the output: the input columns.
-
-        Args:
-            handle: The handle that Cairn passes to each processor.
-        """
+        """Return the schema of the output: the input columns."""
         return StructType(nullable(handle.input_schema))
 
     def handleBatch(self, batch: KeyedBatch) -> BatchResult:
-        """Replace the newest row of each key that has a newer row in the batch.
-
-        Args:
-            batch: The rows of many keys, and the newest rows of these keys so far.
-
-        Returns:
-            The newest row of each key, and the rows that changed.
-        """
+        """Replace the newest row of each key that has a newer row in the batch."""
         keys, old = batch.keys.num_rows, batch.states[STATE]
         newest, replaces = self._newest(batch)
         places = np.where(replaces, keys + newest, np.arange(keys))
@@ -154,17 +136,10 @@ class Latest(ReadyMade):
         return BatchResult(states={STATE: state}, output=self._output(batch, state))
 
     def handleExpiredTimers(self, batch: KeyedBatch) -> BatchResult:
-        """Forget keys that were deleted long ago.
-
-        Args:
-            batch: The keys whose timers are due, and their newest rows.
-
-        Returns:
-            The keys to forget.
-        """
+        """Forget keys that were deleted long ago."""
         if self.deleted is None or self.horizon is None:
             return BatchResult()
-        return BatchResult(cleared={STATE: numbers(whole(batch.states[STATE][self.deleted])).astype(np.bool_)})
+        return BatchResult(cleared={STATE: booleans(batch.states[STATE][self.deleted])})
 
     def _newest(self, batch: KeyedBatch) -> tuple[Int64s, Bools]:
         """Return, for each key, the position of the batch's newest row, and True if it replaces the stored row."""
@@ -187,8 +162,8 @@ class Latest(ReadyMade):
 
     def _deleted(self, old: pa.ChunkedArray, batch: KeyedBatch, places: Int64s) -> tuple[Bools, Bools]:
         """Return True for each key that was deleted before the batch, and for each key that is deleted after it."""
-        before = numbers(whole(old)).astype(np.bool_)
-        rows = numbers(whole(batch.rows[self.deleted])).astype(np.bool_)
+        before = booleans(old)
+        rows = booleans(batch.rows[self.deleted])
         return before, np.concatenate([before, rows])[places]
 
     def _move_timers(self, batch: KeyedBatch, replaces: Bools, was_deleted: Bools, is_deleted: Bools) -> None:

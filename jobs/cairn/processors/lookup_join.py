@@ -8,8 +8,14 @@ import numpy as np
 from pyspark.sql.types import BooleanType, StructType
 
 from cairn.arrow_processor import BatchResult, KeyedBatch
-from cairn.numpy_columns import Bools, Int64s, numbers, whole
-from cairn.processors.ready_made import ReadyMade, ceil_ms, check_choice, made_with
+from cairn.numpy_columns import Bools, Int64s, booleans
+from cairn.processors.ready_made import (
+    ReadyMade,
+    ceil_ms,
+    check_choice,
+    check_deleted,
+    made_with,
+)
 from cairn.processors.two_inputs import (
     NO_TIME,
     SideRows,
@@ -68,27 +74,13 @@ class LookupJoin(ReadyMade):
 
     @classmethod
     def check_settings(cls) -> None:
-        """Check the class attributes.
-
-        Raises:
-            UsageError: A setting is missing, or has a wrong value.
-        """
+        """Check the class attributes."""
         check_kinds(cls, "facts", "table")
         check_choice(cls, "how", ("left", "inner"))
-        if cls.deleted is not None and not isinstance(cls.deleted, str):
-            raise UsageError(
-                f'{cls.__name__}.deleted is {cls.deleted!r}; name a boolean column, as in deleted = "{cls.table}_is_deleted"'
-            )
+        check_deleted(cls, f"{cls.table}_is_deleted")
 
     def init(self, handle: Any) -> None:
-        """Declare the list states `facts` and `versions`.
-
-        Args:
-            handle: The handle that Cairn passes to each processor.
-
-        Raises:
-            UsageError: A setting is wrong, or does not fit the input.
-        """
+        """Declare the list states `facts` and `versions`."""
         self._schema = arrow_schema(self.deriveOutputSchema(handle))
         self._handle = handle
         self._sides = sides_of(type(self).__name__, "LookupJoin", handle, (self.facts, self.table))
@@ -99,14 +91,7 @@ class LookupJoin(ReadyMade):
         )
 
     def deriveOutputSchema(self, handle: Any) -> StructType:
-        """Return the schema of the output: the key columns, the columns of the fact, and those of the version.
-
-        Args:
-            handle: The handle that Cairn passes to each processor.
-
-        Raises:
-            UsageError: A setting does not fit the input.
-        """
+        """Return the schema of the output: the key columns, the columns of the fact, and those of the version."""
         self.check_settings()
         owner = type(self).__name__
         sides = sides_of(owner, "LookupJoin", handle, (self.facts, self.table))
@@ -122,17 +107,7 @@ class LookupJoin(ReadyMade):
         return output_schema(handle, sides, without=self._deleted)
 
     def handleBatch(self, batch: KeyedBatch) -> BatchResult:
-        """Store the facts and versions of a batch.
-
-        Args:
-            batch: The rows of many keys.
-
-        Returns:
-            The facts that can't match, if `how` is "left".
-
-        Raises:
-            ProcessorError: A row has an unknown kind.
-        """
+        """Store the facts and versions of a batch."""
         (facts, unmatched), (versions, _) = split_sides(
             type(self).__name__, batch, self._handle.event_time, self._sides
         )
@@ -151,14 +126,7 @@ class LookupJoin(ReadyMade):
         return BatchResult(output=self._output(batch, unmatched, self._no_version, np.full(len(unmatched.owners), -1)))
 
     def handleExpiredTimers(self, batch: KeyedBatch) -> BatchResult:
-        """Put out the facts that the watermark has passed, and remove the versions that no later fact needs.
-
-        Args:
-            batch: The keys that have such facts or versions.
-
-        Returns:
-            The facts with their versions.
-        """
+        """Put out the facts that the watermark has passed, and remove the versions that no later fact needs."""
         keys, watermark_ms = batch.keys.num_rows, batch.time.getCurrentWatermarkInMs()
         facts = held_rows(self._facts.get(), self._sides[0])
         versions = held_rows(self._versions.get(), self._sides[1])
@@ -211,7 +179,7 @@ class LookupJoin(ReadyMade):
     def _deletions(self, versions: SideRows) -> Bools:
         if self._deleted is None:
             return np.zeros(len(versions.owners), np.bool_)
-        return numbers(whole(versions.rows[self._deleted])).astype(np.bool_)
+        return booleans(versions.rows[self._deleted])
 
     @staticmethod
     def _replace(state: Any, rows: SideRows, gone: Bools) -> None:

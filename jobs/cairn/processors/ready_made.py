@@ -10,11 +10,13 @@ from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 from pyspark.sql.types import BooleanType, DataType, StructField, StructType
 
-from cairn.aggregates.state_fields import spelled_name
+from cairn.aggregates.groups import key_text
+from cairn.aggregates.state_fields import nullable, spelled_name
 from cairn.arrow_processor import ArrowProcessor, KeyedBatch
-from cairn.numpy_columns import valid_rows, whole
+from cairn.numpy_columns import numbers, valid_rows, whole
 from state_backend.formats.recorded_settings import SETTINGS
 from state_backend.state.plan_state_schemas import MADE_WITH
 from state_backend.values.errors import ProcessorError, UsageError
@@ -48,12 +50,7 @@ class ReadyMade(ArrowProcessor, ABC):
 
     @classmethod
     def is_setting(cls, name: str, value: Any) -> bool:
-        """Return True for a class attribute that a subclass may have: a setting or a method.
-
-        Args:
-            name: Name of the attribute.
-            value: Value of the attribute.
-        """
+        """Return True for a class attribute that a subclass may have: a setting or a method."""
         return name in (*cls.settings, "settings", "column_settings", "splits_keys") or hasattr(value, "__get__")
 
     @classmethod
@@ -77,14 +74,7 @@ class ReadyMade(ArrowProcessor, ABC):
 
     @classmethod
     def check_pipeline(cls, pipeline: Any) -> None:
-        """Check the class attributes when a pipeline is declared. A subclass may compare them with the pipeline.
-
-        Args:
-            pipeline: The `Pipeline`.
-
-        Raises:
-            UsageError: A setting is missing, has a value that is not allowed, or does not fit the pipeline.
-        """
+        """Check the class attributes when a pipeline is declared. A subclass may compare them with the pipeline."""
         cls.check_settings()
 
 
@@ -96,6 +86,17 @@ def _spelled(text: Any, names: Sequence[str]) -> Any:
     if name.strip() and direction.lower() in ("asc", "desc"):
         return f"{spelled_name(name.strip(), names)} {direction}"
     return spelled_name(text.strip(), names)
+
+
+def fields_beside_key(handle: Any) -> list[StructField]:
+    """Return the fields of the input's columns, without those of the key."""
+    return [f for f in nullable(handle.input_schema) if f.name not in handle.key_schema.names]
+
+
+def keys_at(batch: KeyedBatch, owners: npt.NDArray[np.int64]) -> dict[str, Any]:
+    """Return the key columns of output rows, whose keys have these places in the batch."""
+    at = pa.array(owners)
+    return {name: batch.keys[name].take(at) for name in batch.keys.column_names}
 
 
 def ready_made(cls: type) -> type:
@@ -174,6 +175,14 @@ def check_length(cls: type, name: str) -> None:
     check_length_of_time(f"{cls.__name__}.{name}", value)
 
 
+def check_deleted(cls: Any, example: str = "is_deleted") -> None:
+    """Check the setting `deleted`."""
+    if cls.deleted is not None and not isinstance(cls.deleted, str):
+        raise UsageError(
+            f'{cls.__name__}.deleted is {cls.deleted!r}; name a boolean column, as in deleted = "{example}"'
+        )
+
+
 def check_choice(cls: type, name: str, choices: Collection[Any]) -> None:
     """Check a setting that has one of a few values."""
     value = getattr(cls, name)
@@ -210,20 +219,21 @@ def within_bounds(times_us: npt.NDArray[np.int64], before_us: Any, after_us: Any
     return np.clip(times_us, EARLIEST_US + before_us, LATEST_US - after_us)
 
 
-def check_times(owner: str, batch: KeyedBatch, column: str) -> None:
-    """Check that all rows of a batch have an event time."""
+def times_of(owner: str, batch: KeyedBatch, column: str) -> npt.NDArray[np.int64]:
+    """Return the event times of the rows of a batch, in microseconds. All rows must have one."""
     times = whole(batch.rows[column])
     if times.null_count:
         row = int(np.argmin(valid_rows(times)))
         raise ProcessorError(
             f"{owner}: a row of key {key_of_row_text(batch, row)} has no event time: its {column!r} is null; filter or fill such rows in the source"
         )
+    found: npt.NDArray[np.int64] = numbers(times)
+    return found
 
 
 def key_of_row_text(batch: KeyedBatch, row: int) -> str:
     """Return the key of a row for an error message."""
-    key = batch.keys.slice(int(batch.key_of_row[row]), 1).to_pylist()[0]
-    return ", ".join(f"{name}={value!r}" for name, value in key.items())
+    return key_text(batch, batch.key_of_row[row])
 
 
 def ceil_ms(times_us: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:

@@ -13,8 +13,23 @@ from cairn.aggregates.groups import Groups
 from cairn.arrow_processor import BatchResult, KeyedBatch
 from cairn.numpy_columns import Int64s, array_of, numbers, valid_rows, whole
 from cairn.processors.ordering import type_of
-from cairn.processors.ready_made import MICROSECOND, ceil_ms, check_times, key_of_row_text, within_bounds
-from cairn.processors.windows import DELETED, VERSION, Windows, are_in, is_sorted, joined, versions_of
+from cairn.processors.ready_made import (
+    MICROSECOND,
+    ceil_ms,
+    key_of_row_text,
+    times_of,
+    within_bounds,
+)
+from cairn.processors.windows import (
+    DELETED,
+    VERSION,
+    Windows,
+    are_in,
+    is_sorted,
+    joined,
+    of_open_key,
+    versions_of,
+)
 from state_backend.values.errors import ProcessorError, UsageError
 from state_backend.values.frozen import frozen
 from state_backend.values.time_bounds import LONGEST_US, check_length_of_time
@@ -69,11 +84,7 @@ class SessionWindow(Windows):
 
     @classmethod
     def check_settings(cls) -> None:
-        """Check the class attributes.
-
-        Raises:
-            UsageError: A setting is missing, has a wrong value, or contradicts another.
-        """
+        """Check the class attributes."""
         gap = getattr(cls, "gap", None)
         if not (isinstance(gap, timedelta) and gap > timedelta(0)) and not (isinstance(gap, str) and gap):
             found = f"is {gap!r}" if hasattr(cls, "gap") else "is missing"
@@ -88,14 +99,7 @@ class SessionWindow(Windows):
         return [*super()._more(), *([DELETED] if self._versioned else [])]
 
     def init(self, handle: Any) -> None:
-        """Declare the map state `sessions`.
-
-        Args:
-            handle: The handle that Cairn passes to each processor.
-
-        Raises:
-            UsageError: The pipeline has no event time, or a column is missing or has another type.
-        """
+        """Declare the map state `sessions`."""
         parts = self._declare(handle)
         if isinstance(self.gap, str):
             owner = type(self).__name__
@@ -110,23 +114,9 @@ class SessionWindow(Windows):
         self._sessions = handle.getMapState(STATE, StructType([StructField(START, self._of_time)]), StructType(values))
 
     def handleBatch(self, batch: KeyedBatch) -> BatchResult:
-        """Add the rows of a batch to the sessions of their keys.
-
-        Args:
-            batch: The rows of many keys.
-
-        Returns:
-            The output rows. Without `early` and `allowed_lateness`, they are the changed sessions that close in this
-            interval. With `early`, they are all changed sessions. With `allowed_lateness`, they are the changed
-            sessions that were emitted before, and those whose end minus `allowed_lateness` the watermark reaches in
-            this interval. A row with `is_deleted` withdraws an emitted session that no longer exists.
-
-        Raises:
-            ProcessorError: A row has no event time or no gap, or the value of an aggregate exceeds the range of its type.
-        """
-        check_times(type(self).__name__, batch, self._handle.event_time)
-        gaps = self._gaps(batch)
-        starts = within_bounds(numbers(whole(batch.rows[self._handle.event_time])), 0, gaps)
+        """Add the rows of a batch to the sessions of their keys."""
+        times, gaps = times_of(type(self).__name__, batch, self._handle.event_time), self._gaps(batch)
+        starts = within_bounds(times, 0, gaps)
         stored = self._stored()
         line = _sessions_of(stored, batch.key_of_row, starts, starts + gaps, self._carried)
         old = self._old_parts(batch, stored, line)
@@ -147,20 +137,11 @@ class SessionWindow(Windows):
         return BatchResult(output=self._settle(batch, stored, line, parts, values))
 
     def handleExpiredTimers(self, batch: KeyedBatch) -> BatchResult:
-        """Put out the sessions that are due, and remove those that the watermark has passed.
-
-        Args:
-            batch: The keys that have such sessions.
-
-        Returns:
-            A row for each session. With `allowed_lateness`, only for sessions that were not emitted before.
-        """
+        """Put out the sessions that are due, and remove those that the watermark has passed."""
         stored = self._stored()
         due_ms = batch.time.getCurrentWatermarkInMs()
         ended = ceil_ms(stored.ends) <= due_ms
-        put_out = (
-            ended if not self._lateness else (ceil_ms(stored.ends - self._lateness) <= due_ms) & (stored.versions == 0)
-        )
+        put_out = self._is_due(stored.ends, stored.versions, due_ms)
         at = np.flatnonzero(put_out)
         owners, begins, ends = stored.owners[at], stored.begins[at], stored.ends[at]
         values = self._values(batch, owners, begins, stored.parts.take(pa.array(at)))
@@ -245,7 +226,7 @@ class SessionWindow(Windows):
     ) -> pa.Table | None:
         """Write the changed sessions, move their timers, and return the output rows."""
         owners, begins, ends, due_ms = line.owners, line.begins, line.ends, self._handle.due_ms
-        waits = owners == batch.keys.num_rows - 1 if batch.last_key_continues else np.zeros(len(owners), np.bool_)
+        waits = of_open_key(batch, owners)
         self._carried = begins[waits]
         # One value for each session after merging. `versions`: how many rows were emitted before with this `session_start`.
         # `known`: True if the session contains a stored session that was emitted.
@@ -305,9 +286,6 @@ class SessionWindow(Windows):
         if self._versioned:
             values = values.append_column(VERSION, array_of(versions.astype(np.int64), pa.int64()))
         self._sessions.updateValue(owners, self._user_keys(begins), values)
-
-    def _user_keys(self, begins: Int64s) -> pa.Table:
-        return pa.table({START: self._times(begins)})
 
 
 # --- sessions of many keys --------------------------------------------------------------------------------------------

@@ -14,12 +14,21 @@ from pyspark.sql.types import LongType, StructField, StructType
 from cairn.aggregates.groups import Groups
 from cairn.arrow_processor import BatchResult, KeyedBatch
 from cairn.numpy_columns import Int64s, array_of, numbers, whole
-from cairn.processors.ready_made import MICROSECOND, ceil_ms, check_length, check_times, made_with, within_bounds
+from cairn.processors.ready_made import (
+    MICROSECOND,
+    ceil_ms,
+    check_length,
+    made_with,
+    times_of,
+    within_bounds,
+)
 from cairn.processors.windows import (
     VERSION,
     Windows,
     are_in,
     check_offset,
+    group_begins,
+    of_open_key,
     rows_by_window,
     versions_of,
 )
@@ -73,11 +82,7 @@ class SlidingWindow(Windows):
 
     @classmethod
     def check_settings(cls) -> None:
-        """Check the class attributes.
-
-        Raises:
-            UsageError: A setting is missing, has a wrong value, or contradicts another.
-        """
+        """Check the class attributes."""
         check_length(cls, "size")
         check_length(cls, "slide")
         if cls.slide > cls.size:
@@ -88,14 +93,7 @@ class SlidingWindow(Windows):
         super().check_settings()
 
     def init(self, handle: Any) -> None:
-        """Declare the map state `panes`, and `put_out` if windows are emitted several times.
-
-        Args:
-            handle: The handle that Cairn passes to each processor.
-
-        Raises:
-            UsageError: The pipeline has no event time, or an aggregate does not fit the input's columns.
-        """
+        """Declare the map state `panes`, and `put_out` if windows are emitted several times."""
         values = self._declare(handle)
         self._size, self._slide, self._offset = (span // MICROSECOND for span in (self.size, self.slide, self.offset))
         self._pane = gcd(self._size, self._slide)
@@ -107,23 +105,12 @@ class SlidingWindow(Windows):
             self._put_out = handle.getMapState(PUT_OUT, StructType([StructField(START, self._of_time)]), of_version)
 
     def handleBatch(self, batch: KeyedBatch) -> BatchResult:
-        """Add the rows of a batch to the aggregates of their panes.
-
-        Args:
-            batch: The rows of many keys.
-
-        Returns:
-            With `early`, the windows that changed and stay open. With `allowed_lateness`, those that changed and have
-            been emitted before. Otherwise no rows.
-
-        Raises:
-            ProcessorError: A row has no event time, or an aggregate does not fit its type.
-        """
-        check_times(type(self).__name__, batch, self._handle.event_time)
-        times = within_bounds(numbers(whole(batch.rows[self._handle.event_time])), self._size, self._size)
+        """Add the rows of a batch to the aggregates of their panes."""
+        times = times_of(type(self).__name__, batch, self._handle.event_time)
+        times = within_bounds(times, self._size, self._size)
         arrivals = self._arrivals(batch)
         cut = rows_by_window(batch.key_of_row, times - (times - self._offset) % self._pane)
-        user_keys = self._user_keys(PANE, cut.begins)
+        user_keys = self._user_keys(cut.begins, PANE)
         old, exists = self._panes.getValue(cut.owners, user_keys)
         groups = self._windows_of(batch, cut.owners, cut.begins, cut.take(batch.rows), cut.at)
         arrivals.numbers[:] = arrivals.numbers[cut.order]
@@ -140,14 +127,7 @@ class SlidingWindow(Windows):
         return BatchResult(output=self._changed_rows(batch, cut.owners, cut.begins))
 
     def handleExpiredTimers(self, batch: KeyedBatch) -> BatchResult:
-        """Put out the windows that are due. Remove the panes that no open window has.
-
-        Args:
-            batch: The keys that have such windows.
-
-        Returns:
-            A row for each window. With `allowed_lateness`, only for windows that were not emitted before.
-        """
+        """Put out the windows that are due. Remove the panes that no open window has."""
         entries = self._panes.iterator()
         owners, panes = entries.key_of_row, numbers(whole(entries.keys[PANE]))
         due_us = batch.time.getCurrentWatermarkInMs() * 1000
@@ -212,9 +192,7 @@ class SlidingWindow(Windows):
             ends = first[at] + nth * self._slide
             order = np.lexsort((ends, owners[at]))
             at, ends = at[order], ends[order]
-            differs = np.ones(len(at), np.bool_)
-            differs[1:] = (np.diff(owners[at]) != 0) | (np.diff(ends) != 0)
-            begins = np.flatnonzero(differs)
+            begins = group_begins(owners[at], ends)
             if len(at):
                 of_pairs = parts.take(pa.array(at))
                 yield owners[at][begins], ends[begins], of_pairs, np.append(begins, len(at)).astype(np.int64)
@@ -236,7 +214,7 @@ class SlidingWindow(Windows):
         parts = self._merged(batch, owners, begins, parts, at)
         versions = np.zeros(len(owners), np.int64)
         if self._versioned:
-            versions = versions_of(self._put_out.getValue(owners, self._user_keys(START, begins))[0])
+            versions = versions_of(self._put_out.getValue(owners, self._user_keys(begins))[0])
             if self._lateness:
                 chosen = (versions > 0) == changed
                 owners, begins, ends, versions = owners[chosen], begins[chosen], ends[chosen], versions[chosen]
@@ -244,7 +222,7 @@ class SlidingWindow(Windows):
             versions = versions + 1
             stays = np.flatnonzero(ends > due_us)
             new = pa.table({VERSION: array_of(versions[stays], pa.int64())})
-            self._put_out.updateValue(owners[stays], self._user_keys(START, begins[stays]), new)
+            self._put_out.updateValue(owners[stays], self._user_keys(begins[stays]), new)
         values = self._values(batch, owners, begins, parts)
         return self._output(batch, owners, (begins, ends), values, versions, ends <= due_us)
 
@@ -256,7 +234,7 @@ class SlidingWindow(Windows):
         carried = np.setdiff1d(self._carried, panes[owners == 0])
         owners = np.concatenate([np.zeros(len(carried), np.int64), owners])
         panes = np.concatenate([carried, panes])
-        waits = owners == batch.keys.num_rows - 1 if batch.last_key_continues else np.zeros(len(owners), np.bool_)
+        waits = of_open_key(batch, owners)
         self._carried = panes[waits]
         owners, panes = owners[~waits], panes[~waits]
         if not len(owners):
@@ -292,6 +270,3 @@ class SlidingWindow(Windows):
         entries = self._put_out.iterator(of_keys)
         closed = numbers(whole(entries.keys[START])) + self._size <= due_us
         self._put_out.removeKey(of_keys[entries.key_of_row][closed], entries.keys.filter(pa.array(closed)))
-
-    def _user_keys(self, name: str, times_us: Int64s) -> pa.Table:
-        return pa.table({name: self._times(times_us)})

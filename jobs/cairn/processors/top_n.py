@@ -12,7 +12,15 @@ from cairn.aggregates.state_fields import check_ttl, nullable
 from cairn.arrow_processor import BatchResult, KeyedBatch
 from cairn.numpy_columns import array_of, whole
 from cairn.processors.ordering import check_order, order_codes, order_columns
-from cairn.processors.ready_made import ChangedKeys, ReadyMade, check_choice, check_free, made_with
+from cairn.processors.ready_made import (
+    ChangedKeys,
+    ReadyMade,
+    check_choice,
+    check_free,
+    fields_beside_key,
+    keys_at,
+    made_with,
+)
 from state_backend.values.errors import UsageError
 
 __all__ = ["TopN"]
@@ -55,11 +63,7 @@ class TopN(ReadyMade):
 
     @classmethod
     def check_settings(cls) -> None:
-        """Check the class attributes.
-
-        Raises:
-            UsageError: A setting is missing, or has a wrong value.
-        """
+        """Check the class attributes."""
         for name, example in (("n", "n = 3"), ("order", 'order = "score desc"')):
             if not hasattr(cls, name):
                 raise UsageError(f"{cls.__name__}.{name} is missing; write {example}")
@@ -71,26 +75,12 @@ class TopN(ReadyMade):
 
     @classmethod
     def check_pipeline(cls, pipeline: Any) -> None:
-        """Check the class attributes, and that the pipeline's `time_mode` has a time to live.
-
-        Args:
-            pipeline: The `Pipeline`.
-
-        Raises:
-            UsageError: A setting is missing, has a wrong value, or does not fit the pipeline.
-        """
+        """Check the class attributes, and that the pipeline's `time_mode` has a time to live."""
         super().check_pipeline(pipeline)
         check_ttl(cls.__name__, cls.ttl_ms, pipeline)
 
     def init(self, handle: Any) -> None:
-        """Declare the list state `top` with all input columns except the key.
-
-        Args:
-            handle: The handle that Cairn passes to each processor.
-
-        Raises:
-            UsageError: A setting does not fit the input.
-        """
+        """Declare the list state `top` with all input columns except the key."""
         self.check_settings()
         owner = type(self).__name__
         check_free(owner, RANK, handle.input_schema.names, "TopN")
@@ -102,31 +92,17 @@ class TopN(ReadyMade):
             raise UsageError(
                 f"{owner}.order names the key column {in_key[0]!r}, which is equal in all rows of a key; leave it out"
             )
-        row = [f for f in nullable(handle.input_schema) if f.name not in handle.key_schema.names]
+        row = fields_beside_key(handle)
         self._names = [f.name for f in row]
         self._top = handle.getListState(STATE, made_with(self, ("order",), row), self.ttl_ms)
 
     def deriveOutputSchema(self, handle: Any) -> StructType:
-        """Return the schema of the output: the input columns, and `rank`.
-
-        Args:
-            handle: The handle that Cairn passes to each processor.
-
-        Raises:
-            UsageError: An input column has the name `rank`.
-        """
+        """Return the schema of the output: the input columns, and `rank`."""
         check_free(type(self).__name__, RANK, handle.input_schema.names, "TopN")
         return StructType([*nullable(handle.input_schema), StructField(RANK, LongType())])
 
     def handleBatch(self, batch: KeyedBatch) -> BatchResult:
-        """Merge the rows of a batch into the best rows of their keys.
-
-        Args:
-            batch: The rows of many keys.
-
-        Returns:
-            The best rows of each key that has new ones among them.
-        """
+        """Merge the rows of a batch into the best rows of their keys."""
         held = self._top.get()
         owners = np.concatenate([held.key_of_row, batch.key_of_row])
         columns = {name: self._joined(held.rows[name], batch.rows[name]) for name in self._names}
@@ -149,9 +125,8 @@ class TopN(ReadyMade):
         new = changed[of_key]
         self._top.put(of_key[new], pa.table({name: columns[name].take(pa.array(chosen[new])) for name in self._names}))
         put_out = self._changed.to_put_out(batch, changed)[of_key]
-        chosen, of_key = pa.array(chosen[put_out]), pa.array(of_key[put_out])
-        output = {name: batch.keys[name].take(of_key) for name in batch.keys.column_names}
-        output |= {name: columns[name].take(chosen) for name in self._names}
+        rows = pa.array(chosen[put_out])
+        output = keys_at(batch, of_key[put_out]) | {name: columns[name].take(rows) for name in self._names}
         output[RANK] = array_of(ranks[put_out].astype(np.int64), pa.int64())
         return BatchResult(output=pa.table(output))
 

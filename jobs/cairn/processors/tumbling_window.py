@@ -12,8 +12,23 @@ from pyspark.sql.types import LongType, StructField, StructType
 from cairn.aggregates.groups import Groups
 from cairn.arrow_processor import BatchResult, KeyedBatch
 from cairn.numpy_columns import Int64s, array_of, numbers, whole
-from cairn.processors.ready_made import MICROSECOND, ceil_ms, check_length, check_times, made_with, within_bounds
-from cairn.processors.windows import VERSION, Windows, check_offset, joined, rows_by_window, versions_of
+from cairn.processors.ready_made import (
+    MICROSECOND,
+    ceil_ms,
+    check_length,
+    made_with,
+    times_of,
+    within_bounds,
+)
+from cairn.processors.windows import (
+    VERSION,
+    Windows,
+    check_offset,
+    joined,
+    of_open_key,
+    rows_by_window,
+    versions_of,
+)
 
 __all__ = ["TumblingWindow"]
 
@@ -55,24 +70,13 @@ class TumblingWindow(Windows):
 
     @classmethod
     def check_settings(cls) -> None:
-        """Check the class attributes.
-
-        Raises:
-            UsageError: A setting is missing, has a wrong value, or contradicts another.
-        """
+        """Check the class attributes."""
         check_length(cls, "size")
         check_offset(cls)
         super().check_settings()
 
     def init(self, handle: Any) -> None:
-        """Declare the map state `windows` with a field for each part of each aggregate.
-
-        Args:
-            handle: The handle that Cairn passes to each processor.
-
-        Raises:
-            UsageError: The pipeline has no event time, or an aggregate does not fit the input's columns.
-        """
+        """Declare the map state `windows` with a field for each part of each aggregate."""
         values = self._declare(handle)
         self._size, self._offset = self.size // MICROSECOND, self.offset // MICROSECOND
         self._carried: Int64s = np.zeros(0, np.int64)
@@ -82,20 +86,9 @@ class TumblingWindow(Windows):
         self._windows = handle.getMapState(STATE, key, StructType(values))
 
     def handleBatch(self, batch: KeyedBatch) -> BatchResult:
-        """Add the rows of a batch to the aggregates of their windows.
-
-        Args:
-            batch: The rows of many keys.
-
-        Returns:
-            The changed windows that close in this interval. With `early` all changed windows, and with
-            `allowed_lateness` those that have been emitted or that are due.
-
-        Raises:
-            ProcessorError: A row has no event time, or an aggregate does not fit its type.
-        """
-        check_times(type(self).__name__, batch, self._handle.event_time)
-        times = within_bounds(numbers(whole(batch.rows[self._handle.event_time])), self._size, self._size)
+        """Add the rows of a batch to the aggregates of their windows."""
+        times = times_of(type(self).__name__, batch, self._handle.event_time)
+        times = within_bounds(times, self._size, self._size)
         cut = rows_by_window(batch.key_of_row, times - (times - self._offset) % self._size)
         owners, begins = cut.owners, cut.begins
         old, exists = self._windows.getValue(owners, self._user_keys(begins))
@@ -111,7 +104,7 @@ class TumblingWindow(Windows):
             parts = joined([parts, stored.select(parts.column_names).cast(parts.schema)])
             owners, begins = np.concatenate([owners, of_first]), np.concatenate([begins, carried])
             exists, versions = np.concatenate([exists, there]), np.concatenate([versions, versions_of(stored)])
-        waits = owners == batch.keys.num_rows - 1 if batch.last_key_continues else np.zeros(len(owners), np.bool_)
+        waits = of_open_key(batch, owners)
         self._carried = begins[waits]
         ends, due_ms = begins + self._size, self._handle.due_ms
         closes = ~waits & (ceil_ms(ends) <= due_ms)
@@ -142,19 +135,12 @@ class TumblingWindow(Windows):
         )
 
     def handleExpiredTimers(self, batch: KeyedBatch) -> BatchResult:
-        """Put out the windows that are due, and remove those that the watermark has passed.
-
-        Args:
-            batch: The keys that have such windows.
-
-        Returns:
-            A row for each window. With `allowed_lateness`, only for windows that were not emitted before.
-        """
+        """Put out the windows that are due, and remove those that the watermark has passed."""
         entries = self._windows.iterator()
         owners, begins = entries.key_of_row, numbers(whole(entries.keys[START]))
         ends, versions, due_ms = begins + self._size, versions_of(entries.values), batch.time.getCurrentWatermarkInMs()
         ended = ceil_ms(ends) <= due_ms
-        put_out = ended if not self._lateness else (ceil_ms(ends - self._lateness) <= due_ms) & (versions == 0)
+        put_out = self._is_due(ends, versions, due_ms)
         chosen = pa.array(np.flatnonzero(put_out))
         values = self._values(batch, owners[put_out], begins[put_out], entries.values.take(chosen))
         output = self._output(
@@ -180,6 +166,3 @@ class TumblingWindow(Windows):
     def _counts_until(self, times: Int64s) -> Int64s:
         times = within_bounds(times, self._size, self._size)
         return times - (times - self._offset) % self._size + self._size
-
-    def _user_keys(self, begins: Int64s) -> pa.Table:
-        return pa.table({START: self._times(begins)})

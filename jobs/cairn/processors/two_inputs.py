@@ -14,8 +14,13 @@ from pyspark.sql.types import StringType, StructField, StructType
 
 from cairn.aggregates.state_fields import nullable
 from cairn.arrow_processor import KeyedBatch
-from cairn.numpy_columns import Bools, Int64s, numbers, valid_rows, whole
-from cairn.processors.ready_made import check_free, type_of_event_time
+from cairn.numpy_columns import Bools, Int64s, booleans, numbers, valid_rows, whole
+from cairn.processors.ready_made import (
+    check_free,
+    key_of_row_text,
+    keys_at,
+    type_of_event_time,
+)
 from state_backend.values.errors import ProcessorError, UsageError
 from state_backend.values.frozen import frozen
 
@@ -194,16 +199,11 @@ def split_sides(
     As in SQL, a row with a null in its key or its event time matches nothing.
     """
     kinds = whole(batch.rows[KIND])
-    which = [
-        np.asarray(pc.equal(kinds, side.kind).fill_null(False).to_numpy(zero_copy_only=False)).astype(np.bool_)
-        for side in sides
-    ]
+    which = [booleans(pc.equal(kinds, side.kind)) for side in sides]
     if not (which[0] | which[1]).all():
         row = int(np.argmin(which[0] | which[1]))
-        key = batch.keys.slice(int(batch.key_of_row[row]), 1).to_pylist()[0]
-        of_key = ", ".join(f"{name}={value!r}" for name, value in key.items())
         raise ProcessorError(
-            f"{owner}: a row of key {of_key} has kind {kinds[row].as_py()!r}; the kinds are {sides[0].kind!r} and {sides[1].kind!r}"
+            f"{owner}: a row of key {key_of_row_text(batch, row)} has kind {kinds[row].as_py()!r}; the kinds are {sides[0].kind!r} and {sides[1].kind!r}"
         )
     time = whole(batch.rows[event_time])
     owners, times = batch.key_of_row, numbers(time)
@@ -240,7 +240,7 @@ def output_rows(
     batch: KeyedBatch, owners: Int64s, parts: Sequence[tuple[Side, pa.Table, Int64s]], schema: pa.Schema
 ) -> pa.Table:
     """Return output rows."""
-    output = {name: batch.keys[name].take(pa.array(owners)) for name in batch.keys.column_names}
+    output = keys_at(batch, owners)
     for side, rows, at in parts:
         places = pa.array(at, mask=at < 0)
         for name in side.columns.values():

@@ -31,6 +31,7 @@ from cairn.processors.ready_made import (
     ceil_ms,
     check_choice,
     check_free,
+    keys_at,
     ready_made,
     type_of_event_time,
     with_settings,
@@ -55,22 +56,12 @@ class Windows(ReadyMade, ABC):
 
     def __init_subclass__(cls, **arguments: Any) -> None:
         """Collect the aggregates that the new class declares or inherits, and check its settings."""
-        for name, value in vars(cls).items():
-            if isinstance(value, Aggregate) and hasattr(ready_made(cls), name):
-                raise UsageError(
-                    f"{cls.__name__}.{name} = {value}: every processor already has an attribute {name!r}; choose another name"
-                )
-        cls.declared_aggregates = declared_in(cls)
+        cls.declared_aggregates = declared_in(cls, ready_made(cls))
         super().__init_subclass__(**arguments)
 
     @classmethod
     def is_setting(cls, name: str, value: Any) -> bool:
-        """Return True for settings and aggregates.
-
-        Args:
-            name: Name of a class attribute.
-            value: Value of this attribute.
-        """
+        """Return True for settings and aggregates."""
         return isinstance(value, Aggregate) or name == "declared_aggregates" or super().is_setting(name, value)
 
     @classmethod
@@ -90,14 +81,7 @@ class Windows(ReadyMade, ABC):
 
     @classmethod
     def check_pipeline(cls, pipeline: Any) -> None:
-        """Compare `allowed_lateness` with the pipeline's `watermark_delay`.
-
-        Args:
-            pipeline: The `Pipeline`.
-
-        Raises:
-            UsageError: A setting is wrong, there is no aggregate, or `allowed_lateness` is longer than `watermark_delay`.
-        """
+        """Compare `allowed_lateness` with the pipeline's `watermark_delay`."""
         super().check_pipeline(pipeline)
         check_declared(cls.__name__, cls.declared_aggregates)
         delay = pipeline.watermark_delay
@@ -112,14 +96,7 @@ class Windows(ReadyMade, ABC):
         self.declared_aggregates = spelled_aggregates(self.declared_aggregates, names)
 
     def deriveOutputSchema(self, handle: Any) -> StructType:
-        """Return the schema of the output: key columns, begin and end of the window, and aggregates.
-
-        Args:
-            handle: The handle that Cairn passes to each processor.
-
-        Raises:
-            UsageError: The pipeline has no event time, or two columns of the output have one name.
-        """
+        """Return the schema of the output: key columns, begin and end of the window, and aggregates."""
         owner, ours = type(self).__name__, ready_made(type(self)).__name__
         of = type_of_event_time(owner, ours, handle)
         plan_fields(owner, self.declared_aggregates, handle.input_schema, handle.key_schema)
@@ -219,8 +196,7 @@ class Windows(ReadyMade, ABC):
         final: Bools,
     ) -> pa.Table:
         """Return the output rows of some windows."""
-        of_key = pa.array(owners)
-        output: dict[str, Any] = {name: batch.keys[name].take(of_key) for name in batch.keys.column_names}
+        output = keys_at(batch, owners)
         output |= {name: self._times(us) for name, us in zip(self.bounds, bounds, strict=True)}
         output |= values
         more = {
@@ -233,6 +209,14 @@ class Windows(ReadyMade, ABC):
 
     def _times(self, times_us: Int64s) -> pa.Array:
         return array_of(times_us.astype(np.int64), self._no_rows.schema.field(self._handle.event_time).type)
+
+    def _is_due(self, ends: Int64s, versions: Int64s, due_ms: int) -> Bools:
+        """Return True for each window that its timer emits: at its end, or once when its first result is due."""
+        due: Bools = ceil_ms(ends - self._lateness) <= due_ms
+        return due & (versions == 0) if self._lateness else due
+
+    def _user_keys(self, times_us: Int64s, name: str = "") -> pa.Table:
+        return pa.table({name or self.bounds[0]: self._times(times_us)})
 
     def _due_after(self, ends: Int64s, versions: Int64s) -> Int64s:
         """Return the time of each open window's timer: its first output if there was none yet, else its end."""
@@ -259,12 +243,21 @@ def rows_by_window(owners: Int64s, windows: Int64s) -> RowsByWindow:
     descends = ((np.diff(windows) < 0) & same_key).any()
     order = np.lexsort((windows, owners)) if descends else np.arange(len(owners))
     of_key, of_window = owners[order], windows[order]
-    differs = np.ones(len(order), np.bool_)
-    differs[1:] = (np.diff(of_key) != 0) | (np.diff(of_window) != 0)
-    begins = np.flatnonzero(differs)
+    begins = group_begins(of_key, of_window)
     return RowsByWindow(
         order=order, owners=of_key[begins], begins=of_window[begins], at=np.append(begins, len(order)).astype(np.int64)
     )
+
+
+def group_begins(owners: Int64s, windows: Int64s) -> Int64s:
+    """Return the places at which another key or another window begins."""
+    return np.flatnonzero((np.diff(owners, prepend=-1) != 0) | (np.diff(windows, prepend=0) != 0))
+
+
+def of_open_key(batch: KeyedBatch, owners: Int64s) -> Bools:
+    """Return True for each window of the last key, if this key's rows continue in the next batch."""
+    of_last: Bools = owners == (batch.keys.num_rows - 1 if batch.last_key_continues else -1)
+    return of_last
 
 
 def is_sorted(order: Int64s) -> bool:
