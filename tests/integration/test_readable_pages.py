@@ -54,7 +54,7 @@ def kill_task(airflow: ShownAirflow) -> None:
     while time.monotonic() < until_s:
         for process in psutil.process_iter(["cmdline"]):
             words = process.info["cmdline"] or []
-            if "tests.support.tally_driver" in words and root in words:
+            if "tests.support.tally_driver" in words and any(root in word for word in words):
                 process.parent().kill()
                 return
         time.sleep(0.2)
