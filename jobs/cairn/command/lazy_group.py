@@ -15,7 +15,6 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from cairn.command.exit_codes import exit_codes
-from cairn.command.from_request import with_options
 from cairn.command.progress import CONTINUES
 from state_backend.values.hide_secrets import hide_in
 
@@ -38,6 +37,8 @@ class Row:
 
     def command(self) -> Any:
         """Import the command's module and return the command with its options, for Click."""
+        from cairn.command.from_request import with_options  # Not needed for `cairn --help`.
+
         one = typer.Typer(add_completion=False)
         one.command(self.name.rpartition(" ")[2])(exit_codes(with_options(self.load()), self.leaves))
         return typer.main.get_command(one)
