@@ -227,7 +227,7 @@ def test_elsewhere_it_says_where_to_go(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "why"),
     [
-        ([], "give the length of its intervals, as in --every 1h"),
+        ([], "give the length of an interval with `every`, as in --every 1d"),
         (["--every", "1x"], "not a duration"),
         (["--every", "1h", "--from", "yesterday"], "is not a date or time"),
     ],
