@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import pytest
 
@@ -87,6 +87,20 @@ def test_if_the_savepoint_fails_the_dag_is_as_before(paused: bool, error: type[B
     assert dag.paused == paused
 
 
+def test_if_airflow_does_not_unpause_the_dag_a_warning_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    """The error of the savepoint is raised, not that of Airflow."""
+
+    class Stubborn(FakeDag):
+        def pause(self, dag_id: str, paused: bool) -> None:
+            if not paused:
+                raise StorageUnavailable("no Airflow answers")
+            super().pause(dag_id, paused)
+
+    with pytest.raises(OSError, match="disk full"), stopped(Stubborn({}), "d", timeout_s=10, wait=lambda s: None):
+        raise OSError("disk full")
+    assert "DAG d is still paused" in caplog.text and "no Airflow answers" in caplog.text
+
+
 def test_the_last_try_of_a_run_is_committed_and_its_checkpoint_task_finds_it_done() -> None:
     """Two tries prepared day 2; another run's attempt and one that was committed before are left alone."""
     folder = Folder()
@@ -143,3 +157,11 @@ def test_running_tasks_are_read_from_all_pages(monkeypatch: pytest.MonkeyPatch) 
     found = AirflowRest("http://127.0.0.1:1").running("d")
     assert found == {run: {"process": "running", "checkpoint": None} for run in runs}
     assert "/dagRuns/scheduled__0%2B00%3A00/taskInstances" in asked[2]
+
+
+@pytest.mark.parametrize(
+    "call", [lambda rest: rest.is_paused("d"), lambda rest: rest.pause("d", True), lambda rest: rest.running("d")]
+)
+def test_an_airflow_that_does_not_answer_is_told_from_other_errors(call: Callable[[AirflowRest], object]) -> None:
+    with pytest.raises(StorageUnavailable, match=r"no Airflow answers at http://127\.0\.0\.1:1"):
+        call(AirflowRest("http://127.0.0.1:1", token="t"))

@@ -139,15 +139,18 @@ class AirflowRest:
 
     def is_paused(self, dag_id: str) -> bool:
         """Return True if the DAG is paused."""
-        return bool(self.call("GET", f"/api/v2/dags/{dag_id}")["is_paused"])
+        with explained(self.url, dag_id):
+            return bool(self.call("GET", f"/api/v2/dags/{dag_id}")["is_paused"])
 
     def running(self, dag_id: str) -> dict[str, dict[str, str | None]]:
         """Return Airflow's state of each task, by task id, of each running DAG run."""
-        runs = self._rows(f"/api/v2/dags/{dag_id}/dagRuns", "dag_runs", state="running", order_by="logical_date")
         found = {}
-        for run_id in (run["dag_run_id"] for run in runs):
-            path = f"/api/v2/dags/{dag_id}/dagRuns/{urllib.parse.quote(run_id)}/taskInstances"
-            found[run_id] = {task["task_id"]: task["state"] for task in self._rows(path, "task_instances")}
+        runs_of_dag = f"/api/v2/dags/{dag_id}/dagRuns"
+        with explained(self.url, dag_id):
+            for run in self._rows(runs_of_dag, "dag_runs", state="running", order_by="logical_date"):
+                path = f"{runs_of_dag}/{urllib.parse.quote(run['dag_run_id'])}/taskInstances"
+                tasks = self._rows(path, "task_instances")
+                found[run["dag_run_id"]] = {task["task_id"]: task["state"] for task in tasks}
         return found
 
     def _rows(self, path: str, name: str, **wanted: Any) -> list[dict[str, Any]]:
@@ -164,7 +167,8 @@ class AirflowRest:
 
     def pause(self, dag_id: str, paused: bool) -> None:
         """Pause or unpause a DAG."""
-        self.call("PATCH", f"/api/v2/dags/{dag_id}", {"is_paused": paused})
+        with explained(self.url, dag_id):
+            self.call("PATCH", f"/api/v2/dags/{dag_id}", {"is_paused": paused})
 
     def active_backfills(self, dag_id: str) -> list[dict[str, Any]]:
         """Return the backfills of a DAG that are not completed, as Airflow's API describes them."""

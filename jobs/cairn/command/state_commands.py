@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from cairn.command.airflow_rest import AirflowRest, explained
+from cairn.command.airflow_rest import AirflowRest
 from cairn.command.options import LOCAL_SPARK, Airflow, Dag, DryRun, Json, Root, Spark
 from cairn.command.printing import print_json
 from cairn.command.repair_command import code_of, repair_command
@@ -79,7 +79,7 @@ def savepoint(
     at_rest: AbstractContextManager[tuple[str, ...]] = nullcontext(())
     if stop:
         at_rest = stopped(AirflowRest(airflow), dag, timeout_s=timeout_s)
-    with explained(airflow, dag) if stop else nullcontext(), at_rest as runs:
+    with at_rest as runs:
         committed = commit_prepared(coordinator, runs)
         said = carry_out_savepoint(request, place)
     if as_json:

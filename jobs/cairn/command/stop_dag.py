@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from typing import Protocol
 
 from state_backend.checkpoint.coordinator import Coordinator
-from state_backend.values.errors import StorageUnavailable
+from state_backend.values.errors import CairnError, StorageUnavailable
 from state_backend.values.frozen import frozen
 from state_backend.values.records import Prepared
 
@@ -79,7 +79,8 @@ def stopped(
 ) -> Iterator[tuple[str, ...]]:
     """Pause a DAG, wait until no task is active, and yield the ids of the runs to commit.
 
-    After the body the DAG stays paused. If the body fails, a DAG that was not paused before is unpaused.
+    After the body the DAG stays paused. If the body fails, a DAG that was not paused before is unpaused. If that fails
+    too, a warning says so, and the body's error is raised.
     """
     paused_before = airflow.is_paused(dag_id)
     try:
@@ -99,7 +100,10 @@ def stopped(
         yield plan.uncommitted
     except BaseException:
         if not paused_before:
-            airflow.pause(dag_id, False)
+            try:
+                airflow.pause(dag_id, False)
+            except CairnError as error:
+                log.warning("DAG %s is still paused; unpause it when Airflow answers: %s", dag_id, error)
         raise
 
 
