@@ -1,10 +1,10 @@
 """The parameters of each operation, stated once.
 
-A Python function, a command of `cairn` and an operator of Airflow each take or build a request. A driver reads its request
-as JSON. Help texts and defaults of the command line stand here too: `cairn.command.from_request` makes its options from
-the fields.
+A command of `cairn` and an operator of Airflow each build a request. One Python function carries the request out, for the
+command and in the driver process, which reads the request as JSON. The command line's help texts and defaults are defined
+here too: `cairn.command.from_request` makes the options from the fields.
 
-The module imports neither Typer nor Spark nor rocksdict: Airflow parses DAGs with it.
+The module imports neither Typer nor Spark nor rocksdict, because Airflow's scheduler imports it.
 """
 
 from __future__ import annotations
@@ -31,16 +31,6 @@ def parameter(text: str, default: Any = MISSING, *, option: str = "", env: str =
     `option`: Name of the option; empty: the field's name. A name without dashes makes a positional argument.
     """
     return field(default=default, metadata={"help": text, "option": option, "env": env, "least": least})
-
-
-@dataclass(frozen=True, kw_only=True)
-class OfPipeline:
-    """Request about a pipeline whose code is not needed."""
-
-    command: ClassVar[str]
-
-    root: str = parameter("URL of the folder that holds all pipelines, as in file:///data/state.", env=Variable.ROOT)
-    pipeline: str = parameter("Name of the pipeline.", env=Variable.PIPELINE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,12 +78,16 @@ class RunRange(OfCode):
         option="--from",
     )
     last: str | None = parameter(
-        "A day, or the start of the last interval; included. With --from, intervals whose code and input are unchanged "
-        "keep their results.",
+        "The last interval to run: a day, or the interval's start. Intervals whose code and input are unchanged keep "
+        "their results.",
         None,
         option="--to",
     )
-    count: int = parameter("Without --to: number of intervals, all computed.", 1, least=1)
+    count: int = parameter(
+        "Without --to: number of intervals to run; each is computed, even if its code and input are unchanged.",
+        1,
+        least=1,
+    )
     every: timedelta | None = parameter(
         "Length of an interval, as in 1h or 1d; left out: the pipeline's schedule, or the length of the newest interval.",
         None,
@@ -117,7 +111,7 @@ class TryCode(OfCode):
     command: ClassVar[str] = "try"
 
     first: str = parameter("A day, as in 2024-01-04, or the start of the first interval.", option="--from")
-    last: str = parameter("A day, or the start of the last interval; included.", option="--to")
+    last: str = parameter("The last interval to run: a day, or the interval's start.", option="--to")
     every: timedelta | None = parameter(
         "Length of an interval, as in 1h or 1d; left out: the pipeline's schedule.", None
     )

@@ -142,7 +142,7 @@ def _check_no_release(log: Log, who: str) -> None:
 
 
 def _replaced(log: Log, prepared: Prepared) -> tuple[Interval, ...]:
-    """Return the other intervals whose output is no longer current after this commit."""
+    """Return the intervals, other than the committed one, whose output is no longer current after the commit."""
     content = prepared.content
     if not content.permissions.replace_overlapping:
         return ()

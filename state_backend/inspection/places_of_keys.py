@@ -28,7 +28,7 @@ _REPORT = "export.json"
 
 
 class Place(NamedTuple):
-    """A place that may hold a key."""
+    """A place where a key can still be present."""
 
     what: str
     # Path or URL of the place; empty if Cairn does not know it.
@@ -41,7 +41,7 @@ class Place(NamedTuple):
 
 @frozen
 class Left:
-    """The parts of the pipeline's own folder that may hold a key after `cairn forget`."""
+    """The parts of the pipeline's folder where a key can still be present after `cairn forget`."""
 
     dropped: Collection[int]
     holding: Collection[int]

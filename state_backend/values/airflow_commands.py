@@ -25,9 +25,9 @@ from state_backend.values.intervals import format_instant
 
 
 def command_line(command: str, *arguments: object, **options: object) -> str:
-    """Return a command of `cairn` as a line for a shell. An option that is None or False is left out.
+    """Return a command line of `cairn`, quoted for a shell. An option that is None or False is left out.
 
-    An instant, or a text, follows its option's name; True gives the name alone. `from_` gives `--from`.
+    A value follows its option's name; True gives the name alone. `from_` gives `--from`.
     """
     words = ["cairn", *command.split(), *map(str, arguments)]
     for name, value in options.items():

@@ -96,7 +96,7 @@ def zone_of(name: str) -> Zone:
 
 
 def settled_wall_ms(at_ms: int, rules: tzinfo) -> int:
-    """Return the latest wall time that all later instants reach, in milliseconds as if the zone were UTC.
+    """Return the latest wall time that no instant after `at_ms` falls below, in milliseconds as if the zone were UTC.
 
     Mostly this is the wall time at `at_ms`. In the first of two hours that clocks repeat, this is the hour's start.
     """

@@ -1,12 +1,12 @@
-"""Count the files that a value passes on its way through the program, and its climbs.
+"""Count the files that a value enters on its way through the program, and its climbs.
 
-    python -m tests.tools.trips FILE:FUNCTION:PARAMETER …
+    python -m tests.tools.trips MODULE:FUNCTION:PARAMETER …
     python -m tests.tools.trips
 
-A value passes a file if a function there receives it from a function of another file: as an argument, inside a tuple, list
-or dict, as `**how`, or as a field of an object that is built from it. A climb is a step
-of the walk, in the order of the source, from a lower room to a higher one. The script reads the source as text and names
-calls by imports and annotations, so it misses calls of objects that these do not show.
+A value enters a file if a function there receives it from a function of another file: as an argument, inside a tuple,
+list or dict, as `**how`, or as a field of an object that is built from it. The script follows calls in the order of the
+source. A climb is a step from a package to one that stands higher in `ROOMS`. The script reads the source as text and
+names calls by imports and annotations, so it misses calls of objects that these do not show.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = {"state_backend": "state_backend", "cairn": "jobs/cairn", "cairn_operators": "plugins/cairn_operators"}
-# From the lowest room to the highest.
+# The packages, from the lowest to the highest.
 ROOMS = (
     *(f"state_backend.{room}" for room in ("values", "formats", "ports", "adapters", "state", "shard", "checkpoint")),
     *("state_backend.inspection", "cairn", "cairn.processors", "cairn.rows", "cairn.shipping", "cairn.spark"),

@@ -1,4 +1,4 @@
-"""docs/settings.md lists every setting and every variable, as the code has them."""
+"""docs/settings.md lists every setting and every environment variable, as the code defines them."""
 
 from __future__ import annotations
 

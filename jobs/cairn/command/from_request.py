@@ -7,11 +7,11 @@ from collections.abc import Callable
 from dataclasses import MISSING, Field, fields
 from datetime import timedelta
 from functools import wraps
-from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, get_args, get_type_hints
 
 import typer
 
-from cairn.requests import OfCode, OfPipeline
+from cairn.requests import OfCode
 from state_backend.inspection.checkpoint_names import parse_duration
 
 
@@ -22,7 +22,7 @@ def with_options(command: Callable[..., int]) -> Callable[..., int]:
     """
     hints = get_type_hints(command, include_extras=True)
     (_, own), *others = [(one, hints[one]) for one in inspect.signature(command).parameters] or [("", None)]
-    if not (isinstance(own, type) and issubclass(own, OfCode | OfPipeline)):
+    if not (isinstance(own, type) and issubclass(own, OfCode)):
         return command
     request: type[Any] = own
     offered = {field.name: field for field in fields(request) if "help" in field.metadata}
@@ -60,8 +60,6 @@ def _parameter(field: Field[Any], hint: Any) -> inspect.Parameter:
 
 def _typed(hint: Any) -> Any:
     """Return the type by which Typer parses an option."""
-    if get_origin(hint) is tuple:
-        return list[str] | None
     if timedelta in (hint, *get_args(hint)):
         return str if hint is timedelta else str | None
     return hint
@@ -70,12 +68,10 @@ def _typed(hint: Any) -> Any:
 def _shown(default: Any) -> Any:
     if isinstance(default, timedelta):
         return f"{default.days}d" if default == timedelta(days=default.days) else f"{int(default.total_seconds())}s"
-    return None if default == () else default
+    return default
 
 
 def _value(hint: Any, value: Any) -> Any:
-    if get_origin(hint) is tuple:
-        return tuple(value or ())
-    if timedelta in (hint, *get_args(hint)) and get_origin(hint) is not Literal:
+    if timedelta in (hint, *get_args(hint)):
         return None if value is None else parse_duration(value)
     return value

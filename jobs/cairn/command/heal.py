@@ -329,11 +329,9 @@ class _Here:
         silent: bool,
         on_done: Callable[[Interval], None],
     ) -> None:
-        from cairn.command.terminal import load_code
+        from cairn.command.terminal import load_named
 
-        self.pipeline = load_code(code)
-        if self.pipeline.name != name:
-            raise UsageError(f"--pipeline is {name!r}, but {code} is named {self.pipeline.name!r}; make them the same")
+        self.pipeline = load_named(code, name)
         self.own_backfills: set[int] = set()
         self.root = root
         self.storage = storage

@@ -52,7 +52,7 @@ class Terminal:
             typer.echo(text)
 
     def planned(self, intervals: Sequence[Interval]) -> None:
-        """Keep the intervals, for the message after Ctrl-C."""
+        """Remember the intervals that will run: the message after Ctrl-C names those that are left."""
         self.intervals = intervals
 
     @contextmanager

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Place(Protocol):
-    """The code, the Spark and the reader of one request."""
+    """Where one request is carried out: how its code is loaded, its Spark session opened, and its lines shown."""
 
     # Spark's configuration for a session that the request opens.
     conf: Mapping[str, str]
@@ -30,16 +30,16 @@ class Place(Protocol):
         """Open the session of the request."""
 
     def say(self, text: str) -> None:
-        """Tell the reader a line."""
+        """Show a line: on the terminal, or in the log of a task."""
 
     def planned(self, intervals: Sequence[Interval]) -> None:
-        """Take note of the intervals that the request names, before the first one runs."""
+        """Receive the intervals that will run, before the first one runs."""
 
     def watching(self, spark: SparkSession) -> AbstractContextManager[None]:
         """Show the progress of the session's tasks while the context is open."""
 
     def on_outcome(self, outcome: Outcome, progress: Progress) -> None:
-        """Tell the reader that an interval has its result."""
+        """Show that an interval has its result."""
 
 
 def check_name(pipeline: Pipeline, request: OfCode) -> Pipeline:

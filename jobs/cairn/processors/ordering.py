@@ -56,7 +56,7 @@ def check_order(owner: str, setting: str, columns: Sequence[OrderColumn], handle
 
 
 def type_of(owner: str, setting: str, column: str, handle: Any) -> DataType:
-    """Return the Spark type of an input column that a setting names."""
+    """Return the Spark type of the input column that is named by a setting."""
     types = {f.name: f.dataType for f in handle.input_schema.fields}
     if column not in types:
         found = ", ".join(f"{name} {of.simpleString()}" for name, of in types.items())
