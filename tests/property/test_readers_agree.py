@@ -65,7 +65,7 @@ from tests.support.planted_faults import NEWEST_DECIDES_THE_COLUMNS
 from tests.support.tiers import at_tier
 
 NAME, START, HOUR, HOURS = "totals", datetime(2024, 1, 1, tzinfo=UTC), timedelta(hours=1), 6
-HISTORIES = int(os.environ.get("CAIRN_READERS", "0")) or at_tier(fast=1, ci=8, all=300)
+HISTORIES = int(os.environ.get("CAIRN_READERS", "0")) or at_tier(fast=2, ci=8, all=300)
 STEPS = 14
 USERS = ("ann", "bob", "cid", "dan")
 READS: Counter[str] = Counter()
