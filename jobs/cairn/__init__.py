@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from cairn.operations.streaming import continuing, from_streaming_checkpoint, initial_state_of
     from cairn.pipeline import Interval, Pipeline
     from cairn.trials.compare_trial import compare_trial
-    from cairn.trials.deploy_trial import deploy_past, plan_deployment
+    from cairn.trials.promote_trial import plan_promotion, promote_past
     from cairn.trials.try_code import try_code
     from state_backend.adapters.rocks import EngineOptions
     from state_backend.shard.changelog import ChangelogOptions
@@ -46,12 +46,12 @@ __all__ = [
     "Progress",
     "compare_trial",
     "continuing",
-    "deploy_past",
     "from_streaming_checkpoint",
     "initial_state_of",
     "output_files",
     "plain_copy",
-    "plan_deployment",
+    "plan_promotion",
+    "promote_past",
     "read_log",
     "register",
     "run_interval",
@@ -70,12 +70,12 @@ _MODULES = {
     "Progress": "cairn.operations.plan_range",
     "compare_trial": "cairn.trials.compare_trial",
     "continuing": "cairn.operations.streaming",
-    "deploy_past": "cairn.trials.deploy_trial",
+    "promote_past": "cairn.trials.promote_trial",
     "from_streaming_checkpoint": "cairn.operations.streaming",
     "initial_state_of": "cairn.operations.streaming",
     "output_files": "cairn.operations.output_files",
     "plain_copy": "cairn.operations.plain_copy",
-    "plan_deployment": "cairn.trials.deploy_trial",
+    "plan_promotion": "cairn.trials.promote_trial",
     "read_log": "cairn.operations.read_log",
     "register": "cairn.data_sources.register",
     "run_interval": "cairn.operations.run_interval",

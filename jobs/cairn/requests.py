@@ -20,7 +20,7 @@ from state_backend.values.records import NO_PERMISSIONS, Permissions, RunRef
 # A driver of `ProcessInterval` that has planned its attempt prints a line with this prefix, then JSON with attempt and
 # options.
 BEGUN = "@cairn begun "
-# A driver of `RunRange` or `DeployTrial` that has committed an interval prints a line with this prefix, then JSON for the
+# A driver of `RunRange` or `PromoteTrial` that has committed an interval prints a line with this prefix, then JSON for the
 # asset's event.
 COMMITTED = "@cairn committed "
 
@@ -115,7 +115,7 @@ class TryCode(OfCode):
     every: timedelta | None = parameter(
         "Length of an interval, as in 1h or 1d; left out: the pipeline's schedule.", None
     )
-    name: str | None = parameter("Name of the trial; left out: made from its start and code.", None)
+    name: str | None = parameter("Name of the trial; left out: made from its start and code.", None, option="trial")
     savepoint: str | None = parameter("Begin from this native savepoint instead of production's state.", None)
     keep_for: timedelta = parameter("How long the trial stays before a sweep removes it: 12h, 3d.", timedelta(days=3))
     # True also compares the trial with production; `match` names the columns that identify an output row.
@@ -124,10 +124,10 @@ class TryCode(OfCode):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DeployTrial(OfCode):
+class PromoteTrial(OfCode):
     """Request to take over the code of a trial."""
 
-    command: ClassVar[str] = "deploy"
+    command: ClassVar[str] = "promote"
 
     name: str | None = parameter("Name of the trial; left out: the pipeline's only trial.", None, option="trial")
     past: bool = parameter(
@@ -178,7 +178,7 @@ class Validate(OfCode):
     without_expectations: bool = False
 
 
-Request = ProcessInterval | RunRange | TryCode | DeployTrial | TakeSavepoint | RestoreSavepoint | Validate
+Request = ProcessInterval | RunRange | TryCode | PromoteTrial | TakeSavepoint | RestoreSavepoint | Validate
 REQUESTS: dict[str, type[Any]] = {kind.command: kind for kind in get_args(Request)}
 
 

@@ -204,9 +204,9 @@ class DeployTrialOperator(DriverOperator):
         return self._deploy(context)
 
     def _deploy(self, context: Any) -> dict[str, Any]:
-        from cairn.requests import DeployTrial
+        from cairn.requests import PromoteTrial
 
-        request = DeployTrial(**self.of_code(), name=str(self.trial), past=self.how == DEPLOY[1])
+        request = PromoteTrial(**self.of_code(), name=str(self.trial), past=self.how == DEPLOY[1])
         done, committed = self.run_and_collect(request)
         tell_asset(context, self.alias, self.asset, committed)
         return done

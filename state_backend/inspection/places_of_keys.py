@@ -57,7 +57,7 @@ def places_of(root: str, pipeline: str, encoded: Collection[bytes], texts: Colle
     storage = open_storage(join_url(root, pipeline))
     found = [*_own(storage, pipeline, texts, left)]
     for trial in list_trials(root, pipeline):
-        then = command_line("trials remove", trial.name, root=root, pipeline=pipeline)
+        then = command_line("trials", root=root, pipeline=pipeline, remove=trial.name)
         found.append(Place("trial", root_of_trial(root, pipeline, trial.name), then))
     found += _below_root(root, pipeline, encoded)
     content = _newest(storage)
@@ -157,7 +157,7 @@ def _below_root(root: str, pipeline: str, encoded: Collection[bytes]) -> Iterato
         if name == paths.HEAD:
             other = _newest(open_storage(url))
             if other is not None and content is not None and other.key_schema == content.key_schema:
-                yield Place("pipeline with the same key", url, command_line("forget", root=root, pipeline=folder))
+                yield Place("pipeline with the same key", url, command_line("erase", root=root, pipeline=folder))
         elif name == _REPORT:
             yield Place("export", url, _DELETE)
         else:

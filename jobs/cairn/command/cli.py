@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import shlex
 import sys
-from types import MappingProxyType
 from typing import Annotated
 
 import typer
@@ -19,7 +18,7 @@ from state_backend.values.hide_secrets import hide_title
 HELP = """
 Show and check the state of a pipeline, run intervals, and take, restore and fork state.
 
-Most commands need neither Spark nor Airflow. Only run, heal --local, try, deploy, validate, savepoints, spark and prepare-spark need Spark. Only backfill, heal and stopping a DAG need Airflow.
+Most commands need neither Spark nor Airflow. Only run, heal --local, try, promote, validate, savepoints and spark need Spark. Only backfill, heal and stopping a DAG need Airflow.
 
 Exit codes: 0 success, 1 the command found a problem or can't use the state, the input or the pipeline's code, 2 the call is wrong, 3 the storage failed or refused.
 """
@@ -35,20 +34,17 @@ COMMANDS = (
         CHANGED_NOTHING,
     ),
     Row(
-        "pipelines",
-        "pipelines:pipelines",
+        "checkpoints",
+        "list_checkpoints:checkpoints",
         LOOK,
-        "List the pipelines of a root, those with problems first.",
+        "List the checkpoints, newest first; or show everything that Cairn has recorded about one.",
         CHANGED_NOTHING,
     ),
-    Row("list", "list_checkpoints:list_", LOOK, "List the checkpoints, newest first.", CHANGED_NOTHING),
-    Row("show", "show:show", LOOK, "Show everything that Cairn has recorded about one checkpoint.", CHANGED_NOTHING),
-    Row("get", "get:get", LOOK, "Show all states and timers of one key.", CHANGED_NOTHING),
     Row(
-        "history",
-        "history:history",
+        "key",
+        "key:key",
         LOOK,
-        "Show the retained checkpoints that changed one key, with each change.",
+        "Show all states and timers of one key, or with --history the checkpoints that changed the key.",
         CHANGED_NOTHING,
     ),
     Row(
@@ -66,11 +62,7 @@ COMMANDS = (
         CHANGED_NOTHING,
     ),
     Row(
-        "verify",
-        "verify:verify",
-        LOOK,
-        "Check the log, every file that it names, and the state itself.",
-        CHANGED_NOTHING,
+        "check", "check:check", LOOK, "Check the log, every file that it names, and the state itself.", CHANGED_NOTHING
     ),
     Row(
         "new",
@@ -87,22 +79,13 @@ COMMANDS = (
     ),
     Row("spark", "spark_server:spark", RUN, "Run a Spark Connect server in the foreground, until Ctrl-C."),
     Row(
-        "prepare-spark",
-        "prepare_spark:prepare_spark",
-        RUN,
-        "Make Spark start faster: write the classes that it loads to an archive.",
-    ),
-    Row(
         "publish",
         "publish:publish",
         REPAIR,
         "Call the sink for output that it has not accepted yet, or mark output as published without the sink.",
     ),
     Row(
-        "heal",
-        "heal:heal",
-        REPAIR,
-        "Run every stale, failed, quarantined and missing interval up to a date, in order.",
+        "heal", "heal:heal", REPAIR, "Run every stale, failed, quarantined and missing interval up to a date, in order."
     ),
     Row(
         "validate",
@@ -124,8 +107,8 @@ COMMANDS = (
     ),
     Row("sweep", "sweep:sweep", REPAIR, "Delete the files of attempts that died, and expired trials."),
     Row(
-        "forget",
-        "forget:forget",
+        "erase",
+        "erase:erase",
         REPAIR,
         "Remove keys from all states and timers, and list the places that may still hold them.",
     ),
@@ -151,22 +134,17 @@ COMMANDS = (
         CHANGED_NOTHING,
     ),
     Row(
-        "deploy",
-        "trial_commands:deploy",
+        "promote",
+        "trial_commands:promote",
         TRY,
         "Take over the code of a trial from the next interval on, or with --past also for the trial's intervals.",
     ),
-    Row("trials list", "trial_commands:list_", TRY, "List the trials of a pipeline.", CHANGED_NOTHING),
-    Row("trials remove", "trial_commands:remove", TRY, "Remove a trial with its state and output."),
+    Row("trials", "trial_commands:trials", TRY, "List the trials of a pipeline, or remove one."),
 )
-
-
-NESTED = MappingProxyType({"trials": "List and remove trials."})
 
 
 class _Cairn(LazyGroup):
     rows = COMMANDS
-    nested = NESTED
 
 
 app = typer.Typer(
@@ -194,10 +172,37 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
+def _print_all(wanted: bool) -> None:
+    if not wanted:
+        return
+    options: dict[str, None] = {}
+    for row in COMMANDS:
+        typer.echo(f"{row.name}: {row.help}")
+        for one in row.command().params:
+            if one.name == "help":
+                continue
+            argument = one.param_type_name == "argument"
+            name = one.metavar or one.name.upper() if argument else one.opts[0]
+            if not argument:
+                options[name] = None
+            typer.echo(f"  {name}: {one.help}")
+    typer.echo(f"{len(COMMANDS)} commands, {len(options)} options")
+    raise typer.Exit
+
+
 @app.callback()
 def _cairn(
     version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version of Cairn.")
+    ] = False,
+    help_all: Annotated[
+        bool,
+        typer.Option(
+            "--help-all",
+            callback=_print_all,
+            is_eager=True,
+            help="Print all commands with their options, and count them.",
+        ),
     ] = False,
 ) -> None:
     """Take the options of `cairn` itself."""

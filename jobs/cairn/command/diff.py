@@ -9,7 +9,6 @@ from typing import Annotated, Any
 
 import typer
 
-from cairn.command.exit_codes import FINDINGS
 from cairn.command.options import PUT_BACK, AnyPipeline, AnyRoot, Json, States
 from cairn.command.printing import measure, print_json, print_text, table_of
 from state_backend.adapters.open_storage import open_storage
@@ -32,10 +31,7 @@ def diff(
     pipeline: AnyPipeline = None,
     states: States = None,
     limit: Annotated[int, typer.Option(help="How many differing entries to list.")] = 20,
-    metadata: Annotated[
-        bool, typer.Option("--metadata", help="Compare records and manifests only; read no state.")
-    ] = False,
-    exit_code: Annotated[bool, typer.Option("--exit-code", help="Exit with code 1 if the state differs.")] = False,
+    fast: Annotated[bool, typer.Option("--fast", help="Compare records and manifests only; read no state.")] = False,
     as_json: Json = False,
 ) -> int:
     """Show what changed from one checkpoint to another: totals, states, key groups, files, and keys.
@@ -44,15 +40,13 @@ def diff(
     """
     sources = [find_state(which, root=root, pipeline=pipeline) for which in (first, second)]
     found = _metadata_diff(sources)
-    same = found["same_state"]
-    if not metadata:
+    if not fast:
         found["entries"], found["changes"] = _entry_diff(sources, states, limit)
-        same = not any(any(counts.values()) for counts in found["entries"].values())
     if as_json:
         print_json(found)
     else:
         _print_diff(found)
-    return FINDINGS if exit_code and not same else 0
+    return 0
 
 
 def _metadata_diff(sources: Sequence[StateSource]) -> dict[str, Any]:

@@ -5,7 +5,7 @@ The group's help and the completion of names need only the rows of the table of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
@@ -40,7 +40,7 @@ class Row:
         from cairn.command.from_request import with_options  # Not needed for `cairn --help`.
 
         one = typer.Typer(add_completion=False)
-        one.command(self.name.rpartition(" ")[2])(exit_codes(with_options(self.load()), self.leaves))
+        one.command(self.name)(exit_codes(with_options(self.load()), self.leaves))
         return typer.main.get_command(one)
 
 
@@ -57,25 +57,14 @@ class LazyCommand(TyperCommand):
 
 
 class LazyGroup(TyperGroup):
-    """A group whose subclasses name their commands in `rows`, and the help of nested groups in `nested`."""
+    """A group whose subclasses name their commands in `rows`."""
 
     rows: ClassVar[Sequence[Row]] = ()
-    nested: ClassVar[Mapping[str, str]] = {}
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
         for row in self.rows:
-            group, _, name = row.name.rpartition(" ")
-            if not group:
-                self.add_command(LazyCommand(name, row))
-                continue
-            if group not in self.commands:
-                self.add_command(
-                    TyperGroup(name=group, help=self.nested[group], rich_help_panel=row.panel, no_args_is_help=True)
-                )
-            inner = self.commands[group]
-            assert isinstance(inner, TyperGroup)
-            inner.add_command(LazyCommand(name, row))
+            self.add_command(LazyCommand(row.name, row))
 
     def make_context(self, *arguments: Any, **settings: Any) -> Any:
         """Parse the words before the command, and hide credentials in the error for a wrong word."""

@@ -1,4 +1,4 @@
-"""The command `cairn list`: one line for each checkpoint."""
+"""The command `cairn checkpoints`: one line for each checkpoint."""
 
 from __future__ import annotations
 
@@ -10,23 +10,30 @@ import typer
 
 from cairn.command.options import Json, Pipeline, Root, open_log
 from cairn.command.printing import age_of, cell, print_json, print_text, style_of, table_of
+from cairn.command.show_checkpoint import show_checkpoint
 from state_backend.checkpoint.parallel import at_once
 from state_backend.formats import paths
 from state_backend.inspection.describe import describe_log
 from state_backend.values.human_units import size
 
 
-def list_(
+def checkpoints(
     root: Root,
     pipeline: Pipeline,
+    checkpoint: Annotated[
+        str | None,
+        typer.Argument(help="The checkpoint to show: latest, an id, or an interval's end with its time zone."),
+    ] = None,
     all_: Annotated[bool, typer.Option("--all", help="List dropped checkpoints and sweeps too.")] = False,
-    newest: Annotated[int | None, typer.Option(min=1, help="How many to list, newest first; left out: all.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="How many to list; left out: all.")] = None,
     as_json: Json = False,
 ) -> int:
-    """List the checkpoints, newest first."""
+    """List the checkpoints, newest first; or show everything that Cairn has recorded about one."""
+    if checkpoint is not None:
+        return show_checkpoint(root, pipeline, checkpoint, as_json=as_json)
     storage, log = open_log(root, pipeline)
     wanted = range(1, log.head_id + 1) if all_ else sorted({*log.retained, *log.quarantined})
-    ids = wanted[-newest:] if newest is not None else wanted
+    ids = wanted[-limit:] if limit is not None else wanted
     infos = at_once(lambda n: storage.stat(paths.record(n)), ids)
     written = {n: info.modified_ms for n, info in zip(ids, infos, strict=True) if info is not None}
     shown = describe_log(log, ids, written, now_ms=time.time_ns() // 1_000_000)
@@ -40,7 +47,7 @@ def list_(
         print_text("* code differs from that of the checkpoint before")
     older = len(wanted) - len(ids)
     if older:
-        print_text(f"not listed: {older} older; a larger --newest lists them")
+        print_text(f"not listed: {older} older; a larger --limit lists them")
     hidden = log.head_id - len(wanted)
     if hidden:
         print_text(f"not listed: {hidden} dropped checkpoints and sweeps; --all lists them")

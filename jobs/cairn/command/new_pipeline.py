@@ -248,13 +248,13 @@ def new(
         ReadyMadeName | None, typer.Option(help="Ready-made processor: see docs/ready-made.md.")
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Ask nothing; defaults: hourly, key user, api row.")] = False,
-    into: Annotated[Path | None, typer.Option(help="Folder of the repository; left out: the current folder.")] = None,
+    folder: Annotated[Path | None, typer.Option(help="Folder of the repository; left out: the current folder.")] = None,
 ) -> int:
     """Write a new pipeline that can run at once: code, DAG, tests and sample data. Never overwrite a file."""
-    into = (into or Path.cwd()).resolve()
+    into = (folder or Path.cwd()).resolve()
     if not ((into / "jobs" / "pipelines").is_dir() and (into / "dags").is_dir()):
         raise UsageError(
-            f"{into} has no folders jobs/pipelines and dags; make them, or go to the repository's folder, or name it with --into"
+            f"{into} has no folders jobs/pipelines and dags; make them, or go to the repository's folder, or name it with --folder"
         )
     if name is None:
         if yes:

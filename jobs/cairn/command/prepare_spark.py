@@ -1,4 +1,4 @@
-"""The command `cairn prepare-spark`: write the archive of Spark's classes (`cairn.spark.class_archive`)."""
+"""The command `cairn spark --prepare`: write the archive of Spark's classes (`cairn.spark.class_archive`)."""
 
 from __future__ import annotations
 
@@ -34,11 +34,7 @@ _START = datetime(2024, 1, 1, tzinfo=UTC)
 
 
 def prepare_spark() -> int:
-    """Make Spark start faster: write the classes that it loads to an archive.
-
-    The command starts a Spark server, runs a small pipeline on it, and writes the archive into the Python environment.
-    Drivers and servers of this environment use the archive. Run the command again after an update of Java or PySpark.
-    """
+    """Write the archive of Spark's classes."""
     require_java("Spark")
     path = archive_path()
     if path is None:

@@ -107,8 +107,23 @@ def spark(
     master: Annotated[
         str, typer.Option(help="Spark master that runs the tasks: local[*], local[2], spark://...")
     ] = "local[*]",
+    prepare: Annotated[
+        bool,
+        typer.Option(
+            "--prepare",
+            help="Run no server: write the classes that Spark loads to an archive, so that Spark starts faster.",
+        ),
+    ] = False,
 ) -> int:
-    """Run a Spark Connect server in the foreground, until Ctrl-C."""
+    """Run a Spark Connect server in the foreground, until Ctrl-C.
+
+    With --prepare, the command runs a small pipeline on a Spark server, and writes an archive into the Python environment.
+    Drivers and servers of this environment use the archive. Prepare again after an update of Java or PySpark.
+    """
+    if prepare:
+        from cairn.command.prepare_spark import prepare_spark
+
+        return prepare_spark()
     require_java("A Spark Connect server")
     if answers(port):
         raise UsageError(

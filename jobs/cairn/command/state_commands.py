@@ -201,7 +201,7 @@ def _rewind(
 
 def fork(
     root: Root,
-    to: Annotated[str, typer.Option(help="Name of the pipeline that gets the state.")],
+    as_: Annotated[str, typer.Option("--as", help="Name of the pipeline that gets the state.")],
     pipeline: Annotated[
         str | None, typer.Option(envvar=Variable.PIPELINE, help="Name of the pipeline to fork.")
     ] = None,
@@ -210,9 +210,11 @@ def fork(
         str | None, typer.Option("--savepoint", help="URL of a native savepoint, instead of --pipeline.")
     ] = None,
     to_root: Annotated[str | None, typer.Option(help="Root of the new pipeline; left out: the same as --root.")] = None,
-    start: Annotated[
+    from_: Annotated[
         str | None,
-        typer.Option(help="Start of the new pipeline, with time zone; left out: the start of the forked one."),
+        typer.Option(
+            "--from", help="Start of the new pipeline, with time zone; left out: the start of the forked one."
+        ),
     ] = None,
     allow_stale: AllowStale = False,
     allow_quarantined: AllowQuarantined = False,
@@ -233,19 +235,19 @@ def fork(
         target = _id_of(Coordinator(source, pipeline), checkpoint)
     else:
         raise UsageError("give either --pipeline NAME or --savepoint URL")
-    into = Coordinator(open_storage(join_url(root if to_root is None else to_root, to)), to)
-    start_ms = None if start is None else to_ms(start_of("--start", start))
+    into = Coordinator(open_storage(join_url(root if to_root is None else to_root, as_)), as_)
+    start_ms = None if from_ is None else to_ms(start_of("--from", from_))
     attempt = str(uuid.uuid4())
     content = plan_fork(source, target, into, pipeline_start_ms=start_ms, permissions=allowed)
     said = {
-        "pipeline": to,
+        "pipeline": as_,
         "of": source.url,
         "end": format_instant(content.interval.end),
         "entries": content.totals.entries,
         "bytes": content.totals.state_bytes,
     }
     if dry_run:
-        text = f"would make {said['entries']:,} entries of {source.url} the state of {to!r} at {said['end']}"
+        text = f"would make {said['entries']:,} entries of {source.url} the state of {as_!r} at {said['end']}"
         return _say({"dry_run": True, **said}, text, as_json)
     done = fork_state(
         source,
@@ -256,7 +258,7 @@ def fork(
         pipeline_start_ms=start_ms,
         permissions=allowed,
     )
-    text = f"checkpoint {done.id} of {to!r}: {said['entries']:,} entries, the state at {said['end']}"
+    text = f"checkpoint {done.id} of {as_!r}: {said['entries']:,} entries, the state at {said['end']}"
     return _say({"checkpoint": done.id, **said}, text, as_json)
 
 

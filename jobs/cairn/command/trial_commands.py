@@ -1,4 +1,4 @@
-"""The commands `cairn try`, `cairn compare`, `cairn deploy` and `cairn trials list`.
+"""The commands `cairn try`, `cairn compare`, `cairn promote` and `cairn trials`.
 
 They run changed code of a pipeline beside production, show what the code changes, and take the code over. Trying and
 deploying run Spark where `--spark` says. Comparing needs no Spark.
@@ -15,7 +15,7 @@ from cairn.command.options import LOCAL_SPARK, Json, Root, Spark, open_log
 from cairn.command.options import Pipeline as Name
 from cairn.command.printing import print_json
 from cairn.command.terminal import Terminal
-from cairn.requests import DeployTrial, TryCode
+from cairn.requests import PromoteTrial, TryCode
 from cairn.trials.compare_trial import compare_trial, comparison_lines
 from state_backend.checkpoint.trials import find_trial, list_trials, remove_trial
 from state_backend.inspection.compare_runs import describe_comparison
@@ -23,8 +23,6 @@ from state_backend.inspection.describe import describe_trial
 from state_backend.values.airflow_commands import command_line
 from state_backend.values.day_or_instant import first_instant
 from state_backend.values.intervals import format_instant, from_ms
-
-FINDINGS = 1
 
 OfTrial = Annotated[str | None, typer.Argument(help="Name of the trial; left out: the pipeline's only trial.")]
 Match = Annotated[
@@ -51,8 +49,21 @@ def try_(request: TryCode, spark: Spark = LOCAL_SPARK, as_json: Json = False) ->
     return 0
 
 
-def list_(root: Root, pipeline: Name, as_json: Json = False) -> int:
-    """List the trials of a pipeline."""
+def trials(
+    root: Root,
+    pipeline: Name,
+    remove: Annotated[
+        str | None, typer.Option(help="Remove the trial of this name, with its state and output.")
+    ] = None,
+    as_json: Json = False,
+) -> int:
+    """List the trials of a pipeline, or remove one."""
+    if remove is not None:
+        removed = remove_trial(root, find_trial(root, pipeline, remove))
+        if as_json:
+            return print_json({"name": removed.name, "files": removed.files, "bytes": removed.bytes})
+        typer.echo(f"removed trial {removed.name}: {removed.files} files")
+        return 0
     there = list_trials(root, pipeline)
     if not there:
         open_log(root, pipeline)  # raises an error if the pipeline does not exist
@@ -68,17 +79,6 @@ def list_(root: Root, pipeline: Name, as_json: Json = False) -> int:
     return 0
 
 
-def remove(
-    name: Annotated[str, typer.Argument(help="Name of the trial.")], root: Root, pipeline: Name, as_json: Json = False
-) -> int:
-    """Remove a trial with its state and output."""
-    removed = remove_trial(root, find_trial(root, pipeline, name))
-    if as_json:
-        return print_json({"name": removed.name, "files": removed.files, "bytes": removed.bytes})
-    typer.echo(f"removed trial {removed.name}: {removed.files} files")
-    return 0
-
-
 # --- compare ----------------------------------------------------------------------------------------------------------
 
 
@@ -88,14 +88,15 @@ def compare(
     trial: OfTrial = None,
     match: Match = None,
     limit: Annotated[int, typer.Option(min=0, help="How many examples of each kind of difference.")] = 3,
-    interval: Annotated[
+    from_: Annotated[
         str | None,
-        typer.Option(help="Compare only the interval that starts then, as in 2024-01-04, and the state at its end."),
+        typer.Option(
+            "--from", help="Compare only the interval that starts then, as in 2024-01-04, and the state at its end."
+        ),
     ] = None,
     folder: Annotated[
         Path | None, typer.Option(help="Folder for all rows that differ: a Parquet file for each interval.")
     ] = None,
-    exit_code: Annotated[bool, typer.Option("--exit-code", help="Exit with code 1 if the results differ.")] = False,
     as_json: Json = False,
 ) -> int:
     """Show what a trial changes: output rows, late rows and states beside production's, interval by interval.
@@ -103,23 +104,23 @@ def compare(
     --match names the columns by which output rows of the trial and of production are matched. Results with equal digests
     are not read. Needs no Spark.
     """
-    start = None if interval is None else first_instant("--interval", interval)
+    start = None if from_ is None else first_instant("--from", from_)
     found_trial, found = compare_trial(root, pipeline, trial, match or (), limit, folder, start)
     said = describe_comparison(found)
     if as_json:
         print_json({"trial": describe_trial(found_trial)} | said)
     else:
         typer.echo("\n".join(comparison_lines(found_trial, said)))
-    return FINDINGS if exit_code and not found.same else 0
+    return 0
 
 
-# --- deploy -----------------------------------------------------------------------------------------------------------
+# --- promote ----------------------------------------------------------------------------------------------------------
 
 
-def deploy(
-    request: DeployTrial,
+def promote(
+    request: PromoteTrial,
     match: Match = None,
-    yes: Annotated[bool, typer.Option("--yes", help="Agree to deploy.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Agree to promote the trial.")] = False,
     spark: Spark = LOCAL_SPARK,
     as_json: Json = False,
 ) -> int:
@@ -128,10 +129,10 @@ def deploy(
     Without --yes, only show what the command would do and what the trial changes. For that comparison, --match names the
     columns by which output rows of the trial and of production are matched.
     """
-    from cairn.trials.carry_out import carry_out_deployment
+    from cairn.trials.carry_out import carry_out_promotion
 
     place = Terminal(spark, silent=as_json)
-    said = carry_out_deployment(request, place, agreed=yes, match=None if yes else tuple(match or ()))
+    said = carry_out_promotion(request, place, agreed=yes, match=None if yes else tuple(match or ()))
     if as_json:
         return print_json(said)
     if not yes:

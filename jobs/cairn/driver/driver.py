@@ -59,7 +59,7 @@ log = logging.getLogger("cairn")
 _OPERATIONS = {
     "run": "operations.run_range:run_range",
     "try": "trials.carry_out:carry_out_try",
-    "deploy": "trials.carry_out:carry_out_deployment",
+    "promote": "trials.carry_out:carry_out_promotion",
     "savepoint": "operations.take_savepoint:carry_out_savepoint",
     "restore": "operations.restore_savepoint:carry_out_restore",
     "validate": "operations.validate:carry_out_validation",

@@ -1,4 +1,4 @@
-"""Carry out `TryCode` and `DeployTrial`."""
+"""Carry out `TryCode` and `PromoteTrial`."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any
 from cairn.operations.coordinator_of import coordinator_of
 from cairn.operations.place import Place
 from cairn.operations.plan_range import boundaries_of, named_intervals
-from cairn.requests import DeployTrial, TryCode
+from cairn.requests import PromoteTrial, TryCode
 from cairn.trials.compare_trial import compare_trial, comparison_lines
-from cairn.trials.deploy_trial import deploy_past, plan_deployment, restore_command
+from cairn.trials.promote_trial import plan_promotion, promote_past, restore_command
 from cairn.trials.try_code import TrialPlan, try_code
 from state_backend.inspection.compare_runs import describe_comparison
 from state_backend.inspection.describe import describe_trial
@@ -63,20 +63,20 @@ def _say_plan(plan: TrialPlan, place: Place) -> None:
         place.say(f"the input of {len(plan.other_input) - _LISTED} more intervals has changed too")
 
 
-def carry_out_deployment(
-    request: DeployTrial, place: Place, *, agreed: bool = True, match: tuple[str, ...] | None = None
+def carry_out_promotion(
+    request: PromoteTrial, place: Place, *, agreed: bool = True, match: tuple[str, ...] | None = None
 ) -> dict[str, Any]:
-    """Deploy the trial if somebody has agreed, as an operator asks before. Otherwise only plan it, and write nothing.
+    """Promote the trial if somebody has agreed, as an operator asks before. Otherwise only plan it, and write nothing.
 
     `match`: Columns by which the trial's rows are compared with production's, to show the comparison; None compares
     nothing.
     """
     pipeline = place.load(request)
-    spark = place.connect(pipeline, "deploy")
-    plan = plan_deployment(spark, pipeline, request.root, name=request.name, past=request.past)
+    spark = place.connect(pipeline, "promote")
+    plan = plan_promotion(spark, pipeline, request.root, name=request.name, past=request.past)
     said: dict[str, Any] = {
         "trial": plan.trial.name,
-        "deployed": agreed,
+        "promoted": agreed,
         "again": len(plan.again),
         "behind": len(plan.behind),
     }
@@ -98,7 +98,7 @@ def carry_out_deployment(
         return said
     outcomes = []
     if request.past:
-        outcomes = deploy_past(spark, pipeline, request.root, plan, on_outcome=place.on_outcome)
+        outcomes = promote_past(spark, pipeline, request.root, plan, on_outcome=place.on_outcome)
         place.say(f"{len(plan.again)} intervals have the results of the trial: their digests are equal")
     back = restore_command(coordinator_of(pipeline, request.root).log(), plan, request.root)
     place.say(f"Let the DAG run {request.code} from the next interval on")

@@ -332,7 +332,7 @@ def _fork(plan: TrialPlan, pipeline: Pipeline, root: str, own: str) -> float:
     if log.head_id:
         raise UsageError(
             f"trial {plan.trial.name!r} can't begin: its folder has results of another trial of this name\nRemove them, and try again:\n"
-            + command_line("trials remove", plan.trial.name, root=root, pipeline=pipeline.name)
+            + command_line("trials", root=root, pipeline=pipeline.name, remove=plan.trial.name)
         )
     try:
         fork(

@@ -1,15 +1,13 @@
-"""The command `cairn history`: the retained checkpoints that changed one key."""
+"""The history of a key, for `cairn key --history`: the retained checkpoints that changed one key."""
 
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any
-
-import typer
+from typing import Any
 
 from cairn.command.diff import line_of
 from cairn.command.exit_codes import FINDINGS
-from cairn.command.options import Json, Pipeline, Root, open_log
+from cairn.command.options import open_log
 from cairn.command.printing import print_json, print_text
 from state_backend.adapters.work_folders import work_folder
 from state_backend.formats.json_keys import parse_key
@@ -17,28 +15,13 @@ from state_backend.formats.types import parse_struct
 from state_backend.inspection.describe import plain
 from state_backend.inspection.key_entries import SearchedKey
 from state_backend.inspection.key_history import describe_step, history_of_key
-from state_backend.values.errors import StateUnusable
+from state_backend.values.errors import StateUnusable, UsageError
 
 
-def history(
-    key: Annotated[
-        str, typer.Argument(help="The key: its value, column=value for each column, or a JSON object with all columns.")
-    ],
-    root: Root,
-    pipeline: Pipeline,
-    follow_output: Annotated[
-        bool,
-        typer.Option(
-            "--follow-output", help="Search all output and late rows for rows of the key, also of dropped checkpoints."
-        ),
-    ] = False,
-    as_json: Json = False,
-) -> int:
-    """Show the retained checkpoints that changed one key, with each change.
-
-    Exit code 1 says that no retained checkpoint changed the key. Checkpoints whose key group has the digest of the
-    checkpoint before are not read.
-    """
+def show_history(key: str, root: str | None, pipeline: str | None, *, whole: bool, as_json: bool) -> int:
+    """Print the history of a key. Checkpoints whose key group has the digest of the checkpoint before are not read."""
+    if root is None or pipeline is None:
+        raise UsageError("--history needs --root and --pipeline: a savepoint has no history")
     storage, log = open_log(root, pipeline, newest=True)
     newest = log.newest
     if newest is None:
@@ -46,14 +29,14 @@ def history(
     schema = parse_struct(newest.content.key_schema)
     searched = SearchedKey.of(parse_key(key, schema), schema, newest.content.max_parallelism)
     with work_folder("history") as work:
-        steps = history_of_key(log, storage.url, searched, storage, work, follow_output=follow_output)
+        steps = history_of_key(log, storage.url, searched, storage, work, follow_output=whole)
         described = [describe_step(step) for step in steps]
     named = plain(searched.named)
     found = {"pipeline": pipeline, "key": named, "retained": len(log.retained), "checkpoints": described}
     if as_json:
         print_json(found)
     else:
-        _print(found, follow_output)
+        _print(found, whole)
     return 0 if described else FINDINGS
 
 

@@ -1,4 +1,4 @@
-"""The command `cairn get`: all states and timers of one key."""
+"""The command `cairn key`: the states and timers of one key, or its history."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from cairn.command.exit_codes import FINDINGS
+from cairn.command.key_history import show_history
 from cairn.command.options import AnyPipeline, AnyRoot, Json, States
 from cairn.command.printing import print_json, print_text
 from cairn.data_sources.state_selection import plan_read
@@ -27,9 +28,12 @@ Key = tuple[Any, ...]
 Entries = dict[str, list[dict[str, Any]]]
 
 
-def get(
-    key: Annotated[
-        str, typer.Argument(help="The key: its value, column=value for each column, or a JSON object with all columns.")
+def key(
+    key_: Annotated[
+        str,
+        typer.Argument(
+            metavar="KEY", help="The key: its value, column=value for each column, or a JSON object with all columns."
+        ),
     ],
     which: Annotated[
         str,
@@ -40,15 +44,27 @@ def get(
     root: AnyRoot = None,
     pipeline: AnyPipeline = None,
     states: States = None,
+    history: Annotated[
+        bool, typer.Option("--history", help="Show the retained checkpoints that changed the key, with each change.")
+    ] = False,
+    all_: Annotated[
+        bool,
+        typer.Option(
+            "--all", help="With --history: also all output and late rows of the key, of dropped checkpoints too."
+        ),
+    ] = False,
     as_json: Json = False,
 ) -> int:
-    """Show all states and timers of one key.
+    """Show all states and timers of one key, or with --history the checkpoints that changed the key.
 
-    Exit code 1 says that the key has no state. Only the files that can hold the key are read, without Spark.
+    Exit code 1 says that the key has no state, or that no retained checkpoint changed the key. Only the files that can hold
+    the key are read, without Spark.
     """
+    if history:
+        return show_history(key_, root, pipeline, whole=all_, as_json=as_json)
     source = find_state(which, root=root, pipeline=pipeline)
     schema = parse_struct(source.content.key_schema)
-    wanted = parse_key(key, schema)
+    wanted = parse_key(key_, schema)
     found = look_up(source, [wanted], states)
     shown = _as_json(wanted, source, schema)
     entries = found.get(_name(shown), {})

@@ -1,4 +1,4 @@
-"""The command `cairn verify`: check the log, its files and the state in them."""
+"""The command `cairn check`: check the log, its files and the state in them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from state_backend.values.errors import UsageError
 from state_backend.values.human_units import plural
 
 
-def verify(
+def check(
     root: Root,
     pipeline: Pipeline,
     checkpoint: Annotated[

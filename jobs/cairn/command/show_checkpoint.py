@@ -1,12 +1,8 @@
-"""The command `cairn show`: the record of a checkpoint."""
+"""The record of a checkpoint, for `cairn checkpoints ID`."""
 
 from __future__ import annotations
 
-from typing import Annotated
-
-import typer
-
-from cairn.command.options import PUT_BACK, Json, Pipeline, Root, open_log
+from cairn.command.options import PUT_BACK, open_log
 from cairn.command.printing import cell, measure, print_json, print_text, table_of
 from state_backend.checkpoint.coordinator import Coordinator
 from state_backend.checkpoint.dropped_checkpoint import telling_drops
@@ -19,16 +15,8 @@ from state_backend.values.human_units import size, span
 from state_backend.values.records import Record, ShardManifest
 
 
-def show(
-    root: Root,
-    pipeline: Pipeline,
-    checkpoint: Annotated[
-        str, typer.Argument(help="latest, an id, or an interval's end with its time zone.")
-    ] = "latest",
-    files: Annotated[bool, typer.Option("--files", help="List every state file too.")] = False,
-    as_json: Json = False,
-) -> int:
-    """Show everything that Cairn has recorded about one checkpoint."""
+def show_checkpoint(root: str, pipeline: str, checkpoint: str, *, as_json: bool) -> int:
+    """Print everything that Cairn has recorded about one checkpoint; the names of state files as JSON only."""
     storage, log = open_log(root, pipeline)
     record = Coordinator(storage, pipeline).record(parse_checkpoint(checkpoint))
     shown = describe_checkpoint(log, record, _manifests(record, storage))
@@ -52,8 +40,6 @@ def show(
     print_text(table)
     for output in shown["outputs"]:
         print_text(f"{'late output' if output['late'] else 'output'} {output['path']}: {output['rows']:,} rows")
-    for file in (f for s in shown["shards"] for f in s["files"]) if files else ():
-        print_text(f"{file['crc32c']} {size(file['bytes']):>10} {file['path']}")
     return 0
 
 

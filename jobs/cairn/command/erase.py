@@ -1,4 +1,4 @@
-"""The command `cairn forget`: remove keys from the newest state, and list the places that may still hold them.
+"""The command `cairn erase`: remove keys from the newest state, and list the places that may still hold them.
 
 It needs neither Spark nor Airflow.
 """
@@ -37,7 +37,7 @@ class OnRerun(StrEnum):
     filter = "filter"
 
 
-def forget(
+def erase(
     root: Root,
     pipeline: Pipeline,
     key: Annotated[list[str], typer.Option(help='Key to remove, as JSON: \'{"user": "u1"}\'; may be repeated.')],
@@ -55,7 +55,7 @@ def forget(
     as_json: Json = False,
 ) -> int:
     """Remove keys from all states and timers, and list the places that may still hold them."""
-    check_no_trial(root, "forget")
+    check_no_trial(root, "erase")
     coordinator = Coordinator(open_storage(join_url(root, pipeline)), pipeline)
     schema = parse_struct(newest_content(coordinator).key_schema)
     encoded = list(dict.fromkeys(encode_json_key(text, schema) for text in key))

@@ -1,7 +1,7 @@
-"""Deployment of a trial: production takes over the code, from the next interval on or for the past too.
+"""Promotion of a trial: production takes over the code, from the next interval on or for the past too.
 
 For the past, production runs the trial's intervals again. Each interval is committed only if its state and output equal
-the trial's. So production gets exactly the results that were reviewed. At the first difference the deployment stops,
+the trial's. So production gets exactly the results that were reviewed. At the first difference the promotion stops,
 and production keeps its own results from that interval on.
 """
 
@@ -39,21 +39,21 @@ if TYPE_CHECKING:
 
 
 @frozen
-class DeployPlan:
-    """The intervals and the code that a deployment would change in production."""
+class PromotionPlan:
+    """The intervals and the code that a promotion would change in production."""
 
     trial: Trial
     # The trial's intervals that production runs again; empty if only the next interval gets the new code.
     again: tuple[Interval, ...]
     behind: tuple[Interval, ...]
-    # Record of the checkpoint that undoes the deployment, if production is restored to it. None if production has no
+    # Record of the checkpoint that undoes the promotion, if production is restored to it. None if production has no
     # checkpoint, or starts from empty state at the first of these intervals.
     back: Record | None
 
 
-def plan_deployment(
+def plan_promotion(
     spark: SparkSession, pipeline: Pipeline, root: str, *, name: str | None = None, past: bool = False
-) -> DeployPlan:
+) -> PromotionPlan:
     """Check whether production can take over a trial's code. Write nothing.
 
     Args:
@@ -69,13 +69,13 @@ def plan_deployment(
     """
     check_running(spark)
     use_this_python(spark)
-    check_no_trial(root, "deployment")
+    check_no_trial(root, "promotion")
     trial = find_trial(root, pipeline.name, name)
     hashed = code_hash(pipeline.processor, pipeline.name)
     if hashed != trial.code_hash:
         raise UsageError(
             f"the code of {pipeline.name!r} has hash {hashed[:12]}, but trial {trial.name!r} ran code with hash {trial.code_hash[:12]} ({trial.code})\n"
-            "Only tried code can be deployed: give the trial's code, or try this code first"
+            "Only tried code can be promoted: give the trial's code, or try this code first"
         )
     there = coordinator_of(pipeline, root).log()
     if not past:
@@ -83,7 +83,7 @@ def plan_deployment(
         newest = None if state is None else there.whole(state.id)
         if newest is not None:
             _check_next(spark, pipeline, newest, there)
-        return DeployPlan(trial=trial, again=(), behind=(), back=newest)
+        return PromotionPlan(trial=trial, again=(), behind=(), back=newest)
     again = tuple(intervals_of_trial(trial))
     tried = made_within(coordinator_of(pipeline, root_of_trial(root, pipeline.name, trial.name)).log(), trial.span)
     missing = [i for i in again if i not in tried]
@@ -102,14 +102,14 @@ def plan_deployment(
     end = max((c.content.interval.end for c in there.completed()), default=trial.span.end)
     later = there.outputs_near(Interval(trial.span.end, end)) if end > trial.span.end else []
     behind = sorted(i for i, _ in later if i.start >= trial.span.end)
-    return DeployPlan(trial=trial, again=again, behind=tuple(_in_row(again[-1], behind)), back=base)
+    return PromotionPlan(trial=trial, again=again, behind=tuple(_in_row(again[-1], behind)), back=base)
 
 
-def deploy_past(
+def promote_past(
     spark: SparkSession,
     pipeline: Pipeline,
     root: str,
-    plan: DeployPlan,
+    plan: PromotionPlan,
     *,
     mode: str = "incremental",
     on_outcome: OnOutcome | None = None,
@@ -124,7 +124,7 @@ def deploy_past(
         spark: A session, classic or Spark Connect.
         pipeline: The pipeline with the new code.
         root: URL of the folder that holds the pipelines.
-        plan: The plan of `plan_deployment` with `past=True`.
+        plan: The plan of `plan_promotion` with `past=True`.
         mode: How checkpoints are stored: "incremental", "full" or "changelog".
         on_outcome: Gets each outcome with its record, and the progress.
         on_shards: Brings the rows to the shards and runs the job on each; None for Spark.
@@ -138,8 +138,8 @@ def deploy_past(
         CairnError: An interval failed, as in `run_intervals`.
 
     Example:
-        plan = plan_deployment(spark, CLICKS, root, past=True)
-        deploy_past(spark, CLICKS, root, plan)
+        plan = plan_promotion(spark, CLICKS, root, past=True)
+        promote_past(spark, CLICKS, root, plan)
     """
     trial = plan.trial
     own = coordinator_of(pipeline, root_of_trial(root, pipeline.name, trial.name)).log()
@@ -204,14 +204,14 @@ def _cause(tried: Content | None, content: Content) -> str:
     if tried is None:
         return "Cairn can't tell why: only digest and output of the trial's checkpoint remain"
     if found := what_changed(made_of(tried), made_of(content)):
-        return f"The deployment has {'; '.join(found)}"
+        return f"The promotion has {'; '.join(found)}"
     if not content.source_position:
         return "The source records no position, so Cairn can't tell whether the input is the same"
     return "Code, settings and input are the same: the processor's results depend on something else, such as a clock or random numbers"
 
 
-def restore_command(log: Log, plan: DeployPlan, root: str) -> str | None:
-    """Return the `cairn restore` command that makes the state before the deployment production's newest state again.
+def restore_command(log: Log, plan: PromotionPlan, root: str) -> str | None:
+    """Return the `cairn restore` command that makes the state before the promotion production's newest state again.
 
     Returns the command; None if `plan.back` is None, or if its checkpoint can no longer be restored, for example
     because retention has dropped it.
