@@ -76,7 +76,7 @@ test-fast: setup  ## the tests that need neither Spark nor Airflow, with few exa
 
 # Tests start many JVMs. Without the archive they only take longer.
 $(VENV)/.spark-classes: $(VENV)/.ready
-	@.ci/with-progress "Spark's classes are archived, for faster starts" $(VENV)/bin/cairn prepare-spark || true
+	@.ci/with-progress "Spark's classes are archived, for faster starts" $(VENV)/bin/cairn spark --prepare || true
 	@touch $@
 
 test: setup $(VENV)/.spark-classes  ## each rule once, end to end

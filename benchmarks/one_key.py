@@ -1,4 +1,4 @@
-"""Seconds and bytes of `cairn get`, `cairn history` and `cairn replay` for one key, on a disk and on a GCS server.
+"""Seconds and bytes of `cairn key`, `cairn key --history` and `cairn replay` for one key, on a disk and on a GCS server.
 
     python -m benchmarks.one_key                                                1,000 intervals, 64 shards, 1,000,000 keys
     python -m benchmarks.one_key --intervals 30 --shards 8 --keys 20000

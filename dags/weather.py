@@ -13,7 +13,7 @@ from typing import Any
 
 from airflow.sdk import DAG, Asset, CronDataIntervalTimetable, task
 
-from cairn_operators import CheckpointOperator, StatefulMicroBatchOperator, retry_arguments
+from cairn_operators import CommitCheckpointOperator, ProcessIntervalOperator, retry_arguments
 
 DATA = Path(os.environ.get("CAIRN_DATA", Path(__file__).resolve().parents[1] / "data"))
 ROOT = os.environ.get("CAIRN_ROOT", f"file://{DATA}/state")
@@ -24,14 +24,14 @@ def interval_and_checkpoint(name: str, pipeline: str) -> tuple[Any, Any]:
 
     If one pipeline of a DAG fails, the checkpoints of the pipelines before it stay committed.
     """
-    process = StatefulMicroBatchOperator(
+    process = ProcessIntervalOperator(
         task_id=name,
         pipeline=pipeline,
         root=ROOT,
         mode="changelog",
         **retry_arguments(),
     )
-    checkpoint = CheckpointOperator(
+    checkpoint = CommitCheckpointOperator(
         task_id=f"{name}_checkpoint", attempt=process.output["attempt"], **retry_arguments()
     )
     return process, checkpoint

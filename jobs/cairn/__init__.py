@@ -1,6 +1,6 @@
 """Stateful batch processing: declare a `Pipeline` and run each of its data intervals as a Spark micro-batch.
 
-    from cairn import Interval, Pipeline, register, run_interval
+    from cairn import Interval, Pipeline, register_data_sources, run_interval
 
 The first use of a name imports its module. So a DAG file that imports a pipeline's declaration does not import Spark.
 """
@@ -11,15 +11,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from cairn.change_expectations import OverTime
-    from cairn.data_sources.register import register
+    from cairn.change_expectations import ChangeExpectations
+    from cairn.data_sources.register import register_data_sources
     from cairn.operations.output_files import output_files
-    from cairn.operations.plain_copy import plain_copy
+    from cairn.operations.copy_output import copy_output
     from cairn.operations.plan_range import Progress
     from cairn.operations.read_log import read_log
     from cairn.operations.run_interval import run_interval
     from cairn.operations.run_intervals import Outcome, run_intervals
-    from cairn.operations.streaming import continuing, from_streaming_checkpoint, initial_state_of
+    from cairn.operations.streaming import continue_from_savepoint, from_streaming_checkpoint, initial_state_of
     from cairn.pipeline import Interval, Pipeline
     from cairn.trials.compare_trial import compare_trial
     from cairn.trials.promote_trial import plan_promotion, promote_past
@@ -41,15 +41,15 @@ __all__ = [
     "KeepQuarantined",
     "KeepYounger",
     "Outcome",
-    "OverTime",
+    "ChangeExpectations",
     "Pipeline",
     "Progress",
     "compare_trial",
-    "continuing",
+    "continue_from_savepoint",
     "from_streaming_checkpoint",
     "initial_state_of",
     "output_files",
-    "plain_copy",
+    "copy_output",
     "plan_promotion",
     "promote_past",
     "read_log",
@@ -65,16 +65,16 @@ _MODULES = {
     "EngineOptions": "state_backend.adapters.rocks",
     "Interval": "cairn.pipeline",
     "Outcome": "cairn.operations.run_intervals",
-    "OverTime": "cairn.change_expectations",
+    "ChangeExpectations": "cairn.change_expectations",
     "Pipeline": "cairn.pipeline",
     "Progress": "cairn.operations.plan_range",
     "compare_trial": "cairn.trials.compare_trial",
-    "continuing": "cairn.operations.streaming",
+    "continue_from_savepoint": "cairn.operations.streaming",
     "promote_past": "cairn.trials.promote_trial",
     "from_streaming_checkpoint": "cairn.operations.streaming",
     "initial_state_of": "cairn.operations.streaming",
     "output_files": "cairn.operations.output_files",
-    "plain_copy": "cairn.operations.plain_copy",
+    "copy_output": "cairn.operations.copy_output",
     "plan_promotion": "cairn.trials.promote_trial",
     "read_log": "cairn.operations.read_log",
     "register": "cairn.data_sources.register",

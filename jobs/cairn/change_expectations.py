@@ -13,7 +13,7 @@ from state_backend.values.errors import UsageError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OverTime:
+class ChangeExpectations:
     """Expectations that compare a state of a checkpoint with the same state of its base.
 
     Attributes:
@@ -34,7 +34,7 @@ class OverTime:
             Lists also have `pos`, maps `user_key_<field>`, and timers `expires_at`.
 
     Example:
-        OverTime(least_rows=0.9, most_rows=1.5, no_row_lost=True, removable="value.closed")
+        ChangeExpectations(least_rows=0.9, most_rows=1.5, no_row_lost=True, removable="value.closed")
 
     Raises:
         UsageError: The limits contradict each other, or `removable` is given without `no_row_lost`.

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields, replace
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from cairn.change_expectations import OverTime
+from cairn.change_expectations import ChangeExpectations
 from cairn.rows.column_names import plain_name
 from state_backend.adapters.rocks import MIB, EngineOptions
 from state_backend.formats.paths import check_name
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from cairn.sinks.table_sink import TableSink
     from state_backend.checkpoint.coordinator import Coordinator
 
-__all__ = ["Interval", "OverTime", "Pipeline"]
+__all__ = ["Interval", "ChangeExpectations", "Pipeline"]
 
 # What a change of a setting does to the state and results that are there, in the metadata of the setting's field.
 # The change is refused: the recorded state was made with the value.
@@ -93,7 +93,7 @@ class Pipeline:
             means that the interval no longer has output. `cairn.sinks` has ready-made sinks.
         sink_in_order: True keeps later intervals from the sink until the sink has accepted all earlier ones.
         expectations: `() -> {state name: [Great Expectations expectations]}`, for validation.
-        expectations_over_time: `() -> {state name: OverTime}`: limits on the change since the base.
+        expectations_over_time: `() -> {state name: ChangeExpectations}`: limits on the change since the base.
         expectations_memory_bytes: The most bytes of states that validation reads into the memory of the driver to
             evaluate expectations. Above this limit Spark evaluates the expectations. 0: always Spark.
         engine: RocksDB settings of each shard (memory, compaction), and the host's file cache.
@@ -141,7 +141,7 @@ class Pipeline:
     sink: Sink | TableSink | None = None
     sink_in_order: bool = False
     expectations: Callable[[], Mapping[str, Sequence[Any]]] | None = None
-    expectations_over_time: Callable[[], Mapping[str, OverTime]] | None = None
+    expectations_over_time: Callable[[], Mapping[str, ChangeExpectations]] | None = None
     expectations_memory_bytes: int = 512 * MIB
     engine: EngineOptions = field(default_factory=EngineOptions, metadata=HASHED)
     changelog: ChangelogOptions = field(default_factory=ChangelogOptions, metadata=HASHED)

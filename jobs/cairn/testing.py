@@ -30,7 +30,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from cairn.change_expectations import OverTime
+from cairn.change_expectations import ChangeExpectations
 from cairn.literal_state import State, entries_from, in_utc, timers_of, values_of
 from cairn.operations.checks import Check, FailingRows
 from cairn.operations.coordinator_of import coordinator_of
@@ -519,7 +519,7 @@ class PipelineTester:
     def validate(
         self,
         expectations: Mapping[str, Sequence[Any]] | None = None,
-        expectations_over_time: Mapping[str, OverTime] | None = None,
+        expectations_over_time: Mapping[str, ChangeExpectations] | None = None,
         *,
         checkpoint: str | int | datetime = "latest",
         spark: SparkSession | None = None,

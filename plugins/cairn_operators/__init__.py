@@ -4,23 +4,23 @@ Importing them loads neither Spark nor RocksDB: only the driver process loads th
 """
 
 from cairn_operators.backfill import RunIntervalsOperator, backfill_pipeline
-from cairn_operators.checkpoint_operator import CheckpointOperator
-from cairn_operators.micro_batch import StatefulMicroBatchOperator
+from cairn_operators.checkpoint_operator import CommitCheckpointOperator
+from cairn_operators.micro_batch import ProcessIntervalOperator
 from cairn_operators.pipeline import stateful_pipeline
 from cairn_operators.restore_state import RestoreStateOperator, restore_pipeline
 from cairn_operators.retries import retry_arguments
 from cairn_operators.savepoint import SavepointOperator
 from cairn_operators.sweep_state import SweepStateOperator
-from cairn_operators.try_code import DeployTrialOperator, TryCodeOperator, trial_pipeline
+from cairn_operators.try_code import PromoteTrialOperator, TryCodeOperator, trial_pipeline
 from cairn_operators.validate_state import ValidateStateOperator
 
 __all__ = [
-    "CheckpointOperator",
-    "DeployTrialOperator",
+    "CommitCheckpointOperator",
+    "PromoteTrialOperator",
     "RestoreStateOperator",
     "RunIntervalsOperator",
     "SavepointOperator",
-    "StatefulMicroBatchOperator",
+    "ProcessIntervalOperator",
     "SweepStateOperator",
     "TryCodeOperator",
     "ValidateStateOperator",

@@ -36,11 +36,11 @@ sends the output to the sink, and deletes files that no retained checkpoint need
 """
 
 
-class CheckpointOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not type-checked here
+class CommitCheckpointOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not type-checked here
     """The task that commits a prepared attempt, publishes its output and deletes files of dropped checkpoints.
 
-        process = StatefulMicroBatchOperator(task_id="process", ...)
-        CheckpointOperator(task_id="checkpoint", attempt=process.output["attempt"])
+        process = ProcessIntervalOperator(task_id="process", ...)
+        CommitCheckpointOperator(task_id="checkpoint", attempt=process.output["attempt"])
 
     A retry finishes the steps that an earlier try left; nothing is committed twice. A lost attempt fails the task for
     good, since only a new attempt can replace it. `output["checkpoint"]` is the checkpoint's id. The asset
@@ -190,7 +190,7 @@ class CheckpointOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not 
         except AttemptLost as error:
             raise AirflowFailException(
                 f"{failure_of(error, context['dag_run'].dag_id)}\nThis attempt can't be committed any more. "
-                f"Make a new attempt:\n{again_command(context, _maker(context['task']))}"
+                f"Make a new attempt:\n{command_to_clear(context, _maker(context['task']))}"
             ) from error
         except CairnError as error:
             raise failure_of(error, context["dag_run"].dag_id) from error
@@ -314,7 +314,7 @@ def _maker(task: Any) -> Any:
     return task
 
 
-def again_command(context: Any, task: Any) -> str:
+def command_to_clear(context: Any, task: Any) -> str:
     """Return the command that clears `task` and its downstream tasks in the current run."""
     from state_backend.values.airflow_commands import clear_command
 

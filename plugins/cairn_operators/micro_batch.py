@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 from airflow.sdk.exceptions import AirflowFailException
 from airflow.sdk.observability import stats
 
-from cairn_operators.checkpoint_operator import CheckpointOperator, again_command
+from cairn_operators.checkpoint_operator import CommitCheckpointOperator, command_to_clear
 from cairn_operators.dag_schedule import schedule_of_dag
 from cairn_operators.data_interval import check_ended, data_interval
 from cairn_operators.driver_operator import DriverOperator
@@ -57,11 +57,11 @@ processes the interval's rows, and uploads the changes. The next task commits th
 """
 
 
-class StatefulMicroBatchOperator(DriverOperator):
+class ProcessIntervalOperator(DriverOperator):
     """The task that processes a data interval. It commits nothing.
 
     The task restores the state of the checkpoint that ends where the interval starts, processes the rows of the
-    interval, and uploads the changes. `CheckpointOperator` commits `output["attempt"]` of this task. A retry takes the
+    interval, and uploads the changes. `CommitCheckpointOperator` commits `output["attempt"]` of this task. A retry takes the
     attempt that an earlier try of the same run prepared, if base, code, options and input are unchanged.
 
     While the run of the interval before is queued or running, the task waits for its checkpoint.
@@ -90,7 +90,7 @@ class StatefulMicroBatchOperator(DriverOperator):
             or `max_active_tis_per_dag` is set.
     """
 
-    # When an attempt is lost, `CheckpointOperator` searches upstream for a task with this attribute, and its message
+    # When an attempt is lost, `CommitCheckpointOperator` searches upstream for a task with this attribute, and its message
     # names that task.
     makes_attempts = True
     template_fields: Sequence[str] = (
@@ -252,7 +252,7 @@ class StatefulMicroBatchOperator(DriverOperator):
             raise failure_of(error, context["dag_run"].dag_id) from error
         if isinstance(decision, Refuse):
             text = with_command(decision.message, context["dag_run"].dag_id, decision.rerun)
-            raise failure(decision.error, f"{text}\nThen run this interval again:\n{again_command(context, self)}")
+            raise failure(decision.error, f"{text}\nThen run this interval again:\n{command_to_clear(context, self)}")
         return log, decision
 
     def _url(self) -> str:
@@ -301,7 +301,7 @@ class StatefulMicroBatchOperator(DriverOperator):
             repair = "Find out why that run is not done." if heal is None else heal
             raise AirflowFailException(
                 f"waited {self.wait_timeout} for the checkpoint of the interval before, from {wait.reason}\n"
-                f"{repair}\nThen run this interval again:\n{again_command(context, self)}"
+                f"{repair}\nThen run this interval again:\n{command_to_clear(context, self)}"
             )
         alone_since_ms = (alone_since_ms or now_ms) if wait.alone else None
         until_ms = deadline_ms
@@ -359,7 +359,9 @@ class StatefulMicroBatchOperator(DriverOperator):
 
     def _checkpoint_tasks(self, context: Any) -> list[str]:
         """Return the ids of this task and of the task that commits its attempt."""
-        commits = [task.task_id for task in context["task"].downstream_list if isinstance(task, CheckpointOperator)]
+        commits = [
+            task.task_id for task in context["task"].downstream_list if isinstance(task, CommitCheckpointOperator)
+        ]
         return [self.task_id, *commits]
 
     # --- the driver -----------------------------------------------------------------------------------------------------------

@@ -9,9 +9,9 @@ from typing import Any
 from airflow.sdk import DAG, Param
 
 from cairn_operators.check_dag_arguments import check_pipeline_and_root
-from cairn_operators.checkpoint_operator import CheckpointOperator
+from cairn_operators.checkpoint_operator import CommitCheckpointOperator
 from cairn_operators.dag_schedule import check_same_schedule, timetable_of_pipeline, with_data_intervals
-from cairn_operators.micro_batch import StatefulMicroBatchOperator
+from cairn_operators.micro_batch import ProcessIntervalOperator
 from cairn_operators.pipeline_source import pipeline_name_of
 from cairn_operators.retries import retry_arguments
 from cairn_operators.savepoint import SavepointOperator
@@ -58,8 +58,8 @@ def stateful_pipeline(
         start_date: Start of the first interval.
         pipeline_name: Name of the `Pipeline`; None: read from the source of its module, else `dag_id`.
         gate: Validate each attempt before its commit: `process >> validate >> checkpoint >> [savepoint, sweep]`.
-        process: More arguments of the `StatefulMicroBatchOperator`.
-        checkpoint: More arguments of the `CheckpointOperator`.
+        process: More arguments of the `ProcessIntervalOperator`.
+        checkpoint: More arguments of the `CommitCheckpointOperator`.
         validate: Arguments of the `ValidateStateOperator`, such as `docs_dir`; True for its defaults, False for no
             validation. With `gate`, False means the defaults.
         savepoint: Arguments of the `SavepointOperator`. `to` is required: the URL of the folder for all savepoints.
@@ -96,14 +96,14 @@ def stateful_pipeline(
     with DAG(dag_id, schedule=timetable, start_date=start_date, **arguments) as dag:
         # The `process` task itself waits for the checkpoint of the interval before. Airflow's `max_active_runs` does
         # not keep intervals in order, since a backfill has its own limit of active runs.
-        batch = StatefulMicroBatchOperator(
+        batch = ProcessIntervalOperator(
             task_id="process",
             pipeline_name=name,
             permissions={p: f"{{{{ params.{p} }}}}" for p in _PERMISSIONS},
             **where,
             **retry_arguments(process),
         )
-        commit = CheckpointOperator(
+        commit = CommitCheckpointOperator(
             task_id="checkpoint", attempt=batch.output["attempt"], validated=gate, **retry_arguments(checkpoint)
         )
         if validate is not False or gate:
@@ -126,7 +126,7 @@ def stateful_pipeline(
     return dag
 
 
-def _add_savepoint(commit: CheckpointOperator, where: Mapping[str, Any], arguments: Mapping[str, Any]) -> None:
+def _add_savepoint(commit: CommitCheckpointOperator, where: Mapping[str, Any], arguments: Mapping[str, Any]) -> None:
     checkpoint = commit.output["checkpoint"]
     # The folder's name contains the checkpoint's id, so a re-run of the interval takes its savepoint in another folder.
     to = f"{arguments['to'].rstrip('/')}/{{{{ data_interval_end | ds }}}}-{checkpoint}"

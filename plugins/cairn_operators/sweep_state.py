@@ -59,7 +59,7 @@ class SweepStateOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not 
     def is_due_at(self, end: datetime, start: datetime) -> bool:
         """Return True if the task sweeps after an interval that ends at `end`.
 
-        `CheckpointOperator` asks this too, so that Airflow does not start a task that is not due.
+        `CommitCheckpointOperator` asks this too, so that Airflow does not start a task that is not due.
 
         Args:
             end: End of the interval.

@@ -115,7 +115,7 @@ class TryCodeOperator(DriverOperator):
         return result
 
 
-class DeployTrialOperator(DriverOperator):
+class PromoteTrialOperator(DriverOperator):
     """The task that deploys the code of a trial after a person agreed.
 
     The task does not change the DAG of the pipeline: its log asks the user to give that DAG the new code.
@@ -268,7 +268,7 @@ def trial_pipeline(
         spark_conn_id: Connection to Spark.
         storage_conn_id: Connection of type `google_cloud_platform` or `aws` for the root. None: the host's own identity.
         try_: More arguments of the `TryCodeOperator`.
-        deploy: More arguments of the `DeployTrialOperator`.
+        deploy: More arguments of the `PromoteTrialOperator`.
         **dag_arguments: More arguments of the DAG.
 
     Returns:
@@ -302,5 +302,5 @@ def trial_pipeline(
             **retry_arguments(try_),
         )
         trial = {"trial": tried.output["trial"], "comparison": tried.output["comparison"]}
-        DeployTrialOperator(task_id="deploy", how="{{ params.deploy }}", **trial, **where, **retry_arguments(deploy))
+        PromoteTrialOperator(task_id="deploy", how="{{ params.deploy }}", **trial, **where, **retry_arguments(deploy))
     return dag

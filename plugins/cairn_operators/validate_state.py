@@ -28,7 +28,7 @@ class ValidateStateOperator(DriverOperator):
         root: URL of the folder that holds the pipelines.
         checkpoint: Id of a checkpoint. A refused checkpoint is quarantined: no later interval starts from it.
         attempt: A prepared attempt. A refused attempt can't be committed: the task is a gate in front of
-            `CheckpointOperator`.
+            `CommitCheckpointOperator`.
         savepoint: URL of a savepoint's folder.
         docs_dir: Folder for Data Docs, to which the task links; None writes no Data Docs.
         mode: "fast" compares files with their records, without Spark. "full" also restores the state, compares every

@@ -27,8 +27,8 @@ def commands_of(ref: PipelineRef, trial: Trial, rows: Sequence[Mapping[str, Any]
             if one
             else []
         ),
-        ("Show what a deployment would do", f"cairn deploy {name} --code {code} --past --root {root}"),
-        ("Remove the trial", f"cairn trials remove {name} --root {root} --pipeline {pipeline}"),
+        ("Show what a deployment would do", f"cairn promote {name} --code {code} --past --root {root}"),
+        ("Remove the trial", f"cairn trials --root {root} --pipeline {pipeline}"), --remove {name}
     ]
 
 

@@ -165,7 +165,7 @@ def files_of(content: Content, storage: Storage, *, gone_before: bool = False) -
 
 
 def rewritten_outputs(content: Content) -> tuple[OutputFile, ...]:
-    """Return the new files by which a commit of `cairn forget` replaces output files of earlier commits; empty for others."""
+    """Return the new files by which a commit of `cairn erase` replaces output files of earlier commits; empty for others."""
     rewritten = content.forget.rewritten if content.forget is not None else ()
     return tuple(output for one in rewritten for output in one.outputs)
 

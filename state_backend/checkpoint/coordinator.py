@@ -724,7 +724,7 @@ class Coordinator:
     def _not_quarantined(self, checkpoint_id: int) -> UsageError:
         return UsageError(
             f"checkpoint {checkpoint_id} of pipeline {self._pipeline!r} is not quarantined\n"
-            "cairn list shows the state of each checkpoint"
+            "cairn checkpoints shows the state of each checkpoint"
         )
 
     def _check_release(self, log: Log, checkpoint_id: int) -> None:

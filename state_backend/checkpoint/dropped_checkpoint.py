@@ -28,9 +28,9 @@ def check_retained(storage: Storage, checkpoint_id: int | None) -> None:
     """Raise `CheckpointDropped` if retention dropped the checkpoint."""
     # The newest record lists the retained checkpoints. The whole log is read only to explain a drop.
     if checkpoint_id and checkpoint_id not in read_newest(storage).retained:
-        explained = explain_drop(read_log(storage), checkpoint_id)
-        if explained is not None:
-            raise CheckpointDropped(explained)
+        explain_errors = explain_drop(read_log(storage), checkpoint_id)
+        if explain_errors is not None:
+            raise CheckpointDropped(explain_errors)
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Find records that are missing from the log, for readers, `cairn verify` and sweeps.
+"""Find records that are missing from the log, for readers, `cairn check` and sweeps.
 
 A missing record in the middle of the log leaves a hole in the ids. If the newest record is missing, the ids have no
 hole, and results that the record replaced or made stale would count again. Marks of that checkpoint (published,

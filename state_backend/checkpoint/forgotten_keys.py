@@ -1,6 +1,6 @@
 """Rules of forgotten keys, which `begin` and `commit` check: may an attempt run, or would it bring a key back?
 
-These are pure functions over the log. `cairn forget` removes a key from the newest state by a commit, called the forget
+These are pure functions over the log. `cairn erase` removes a key from the newest state by a commit, called the forget
 here. A checkpoint is called clean if its id is the forget's id or a higher one. Invariant: no clean checkpoint holds
 entries that the key had before the forget. Each later commit's checkpoint counts as clean, so the commit is refused
 unless:
@@ -59,7 +59,7 @@ def returning_keys(log: Log, start_ms: int | None, base_id: int | None) -> tuple
 
 
 def check_rerun(log: Log, pipeline: str, interval: Interval, base_id: int | None) -> None:
-    """Refuse an interval that could bring a forgotten key back, if `cairn forget` was called with `--on-rerun refuse`."""
+    """Refuse an interval that could bring a forgotten key back, if `cairn erase` was called with `--on-rerun refuse`."""
     for key in returning_keys(log, interval.start_ms, base_id):
         if key.key.on_rerun == "refuse":
             raise UsageError(f"{pipeline} {interval}: {_why(key, base_id)}\n{_how_to_filter(pipeline)}")
@@ -84,7 +84,7 @@ def check_target(log: Log, target: int) -> None:
         if target < forgotten.id:
             clean = [k.id for k in valid_states(log) if k.id >= forgotten.id]
             raise UsageError(
-                f"checkpoint {target} may hold a key that `cairn forget` removed: checkpoint {forgotten.id} was the first without the "
+                f"checkpoint {target} may hold a key that `cairn erase` removed: checkpoint {forgotten.id} was the first without the "
                 f"key\nTake one of {', '.join(map(str, clean)) or 'those to come'}. To get the state at an earlier time, run that "
                 "interval again, if the key was forgotten with --on-rerun filter"
             )
@@ -96,14 +96,14 @@ def check_restored(log: Log, pipeline: str, content: Content) -> None:
         raise UsageError(
             f"{pipeline}: the state at {format_instant(content.interval.end)} that would be restored may hold a key that checkpoint "
             f"{forgotten.id} of {pipeline!r} forgot\n"
-            "Restore a savepoint that was taken since. To use this one, restore it under another name, and run `cairn forget` there"
+            "Restore a savepoint that was taken since. To use this one, restore it under another name, and run `cairn erase` there"
         )
 
 
 def check_commit(log: Log, prepared: Prepared, who: str) -> None:
     """Check at commit that an attempt brings no forgotten key back.
 
-    A key may have been forgotten while the attempt ran. An attempt of `cairn forget` itself may be committed only if no
+    A key may have been forgotten while the attempt ran. An attempt of `cairn erase` itself may be committed only if no
     other checkpoint was committed since it began. Otherwise that checkpoint would still hold the key.
     """
     content = prepared.content
@@ -169,12 +169,12 @@ def _missing(forgotten: Iterable[Forgotten], said: Forget | None) -> list[Forgot
 def _why(key: Returning, base_id: int | None) -> str:
     until = format_instant(from_ms(key.key.until_ms))
     if key.base:
-        return f"`cairn forget` removed a key with checkpoint {key.id}, and checkpoint {base_id}, which is older, may still hold the key"
-    return f"`cairn forget` removed a key with checkpoint {key.id}, and rows of before {until} may bring the key back"
+        return f"`cairn erase` removed a key with checkpoint {key.id}, and checkpoint {base_id}, which is older, may still hold the key"
+    return f"`cairn erase` removed a key with checkpoint {key.id}, and rows of before {until} may bring the key back"
 
 
 def _how_to_filter(pipeline: str) -> str:
     return (
         "To run the interval without the key, name the key once more: "
-        f"cairn forget --pipeline {pipeline} --key JSON --on-rerun filter"
+        f"cairn erase --pipeline {pipeline} --key JSON --on-rerun filter"
     )

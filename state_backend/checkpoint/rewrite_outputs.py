@@ -1,4 +1,4 @@
-"""Rewrite the output and late rows of committed intervals without the rows of keys that `cairn forget` removes.
+"""Rewrite the output and late rows of committed intervals without the rows of keys that `cairn erase` removes.
 
 The steps, and the files on disk after each step:
 
@@ -39,7 +39,7 @@ _ROUNDS = 20
 
 @frozen
 class OutputsWithout:
-    """The output that a call of `cairn forget` rewrites."""
+    """The output that a call of `cairn erase` rewrites."""
 
     rewritten: tuple[RewrittenOutput, ...]
     files: int
@@ -116,7 +116,7 @@ class _Filtered:
 def exchange_outputs(storage: Storage, log: Log) -> int:
     """Make rewritten output files current, delete the files that they replace, and return how many files were deleted.
 
-    The function does so for each retained checkpoint that `cairn forget` committed. A repeated call changes nothing.
+    The function does so for each retained checkpoint that `cairn erase` committed. A repeated call changes nothing.
     """
     deleted = 0
     for record in log.completed():

@@ -3,7 +3,7 @@
 Settled files repeat facts of records and tombstones, so each settled file can be rebuilt from them. Readers list
 `settled/commits/` and use the names of the files. If a settled file is lost, readers do not see its commit, and a sweep
 could delete the output of that commit. To prevent that, every sweep writes lost settled files again before it looks for
-files to delete. `cairn verify` reports lost settled files.
+files to delete. `cairn check` reports lost settled files.
 
 If a sweep stops between two files, the next sweep writes the rest. Concurrent commits and clean-ups are safe: a sweep
 creates a file only if it is absent, so it overwrites no newer file; and a clean-up rewrites a settled file only if the

@@ -152,7 +152,7 @@ def record_id(path: str) -> int | None:
 def kind_of(path: str) -> str | None:
     """Return the kind of a file below a pipeline's folder, or None if Cairn writes no files of that name.
 
-    Readers ignore files without a kind. `cairn verify` and sweeps report these files.
+    Readers ignore files without a kind. `cairn check` and sweeps report these files.
     """
     named = _KINDS.get(path.split("/", 1)[0], ())
     return next((kind for kind, name in named if name.fullmatch(path)), None)

@@ -90,7 +90,7 @@ def read_key(
 ) -> KeyEntries:
     """Return the entries of a key in a checkpoint or a native savepoint."""
     if source.canonical:
-        raise UsageError(f"{source} is a canonical savepoint, which only `cairn get` reads key by key")
+        raise UsageError(f"{source} is a canonical savepoint, which only `cairn key` reads key by key")
     content = source.content
     spans = spans_of(key, content.states)
     shard = shard_of(key.group, content.parallelism, content.max_parallelism)

@@ -1,4 +1,4 @@
-"""Find places that may still hold a key after `cairn forget`, which prints them with the next step for each.
+"""Find places that may still hold a key after `cairn erase`, which prints them with the next step for each.
 
 Places outside of the root, such as the sink's tables, are listed without a search.
 """
@@ -41,7 +41,7 @@ class Place(NamedTuple):
 
 @frozen
 class Left:
-    """The parts of the pipeline's folder where a key can still be present after `cairn forget`."""
+    """The parts of the pipeline's folder where a key can still be present after `cairn erase`."""
 
     dropped: Collection[int]
     holding: Collection[int]
@@ -134,7 +134,7 @@ def _finding_quotes(mark: bytes, texts: Collection[str]) -> bool:
     """Return True if a mark's findings quote one of the texts, as it is or inside of JSON."""
     try:
         said = "\n".join(json.loads(mark)["body"]["findings"])
-    except (ValueError, LookupError, TypeError):  # The file is damaged, as `cairn verify` reports. Search its raw text.
+    except (ValueError, LookupError, TypeError):  # The file is damaged, as `cairn check` reports. Search its raw text.
         said = mark.decode(errors="replace")
     return any(text in said for text in texts if text) or _quotes(said, texts)
 

@@ -63,7 +63,7 @@ class StateSource:
     checkpoint_id: int
     # The savepoint; None for a checkpoint, whose `url` is the pipeline's folder.
     savepoint: Savepoint | None = None
-    # The status of the checkpoint, as `cairn list` names it; None if nobody asked for it.
+    # The status of the checkpoint, as `cairn checkpoints` names it; None if nobody asked for it.
     status: str | None = None
 
     @classmethod

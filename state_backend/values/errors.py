@@ -123,7 +123,7 @@ class CheckpointDropped(RetryableError):
 
     What to do:
         If you named no checkpoint, repeat the query or the command. If you named a checkpoint, choose another from
-        `cairn list`. For a long query over `keyed_state`, set `option("hold", "2h")`: the checkpoint's files then stay
+        `cairn checkpoints`. For a long query over `keyed_state`, set `option("hold", "2h")`: the checkpoint's files then stay
         for two hours.
     """
 
@@ -174,7 +174,7 @@ class Fenced(AttemptLost):
     """Another attempt was the first to commit this interval or an interval that overlaps it.
 
     What to do:
-        Type `cairn list` and find the checkpoint that the message names. If that checkpoint is the result that you
+        Type `cairn checkpoints` and find the checkpoint that the message names. If that checkpoint is the result that you
         want, do nothing. Otherwise run the interval again: clear the task `process` of the failed run, with its
         downstream tasks.
     """
@@ -206,7 +206,7 @@ class StateUnusable(CairnError):
 
     What to do:
         Type `cairn status`: it prints the quarantined and stale checkpoints, and the command that repairs the pipeline.
-        Type `cairn list` to see which checkpoints are usable.
+        Type `cairn checkpoints` to see which checkpoints are usable.
     """
 
 
@@ -214,10 +214,10 @@ class CorruptFile(StateUnusable):
     """A file of a checkpoint or savepoint is missing or truncated, or its checksum or content is wrong.
 
     What to do:
-        Pause the DAG. Type `cairn verify`: each finding names a checkpoint or an interval. If only checkpoints before
+        Pause the DAG. Type `cairn check`: each finding names a checkpoint or an interval. If only checkpoints before
         the newest one have findings, the pipeline can go on: unpause the DAG. To repair the damage: if a backup has
-        the file, put the file back from there; otherwise run the earliest interval with a finding, which `cairn list`
-        shows, and all later ones again, in Airflow with `cairn backfill`, which unpauses the DAG. `cairn verify` may
+        the file, put the file back from there; otherwise run the earliest interval with a finding, which `cairn checkpoints`
+        shows, and all later ones again, in Airflow with `cairn backfill`, which unpauses the DAG. `cairn check` may
         then find damage only in checkpoints that are replaced, until retention drops them. To go back instead, choose
         a checkpoint without a finding that ends at or before the start of that interval. Type `cairn restore
         --checkpoint ID --dry-run`, and read what the command would discard. Then type it again with `--yes` in place
@@ -242,7 +242,7 @@ class CorruptRecord(CorruptFile):
 
     What to do:
         Pause the DAG, and keep the damaged file outside of the root. Put the file that the message names back from a
-        backup, or from an older version of the object in the bucket. Then type `cairn verify` to find other damaged
+        backup, or from an older version of the object in the bucket. Then type `cairn check` to find other damaged
         files. While a record can't be read, Cairn deletes no state files. Without a backup, begin in another root:
         restore a savepoint there, or process all intervals from `Pipeline.start` again. If the pipeline has a sink, read *Ids
         that begin again* in upgrade.md before.
@@ -253,7 +253,7 @@ class StateGapError(StateUnusable):
     """No checkpoint ends where the interval starts. The message names the command that fills the gap.
 
     What to do:
-        Run the `cairn` command in the message: it runs the missing intervals in order. Type `cairn list` to see which
+        Run the `cairn` command in the message: it runs the missing intervals in order. Type `cairn checkpoints` to see which
         intervals have a checkpoint.
     """
 
@@ -262,7 +262,7 @@ class NoSuchCheckpoint(StateGapError):
     """No retained checkpoint matches the request. The message names the retained checkpoints.
 
     What to do:
-        Type `cairn list`, and name one of its checkpoints: by id, by the end of its interval, or `latest`.
+        Type `cairn checkpoints`, and name one of its checkpoints: by id, by the end of its interval, or `latest`.
     """
 
 
@@ -283,7 +283,7 @@ class NotAsTried(StateUnusable):
     The interval is not committed. The message names the difference.
 
     What to do:
-        Remove the trial with `cairn trials remove`. Then try the code again with `cairn try`, and deploy the new
+        Remove the trial with `cairn trials --remove`. Then try the code again with `cairn try`, and deploy the new
         trial. See docs/trying.md.
     """
 
@@ -409,7 +409,7 @@ class InvariantViolated(CairnError):
     """An internal check of Cairn failed. The cause is a bug of Cairn.
 
     What to do:
-        Type `cairn verify`. Report the message and the output of `cairn verify` as a bug. Change no file of the
+        Type `cairn check`. Report the message and the output of `cairn check` as a bug. Change no file of the
         pipeline by hand.
     """
 
@@ -421,7 +421,7 @@ class StorageError(CairnError):
     """Base class of errors of the storage that Cairn's own code must handle.
 
     What to do:
-        Report the message as a bug, because Cairn handles these errors itself. Type `cairn verify` to see if a file is
+        Report the message as a bug, because Cairn handles these errors itself. Type `cairn check` to see if a file is
         missing.
     """
 
@@ -430,7 +430,7 @@ class NotFound(StorageError):
     """No file has that path.
 
     What to do:
-        Type `cairn verify`: it names missing files. Report the message as a bug.
+        Type `cairn check`: it names missing files. Report the message as a bug.
     """
 
 

@@ -389,7 +389,7 @@ class Totals:
 
 @frozen
 class ForgottenKey:
-    """A key that `cairn forget` removed, without the key itself.
+    """A key that `cairn erase` removed, without the key itself.
 
     Attributes:
         forget: The uuid of the attempt that removed the key.
@@ -413,7 +413,7 @@ class ForgottenKey:
 
 @frozen
 class RewrittenOutput:
-    """The output of one commit after `cairn forget` has removed the rows of the forgotten keys.
+    """The output of one commit after `cairn erase` has removed the rows of the forgotten keys.
 
     Attributes:
         id: The id of the commit that made the output.
@@ -430,7 +430,7 @@ class RewrittenOutput:
 
 @frozen
 class Forget:
-    """The part of a `Content` about keys that `cairn forget` removed.
+    """The part of a `Content` about keys that `cairn erase` removed.
 
     Attributes:
         keys: In a `forget` record: the keys that the commit removes. In a `restore` record or a savepoint: the keys that
@@ -486,7 +486,7 @@ class Content:
         schedule: The schedule of the pipeline's intervals from this commit on. None: neither the pipeline nor its DAG has
             given one.
         forget: The keys that a `forget` record removes, or that the restored state never holds; None for other records.
-        filtered: The uuids of the attempts of `cairn forget` whose keys the shards of this attempt left out.
+        filtered: The uuids of the attempts of `cairn erase` whose keys the shards of this attempt left out.
     """
 
     kind: Kind
@@ -640,7 +640,7 @@ class Judged:
 
 @frozen
 class Forgotten:
-    """A key that `cairn forget` removed, as the summary lists it.
+    """A key that `cairn erase` removed, as the summary lists it.
 
     Attributes:
         id: The id of the record that removed the key. No checkpoint with this id or a higher one holds entries that the
@@ -675,7 +675,7 @@ class Summary:
             `dropping` are listed.
         settled: The number of files that `settled/commits/` must have for this commit and all earlier ones. If a
             listing shows fewer, a file is lost.
-        forgotten: All keys that `cairn forget` removed, including those of this record.
+        forgotten: All keys that `cairn erase` removed, including those of this record.
     """
 
     dropping: tuple[int, ...] = ()

@@ -48,7 +48,9 @@ def test_only_public_modules_are_imported(text: Path) -> None:
 
 
 def test_the_pattern_sees_imports() -> None:
-    seen = OURS.findall("from cairn import Pipeline, register\n    from state_backend.values import x\nimport cairn\n")
+    seen = OURS.findall(
+        "from cairn import Pipeline, register_data_sources\n    from state_backend.values import x\nimport cairn\n"
+    )
     assert [module for module, _ in seen] == ["cairn", "state_backend.values", "cairn"]
 
 

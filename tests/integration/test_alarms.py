@@ -51,7 +51,7 @@ from types import SimpleNamespace
 from airflow.sdk.exceptions import AirflowFailException
 from airflow.sdk.observability import stats
 from airflow.sdk.observability.metrics.stats_utils import get_stats_factory
-from cairn_operators import CheckpointOperator, ValidateStateOperator
+from cairn_operators import CommitCheckpointOperator, ValidateStateOperator
 root, attempt = sys.argv[1:]
 stats.initialize(factory=get_stats_factory(), export_legacy_names=False)
 start = datetime(2013, 1, 2, tzinfo=UTC)
@@ -66,7 +66,7 @@ def run(kind, **arguments):
     operator = kind(task_id="t", pipeline_name="aircraft", root=root, **arguments)
     return kind.execute.__wrapped__(operator, context)
 
-run(CheckpointOperator, attempt=attempt, sink_of="alarmed:ALARMED")
+run(CommitCheckpointOperator, attempt=attempt, sink_of="alarmed:ALARMED")
 validate = {"pipeline": "alarmed:ALARMED", "checkpoint": "2", "mode": "fast"}
 run(ValidateStateOperator, **validate)
 for file in Path(root.removeprefix("file://")).rglob("part-*.parquet"):

@@ -258,7 +258,7 @@ def test_a_refused_user_sees_nothing_of_the_pipeline(airflow: ShownAirflow, chro
 def test_the_page_of_a_checkpoint_prints_the_commands_that_look_up_a_key(airflow: ShownAirflow, vera: Chrome) -> None:
     page = f"/cairn/checkpoints/p/{key_of(airflow, 'counting')}/checkpoint/3"
     vera.get(f"{airflow.url}{page}")
-    assert "cairn get KEY 3 --root" in said(vera) and "cairn history KEY --root" in said(vera)
+    assert "cairn key KEY 3 --root" in said(vera) and "cairn key KEY --history --root" in said(vera)
     # It takes no key, and starts no process.
     assert not vera.find_elements(By.TAG_NAME, "form")
     assert airflow.get(f"{page}/key", "vera", {"key": "ann"})[0] == 404

@@ -686,7 +686,7 @@ def test_a_trial_on_the_server_moves_no_state_and_leaves_nothing(server: GcsServ
     from cairn import testing
     from cairn.operations.coordinator_of import coordinator_of
     from cairn.trials.compare_trial import compare_trial
-    from cairn.trials.deploy_trial import deploy_past, plan_deployment
+    from cairn.trials.deploy_trial import promote_past, plan_promotion
     from state_backend.adapters.open_storage import open_storage
     from state_backend.checkpoint.trials import find_trial, list_trials, remove_trial
     from tests.support.counting import DAYS, day
@@ -727,8 +727,8 @@ def test_a_trial_on_the_server_moves_no_state_and_leaves_nothing(server: GcsServ
         assert {s.state for s in found.states} == {"total", "seen_at", "$timers"} and not found.outputs
         print(f"fork {len(fork)} requests, {len(copies)} of them copies; comparison {len(server.requests) - began}")
 
-        plan = plan_deployment(SESSION, CHANGED, root, past=True)
-        deploy_past(SESSION, CHANGED, root, plan, on_shards=partial(testing._on_shards, CHANGED.processor))
+        plan = plan_promotion(SESSION, CHANGED, root, past=True)
+        promote_past(SESSION, CHANGED, root, plan, on_shards=partial(testing._on_shards, CHANGED.processor))
         assert coordinator_of(OLD, root).log().head_id == 5
         assert compare_trial(root, "counting", None, [], 1)[1].same
         there = objects()

@@ -52,7 +52,7 @@ def test_the_command_writes_an_archive_that_sessions_use(tmp_path: Path, monkeyp
 def test_a_session_maps_the_archive_of_its_environment(spark: SparkSession) -> None:
     archive = archive_path()
     if archive is None or not archive.is_file():
-        pytest.skip("no archive: make test and cairn prepare-spark write it")
+        pytest.skip("no archive: make test and cairn spark --prepare write it")
     said = run_session().stdout
     assert said.startswith("3 [") and str(archive) in said
 

@@ -56,9 +56,9 @@ def at(*clock: int) -> datetime:
 
 
 def output(spark: SparkSession, tmp_path: Path, pipeline: Pipeline) -> list[dict[str, Any]]:
-    from cairn import register
+    from cairn import register_data_sources
 
-    register(spark)
+    register_data_sources(spark)
     table = spark.read.format("keyed_output").options(root=f"file://{tmp_path}/state", pipeline=pipeline.name).load()
     return sorted((row.asDict() for row in table.collect()), key=str)
 

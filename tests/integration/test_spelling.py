@@ -12,7 +12,7 @@ from pyspark.sql import DataFrame
 
 from cairn import sinks
 from cairn.aggregates import RunningAggregate, Sum
-from cairn.data_sources.register import register
+from cairn.data_sources.register import register_data_sources
 from cairn.operations import plan_interval
 from cairn.operations.run_interval import run_interval
 from cairn.pipeline import Interval, Pipeline
@@ -71,7 +71,7 @@ def pipeline(processor: Any, **changes: Any) -> Pipeline:
 
 
 def table(spark: SparkSession, root: Path, name: str, **options: str) -> list[dict[str, Any]]:
-    register(spark)
+    register_data_sources(spark)
     read = spark.read.format("keyed_output").options(root=str(root), pipeline=name, **options).load()
     return [row.asDict() for row in read.drop("at").orderBy(read.columns[:3]).collect()]
 

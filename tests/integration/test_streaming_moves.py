@@ -14,7 +14,7 @@ import pytest
 
 from cairn.operations.coordinator_of import coordinator_of
 from cairn.operations.run_interval import run_interval
-from cairn.operations.streaming import continuing, from_streaming_checkpoint, initial_state_of
+from cairn.operations.streaming import continue_from_savepoint, from_streaming_checkpoint, initial_state_of
 from cairn.operations.take_savepoint import take_savepoint
 from cairn.operations.validate import validate_checkpoint
 from cairn.pipeline import Interval, Pipeline
@@ -184,7 +184,7 @@ def test_a_query_goes_on_where_a_pipeline_is(spark: SparkSession, tmp_path: Path
     records = [run_interval(spark, pipeline, interval, str(tmp_path / "root")) for interval in intervals[:2]]
     saved = str(tmp_path / "savepoint")
     take_savepoint(spark, pipeline, join_url(str(tmp_path / "root"), NAME), records[-1], saved)
-    processor = continuing(ScriptedWithTypes, "latest", root=str(tmp_path / "root"), pipeline=NAME)
+    processor = continue_from_savepoint(ScriptedWithTypes, "latest", root=str(tmp_path / "root"), pipeline=NAME)
     shutil.rmtree(tmp_path / "root")
     rest = stage(files, tmp_path / "rest", 4)[2:]
     for file in files[:2]:

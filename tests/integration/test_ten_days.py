@@ -214,7 +214,7 @@ def test_ten_days_by_the_commands_of_the_page(site: Site, stack: Stack) -> None:
     stack.type(site.page.take("airflow connections add"))
     assert f"{DAYS} runs from 2013-01-01 to 2013-01-10 (UTC)" in stack.type(site.page.take("cairn backfill"))
     stack.ended(DAYS)
-    said = stack.type("; ".join((site.page.take("export CAIRN_ROOT"), site.page.take("cairn status; cairn verify"))))
+    said = stack.type("; ".join((site.page.take("export CAIRN_ROOT"), site.page.take("cairn status; cairn check"))))
     assert said.startswith("next: [2013-01-11T00:00:00Z, 2013-01-12T00:00:00Z)")
     assert f"{DAYS} of {DAYS} checkpoints are intact" in said
     site.assert_as_in_one_process(STATE, DAYS)

@@ -18,7 +18,7 @@ from cairn.command.cli import app
 from cairn.operations.coordinator_of import coordinator_of
 from cairn.operations.run_intervals import run_intervals
 from cairn.pipeline import Interval, Pipeline
-from cairn.trials.deploy_trial import deploy_past, plan_deployment
+from cairn.trials.deploy_trial import promote_past, plan_promotion
 from cairn.trials.try_code import Tried, try_code
 from pipelines.aircraft import AIRCRAFT
 from pipelines.land_flights import day_file, land
@@ -140,7 +140,7 @@ def test_a_field_that_an_older_state_lacks_is_shown_by_itself(
     words = ["compare", "grown", "--root", str(production), "--pipeline", "aircraft", "--limit", "1"]
     said = CliRunner().invoke(app, words).output
     assert f": {len(flown):,} changed\n  air_minutes: {len(flown):,} changed\n" in said and '"air_minutes": ' in said
-    assert plan_deployment(spark, grown, str(production), name="grown").again == ()
+    assert plan_promotion(spark, grown, str(production), name="grown").again == ()
     remove_trial(str(production), run.trial)
 
 
@@ -155,8 +155,8 @@ def test_deployed_for_the_past_it_is_as_if_it_had_always_been(
     assert timers == {"at_ms": 86_400_000.0}
     assert {f["name"] for f in states["history"]["fields"]} == {"idle_timer_ms"}
 
-    plan = plan_deployment(spark, later, str(production), past=True)
-    deploy_past(spark, later, str(production), plan)
+    plan = plan_promotion(spark, later, str(production), past=True)
+    promote_past(spark, later, str(production), plan)
     assert made(production) == made(run.root)
     fresh = tmp_path / "fresh"
     run_intervals(spark, later, days(0), str(fresh))

@@ -31,7 +31,7 @@ from cairn.operations.process_interval import process_interval
 from cairn.operations.run_interval import run_interval
 from cairn.operations.take_savepoint import take_savepoint
 from cairn.operations.validate import Validation, validate_attempt, validate_checkpoint, validate_savepoint
-from cairn.pipeline import Interval, OverTime, Pipeline
+from cairn.pipeline import Interval, ChangeExpectations, Pipeline
 from cairn.testing import PipelineTester
 from pipelines.aircraft import AIRCRAFT, READ_SCHEMA
 from state_backend.adapters.local_storage import LocalStorage
@@ -68,7 +68,7 @@ class Forgetful(StatefulProcessor):
         yield Row(user=key[0])
 
 
-def forgetful(over_time: dict[str, OverTime], **more: Any) -> Pipeline:
+def forgetful(over_time: dict[str, ChangeExpectations], **more: Any) -> Pipeline:
     made = Pipeline(
         name="forgetful",
         start=START,
@@ -103,7 +103,11 @@ def three_days(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) ->
 
 
 def validated(
-    spark: SparkSession, three_days: tuple[str, list[Record]], n: int, over_time: dict[str, OverTime], **more: Any
+    spark: SparkSession,
+    three_days: tuple[str, list[Record]],
+    n: int,
+    over_time: dict[str, ChangeExpectations],
+    **more: Any,
 ) -> Validation:
     root, records = three_days
     return validate_checkpoint(spark, forgetful(over_time), root, records[n], quarantine=False, **more)
@@ -114,8 +118,8 @@ def test_rows_grow_within_bounds_and_none_is_lost(
 ) -> None:
     """40 rows become 38: within 0.9 .. 1.1, not above 0.96. Three totals were removed on purpose, which only ``removable`` tells
     from a loss; the lost keys are named, in the Data Docs too. What expired is not lost."""
-    bounds = OverTime(least_rows=0.9, most_rows=1.1)
-    strict = OverTime(least_rows=0.96, no_row_lost=True)
+    bounds = ChangeExpectations(least_rows=0.9, most_rows=1.1)
+    strict = ChangeExpectations(least_rows=0.96, no_row_lost=True)
     found = validated(spark, three_days, 1, {"total": strict, "last": bounds}, docs=tmp_path)
     shrunk, lost = found.findings
     assert shrunk.startswith("state 'total': expect_table_row_count_to_be_between") and "38" in shrunk
@@ -127,11 +131,13 @@ def test_rows_grow_within_bounds_and_none_is_lost(
     assert "user-2" in pages and "lost_row" in pages
     assert found.docs is not None and "expect" in Path(found.docs).read_text()
     first = {page for page in (tmp_path / "forgetful" / "validations").rglob("*.html")}
-    kept = OverTime(no_row_lost=True, removable="key.user in ('user-0', 'user-1', 'user-2') and value.sum = 5")
+    kept = ChangeExpectations(
+        no_row_lost=True, removable="key.user in ('user-0', 'user-1', 'user-2') and value.sum = 5"
+    )
     again = validated(spark, three_days, 1, {"total": kept}, docs=tmp_path)
     assert again.success and again.docs is not None and again.docs not in map(str, first) and Path(again.docs).exists()
     assert first < {page for page in (tmp_path / "forgetful" / "validations").rglob("*.html")}, "earlier pages stay"
-    expired = validated(spark, three_days, 2, {"last": OverTime(no_row_lost=True)})
+    expired = validated(spark, three_days, 2, {"last": ChangeExpectations(no_row_lost=True)})
     assert expired.success and [s.entries for s in expired.states if s.state == "last"] == [1]
 
 
@@ -147,7 +153,7 @@ def test_pairs_are_what_became_of_each_row(spark: SparkSession, three_days: tupl
         ),
     ]
     wrong = gxe.ExpectColumnValuesToNotBeInSet(column="fate", value_set=["new"])
-    found = validated(spark, three_days, 1, {"total": OverTime(pairs=[*right, wrong])})
+    found = validated(spark, three_days, 1, {"total": ChangeExpectations(pairs=[*right, wrong])})
     assert [f.split(":")[1] for f in found.findings] == [" expect_column_values_to_not_be_in_set fate"]
     assert found.expectations == 4
 
@@ -249,9 +255,9 @@ def test_planted_losses_of_each_kind_of_state_are_found(
     assert record.content.base_id == 1
     rows = {"total": 8, "amounts": 80, "items": 80, "$timers": 80 + (loss == "wrong value")}
 
-    def no_loss(state: str, removable: str | None = None) -> OverTime:
+    def no_loss(state: str, removable: str | None = None) -> ChangeExpectations:
         one_beside_each = gxe.ExpectTableRowCountToEqual(value=rows[state])
-        return OverTime(no_row_lost=True, removable=removable, pairs=[one_beside_each])
+        return ChangeExpectations(no_row_lost=True, removable=removable, pairs=[one_beside_each])
 
     def values() -> dict[str, list[Any]]:
         columns = {"total": "sum", "amounts": "amount", "items": "seen"}
@@ -296,7 +302,7 @@ def test_validate_on_the_command_line(
 ) -> None:
     """A trial of expectations marks nothing; without --dry-run the checkpoint is quarantined, and the command that repairs is printed."""
     root, record = shutil.copytree(losses[0], tmp_path / "root"), losses[1]["one row"]
-    pipeline = forgetful({"total": OverTime(no_row_lost=True)}, processor=Losing)
+    pipeline = forgetful({"total": ChangeExpectations(no_row_lost=True)}, processor=Losing)
     monkeypatch.setattr("cairn.command.terminal.load_code", lambda code: pipeline)
     words = ["validate", str(record.id), "--root", str(root), "--code", "module:NAME"]
     tried = CliRunner().invoke(app, [*words, "--dry-run", "--docs", str(tmp_path / "docs")])
@@ -317,7 +323,7 @@ def test_a_state_that_is_new_is_compared_one_interval_later(spark: SparkSession,
     def rules() -> dict[str, list[Any]]:
         return {"total": [gxe.ExpectTableRowCountToEqual(value=1)]}
 
-    over_time = {"total": OverTime(least_rows=1.0, no_row_lost=True)}
+    over_time = {"total": ChangeExpectations(least_rows=1.0, no_row_lost=True)}
     after = forgetful(over_time, processor=Losing, expectations=rules)
     DAYS[day(0).start], DAYS[day(1).start] = [("ann", "fig", 1)], [("ann", "fig", 2)]
     run_interval(spark, forgetful({}, processor=OnlyLast), day(0), str(tmp_path))
@@ -380,7 +386,7 @@ def test_each_state_is_read_once_and_data_docs_are_built_once(
     def rules() -> dict[str, list[Any]]:
         return {s: [gxe.ExpectColumnValuesToNotBeNull(column="key_user")] for s in ("total", "items")}
 
-    over_time = {s: OverTime(least_rows=0.1, most_rows=9.0, no_row_lost=True) for s in ("total", "items")}
+    over_time = {s: ChangeExpectations(least_rows=0.1, most_rows=9.0, no_row_lost=True) for s in ("total", "items")}
     pipeline = forgetful(over_time, processor=Losing, expectations=rules)
     if not in_memory:
         pipeline = replace(pipeline, expectations_memory_bytes=1000)
@@ -424,11 +430,13 @@ def test_memory_and_spark_give_the_same_checks(
     def rules() -> dict[str, list[Any]]:
         return {state: [gxe.ExpectColumnValuesToBeBetween(column=c, max_value=3)] for state, c in columns.items()}
 
-    def over_time() -> dict[str, OverTime]:
+    def over_time() -> dict[str, ChangeExpectations]:
         kept = [gxe.ExpectColumnValuesToBeInSet(column="fate", value_set=["kept", "expired"]) for _ in columns]
         removable = "key.user in ('user-1', 'user-2')"
         return {
-            state: OverTime(least_rows=0.9, most_rows=1.0, no_row_lost=True, removable=removable, pairs=[rule])
+            state: ChangeExpectations(
+                least_rows=0.9, most_rows=1.0, no_row_lost=True, removable=removable, pairs=[rule]
+            )
             for state, rule in zip(columns, kept, strict=True)
         }
 
@@ -458,7 +466,7 @@ def test_a_session_evaluates_what_the_tester_can_not(spark: SparkSession) -> Non
     tester = PipelineTester(forgetful({}, processor=Losing), input_schema="user string, item string, amount long")
     tester.run([(user, "fig", 1) for user in USERS[:3]])
     tester.run([("user-0", "lose", 1), ("user-1", "lose", 1)])
-    removable = OverTime(no_row_lost=True, removable="key.user = 'user-0' and value.sum = 1")
+    removable = ChangeExpectations(no_row_lost=True, removable="key.user = 'user-0' and value.sum = 1")
     matches = gxe.ExpectColumnValuesToMatchRegex(column="key_user", regex="^user-[0-9]$")
     (found,) = tester.validate({"total": [matches]}, {"total": removable}, spark=spark)
     assert (found.column, found.rows, found.keys) == ("lost_row", 1, ('{"key_user":"user-1"}',))
@@ -494,7 +502,7 @@ def test_tables_of_expectations_have_the_columns_of_the_docs(
     own, beside = COLUMNS[state]
     for columns, more in (
         ([*own, *IN_EVERY_TABLE], {"expectations": lambda: {state: wrong()}, "expectations_over_time": None}),
-        ([*beside, "fate", "lost_row"], {"expectations_over_time": lambda: {state: OverTime(pairs=wrong())}}),
+        ([*beside, "fate", "lost_row"], {"expectations_over_time": lambda: {state: ChangeExpectations(pairs=wrong())}}),
     ):
         pipeline = forgetful({}, processor=Losing, **more)
         with pytest.raises(errors.UsageError, match=re.escape(f"The columns of the table are {', '.join(columns)}\n")):
@@ -527,7 +535,7 @@ def read_days_at_one(spark: SparkSession, interval: Interval) -> DataFrame:
 def test_timers_of_event_time_expire_by_the_watermark(spark: SparkSession, tmp_path: Path) -> None:
     """A timer behind the watermark can't have fired, though the interval ended later. bob's timer fired on day 1, ann's is lost."""
     pipeline = forgetful(
-        {"$timers": OverTime(no_row_lost=True)},
+        {"$timers": ChangeExpectations(no_row_lost=True)},
         processor=Losing,
         source=read_days_at_one,
         time_mode="event",
@@ -544,13 +552,13 @@ def test_timers_of_event_time_expire_by_the_watermark(spark: SparkSession, tmp_p
 def test_a_wrong_expectation_is_not_bad_data(spark: SparkSession, three_days: tuple[str, list[Record]]) -> None:
     root, records = three_days
     for over_time, said in (
-        ({"totl": OverTime(least_rows=1.0)}, "'totl', but no such state exists; its states are"),
-        ({"total": OverTime(no_row_lost=True, removable="value.smu = 1")}, "smu"),
+        ({"totl": ChangeExpectations(least_rows=1.0)}, "'totl', but no such state exists; its states are"),
+        ({"total": ChangeExpectations(no_row_lost=True, removable="value.smu = 1")}, "smu"),
     ):
         with pytest.raises(Exception, match=said):
             validate_checkpoint(spark, forgetful(over_time), root, records[1])
     with pytest.raises(errors.UsageError, match="least_rows"):
-        OverTime(least_rows=2.0, most_rows=1.0)
+        ChangeExpectations(least_rows=2.0, most_rows=1.0)
     assert coordinator_of(forgetful({}), root).log().quarantined == {}
 
 

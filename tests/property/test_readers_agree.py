@@ -571,7 +571,7 @@ class History:
         shown = self.told("show", "latest")
         # A key was forgotten since, by a commit that is quarantined now: no command makes the state of before the newest one.
         holds = newest is not None and any(c.forgets and c.id > newest.id for c in self.oracle.commits.values())
-        refusal = "may hold a key that `cairn forget` removed" if holds else "no usable checkpoint"
+        refusal = "may hold a key that `cairn erase` removed" if holds else "no usable checkpoint"
         for command in (["restore", "--checkpoint", "latest", "--dry-run"], ["fork", "--to", "other", "--dry-run"]):
             plan = self.told(*command, refusal=refusal)
             assert (None if plan is None else plan["end"]) == (None if holds else end), command

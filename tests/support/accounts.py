@@ -1,4 +1,4 @@
-"""A pipeline of accounts with values, lists, maps, timers and late rows, in the three APIs, for `cairn history` and `cairn replay`."""
+"""A pipeline of accounts with values, lists, maps, timers and late rows, in the three APIs, for `cairn key --history` and `cairn replay`."""
 
 from __future__ import annotations
 

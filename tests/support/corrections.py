@@ -51,7 +51,7 @@ from pathlib import Path
 
 from pyspark.sql import functions as F
 
-from cairn import Pipeline, read_log, register
+from cairn import Pipeline, read_log, register_data_sources
 from cairn.aggregates import Count, Max, RunningAggregate
 from cairn.errors import SourceError
 
@@ -80,7 +80,7 @@ def read_first(spark, interval):
     if sum((done.end - done.start for done in outputs), timedelta()) < interval.end - interval.start:
         raise SourceError("the first pipeline has not committed the interval")
     ids = sorted(checkpoint_id for checkpoint_id, _ in outputs.values())
-    register(spark)
+    register_data_sources(spark)
     reader = spark.read.format("keyed_output").options(root=ROOT, pipeline="FIRST", checkpoints=",".join(map(str, ids)))
     rows = reader.options(start=interval.start.isoformat(), end=interval.end.isoformat(), valid="true").load()
     return rows, {"checkpoints": ids}

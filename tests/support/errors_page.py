@@ -55,7 +55,7 @@ _CODES = f"""## Exit codes of `cairn`
 | {STORAGE} | A server or a disk failed, or the storage refuses permission. | {{{STORAGE}}} |
 | 130 | Ctrl-C stopped the command. | |
 
-`cairn status` and `cairn verify` return {FINDINGS} if they find a problem. `cairn diff --exit-code` and `cairn compare --exit-code` return
+`cairn status` and `cairn check` return {FINDINGS} if they find a problem. `cairn diff --exit-code` and `cairn compare --exit-code` return
 {FINDINGS} if the two compared sides differ.
 """
 
@@ -107,7 +107,7 @@ def in_airflow(error: type[errors.CairnError]) -> str:
         return f"{USER_CODE_RETRIES} retries, {_SECONDS[0]} seconds apart. Then the task fails."
     retries = f"{RETRIES} retries within about {round(sum(_SECONDS) / 60)} minutes. Then the task fails."
     if issubclass(error, errors.AttemptLost):
-        # CheckpointOperator raises AirflowFailException for these errors.
+        # CommitCheckpointOperator raises AirflowFailException for these errors.
         return f"the task `checkpoint` fails at once. Other tasks: {retries}"
     return retries
 

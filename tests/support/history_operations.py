@@ -25,7 +25,7 @@ from cairn.operations.run_interval import finish_commit
 from cairn.operations.run_intervals import run_intervals
 from cairn.pipeline import Pipeline
 from cairn.trials.compare_trial import compare_trial
-from cairn.trials.deploy_trial import deploy_past, plan_deployment
+from cairn.trials.deploy_trial import promote_past, plan_promotion
 from cairn.trials.try_code import try_code
 from state_backend.adapters.local_storage import LocalStorage
 from state_backend.adapters.open_storage import join_url, open_storage
@@ -308,8 +308,8 @@ def deploy(work: Work) -> Any:
         return None
     trial = work.chosen.choice(trials)
     pipeline = work.declared(MAIN, int(trial.code.partition(":")[2]))
-    plan = plan_deployment(SESSION, pipeline, str(work.root), name=trial.name, past=True)
-    outcomes = deploy_past(SESSION, pipeline, str(work.root), plan, on_shards=work.on_shards(pipeline))
+    plan = plan_promotion(SESSION, pipeline, str(work.root), name=trial.name, past=True)
+    outcomes = promote_past(SESSION, pipeline, str(work.root), plan, on_shards=work.on_shards(pipeline))
     return {"deployed": int(trial.code.partition(":")[2]), "intervals": len(outcomes)}
 
 

@@ -14,7 +14,7 @@ from typing import Any, get_args
 
 import griffe
 
-from cairn.change_expectations import OverTime
+from cairn.change_expectations import ChangeExpectations
 from cairn.pipeline import Pipeline
 from cairn.testing import PipelineTester
 from state_backend.adapters.rocks import EngineOptions
@@ -24,7 +24,7 @@ from state_backend.values.retention import RetentionPolicy
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "settings.md"
 TABLES: dict[str, tuple[type, ...]] = {
-    **{f"`{thing.__name__}`": (thing,) for thing in (Pipeline, EngineOptions, ChangelogOptions, OverTime)},
+    **{f"`{thing.__name__}`": (thing,) for thing in (Pipeline, EngineOptions, ChangelogOptions, ChangeExpectations)},
     "`PipelineTester`": (PipelineTester,),
     "Retention policies": get_args(RetentionPolicy),
 }

@@ -7,8 +7,8 @@ from airflow.providers.standard.operators.empty import EmptyOperator
 from airflow.sdk import DAG, CronDataIntervalTimetable
 
 from cairn_operators import (
-    CheckpointOperator,
-    StatefulMicroBatchOperator,
+    CommitCheckpointOperator,
+    ProcessIntervalOperator,
     stateful_pipeline,
 )
 from tests.support.checkpoints import START
@@ -76,11 +76,11 @@ for number in range(20 if os.environ.get("CAIRN_TESTS") == "all" else 3):
 with DAG("tally_two", schedule=DAILY, start_date=START, catchup=False, max_active_runs=1) as two:
     before = None
     for name in ("tally_first", "tally_second"):
-        process = StatefulMicroBatchOperator(
+        process = ProcessIntervalOperator(
             task_id=f"process_{name}", pipeline="unused:TALLY", pipeline_name=name, root=ROOT, **WAITING
         )
         process.driver_module = DRIVER
-        checkpoint = CheckpointOperator(task_id=f"checkpoint_{name}", attempt=process.output["attempt"])
+        checkpoint = CommitCheckpointOperator(task_id=f"checkpoint_{name}", attempt=process.output["attempt"])
         if before is not None:
             before >> process
         before = checkpoint

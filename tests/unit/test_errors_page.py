@@ -21,7 +21,7 @@ from tests.support.printed_commands import commands_of
 
 # What a reader fills in, and the commands that the page only names.
 FILLED_IN = {"ID": "1", "MODULE:NAME": "pipelines.aircraft:AIRCRAFT"}
-NAMED = {"cairn run", "cairn try", "cairn spark", "cairn backfill", "cairn trials remove"}
+NAMED = {"cairn run", "cairn try", "cairn spark", "cairn backfill", "cairn trials --remove"}
 
 
 def test_the_page_is_what_the_generator_makes() -> None:
@@ -61,7 +61,7 @@ def test_the_commands_of_the_page_work_when_typed(tmp_path: Path) -> None:
         tester.run([flight])
     written = {command for inline in re.findall(r"`([^`\n]+)`", PAGE.read_text()) for command in commands_of(inline)}
     typed = {command for command in written if command not in NAMED and "--exit-code" not in command}
-    assert {"cairn status", "cairn list", "cairn verify", "cairn restore --checkpoint ID --dry-run"} < typed
+    assert {"cairn status", "cairn checkpoints", "cairn check", "cairn restore --checkpoint ID --dry-run"} < typed
     for command in sorted(typed):
         words = [FILLED_IN.get(word, word) for word in shlex.split(command)[1:]]
         done = CliRunner().invoke(app, words, env={"CAIRN_ROOT": f"file://{tmp_path}", "CAIRN_PIPELINE": "aircraft"})

@@ -1,4 +1,4 @@
-"""`cairn forget`: a key is removed, stays away, and leaves no byte behind. Without Spark."""
+"""`cairn erase`: a key is removed, stays away, and leaves no byte behind. Without Spark."""
 
 from __future__ import annotations
 
@@ -190,7 +190,7 @@ def test_no_file_has_the_key_afterwards(root: Path, tmp_path: Path) -> None:
     assert {path.split("/")[0] for path in left} == {"saved", ".trials", "exported"}
     places = {place["what"]: place for place in said["places"]}
     assert places["savepoint"]["where"].endswith("/saved") and places["export"]["where"].endswith("/exported")
-    assert places["trial"]["then"] == f"cairn trials remove tried --root {root} --pipeline {NAME}"
+    assert places["trial"]["then"] == f"cairn trials --root {root} --pipeline {NAME}" --remove tried
     assert now.content.kind == "forget" and now.content.base_id == was.id
     assert now.content.digest != was.content.digest
     assert now.content.totals.entries == was.content.totals.entries - 17
@@ -243,7 +243,7 @@ def test_what_would_bring_the_key_back_is_refused(root: Path, tmp_path: Path) ->
     before = bytes_of(root / NAME)
     again = refusal(lambda: run(PIPELINE, root, [2], reprocess="all"))
     assert "checkpoint 2, which is older, may still hold the key" in again
-    assert "cairn forget --pipeline counting --key JSON --on-rerun filter" in again
+    assert "cairn erase --pipeline counting --key JSON --on-rerun filter" in again
     first = refusal(lambda: run(PIPELINE, root, [0], reprocess="all"))
     assert "rows of before 2024-01-06T00:00:00Z may bring the key back" in first
     target = refusal(lambda: rewind(coordinator(root), 3, run=RUN, attempt="back"))
@@ -254,7 +254,7 @@ def test_what_would_bring_the_key_back_is_refused(root: Path, tmp_path: Path) ->
     saved = read_savepoint(LocalStorage(tmp_path / "saved")).content
     begin = coordinator(root).begin_restore
     restored = refusal(lambda: begin(saved, pipeline_start_ms=saved.pipeline_start_ms, attempt="restore"))
-    assert "restore it under another name, and run `cairn forget` there" in restored
+    assert "restore it under another name, and run `cairn erase` there" in restored
     assert bytes_of(root / NAME) == before
     # What starts from the state without the key goes on: a rewind, a fork, a trial, the next interval.
     rewind(coordinator(root), 6, run=RUN, attempt="to the forget")

@@ -1,4 +1,4 @@
-"""`cairn get`: keys as people write them, and the state of one key against the tables of the whole state."""
+"""`cairn key`: keys as people write them, and the state of one key against the tables of the whole state."""
 
 from __future__ import annotations
 

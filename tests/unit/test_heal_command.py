@@ -70,7 +70,7 @@ class FakeAirflow:
             days = [n for n in starts if n not in at_work and not (n in self.left_out and starts[n] == first)]
             return {"backfills": [{"logical_date": starts[n]} for n in days if first <= starts[n] <= last]}
         if path.endswith("/taskInstances"):
-            return {"task_instances": [{"operator_name": "CheckpointOperator", "state": "upstream_failed"}]}
+            return {"task_instances": [{"operator_name": "CommitCheckpointOperator", "state": "upstream_failed"}]}
         if path.endswith("/dagRuns"):
             found = [run for run in self.runs.values() if run["state"] in asked.get("state", [run["state"]])]
             return {"dag_runs": found, "total_entries": len(found)}

@@ -16,7 +16,7 @@ import pytest
 from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
 from pyspark.sql.types import Row
 
-from cairn import Cron, OverTime, Pipeline
+from cairn import Cron, ChangeExpectations, Pipeline
 from cairn.testing import PipelineTester
 from pipelines.aircraft import AIRCRAFT
 from pipelines.aircraft import READ_SCHEMA as FLIGHTS
@@ -27,7 +27,7 @@ from tests.support.tiers import at_tier
 
 INTERVALS = at_tier(fast=3, ci=3, all=50)
 DAY_MS = 86_400_000
-KEPT = OverTime(no_row_lost=True)
+KEPT = ChangeExpectations(no_row_lost=True)
 
 
 class Ledger(StatefulProcessor):
@@ -93,18 +93,18 @@ def rows_of(folder: Path) -> Callable[[int], list[dict[str, Any]]]:
     return lambda n: pq.ParquetFile(files[n]).read().to_pylist()
 
 
-def rules(name: str) -> tuple[dict[str, list[Any]], dict[str, OverTime]]:
+def rules(name: str) -> tuple[dict[str, list[Any]], dict[str, ChangeExpectations]]:
     """Expectations on each state, and on its change, of each kind that validation has."""
     import great_expectations.expectations as gxe
 
-    def kept_pairs(column: str) -> OverTime:
+    def kept_pairs(column: str) -> ChangeExpectations:
         grows = gxe.ExpectColumnPairValuesAToBeGreaterThanB(
             column_A=f"now_{column}",
             column_B=f"before_{column}",
             or_equal=True,
             ignore_row_if="either_value_is_missing",
         )
-        return OverTime(no_row_lost=True, least_rows=1.0, pairs=[grows])
+        return ChangeExpectations(no_row_lost=True, least_rows=1.0, pairs=[grows])
 
     if name == "aircraft":
         assert AIRCRAFT.expectations is not None

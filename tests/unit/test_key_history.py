@@ -1,4 +1,4 @@
-"""`cairn history`: the checkpoints that changed a key, and what is known of those that count no longer."""
+"""`cairn key --history`: the checkpoints that changed a key, and what is known of those that count no longer."""
 
 from __future__ import annotations
 

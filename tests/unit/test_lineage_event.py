@@ -20,7 +20,7 @@ from openlineage.client.event_v2 import Job, Run, RunEvent, RunState
 from openlineage.client.serde import Serde
 from openlineage.client.transport import Config, Transport
 
-from cairn_operators import CheckpointOperator
+from cairn_operators import CommitCheckpointOperator
 from cairn_operators.lineage_datasets import inputs_of
 from cairn_operators.lineage_event import PRODUCER, SCHEMA, lineage_of
 from cairn_ui.render_template import STATIC
@@ -148,7 +148,7 @@ def task(
     table_url: Callable[[], str] = lambda: "s3://warehouse/clicks",
     commit: Callable[[], Record] = committed,
     sink_fails_for: int | None = None,
-) -> CheckpointOperator:
+) -> CommitCheckpointOperator:
     """The task of a pipeline with a table sink, before its try; the coordinator commits as told."""
 
     class Coordinator:
@@ -171,12 +171,12 @@ def task(
     sink = SimpleNamespace(each_table=lambda: [(SimpleNamespace(table_url=table_url), False), (late, True)])
     pipeline = SimpleNamespace(sink=sink, call_sink=lambda coordinator, *_, **__: coordinator.publish())
     monkeypatch.setitem(sys.modules, "some_pipelines", SimpleNamespace(MINE=pipeline))
-    return CheckpointOperator(
+    return CommitCheckpointOperator(
         task_id="c", pipeline_name="clicks", root="memory://r", attempt="a1", sink_of="some_pipelines:MINE"
     )
 
 
-def lineage(operator: CheckpointOperator, *, failed: bool = False) -> Any:
+def lineage(operator: CommitCheckpointOperator, *, failed: bool = False) -> Any:
     """As the provider asks: through its extractor, which logs an exception and goes on without datasets."""
     extractor = DefaultExtractor(operator)
     return extractor.extract_on_failure(None) if failed else extractor.extract_on_complete(None)
@@ -235,8 +235,8 @@ def test_operators_import_nothing_of_openlineage() -> None:
     code = """
 import sys
 sys.modules["openlineage"] = None
-from cairn_operators import CheckpointOperator
-operator = CheckpointOperator(task_id="c", pipeline_name="p", root="file:///r", attempt="a")
+from cairn_operators import CommitCheckpointOperator
+operator = CommitCheckpointOperator(task_id="c", pipeline_name="p", root="file:///r", attempt="a")
 assert operator.get_openlineage_facets_on_complete(None) is None
 print("cairn_operators.lineage_event" in sys.modules)
 """

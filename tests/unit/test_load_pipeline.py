@@ -16,7 +16,7 @@ from cairn.command.cli import app
 from cairn.driver.load_pipeline import load_pipeline
 from cairn.requests import (
     REQUESTS,
-    DeployTrial,
+    PromoteTrial,
     ProcessInterval,
     RestoreSavepoint,
     RunRange,
@@ -100,7 +100,7 @@ def test_a_task_and_its_pipeline_have_one_name(modules: None, tmp_path: Path) ->
         ProcessInterval(**where, start=START, end=START + timedelta(days=1), attempt="a", run=run),
         RunRange(**where, first="2024-01-01", last="2024-01-01", every=timedelta(days=1)),
         TryCode(**where, first="2024-01-01", last="2024-01-01"),
-        DeployTrial(**where),
+        PromoteTrial(**where),
         TakeSavepoint(**where, folder=f"{tmp_path}/savepoint"),
         RestoreSavepoint(**where, savepoint=f"{tmp_path}/savepoint"),
         Validate(**where),

@@ -15,7 +15,7 @@ import cairn
 from cairn.requests import (
     REQUESTS,
     Call,
-    DeployTrial,
+    PromoteTrial,
     ProcessInterval,
     RestoreSavepoint,
     RunRange,
@@ -26,11 +26,11 @@ from cairn.requests import (
     to_json,
 )
 from cairn_operators import (
-    DeployTrialOperator,
+    PromoteTrialOperator,
     RestoreStateOperator,
     RunIntervalsOperator,
     SavepointOperator,
-    StatefulMicroBatchOperator,
+    ProcessIntervalOperator,
     TryCodeOperator,
     ValidateStateOperator,
     backfill_pipeline,
@@ -78,7 +78,7 @@ GIVEN: dict[type[Any], dict[str, Any]] = {
         "compare": True,
         "match": ("user", "kind"),
     },
-    DeployTrial: {"name": "t", "past": True},
+    PromoteTrial: {"name": "t", "past": True},
     TakeSavepoint: {"folder": "/s", "checkpoint": "5", "format": "canonical", "consolidate": True},
     RestoreSavepoint: {"savepoint": "/s", "claim": "CLAIM", "attempt": "a"},
     Validate: {
@@ -124,7 +124,7 @@ def test_each_command_of_a_driver_has_its_request() -> None:
 NAMED = {"pipeline": "code", "pipeline_name": "pipeline"}
 GIVEN_BY_TASK = inspect.Parameter.empty
 SIGNATURES: list[tuple[type[Any], Callable[..., Any], dict[str, str], dict[str, Any]]] = [
-    (ProcessInterval, StatefulMicroBatchOperator.__init__, NAMED, {"permissions": None}),
+    (ProcessInterval, ProcessIntervalOperator.__init__, NAMED, {"permissions": None}),
     (
         RunRange,
         RunIntervalsOperator.__init__,
@@ -143,12 +143,12 @@ SIGNATURES: list[tuple[type[Any], Callable[..., Any], dict[str, str], dict[str, 
     (TryCode, trial_pipeline, {**NAMED, "keep": "keep_for"}, {}),
     (TryCode, cairn.try_code, {"pipeline": "", "spark": "", "keep": "keep_for"}, {}),
     (
-        DeployTrial,
-        DeployTrialOperator.__init__,
+        PromoteTrial,
+        PromoteTrialOperator.__init__,
         {**NAMED, "trial": "name"},
         {"pipeline_name": GIVEN_BY_TASK, "trial": GIVEN_BY_TASK},
     ),
-    (DeployTrial, cairn.plan_deployment, {"pipeline": "", "spark": ""}, {}),
+    (PromoteTrial, cairn.plan_promotion, {"pipeline": "", "spark": ""}, {}),
     (TakeSavepoint, SavepointOperator.__init__, {**NAMED, "to": "folder"}, {"checkpoint": GIVEN_BY_TASK}),
     (RestoreSavepoint, RestoreStateOperator.__init__, NAMED, {"pipeline_name": GIVEN_BY_TASK}),
     (Validate, ValidateStateOperator.__init__, {**NAMED, "docs_dir": "docs"}, {"checkpoint": None}),

@@ -48,10 +48,10 @@ import cairn_operators
 from cairn.pipeline import Interval
 from cairn.requests import REQUESTS, Call, ProcessInterval, RunRange, TakeSavepoint, Validate, from_json
 from cairn_operators import (
-    CheckpointOperator,
+    CommitCheckpointOperator,
     RunIntervalsOperator,
     SavepointOperator,
-    StatefulMicroBatchOperator,
+    ProcessIntervalOperator,
     ValidateStateOperator,
     backfill_pipeline,
     driver_operator,
@@ -140,8 +140,8 @@ def context(**more: Any) -> dict[str, Any]:
     }
 
 
-def micro_batch(**more: Any) -> StatefulMicroBatchOperator:
-    return StatefulMicroBatchOperator(
+def micro_batch(**more: Any) -> ProcessIntervalOperator:
+    return ProcessIntervalOperator(
         task_id="process", pipeline="m:P", pipeline_name="p", root="memory://operators", **more
     )
 
@@ -550,7 +550,9 @@ def checkpoint(
             asked.append("clean up")
 
     monkeypatch.setattr("state_backend.checkpoint.coordinator.Coordinator", Coordinator)
-    operator = CheckpointOperator(task_id="checkpoint", pipeline_name="p", root="memory://r", attempt="a1", **more)
+    operator = CommitCheckpointOperator(
+        task_id="checkpoint", pipeline_name="p", root="memory://r", attempt="a1", **more
+    )
     return operator, asked
 
 
@@ -761,7 +763,7 @@ def test_the_asset_is_told_of_what_was_validated(fake: Callable[[str], Path]) ->
     event = SimpleNamespace(extra=None)
     run(operator, context(outlet_events={operator.asset: event}))
     assert event.extra == {"checkpoint": 5, "mode": "full", "entries": 7, "expectations": None, "validated": True}
-    assert operator.outlets == [CheckpointOperator(task_id="c", pipeline_name="p", root="r", attempt="a").asset]
+    assert operator.outlets == [CommitCheckpointOperator(task_id="c", pipeline_name="p", root="r", attempt="a").asset]
     fake('ok {"success": false, "findings": ["f"], "docs": null}')
     event = SimpleNamespace(extra=None)
     with pytest.raises(AirflowFailException):
@@ -1396,7 +1398,7 @@ def test_a_gate_validates_the_attempt_before_its_commit() -> None:
 
 def test_a_checkpoint_task_without_a_process_task_is_told_the_pipeline() -> None:
     with pytest.raises(ValueError, match=r'pass attempt=process.output\["attempt"\]'):
-        CheckpointOperator(task_id="checkpoint", attempt="a1")
+        CommitCheckpointOperator(task_id="checkpoint", attempt="a1")
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 from cairn.aggregates import Count, RunningAggregate
 from cairn.arrow_processor import ArrowProcessor, BatchResult, KeyedBatch
-from cairn.change_expectations import OverTime
+from cairn.change_expectations import ChangeExpectations
 from cairn.data_sources.keyed_output import KeyedOutput
 from cairn.operations.output_files import output_files
 from cairn.pipeline import Interval, Pipeline
@@ -644,7 +644,9 @@ def test_expectations_are_tried_on_each_kind_of_state() -> None:
             "$timers": [gxe.ExpectColumnValuesToBeInSet(column="key_user", value_set=["ann"])],
         }
 
-    tester = forgetting(expectations=rules, expectations_over_time=lambda: {"count": OverTime(no_row_lost=True)})
+    tester = forgetting(
+        expectations=rules, expectations_over_time=lambda: {"count": ChangeExpectations(no_row_lost=True)}
+    )
     found = {finding.state: finding for finding in tester.validate()}
     assert {state: (finding.column, finding.rows, finding.keys) for state, finding in found.items()} == {
         "count": ("rows", 1, ('{"key_user":"ann"}',)),
@@ -681,7 +683,7 @@ def test_expectations_that_can_not_be_tried_are_named() -> None:
         tester.validate({"counts": [gxe.ExpectColumnValuesToNotBeNull(column="rows")]})
     tester.run()
     with pytest.raises(UsageError, match="removable is an SQL condition"):
-        tester.validate(None, {"count": OverTime(no_row_lost=True, removable="value.rows = 1")})
+        tester.validate(None, {"count": ChangeExpectations(no_row_lost=True, removable="value.rows = 1")})
     with pytest.raises(StateUnusable, match="no checkpoint yet"):
         visiting().validate({"count": []})
 

@@ -1,4 +1,4 @@
-"""`cairn pipelines`, and the names that messages suggest."""
+"""`cairn status`, and the names that messages suggest."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from unittest import mock
 
 import pytest
 
-from cairn.operations.plain_copy import _copy, plain_copy
+from cairn.operations.copy_output import _copy, copy_output
 from state_backend.adapters.local_storage import LocalStorage
 from state_backend.adapters.memory_storage import MemoryStorage
 from state_backend.formats import paths
@@ -33,9 +33,9 @@ class Copying:
 
         def hook(record: Record) -> None:
             files = [f"file:///root/{f.handle.path}" for f in record.content.outputs if not f.late]
-            plain_copy("memory://copy")(None, files, record.content.interval, record.id)
+            copy_output("memory://copy")(None, files, record.content.interval, record.id)
 
-        with mock.patch("cairn.operations.plain_copy.open_storage", opened):
+        with mock.patch("cairn.operations.copy_output.open_storage", opened):
             return self.folder.coordinator.publish(hook)
 
     def contents(self) -> dict[str, bytes]:
@@ -119,11 +119,11 @@ def test_an_interval_that_was_replaced_by_another_cut_loses_its_files() -> None:
 
 def test_a_url_that_nothing_serves_is_told_at_once() -> None:
     with pytest.raises(UsageError, match="not a storage URL"):
-        plain_copy("ftp://somewhere")
+        copy_output("ftp://somewhere")
 
 
 def test_a_file_that_is_no_output_is_refused() -> None:
     with pytest.raises(
         UsageError, match=r"'file:///mine/part.parquet' is not an output file of a pipeline; expected a file below"
     ):
-        plain_copy("memory://copy")(None, ["file:///mine/part.parquet"], day(1), 1)
+        copy_output("memory://copy")(None, ["file:///mine/part.parquet"], day(1), 1)

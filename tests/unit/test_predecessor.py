@@ -13,7 +13,7 @@ import pytest
 from airflow.sdk.api.datamodels._generated import DagRunState, DagRunType
 from airflow.sdk.exceptions import AirflowFailException, TaskDeferred
 
-from cairn_operators import StatefulMicroBatchOperator, airflow_runs, previous_checkpoint_trigger
+from cairn_operators import ProcessIntervalOperator, airflow_runs, previous_checkpoint_trigger
 from cairn_operators.micro_batch import before_us
 from cairn_operators.predecessor import Go, PredecessorRun, Refuse, Wait, plan_start
 from cairn_operators.previous_checkpoint_trigger import PreviousCheckpointTrigger
@@ -340,7 +340,7 @@ class Airflow:
         monkeypatch.setattr(airflow_runs, "is_earlier_running", lambda *_: self.earlier_running)
         monkeypatch.setattr(airflow_runs, "is_earlier_blocked", lambda *_: self.earlier_blocked)
         monkeypatch.setattr("cairn_operators.micro_batch._now_ms", lambda: int(self.now_s * 1000))
-        monkeypatch.setattr(StatefulMicroBatchOperator, "run_driver", lambda *_, **__: {"ran": True, "sink": ""})
+        monkeypatch.setattr(ProcessIntervalOperator, "run_driver", lambda *_, **__: {"ran": True, "sink": ""})
         self.operator = self.made()
         self.context = {
             "data_interval_start": day(3).start,
@@ -350,8 +350,8 @@ class Airflow:
             "task": SimpleNamespace(downstream_list=[]),
         }
 
-    def made(self) -> StatefulMicroBatchOperator:
-        return StatefulMicroBatchOperator(
+    def made(self) -> ProcessIntervalOperator:
+        return ProcessIntervalOperator(
             task_id="process",
             pipeline="m:P",
             pipeline_name=PIPELINE,
@@ -489,7 +489,7 @@ def test_a_run_behind_a_stale_interval_waits_and_says_how_to_heal(
 
 
 def test_a_gap_is_refused_before_spark_is_started(airflow: Airflow, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(StatefulMicroBatchOperator, "run_driver", lambda *_, **__: pytest.fail("a driver was started"))
+    monkeypatch.setattr(ProcessIntervalOperator, "run_driver", lambda *_, **__: pytest.fail("a driver was started"))
     airflow.runs = []
     airflow.context |= {"data_interval_start": day(5).start, "data_interval_end": day(5).end}
     with pytest.raises(AirflowFailException) as caught:

@@ -110,29 +110,29 @@ RUN = {
     "cairn run --code pipelines.clicks:CLICKS --from \"$(date -u -d '7 days ago' +%F)\" --to \"$(date -u -d yesterday +%F)\" --reprocess none": WITH_SPARK,
     "cairn try --code pipelines.clicks:CLICKS --from 2024-01-01T01:00 --to 2024-01-01T03:00 --name shorter": WITH_SPARK,
     "cairn compare shorter --match user": WITH_SPARK,
-    "cairn deploy shorter --code pipelines.clicks:CLICKS --past --yes": WITH_SPARK,
+    "cairn promote shorter --code pipelines.clicks:CLICKS --past --yes": WITH_SPARK,
     "cairn savepoint --code pipelines.aircraft:AIRCRAFT --folder /savepoints/2013-01-04 --format canonical": WITH_SPARK,
     "cairn restore --savepoint /savepoints/2013-01-04 --code pipelines.aircraft:AIRCRAFT": WITH_SPARK,
-    "cairn prepare-spark": "tests/integration/test_prepare_spark.py::test_the_command_writes_an_archive_that_sessions_use",
+    "cairn spark --prepare": "tests/integration/test_prepare_spark.py::test_the_command_writes_an_archive_that_sessions_use",
     "cairn spark --port 15003": "tests/integration/test_docs.py::server as printed",
     "cairn backfill --replace-overlapping": AIRFLOW
     + "test_the_command_that_replaces_output_of_another_cut_does_so as printed",
     "cairn backfill --dag clicks --from 2024-01-01T00:00 --to 2024-01-03T23:00": "tests/integration/test_first_hour.py::"
     "test_the_first_pipeline_in_airflow as printed",
-    "cairn list --json": CLI + "test_list_says_where_every_checkpoint_stands",
+    "cairn checkpoints --json": CLI + "test_list_says_where_every_checkpoint_stands",
     "cairn status --root … --pipeline …": "tests/unit/test_pipelines_command.py::"
     "test_pipelines_with_problems_come_first_and_the_printed_command_works as printed",
     "cairn status --root … --pipeline … …": "tests/unit/test_pipelines_command.py::"
     "test_pipelines_with_problems_come_first_and_the_printed_command_works as printed",
-    "cairn get N24211": HERE + "test_the_examples_of_the_page_of_commands as printed",
+    "cairn key N24211": HERE + "test_the_examples_of_the_page_of_commands as printed",
     "cairn replay ann 2024-01-02 --code pipelines.accounts:ACCOUNTS": TRYING,
-    "cairn get": HERE + "test_the_examples_of_the_page_of_commands as printed",
-    "cairn history": HERE + "test_the_examples_of_the_page_of_commands as printed",
+    "cairn key": HERE + "test_the_examples_of_the_page_of_commands as printed",
+    "cairn key --history": HERE + "test_the_examples_of_the_page_of_commands as printed",
     "cairn replay": TRYING,
     "cairn replay --to-test": TRYING,
-    "cairn deploy --past": TRYING,
+    "cairn promote --past": TRYING,
     "cairn replay …": "not run: the name of the Spark application",
-    "cairn history N24211": HERE + "test_the_examples_of_the_page_of_commands as printed",
+    "cairn key N24211": --history HERE + "test_the_examples_of_the_page_of_commands as printed",
     "cairn diff": CLI + "test_diff_counts_what_is_shared_and_which_key_groups_changed",
     "cairn diff --exit-code": "tests/unit/test_state_diff.py::test_exit_codes_of_diff",
     "cairn diff --json": HERE + "test_what_docs_show_of_a_pipeline",
@@ -156,25 +156,25 @@ RUN = {
     "in tests/integration/test_savepoints.py",
     "cairn compare … --root … --pipeline …": PAGES_OF_TRIALS,
     "cairn compare --exit-code": "tests/unit/test_trial_commands.py::test_the_same_code_has_nothing_to_say",
-    "cairn trials remove": PAGES_OF_TRIALS,
-    "cairn trials remove … --root … --pipeline …": PAGES_OF_TRIALS,
-    "cairn deploy … --code … --past --root …": TRYING,
+    "cairn trials --remove": PAGES_OF_TRIALS,
+    "cairn trials --root … --pipeline …": --remove … PAGES_OF_TRIALS,
+    "cairn promote … --code … --past --root …": TRYING,
     "cairn compare": TRYING,
-    "cairn deploy": TRYING,
+    "cairn promote": TRYING,
     "cairn try": TRYING,
     "cairn restore --root … --pipeline … --checkpoint … --yes": TRYING,
     "cairn try --code … --from … --to …": "not run: needs Spark and changed code; docs/trying.md runs the like",
     "cairn export": HERE + "test_what_docs_show_of_a_pipeline",
     "cairn export --to /tmp/tables --state history --jobs 2": HERE + "test_what_docs_show_of_a_pipeline",
-    "cairn forget": HERE + "test_a_person_s_data_is_deleted_as_the_page_shows as printed",
-    "cairn forget --key '{\"tailnum\": \"N14228\"}' --drop-checkpoints --rewrite-output --dry-run": HERE
+    "cairn erase": HERE + "test_a_person_s_data_is_deleted_as_the_page_shows as printed",
+    "cairn erase --key '{\"tailnum\": \"N14228\"}' --drop-checkpoints --rewrite-output --dry-run": HERE
     + "test_a_person_s_data_is_deleted_as_the_page_shows as printed",
-    "cairn forget --key '{\"tailnum\": \"N14228\"}' --drop-checkpoints --rewrite-output --yes": HERE
+    "cairn erase --key '{\"tailnum\": \"N14228\"}' --drop-checkpoints --rewrite-output --yes": HERE
     + "test_a_person_s_data_is_deleted_as_the_page_shows as printed",
-    "cairn forget --pipeline … --key JSON --on-rerun filter": FORGET,
-    "cairn forget --root … --pipeline …": FORGET,
+    "cairn erase --pipeline … --key JSON --on-rerun filter": FORGET,
+    "cairn erase --root … --pipeline …": FORGET,
     "cairn fork": CLI + "test_a_fork_is_a_pipeline_of_its_own",
-    "cairn list --root file://…/data/state --pipeline …": "tests/integration/test_new_pipeline.py::"
+    "cairn checkpoints --root file://…/data/state --pipeline …": "tests/integration/test_new_pipeline.py::"
     "test_the_printed_command_runs_the_first_interval as printed",
     "cairn new": HERE + "test_a_new_pipeline_asks_what_it_needs",
     "cairn new clicks": HERE + "test_a_new_pipeline_asks_what_it_needs",
@@ -203,7 +203,7 @@ RUN = {
     "cairn savepoint --format canonical": "tests/integration/test_savepoints.py::test_the_command_line_takes_and_restores",
     "cairn savepoint --stop": AIRFLOW + "test_stopping_with_a_savepoint_loses_no_interval",
     "cairn savepoint --folder …": "tests/integration/test_savepoints.py::test_the_command_line_takes_and_restores",
-    "cairn show": HERE + "test_what_docs_show_of_a_pipeline",
+    "cairn checkpoints latest": HERE + "test_what_docs_show_of_a_pipeline",
     "cairn spark": "tests/integration/test_docs.py::server as printed",
     "cairn spark --port …": "tests/integration/test_docs.py::server as printed",
     "cairn validate --dry-run": "tests/integration/test_validation.py::test_validate_on_the_command_line",
@@ -421,13 +421,13 @@ def said(root: Path, command: str) -> str:
 
 @pytest.mark.long("seconds", runs_in="ci")
 def test_what_docs_show_of_a_pipeline(root: Path, tmp_path: Path) -> None:
-    listed = said(root, "cairn list").splitlines()
+    listed = said(root, "cairn checkpoints").splitlines()
     assert listed[1].split()[:8] == ["5", "2013-01-05", "to", "2013-01-06", "interval", "4", "completed", "2"]
     assert said(root, "cairn status").startswith(
         "next: [2013-01-06T00:00:00Z, 2013-01-07T00:00:00Z), from checkpoint 5"
     )
-    assert "2013-01-06T00:00:00Z" in said(root, "cairn show")
-    sound = re.fullmatch(r"(\d+) of \1 checkpoints are intact, \d+ entries checked\n", said(root, "cairn verify"))
+    assert "2013-01-06T00:00:00Z" in said(root, "cairn checkpoints latest")
+    sound = re.fullmatch(r"(\d+) of \1 checkpoints are intact, \d+ entries checked\n", said(root, "cairn check"))
     assert sound and int(sound[1]) == len(listed) - 1
 
     changed = said(root, "cairn diff 4 5 --state history").splitlines()
@@ -480,7 +480,7 @@ def test_a_person_s_data_is_deleted_as_the_page_shows(root: Path, tmp_path: Path
     said(copied, f"cairn export --to {tmp_path / 'tables'} --state history")
     left = pq.read_table(tmp_path / "tables" / "state-history").to_pylist()
     assert [row["key"]["tailnum"] for row in left] == ["N24211"]
-    assert said(copied, "cairn verify") and "N24211" not in said(copied, "cairn show")
+    assert said(copied, "cairn check") and "N24211" not in said(copied, "cairn checkpoints latest")
 
 
 @pytest.mark.long("half a second", runs_in="ci")
@@ -495,7 +495,7 @@ def test_a_sweep_takes_what_its_dry_run_names(root: Path, tmp_path: Path, monkey
     monkeypatch.setattr(sweep, "storage_now_ms", lambda storage, **_: later_ms)
     assert "would delete 1 file with 1000 B" in said(root, "cairn sweep --dry-run") and left.exists()
     assert "deleted 1 file" in said(root, "cairn sweep") and not left.exists()
-    assert said(root, "cairn verify")
+    assert said(root, "cairn check")
 
 
 @pytest.mark.long("half a second", runs_in="ci")

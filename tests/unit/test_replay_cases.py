@@ -215,7 +215,7 @@ CASES: dict[str, tuple[Callable[[History], None], dict[str, Any], str, str, Any]
         {},
         "ann",
         "2024-01-02",
-        {"same": True, "output": 0, "notes": "left out keys that `cairn forget` removed"},
+        {"same": True, "output": 0, "notes": "left out keys that `cairn erase` removed"},
     ),
     "other keys than the forgotten one": (forgotten, {}, "bob", "2024-01-02", {"same": True}),
     "no key columns in the output": (

@@ -294,7 +294,7 @@ def test_the_runtime_may_lie_in_a_zip(folder: Path) -> None:
                 for module in (root / package).rglob("*.py"):
                     name = module.relative_to(root).as_posix()
                     file.writestr(
-                        name, module.read_text() + (change if name == "cairn/operations/plain_copy.py" else "")
+                        name, module.read_text() + (change if name == "cairn/operations/copy_output.py" else "")
                     )
         return in_worker([shipped], [folder / "runtime.zip", folder / "site-packages"], root=None)[0]
 

@@ -22,7 +22,7 @@ from pyspark.sql.types import StructField, StructType, YearMonthIntervalType
 from typer.testing import CliRunner
 
 from cairn.command import spark_server
-from cairn.command.airflow_rest import explained
+from cairn.command.airflow_rest import explain_errors
 from cairn.command.cli import app
 from cairn.operations.read_source import input_errors, read_source
 from cairn.pipeline import Interval, Pipeline
@@ -384,7 +384,10 @@ def test_the_wheel_names_no_target_of_the_clone(
     ) as caught:
         connect("local[2]", "test")
     assert "make" not in str(caught.value)
-    with pytest.raises(StorageUnavailable, match="give the address of yours") as unheard, explained("http://h", "d"):
+    with (
+        pytest.raises(StorageUnavailable, match="give the address of yours") as unheard,
+        explain_errors("http://h", "d"),
+    ):
         raise OSError("refused")
     assert "make" not in str(unheard.value)
 

@@ -19,7 +19,7 @@ from cairn import testing
 from cairn.command.cli import app
 from cairn.operations.coordinator_of import coordinator_of
 from cairn.pipeline import Interval
-from cairn.trials.deploy_trial import deploy_past, plan_deployment, restore_command
+from cairn.trials.deploy_trial import promote_past, plan_promotion, restore_command
 from state_backend.adapters.local_storage import LocalStorage
 from state_backend.adapters.open_storage import join_url, open_storage
 from state_backend.checkpoint import trials
@@ -108,7 +108,7 @@ def test_a_refused_checkpoint_is_no_reason_to_refuse_code(root: Path) -> None:
     run(AVERAGED, root, [5])
     coordinator_of(OLD, str(root)).quarantine(6, "wrong")
     assert try_days(DOUBLED, root, [5]).outcomes
-    plan = plan_deployment(SESSION, DOUBLED, str(root))
+    plan = plan_promotion(SESSION, DOUBLED, str(root))
     assert plan.back is not None and plan.back.id == 5
 
 
@@ -182,9 +182,9 @@ def test_deployed_for_the_past_it_is_what_was_tried_and_there_is_a_way_back(root
     """What production has committed behind the trial is run again too, or it would be stale."""
     try_days(AVERAGED, root, range(1, 4))
     before, newest = digests(root), coordinator_of(OLD, str(root)).record("latest").content.digest
-    plan = plan_deployment(SESSION, AVERAGED, str(root), past=True)
+    plan = plan_promotion(SESSION, AVERAGED, str(root), past=True)
     assert (len(plan.again), plan.behind) == (3, (day(4),))
-    outcomes = deploy_past(SESSION, AVERAGED, str(root), plan, on_shards=_on_shards(AVERAGED))
+    outcomes = promote_past(SESSION, AVERAGED, str(root), plan, on_shards=_on_shards(AVERAGED))
     assert all(o.computed for o in outcomes)
     trial = find_trial(str(root), NAME)
     tried = dict(digests(root_of_trial(str(root), NAME, trial.name)))
@@ -195,7 +195,7 @@ def test_deployed_for_the_past_it_is_what_was_tried_and_there_is_a_way_back(root
     assert digests(fresh) == digests(root) and digests(root) != before
     assert compared(root).same
     # The same call again does nothing.
-    assert not any(o.computed for o in deploy_past(SESSION, AVERAGED, str(root), plan, on_shards=_on_shards(AVERAGED)))
+    assert not any(o.computed for o in promote_past(SESSION, AVERAGED, str(root), plan, on_shards=_on_shards(AVERAGED)))
 
     coordinator = coordinator_of(OLD, str(root))
     assert (restore_command(coordinator.log(), plan, "/r") or "").endswith("--pipeline counting --checkpoint 1 --yes")
@@ -214,11 +214,11 @@ def test_deployed_for_the_past_it_is_what_was_tried_and_there_is_a_way_back(root
 @pytest.mark.long("half a second", runs_in="ci")
 def test_another_input_stops_the_deployment_before_that_interval_is_committed(root: Path) -> None:
     try_days(AVERAGED, root, range(1, 5))
-    plan = plan_deployment(SESSION, AVERAGED, str(root), past=True)
+    plan = plan_promotion(SESSION, AVERAGED, str(root), past=True)
     DAYS[day(3).start] = [("bob", "fig", 7)]
     there = dict(digests(root))
     with pytest.raises(NotAsTried) as raised:
-        deploy_past(SESSION, AVERAGED, str(root), plan, on_shards=_on_shards(AVERAGED))
+        promote_past(SESSION, AVERAGED, str(root), plan, on_shards=_on_shards(AVERAGED))
     assert str(day(3)) in str(raised.value) and "has other input: " in str(raised.value)
     # The same call would fail again: the only advice is that of the message.
     assert str(raised.value).endswith("Remove the trial, and try again")
@@ -229,10 +229,10 @@ def test_another_input_stops_the_deployment_before_that_interval_is_committed(ro
 
 def test_for_what_comes_next_the_state_is_checked(root: Path) -> None:
     try_days(AVERAGED, root, range(3, 5))
-    plan = plan_deployment(SESSION, AVERAGED, str(root))
+    plan = plan_promotion(SESSION, AVERAGED, str(root))
     assert plan.again == () and plan.back is not None and plan.back.id == 5
     with pytest.raises(UsageError, match="Only tried code can be deployed"):
-        plan_deployment(SESSION, DOUBLED, str(root))
+        plan_promotion(SESSION, DOUBLED, str(root))
 
 
 @pytest.mark.long("half a second", runs_in="ci")
@@ -241,7 +241,7 @@ def test_production_that_was_run_again_since_is_not_what_the_trial_began_from(ro
     DAYS[day(1).start] = [("ann", "kiwi", 9)]
     run(OLD, root, range(1, 5))
     with pytest.raises(UsageError, match="is not the state that trial 'one' began from"):
-        plan_deployment(SESSION, AVERAGED, str(root), past=True)
+        plan_promotion(SESSION, AVERAGED, str(root), past=True)
     with pytest.raises(UsageError, match="Give the new trial another --name, or remove the existing trial first"):
         try_days(AVERAGED, root, range(2, 5), name="one")
 
@@ -255,7 +255,7 @@ def test_a_trial_that_is_not_whole_is_not_deployed_and_is_gone_on_with(root: Pat
     with pytest.raises(KeyboardInterrupt):
         try_days(AVERAGED, root, range(1, 5), on_outcome=stop)
     with pytest.raises(UsageError, match="2 of its 4 intervals are missing"):
-        plan_deployment(SESSION, AVERAGED, str(root), past=True)
+        plan_promotion(SESSION, AVERAGED, str(root), past=True)
     assert [o.computed for o in try_days(AVERAGED, root, range(1, 5)).outcomes] == [False, False, True, True]
 
 
@@ -575,7 +575,7 @@ def test_refusals_before_the_first_row(root: Path) -> None:
 
         try_code(SESSION, OLD, half, str(root), code="m:N", now_ms=0)
     with pytest.raises(UsageError, match="has no trial below"):
-        plan_deployment(SESSION, OLD, str(root))
+        plan_promotion(SESSION, OLD, str(root))
     assert not (root / ".trials").exists()
 
 

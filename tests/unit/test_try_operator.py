@@ -16,8 +16,8 @@ from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException, T
 from cairn import testing
 from cairn.driver import driver
 from cairn.operations.coordinator_of import coordinator_of
-from cairn.requests import COMMITTED, DeployTrial, TryCode
-from cairn_operators import DeployTrialOperator, TryCodeOperator, trial_pipeline
+from cairn.requests import COMMITTED, PromoteTrial, TryCode
+from cairn_operators import PromoteTrialOperator, TryCodeOperator, trial_pipeline
 from cairn_operators.ask_person import as_markdown
 from cairn_operators.try_code import DEPLOY
 from tests.support.counting import DAYS, day
@@ -41,7 +41,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         tried = {"name": "t", "same": False, "comparison": ["what", "differs", "here"], "other_input": ["i"]}
         return tried | {"again": 1, "behind": 0, "back": "cairn"}
 
-    for operator in (TryCodeOperator, DeployTrialOperator):
+    for operator in (TryCodeOperator, PromoteTrialOperator):
         monkeypatch.setattr(operator, "run_driver", run_driver)
     return made
 
@@ -107,7 +107,7 @@ def test_a_person_decides_with_the_comparison_and_a_retry_does_not_ask_again(
         and "run its intervals again in production" in asked[0]["subject"]
     )
     assert deploy.after_answer(there, answer("Approve"), **parked.value.kwargs)["again"] == 1
-    assert calls == [DeployTrial(**OF_CODE, name="t", past=True)]
+    assert calls == [PromoteTrial(**OF_CODE, name="t", past=True)]
     assert there["outlet_events"][deploy.alias].told[0][0] == "cairn://p/"
     deploy.execute(there)
     assert len(asked) == 1 and len(calls) == 2
@@ -177,11 +177,11 @@ def test_the_driver_tries_compares_and_deploys(root: Path, capfd: pytest.Capture
     assert (made["name"], made["same"], made["computed"], made["other_input"]) == ("more", False, 2, [])
     assert "state seen_at" in "".join(made["comparison"])
     assert "comparison" not in called(replace(tried, compare=False))["ok"]
-    assert called(DeployTrial(**of, name="more"))["ok"]["again"] == 0
+    assert called(PromoteTrial(**of, name="more"))["ok"]["again"] == 0
     capfd.readouterr()
-    deployed = called(DeployTrial(**of, name="more", past=True))["ok"]
+    deployed = called(PromoteTrial(**of, name="more", past=True))["ok"]
     assert (deployed["again"], deployed["behind"]) == (2, 0) and deployed["back"].endswith("--checkpoint 1 --yes")
     assert deployed["deployed"] and coordinator_of(OLD, state).log().head_id == 5
     assert capfd.readouterr().out.count(COMMITTED) == 2
     DAYS[day(2).start] = [("bob", "fig", 6)]
-    assert called(DeployTrial(**of, name="other", past=True))["error"]["type"] == "UsageError"
+    assert called(PromoteTrial(**of, name="other", past=True))["error"]["type"] == "UsageError"

@@ -60,7 +60,7 @@ MISSING = Broken(first=Trouble(interval=day(1), why="missing"), last=day(1), cou
 
 
 @pytest.mark.parametrize(
-    ("broken", "runs", "explained"),
+    ("broken", "runs", "explain_errors"),
     [
         (None, [], None),
         (None, [of("failed", "old"), of("success")], None),
@@ -71,8 +71,8 @@ MISSING = Broken(first=Trouble(interval=day(1), why="missing"), last=day(1), cou
         (MISSING, [of("failed")], "r"),
     ],
 )
-def test_which_run_the_overview_explains(broken: Broken | None, runs: list[DagRun], explained: str | None) -> None:
-    assert run_to_explain(broken, runs) == explained
+def test_which_run_the_overview_explains(broken: Broken | None, runs: list[DagRun], explain_errors: str | None) -> None:
+    assert run_to_explain(broken, runs) == explain_errors
 
 
 def test_of_many_failed_tries_the_first_and_the_last_are_explained() -> None:

@@ -86,11 +86,11 @@ def test_a_trial_is_listed_and_shown_beside_production(shown: Any) -> None:
     for command in (
         f"cairn compare twice {root} --pipeline {NAME}",
         f"cairn compare twice {root} --pipeline {NAME} --interval 2024-01-03T00:00:00Z",
-        f"cairn trials remove twice {root} --pipeline {NAME}",
+        f"cairn trials --remove twice {root} --pipeline {NAME}",
     ):
         assert command in page
         done = CliRunner().invoke(cli, command.split()[1:])
         assert done.exit_code == 0, done.output
-    assert f"cairn deploy twice --code mine:TWICE --past {root}" in page
+    assert f"cairn promote twice --code mine:TWICE --past {root}" in page
     gone = shown.get(f"{shown.at}/trials/twice")
     assert gone.status_code == 404 and "This trial does not exist" in gone.text

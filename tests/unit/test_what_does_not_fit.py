@@ -17,7 +17,7 @@ import pytest
 from pyspark.sql import types as t
 from pyspark.sql.connect import functions as connect
 
-from cairn.change_expectations import OverTime
+from cairn.change_expectations import ChangeExpectations
 from cairn.data_sources.keyed_output import KeyedOutput
 from cairn.data_sources.keyed_state import KeyedState
 from cairn.operations import expectation_suites, plan_interval, streaming, take_savepoint, validate
@@ -319,7 +319,7 @@ def test_an_expectation_that_can_not_be_evaluated() -> None:
     ],
 )
 def test_expectations_over_time_that_can_not_be_meant(settings: dict[str, Any], says: str) -> None:
-    refused(UsageError, says, lambda: OverTime(**settings))
+    refused(UsageError, says, lambda: ChangeExpectations(**settings))
 
 
 # --- data sources ------------------------------------------------------------------------------------------------------------------

@@ -131,7 +131,7 @@ class AirflowRest:
         """
         if isinstance(recorded, Cron):
             return zone_of(recorded.zone)
-        with explained(self.url, dag_id):
+        with explain_errors(self.url, dag_id):
             zone = self.call("GET", f"/api/v2/dags/{dag_id}/details")["timezone"]
         return zone_of(zone or "UTC")
 
@@ -139,14 +139,14 @@ class AirflowRest:
 
     def is_paused(self, dag_id: str) -> bool:
         """Return True if the DAG is paused."""
-        with explained(self.url, dag_id):
+        with explain_errors(self.url, dag_id):
             return bool(self.call("GET", f"/api/v2/dags/{dag_id}")["is_paused"])
 
     def running(self, dag_id: str) -> dict[str, dict[str, str | None]]:
         """Return Airflow's state of each task, by task id, of each running DAG run."""
         found = {}
         runs_of_dag = f"/api/v2/dags/{dag_id}/dagRuns"
-        with explained(self.url, dag_id):
+        with explain_errors(self.url, dag_id):
             for run in self._rows(runs_of_dag, "dag_runs", state="running", order_by="logical_date"):
                 path = f"{runs_of_dag}/{urllib.parse.quote(run['dag_run_id'])}/taskInstances"
                 tasks = self._rows(path, "task_instances")
@@ -167,7 +167,7 @@ class AirflowRest:
 
     def pause(self, dag_id: str, paused: bool) -> None:
         """Pause or unpause a DAG."""
-        with explained(self.url, dag_id):
+        with explain_errors(self.url, dag_id):
             self.call("PATCH", f"/api/v2/dags/{dag_id}", {"is_paused": paused})
 
     def active_backfills(self, dag_id: str) -> list[dict[str, Any]]:
@@ -211,7 +211,7 @@ class AirflowRest:
             "reprocess_behavior": reprocess,
             "dag_run_conf": dict(conf) if conf else None,
         }
-        with explained(self.url, dag_id):
+        with explain_errors(self.url, dag_id):
             return self._create(body, time.monotonic() + timeout_s, say)
 
     def _create(self, body: dict[str, Any], deadline_s: float, say: Callable[[str], None]) -> Backfill:
@@ -291,7 +291,7 @@ class AirflowRest:
 
 
 @contextmanager
-def explained(url: str, dag_id: str) -> Iterator[None]:
+def explain_errors(url: str, dag_id: str) -> Iterator[None]:
     """Turn an error of Airflow's API in the block into a `CairnError` that says what to do."""
     try:
         yield

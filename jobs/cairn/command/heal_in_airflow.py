@@ -8,7 +8,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 
-from cairn.command.airflow_rest import AirflowRest, RestError, explained
+from cairn.command.airflow_rest import AirflowRest, RestError, explain_errors
 from cairn.operations.plan_heal import (
     Adopt,
     AirflowRun,
@@ -58,7 +58,7 @@ class InAirflow:
 
     def plan(self, now: datetime, *, fresh: bool) -> tuple[HealPlan, Health]:
         """Ask Airflow, read the log, and return the next steps."""
-        with explained(self.rest.url, self.dag_id):
+        with explain_errors(self.rest.url, self.dag_id):
             dag = self.rest.call("GET", f"{self._path}/details")
             health = self._health()
             begin = self._begin(health, dag)
@@ -85,7 +85,7 @@ class InAirflow:
 
     def carry_out(self, step: Step) -> None:
         """Carry out one step; a step that only waits does nothing."""
-        with explained(self.rest.url, self.dag_id):
+        with explain_errors(self.rest.url, self.dag_id):
             match step:
                 case UnpauseDag():
                     self.rest.pause(self.dag_id, False)
@@ -188,7 +188,7 @@ class InAirflow:
         if key not in self._committed:
             path = f"{self._path}/dagRuns/{urllib.parse.quote(run.run_id, safe='')}/taskInstances?limit=100"
             tasks = self.rest.call("GET", path)["task_instances"]
-            states = [task["state"] for task in tasks if task["operator_name"] == "CheckpointOperator"]
+            states = [task["state"] for task in tasks if task["operator_name"] == "CommitCheckpointOperator"]
             self._committed[key] = bool(states) and all(state == "success" for state in states)
         return replace(run, committed=self._committed[key])
 

@@ -307,7 +307,7 @@ def new(
         "Run its first interval, without Airflow:\n"
         f"  {found}{ours}cairn run --code pipelines.{name}:{name.upper()} --every {every} --root file://{into}/data/state\n"
         "Then list its checkpoints:\n"
-        f"  {ours}cairn list --root file://{into}/data/state --pipeline {name}"
+        f"  {ours}cairn checkpoints --root file://{into}/data/state --pipeline {name}"
     )
     return 0
 

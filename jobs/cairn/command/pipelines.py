@@ -1,4 +1,4 @@
-"""The command `cairn pipelines`: one line for each pipeline of a root."""
+"""The command `cairn status`: one line for each pipeline of a root."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from state_backend.values.intervals import Interval, format_instant
 
 @frozen
 class Line:
-    """A line of `cairn pipelines`."""
+    """A line of `cairn status`."""
 
     name: str
     # The interval of the newest state; None without a valid checkpoint.

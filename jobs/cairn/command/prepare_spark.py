@@ -118,10 +118,10 @@ class _Counting(StatefulProcessor):  # type: ignore[misc]
 def _run_pipeline(url: str, work: Path) -> None:
     """Run three intervals that read Parquet, and read the state as a table."""
     from cairn import Interval, Pipeline, run_interval
-    from cairn.data_sources.register import register
+    from cairn.data_sources.register import register_data_sources
     from cairn.spark.session import connect
 
-    session = connect(url, "cairn prepare-spark")
+    session = connect(url, "cairn spark --prepare")
     folder = str(work / "input")
 
     def source(spark: SparkSession, interval: Interval) -> DataFrame:
@@ -142,7 +142,7 @@ def _run_pipeline(url: str, work: Path) -> None:
     for n in range(3):
         interval = Interval(_START + timedelta(days=n), _START + timedelta(days=n + 1))
         run_interval(session, pipeline, interval, root)
-    register(session)
+    register_data_sources(session)
     table = session.read.format("keyed_state").option("state", "count").load(f"{root}/prepare")
     table.groupBy("value.n").count().orderBy("n").collect()
 

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-def register(spark: SparkSession) -> None:
+def register_data_sources(spark: SparkSession) -> None:
     """Register both data sources with a session, classic or Connect.
 
     A second call for the same session changes nothing.

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import pyarrow as pa
 
-from cairn.change_expectations import OverTime
+from cairn.change_expectations import ChangeExpectations
 from cairn.operations import arrow_tables, state_tables
 from cairn.operations.arrow_conditions import unsupported
 from cairn.operations.checks import Check
@@ -42,7 +42,7 @@ class Declared:
     """The expectations of a pipeline that are evaluated."""
 
     suites: Mapping[str, Sequence[Any]]
-    over_time: Mapping[str, OverTime]
+    over_time: Mapping[str, ChangeExpectations]
 
     @property
     def states(self) -> tuple[str, ...]:
@@ -58,7 +58,7 @@ class Compared:
     # The base; None if it is not retained, or if no expectation needs the base.
     before: StateSource | None
 
-    def base_of(self, state: str, over_time: OverTime | None) -> StateSource | None:
+    def base_of(self, state: str, over_time: ChangeExpectations | None) -> StateSource | None:
         """Return the base if a state is compared with it. A processor may have the state only since this interval."""
         if over_time is None or self.before is None:
             return None
@@ -119,7 +119,7 @@ def evaluate(
         over_time = rules.over_time.get(state)
         base, engine = compared.base_of(state, over_time), engine_of(state)
         if base is None and over_time is not None and compared.before is not None:
-            log.info("state %r is new: the base does not have it, so OverTime is not evaluated", state)
+            log.info("state %r is new: the base does not have it, so ChangeExpectations is not evaluated", state)
         with engine.opens(state, base is not None) as tables:
             expectations = list(rules.suites.get(state, ()))
             if over_time is not None and base is not None:
@@ -146,7 +146,7 @@ def expired_until_ms(state: str, time: LogicalTime) -> int:
     return fired_until_ms or 0
 
 
-def _growth(over_time: OverTime, tables: StateTables, base_id: int) -> Iterator[Any]:
+def _growth(over_time: ChangeExpectations, tables: StateTables, base_id: int) -> Iterator[Any]:
     """Yield one Great Expectations expectation that limits the number of rows of the new state; none without limits.
 
     Great Expectations evaluates the limits itself, so that the Data Docs show the numbers.
@@ -244,7 +244,7 @@ class ArrowState:
 
 
 def needs_spark(
-    state: str, expectations: Sequence[Any], over_time: OverTime | None, compared: Compared, *, selects: bool
+    state: str, expectations: Sequence[Any], over_time: ChangeExpectations | None, compared: Compared, *, selects: bool
 ) -> str | None:
     """Return why the expectations of a state need Spark; None if they do not."""
     base = compared.base_of(state, over_time)

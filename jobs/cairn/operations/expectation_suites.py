@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import unquote, urlsplit
 
-from cairn.change_expectations import OverTime
+from cairn.change_expectations import ChangeExpectations
 from cairn.operations.checks import Check, FailingRows
 from cairn.pipeline import Pipeline
 from state_backend.values.errors import UsageError
@@ -39,10 +39,10 @@ class Table:
 
 def declared(
     pipeline: Pipeline, states: Collection[str], *, with_base: bool
-) -> tuple[dict[str, Sequence[Any]], dict[str, OverTime]]:
+) -> tuple[dict[str, Sequence[Any]], dict[str, ChangeExpectations]]:
     """Return the pipeline's expectations on each state, and those on its change since the base."""
     suites = dict(pipeline.expectations()) if pipeline.expectations is not None else {}
-    over_time: dict[str, OverTime] = {}
+    over_time: dict[str, ChangeExpectations] = {}
     if pipeline.expectations_over_time is not None and with_base:
         over_time = dict(pipeline.expectations_over_time())
     for name in {*suites, *over_time} - {*states}:
@@ -52,7 +52,7 @@ def declared(
     return suites, over_time
 
 
-def over_changes(over_time: OverTime) -> list[Any]:
+def over_changes(over_time: ChangeExpectations) -> list[Any]:
     """Return the expectations on the table of changes since the base."""
     import great_expectations.expectations as gxe
 

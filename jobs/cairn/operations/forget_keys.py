@@ -1,4 +1,4 @@
-"""Remove keys from the newest state, in a commit of its own (`cairn forget`). This needs no Spark.
+"""Remove keys from the newest state, in a commit of its own (`cairn erase`). This needs no Spark.
 
 `forget` has five steps. If the process stops in a step, the storage contains:
 

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 _COPY = re.compile(r"interval=[^/]+/([0-9]{20})-part-[^/]+\.parquet")
 
 
-def plain_copy(to: str) -> Callable[[SparkSession | None, list[str], Interval, int], None]:
+def copy_output(to: str) -> Callable[[SparkSession | None, list[str], Interval, int], None]:
     """Return a `Pipeline.sink` that copies output files to the storage URL `to`.
 
     Each call of the sink first copies those files of the interval that are missing in `to`. Then the call deletes the
@@ -52,7 +52,7 @@ def plain_copy(to: str) -> Callable[[SparkSession | None, list[str], Interval, i
         UnknownOutcome: A write of the sink may or may not have taken effect.
 
     Example:
-        Pipeline(..., sink=plain_copy("gs://warehouse/clicks"))
+        Pipeline(..., sink=copy_output("gs://warehouse/clicks"))
     """
     open_storage(to)  # Raise for a wrong URL now, at the pipeline's declaration.
 

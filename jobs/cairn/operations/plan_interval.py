@@ -127,8 +127,8 @@ def plan_interval(
             retention=pipeline.retention_of(attempt.interval),
             output_schema=recorded_schema(output_schema.jsonValue()),
             input_schema=recorded_schema(input_schema),
-            # `returning` lists keys that `cairn forget` removed, and that this interval's rows or base may still hold.
-            # If `returning` lists keys, the shards leave them out. An attempt before `cairn forget` may have had the
+            # `returning` lists keys that `cairn erase` removed, and that this interval's rows or base may still hold.
+            # If `returning` lists keys, the shards leave them out. An attempt before `cairn erase` may have had the
             # same code and input, but another result. So the record gets an input hash only if `returning` is empty.
             input_hash=hashed if not begun.returning else None,
             code_version=version(),

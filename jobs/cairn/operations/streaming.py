@@ -2,7 +2,7 @@
 
 `from_streaming_checkpoint` reads a query's checkpoint through Spark's own `statestore` source and commits the
 checkpoint as a pipeline's state: values, lists, maps, timers, expiry times, and the event-time watermark.
-`initial_state_of` makes the `initialState` of a new query from a checkpoint or savepoint. `continuing` makes the
+`initial_state_of` makes the `initialState` of a new query from a checkpoint or savepoint. `continue_from_savepoint` makes the
 processor that takes this initial state.
 
 The import loses the query's position in its source, because a pipeline reads its source by interval. The export loses
@@ -291,7 +291,7 @@ def _check_type(path: str, what: str, found: StructType, declared: dict[str, Any
 def initial_state_of(
     spark: SparkSession, savepoint: str, *, root: str | None = None, pipeline: str | None = None
 ) -> GroupedData:
-    """Make the initial state for `transformWithState(continuing(Processor, savepoint)(), ..., initialState=...)`.
+    """Make the initial state for `transformWithState(continue_from_savepoint(Processor, savepoint)(), ..., initialState=...)`.
 
     Args:
         spark: The session in which the new query will run.
@@ -349,7 +349,9 @@ def _gathered(kind: str) -> Column:
     return F.array_sort(F.collect_list(F.unix_millis("expires_at")))
 
 
-def continuing(processor: type, savepoint: str, *, root: str | None = None, pipeline: str | None = None) -> type:
+def continue_from_savepoint(
+    processor: type, savepoint: str, *, root: str | None = None, pipeline: str | None = None
+) -> type:
     """Return a subclass of a processor for a new streaming query that begins with the state of a savepoint.
 
     The caller passes the subclass's instance to `transformWithState`, and as `initialState` the result of

@@ -185,7 +185,7 @@ def _notes(
     if found.base_status not in (None, "completed"):
         yield f"its base, checkpoint {content.base_id}, is {found.base_status}; the replay starts from it, as the interval did"
     if content.filtered:
-        yield "the interval left out keys that `cairn forget` removed, and the replay leaves them out too"
+        yield "the interval left out keys that `cairn erase` removed, and the replay leaves them out too"
     if comparison.same and job.content.code_hash != content.code_hash:
         yield "the code is not the recorded code, but gives the same result for this key"
     if rows[0] is None:
