@@ -30,9 +30,9 @@ from typing import Any
 from unittest import mock
 
 import pyarrow as pa
+from cairn.command.get import look_up
 
 from cairn.aggregates import Count, RunningAggregate
-from cairn.command.get import look_up
 from cairn.pipeline import Interval, Pipeline
 from cairn.replay.replay_key import replay_key
 from cairn.testing import PipelineTester

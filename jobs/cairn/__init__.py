@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from cairn.change_expectations import ChangeExpectations
     from cairn.data_sources.register import register_data_sources
-    from cairn.operations.output_files import output_files
     from cairn.operations.copy_output import copy_output
+    from cairn.operations.output_files import output_files
     from cairn.operations.plan_range import Progress
     from cairn.operations.read_log import read_log
     from cairn.operations.run_interval import run_interval
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 __all__ = [
     "AllOf",
     "AnyOf",
+    "ChangeExpectations",
     "ChangelogOptions",
     "Cron",
     "EngineOptions",
@@ -41,43 +42,42 @@ __all__ = [
     "KeepQuarantined",
     "KeepYounger",
     "Outcome",
-    "ChangeExpectations",
     "Pipeline",
     "Progress",
     "compare_trial",
     "continue_from_savepoint",
+    "copy_output",
     "from_streaming_checkpoint",
     "initial_state_of",
     "output_files",
-    "copy_output",
     "plan_promotion",
     "promote_past",
     "read_log",
-    "register",
+    "register_data_sources",
     "run_interval",
     "run_intervals",
     "try_code",
 ]
 
 _MODULES = {
+    "ChangeExpectations": "cairn.change_expectations",
     "ChangelogOptions": "state_backend.shard.changelog",
     "Cron": "state_backend.values.schedule",
     "EngineOptions": "state_backend.adapters.rocks",
     "Interval": "cairn.pipeline",
     "Outcome": "cairn.operations.run_intervals",
-    "ChangeExpectations": "cairn.change_expectations",
     "Pipeline": "cairn.pipeline",
     "Progress": "cairn.operations.plan_range",
     "compare_trial": "cairn.trials.compare_trial",
     "continue_from_savepoint": "cairn.operations.streaming",
-    "promote_past": "cairn.trials.promote_trial",
+    "copy_output": "cairn.operations.copy_output",
     "from_streaming_checkpoint": "cairn.operations.streaming",
     "initial_state_of": "cairn.operations.streaming",
     "output_files": "cairn.operations.output_files",
-    "copy_output": "cairn.operations.copy_output",
     "plan_promotion": "cairn.trials.promote_trial",
+    "promote_past": "cairn.trials.promote_trial",
     "read_log": "cairn.operations.read_log",
-    "register": "cairn.data_sources.register",
+    "register_data_sources": "cairn.data_sources.register",
     "run_interval": "cairn.operations.run_interval",
     "run_intervals": "cairn.operations.run_intervals",
     "try_code": "cairn.trials.try_code",

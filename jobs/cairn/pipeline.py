@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from cairn.sinks.table_sink import TableSink
     from state_backend.checkpoint.coordinator import Coordinator
 
-__all__ = ["Interval", "ChangeExpectations", "Pipeline"]
+__all__ = ["ChangeExpectations", "Interval", "Pipeline"]
 
 # What a change of a setting does to the state and results that are there, in the metadata of the setting's field.
 # The change is refused: the recorded state was made with the value.

@@ -4,9 +4,9 @@ Importing them loads neither Spark nor RocksDB: only the driver process loads th
 """
 
 from cairn_operators.backfill import RunIntervalsOperator, backfill_pipeline
-from cairn_operators.checkpoint_operator import CommitCheckpointOperator
-from cairn_operators.micro_batch import ProcessIntervalOperator
+from cairn_operators.commit_checkpoint import CommitCheckpointOperator
 from cairn_operators.pipeline import stateful_pipeline
+from cairn_operators.process_data_interval import ProcessIntervalOperator
 from cairn_operators.restore_state import RestoreStateOperator, restore_pipeline
 from cairn_operators.retries import retry_arguments
 from cairn_operators.savepoint import SavepointOperator
@@ -16,11 +16,11 @@ from cairn_operators.validate_state import ValidateStateOperator
 
 __all__ = [
     "CommitCheckpointOperator",
+    "ProcessIntervalOperator",
     "PromoteTrialOperator",
     "RestoreStateOperator",
     "RunIntervalsOperator",
     "SavepointOperator",
-    "ProcessIntervalOperator",
     "SweepStateOperator",
     "TryCodeOperator",
     "ValidateStateOperator",

@@ -12,9 +12,9 @@ from airflow.sdk.exceptions import AirflowFailException, DownstreamTasksSkipped
 
 from cairn_operators.check_dag_arguments import check_pipeline_and_root
 from cairn_operators.driver_operator import DriverOperator
-from cairn_operators.micro_batch import check_mode, granted
 from cairn_operators.pipeline_asset import pipeline_asset
 from cairn_operators.pipeline_source import pipeline_name_of
+from cairn_operators.process_data_interval import check_mode, granted
 from cairn_operators.retries import retry_arguments
 from cairn_operators.task_outputs import push_outputs
 from cairn_operators.validate_state import ValidateStateOperator

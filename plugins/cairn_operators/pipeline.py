@@ -9,10 +9,10 @@ from typing import Any
 from airflow.sdk import DAG, Param
 
 from cairn_operators.check_dag_arguments import check_pipeline_and_root
-from cairn_operators.checkpoint_operator import CommitCheckpointOperator
+from cairn_operators.commit_checkpoint import CommitCheckpointOperator
 from cairn_operators.dag_schedule import check_same_schedule, timetable_of_pipeline, with_data_intervals
-from cairn_operators.micro_batch import ProcessIntervalOperator
 from cairn_operators.pipeline_source import pipeline_name_of
+from cairn_operators.process_data_interval import ProcessIntervalOperator
 from cairn_operators.retries import retry_arguments
 from cairn_operators.savepoint import SavepointOperator
 from cairn_operators.sweep_state import SweepStateOperator

@@ -34,8 +34,8 @@ def get_provider_info() -> dict[str, Any]:
                     f"cairn_operators.{module}"
                     for module in (
                         "backfill",
-                        "checkpoint_operator",
-                        "micro_batch",
+                        "commit_checkpoint",
+                        "process_data_interval",
                         "restore_state",
                         "savepoint",
                         "sweep_state",

@@ -28,7 +28,7 @@ def commands_of(ref: PipelineRef, trial: Trial, rows: Sequence[Mapping[str, Any]
             else []
         ),
         ("Show what a deployment would do", f"cairn promote {name} --code {code} --past --root {root}"),
-        ("Remove the trial", f"cairn trials --root {root} --pipeline {pipeline}"), --remove {name}
+        ("Remove the trial", f"cairn trials --root {root} --pipeline {pipeline} --remove {name}"),
     ]
 
 

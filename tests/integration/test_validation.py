@@ -31,7 +31,7 @@ from cairn.operations.process_interval import process_interval
 from cairn.operations.run_interval import run_interval
 from cairn.operations.take_savepoint import take_savepoint
 from cairn.operations.validate import Validation, validate_attempt, validate_checkpoint, validate_savepoint
-from cairn.pipeline import Interval, ChangeExpectations, Pipeline
+from cairn.pipeline import ChangeExpectations, Interval, Pipeline
 from cairn.testing import PipelineTester
 from pipelines.aircraft import AIRCRAFT, READ_SCHEMA
 from state_backend.adapters.local_storage import LocalStorage

@@ -24,7 +24,7 @@ from unittest import mock
 
 import google_crc32c
 
-from cairn.operations.forget_keys import ForgetOptions, forget
+from cairn.operations.erase_keys import ForgetOptions, forget
 from cairn.operations.restore_savepoint import restore_savepoint
 from cairn.operations.take_savepoint import take_savepoint
 from cairn.pipeline import Pipeline

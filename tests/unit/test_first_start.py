@@ -19,7 +19,7 @@ from cairn.operations import process_interval
 from cairn.operations.first_start import with_choices
 from cairn.pipeline import Pipeline
 from cairn.requests import Call, ProcessInterval
-from cairn_operators.micro_batch import _is_newest_first
+from cairn_operators.process_data_interval import _is_newest_first
 from pipelines.aircraft import AIRCRAFT
 from state_backend.checkpoint.lineage import choose_base
 from state_backend.checkpoint.log import Log

@@ -24,8 +24,8 @@ from typer.testing import CliRunner, Result
 
 from cairn.command.cli import app
 from cairn.operations.coordinator_of import coordinator_of
-from cairn.operations.forget_keys import ForgetOptions, newest_content
-from cairn.operations.forget_keys import forget as forget_keys
+from cairn.operations.erase_keys import ForgetOptions, newest_content
+from cairn.operations.erase_keys import forget as forget_keys
 from cairn.operations.take_savepoint import take_savepoint
 from cairn.pipeline import Interval, Pipeline
 from cairn.testing import PipelineTester
@@ -190,7 +190,7 @@ def test_no_file_has_the_key_afterwards(root: Path, tmp_path: Path) -> None:
     assert {path.split("/")[0] for path in left} == {"saved", ".trials", "exported"}
     places = {place["what"]: place for place in said["places"]}
     assert places["savepoint"]["where"].endswith("/saved") and places["export"]["where"].endswith("/exported")
-    assert places["trial"]["then"] == f"cairn trials --root {root} --pipeline {NAME}" --remove tried
+    assert places["trial"]["then"] == f"cairn trials --root {root} --pipeline {NAME} --remove tried"
     assert now.content.kind == "forget" and now.content.base_id == was.id
     assert now.content.digest != was.content.digest
     assert now.content.totals.entries == was.content.totals.entries - 17

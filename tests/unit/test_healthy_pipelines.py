@@ -16,7 +16,7 @@ import pytest
 from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
 from pyspark.sql.types import Row
 
-from cairn import Cron, ChangeExpectations, Pipeline
+from cairn import ChangeExpectations, Cron, Pipeline
 from cairn.testing import PipelineTester
 from pipelines.aircraft import AIRCRAFT
 from pipelines.aircraft import READ_SCHEMA as FLIGHTS

@@ -16,8 +16,8 @@ from cairn.command.cli import app
 from cairn.driver.load_pipeline import load_pipeline
 from cairn.requests import (
     REQUESTS,
-    PromoteTrial,
     ProcessInterval,
+    PromoteTrial,
     RestoreSavepoint,
     RunRange,
     TakeSavepoint,

@@ -15,8 +15,8 @@ import cairn
 from cairn.requests import (
     REQUESTS,
     Call,
-    PromoteTrial,
     ProcessInterval,
+    PromoteTrial,
     RestoreSavepoint,
     RunRange,
     TakeSavepoint,
@@ -26,11 +26,11 @@ from cairn.requests import (
     to_json,
 )
 from cairn_operators import (
+    ProcessIntervalOperator,
     PromoteTrialOperator,
     RestoreStateOperator,
     RunIntervalsOperator,
     SavepointOperator,
-    ProcessIntervalOperator,
     TryCodeOperator,
     ValidateStateOperator,
     backfill_pipeline,

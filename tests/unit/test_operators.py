@@ -49,9 +49,9 @@ from cairn.pipeline import Interval
 from cairn.requests import REQUESTS, Call, ProcessInterval, RunRange, TakeSavepoint, Validate, from_json
 from cairn_operators import (
     CommitCheckpointOperator,
+    ProcessIntervalOperator,
     RunIntervalsOperator,
     SavepointOperator,
-    ProcessIntervalOperator,
     ValidateStateOperator,
     backfill_pipeline,
     driver_operator,

@@ -14,9 +14,9 @@ from airflow.sdk.api.datamodels._generated import DagRunState, DagRunType
 from airflow.sdk.exceptions import AirflowFailException, TaskDeferred
 
 from cairn_operators import ProcessIntervalOperator, airflow_runs, previous_checkpoint_trigger
-from cairn_operators.micro_batch import before_us
 from cairn_operators.predecessor import Go, PredecessorRun, Refuse, Wait, plan_start
 from cairn_operators.previous_checkpoint_trigger import PreviousCheckpointTrigger
+from cairn_operators.process_data_interval import before_us
 from state_backend.adapters.open_storage import open_storage
 from state_backend.checkpoint.log import Log
 from state_backend.formats import paths
@@ -339,7 +339,7 @@ class Airflow:
         monkeypatch.setattr(airflow_runs, "predecessor_runs", lambda *_: self.runs)
         monkeypatch.setattr(airflow_runs, "is_earlier_running", lambda *_: self.earlier_running)
         monkeypatch.setattr(airflow_runs, "is_earlier_blocked", lambda *_: self.earlier_blocked)
-        monkeypatch.setattr("cairn_operators.micro_batch._now_ms", lambda: int(self.now_s * 1000))
+        monkeypatch.setattr("cairn_operators.process_data_interval._now_ms", lambda: int(self.now_s * 1000))
         monkeypatch.setattr(ProcessIntervalOperator, "run_driver", lambda *_, **__: {"ran": True, "sink": ""})
         self.operator = self.made()
         self.context = {
@@ -393,7 +393,9 @@ def test_the_task_defers_and_goes_on_when_the_checkpoint_is_there(airflow: Airfl
 
 def sleep_is(call: Callable[[float], None], monkeypatch: pytest.MonkeyPatch) -> None:
     """Replace `sleep` for this module only: threads of py4j, which other tests start, sleep too."""
-    monkeypatch.setattr("cairn_operators.micro_batch.time", SimpleNamespace(monotonic=time.monotonic, sleep=call))
+    monkeypatch.setattr(
+        "cairn_operators.process_data_interval.time", SimpleNamespace(monotonic=time.monotonic, sleep=call)
+    )
 
 
 def test_a_task_keeps_its_slot_for_a_checkpoint_that_is_near(

@@ -21,7 +21,7 @@ from tests.support.accounts import DAYS, SCHEMA, accounts, day
 pytestmark = pytest.mark.filterwarnings("ignore:Using `httpx` with")
 ASKED = {
     "get": "cairn key KEY 2",
-    "history": "cairn key KEY", --history
+    "history": "cairn key KEY --history",
     "replay": "cairn replay KEY 2",
 }
 SAYS = {"get": '{"total": 16, "due_ms": 1704412800000}', "history": "~ balance: total 5 -> 16", "replay": "2024-01-02"}

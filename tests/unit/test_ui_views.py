@@ -393,7 +393,7 @@ def test_what_can_be_done_with_a_stale_one(rides: Reading) -> None:
     assert [a.command.partition(" --")[0] for a in shown] == [
         "cairn restore",
         "cairn key KEY 12",
-        "cairn key KEY", --history
+        "cairn key KEY --history",
         "cairn quarantine 12",
         "cairn backfill",
     ]

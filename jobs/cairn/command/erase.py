@@ -15,8 +15,8 @@ from typing import Annotated, Any
 import typer
 
 from cairn.command.options import DryRun, Json, Pipeline, Root
-from cairn.operations.forget_keys import ForgetOptions, Forgot, newest_content, plan_forget
-from cairn.operations.forget_keys import forget as forget_keys
+from cairn.operations.erase_keys import ForgetOptions, Forgot, newest_content, plan_forget
+from cairn.operations.erase_keys import forget as forget_keys
 from state_backend.adapters.open_storage import join_url, open_storage
 from state_backend.adapters.rocks import EngineOptions
 from state_backend.checkpoint.coordinator import Coordinator

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 from airflow.sdk.exceptions import AirflowFailException
 from airflow.sdk.observability import stats
 
-from cairn_operators.checkpoint_operator import CommitCheckpointOperator, command_to_clear
+from cairn_operators.commit_checkpoint import CommitCheckpointOperator, command_to_clear
 from cairn_operators.dag_schedule import schedule_of_dag
 from cairn_operators.data_interval import check_ended, data_interval
 from cairn_operators.driver_operator import DriverOperator
