@@ -41,7 +41,9 @@ class OfCode:
 
     root: str = parameter("URL of the folder that holds all pipelines, as in file:///data/state.", env=Variable.ROOT)
     code: str = parameter("module:NAME of the Pipeline, as in its DAG.", env=Variable.CODE)
-    pipeline: str | None = parameter("Expected name of the pipeline; not needed.", None, env=Variable.PIPELINE)
+    pipeline: str | None = parameter(
+        "Name that the Pipeline of --code must have; not needed.", None, env=Variable.PIPELINE
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,8 +144,13 @@ class TakeSavepoint(OfCode):
     command: ClassVar[str] = "savepoint"
 
     folder: str = parameter("URL of a new folder for the savepoint.")
-    checkpoint: str = parameter("latest, an id, or an interval's end with its time zone.", "latest")
-    format: Literal["native", "canonical"] = parameter("native: compacted SSTs. canonical: Parquet.", "native")
+    checkpoint: str = parameter(
+        "latest, an id, or an interval's end with its time zone.", "latest", option="checkpoint"
+    )
+    format: Literal["native", "canonical"] = parameter(
+        "native: compacted files of RocksDB, quick to restore. canonical: Parquet, which also fits changed states.",
+        "native",
+    )
     consolidate: bool = parameter("First rewrite the checkpoint itself without deleted and replaced entries.", False)
 
 
@@ -168,8 +175,8 @@ class Validate(OfCode):
     checkpoint: str = parameter(
         "latest, an id, or an interval's end with its time zone.", "latest", option="checkpoint"
     )
-    fast: bool = parameter("Check files only; needs no Spark.", False)
-    docs: str | None = parameter("Folder for Data Docs; left out: none are written.", None)
+    fast: bool = parameter("Read no state: check files only. Needs no Spark.", False)
+    docs: str | None = parameter("Folder or URL for Data Docs; left out: none are written.", None, option="--folder")
     dry_run: bool = parameter("Mark the checkpoint neither as valid nor as refused.", False)
     # Id of a prepared attempt; None validates something else.
     attempt: str | None = None

@@ -34,7 +34,7 @@ def actions_of(ref: PipelineRef, log: Log, record: Record, airflow: str | None =
     if newest is None or newest.id != record.id:
         yield from _restores(ref, number, where)
     if ref.code is not None:
-        words = ["cairn", "savepoint", *root, *code, "--checkpoint", number, "--folder"]
+        words = ["cairn", "savepoint", number, *root, *code, "--folder"]
         yield Action(
             "Keep it as a savepoint",
             "Copies the checkpoint into a folder that Cairn never deletes. Replace DESTINATION with the URL of a new folder.",
@@ -94,7 +94,7 @@ def _restores(ref: PipelineRef, target: str, where: list[str]) -> Iterator[Actio
             title,
             "Lists the checkpoints that it would discard; without --dry-run it restores. To restore from Airflow, add a DAG with "
             "restore_pipeline.",
-            shlex.join(["cairn", "restore", *where, "--checkpoint", target, "--dry-run"]),
+            shlex.join(["cairn", "restore", target, *where, "--dry-run"]),
         )
 
 

@@ -564,8 +564,8 @@ class Coordinator:
                 "sink again for:",
                 *lines,
                 "To call the sink now, or to skip an interval's output:",
-                command_line("publish", **where, code=code, retry=first),
-                command_line("publish", **where, skip=first),
+                command_line("publish", first, **where, code=code),
+                command_line("publish", first, **where, skip=True),
             ]
         )
 
@@ -732,7 +732,7 @@ class Coordinator:
         if other is not None:
             raise UsageError(
                 f"checkpoint {checkpoint_id} of pipeline {self._pipeline!r} can't be released: checkpoint {other} was computed without it\n"
-                f"To make its state the newest instead, use `cairn restore` with --checkpoint {checkpoint_id} and --allow-quarantined"
+                f"To make its state the newest instead, use `cairn restore {checkpoint_id}` with --allow-quarantined"
             )
         hidden = hidden_by_release(log, checkpoint_id)
         if hidden is not None:

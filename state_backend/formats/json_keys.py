@@ -36,13 +36,13 @@ def encode_json_key(text: str, schema: StructType) -> bytes:
     try:
         given = json.loads(text, parse_float=Decimal)
     except ValueError as error:
-        raise UsageError(f"--key {text!r} is not JSON: {error}; {_expected(schema)}") from None
+        raise UsageError(f"key {text!r} is not JSON: {error}; {_expected(schema)}") from None
     if not isinstance(given, dict) or given.keys() != {*schema.names}:
-        raise UsageError(f"--key {text!r} does not name the key's columns; {_expected(schema)}")
+        raise UsageError(f"key {text!r} does not name the key's columns; {_expected(schema)}")
     try:
         return KeyCodec(schema).encode(_struct(given, schema))
     except (StateTypeError, ValueError, TypeError, InvalidOperation) as error:
-        raise UsageError(f"--key {text!r} does not fit: {error}; {_expected(schema)}") from None
+        raise UsageError(f"key {text!r} does not fit: {error}; {_expected(schema)}") from None
 
 
 def parse_key(text: str, schema: StructType) -> tuple[Any, ...]:

@@ -29,14 +29,18 @@ def command_line(command: str, *arguments: object, **options: object) -> str:
 
     A value follows its option's name; True gives the name alone. `from_` gives `--from`.
     """
-    words = ["cairn", *command.split(), *map(str, arguments)]
+    words = ["cairn", *command.split(), *map(_text, arguments)]
     for name, value in options.items():
         if value is None or value is False:
             continue
         words.append("--" + name.rstrip("_").replace("_", "-"))
         if value is not True:
-            words.append(format_instant(value) if isinstance(value, datetime) else str(value))
+            words.append(_text(value))
     return shlex.join(words)
+
+
+def _text(value: object) -> str:
+    return format_instant(value) if isinstance(value, datetime) else str(value)
 
 
 def backfill_command(dag_id: str, again: Rerun, airflow: str | None = None) -> str:

@@ -24,11 +24,21 @@ class Variable(StrEnum):
         "local[*]",
         "address of Spark, `sc://host:port` or a master; `--spark` of the commands",
     )
+    SPARK_LOG = (
+        "CAIRN_SPARK_LOG",
+        "off",
+        "level of the log lines of a Spark that a command starts: `off`, `error`, `warn`, `info`; `error` prints Spark's stack traces",
+    )
     AIRFLOW = "CAIRN_AIRFLOW", "http://127.0.0.1:8080", "address of Airflow, for `cairn backfill` and `cairn heal`"
     AIRFLOW_TOKEN = (
         "CAIRN_AIRFLOW_TOKEN",
         "",
         "token of Airflow's API. An Airflow that you started by `make ui` on this machine needs none",
+    )
+    AIRFLOW_WAIT = (
+        "CAIRN_AIRFLOW_WAIT",
+        "30m",
+        "how long a command waits for Airflow: `cairn savepoint --stop` for running tasks, `cairn backfill` for the end of an earlier backfill",
     )
     SPARK_TOKEN = (
         "SPARK_CONNECT_AUTHENTICATE_TOKEN",

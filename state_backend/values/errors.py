@@ -220,7 +220,7 @@ class CorruptFile(StateUnusable):
         shows, and all later ones again, in Airflow with `cairn backfill`, which unpauses the DAG. `cairn check` may
         then find damage only in checkpoints that are replaced, until retention drops them. To go back instead, choose
         a checkpoint without a finding that ends at or before the start of that interval. Type `cairn restore
-        --checkpoint ID --dry-run`, and read what the command would discard. Then type it again with `--yes` in place
+        ID --dry-run`, and read what the command would discard. Then type it again with `--yes` in place
         of `--dry-run`.
     """
 
@@ -386,7 +386,7 @@ class SourceError(UserCodeError):
     What to do:
         If the input has not arrived yet, wait: Airflow retries the task. Otherwise repair the file, or the source's
         code, and clear the task. Spark's own stack trace is in the log of the task or of the Spark Connect server.
-        Without Airflow, `cairn run` prints it with the option `--spark-log error`.
+        Without Airflow, `cairn run` prints it if the variable `CAIRN_SPARK_LOG` is `error`.
     """
 
 

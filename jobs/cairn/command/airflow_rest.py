@@ -319,7 +319,7 @@ def _in_the_way(dag_id: str, others: Sequence[Mapping[str, Any]], problem: str) 
     one = others[0]
     return (
         f"DAG {dag_id}: backfill {one['id']} of {_short(one['from_date'])} to {_short(one['to_date'])} is still active, and Airflow runs one "
-        "per DAG\nWait until half a minute after its last run, or cancel it in Airflow's UI. Then try again, or use a longer --timeout"
+        f"per DAG\nWait until half a minute after its last run, or cancel it in Airflow's UI. Then try again, or set {Variable.AIRFLOW_WAIT} to a longer time"
     )
 
 

@@ -11,10 +11,9 @@ from typing import Annotated
 import typer
 
 from cairn.command.airflow_rest import AirflowRest
-from cairn.command.options import Airflow, Json
+from cairn.command.options import Airflow, Json, airflow_wait_s
 from state_backend.adapters.open_storage import join_url, open_storage
 from state_backend.checkpoint.log import read_log
-from state_backend.inspection.checkpoint_names import parse_duration
 from state_backend.values.day_or_instant import first_instant, last_instant, needs_zone
 from state_backend.values.environment import Variable
 from state_backend.values.errors import UsageError
@@ -35,14 +34,15 @@ def backfill(
     ],
     to: Annotated[str, typer.Option("--to", help="A day, or the start of the last interval; included.")],
     reprocess: Annotated[
-        Reprocess, typer.Option(help="Which ended runs to repeat: none, failed or completed (all).")
+        Reprocess, typer.Option(help="Which runs that have ended to run again: none, failed, or completed (all).")
     ] = Reprocess.completed,
-    max_active_runs: Annotated[int, typer.Option(min=1, help="How many runs at a time; intervals stay in order.")] = 2,
+    max_active_runs: Annotated[
+        int, typer.Option(min=1, help="How many runs Airflow works on at a time; intervals stay in order.")
+    ] = 2,
     replace_overlapping: Annotated[
         bool,
         typer.Option("--replace-overlapping", help="Replace output of overlapping intervals with other boundaries."),
     ] = False,
-    timeout: Annotated[str, typer.Option(help="How long to wait until an earlier backfill ends: 90s, 30m.")] = "2m",
     root: Annotated[
         str | None,
         typer.Option(
@@ -78,7 +78,7 @@ def backfill(
         max_active_runs=max_active_runs,
         reprocess=reprocess.value,
         conf={"replace_overlapping": True} if replace_overlapping else None,
-        timeout_s=parse_duration(timeout).total_seconds(),
+        timeout_s=airflow_wait_s(),
         say=lambda text: typer.echo(text, err=True),
     )
     days = "" if zone is None else f" ({zone.name})"

@@ -27,11 +27,13 @@ def check(
     checkpoint: Annotated[
         str | None, typer.Argument(help="latest, an id, or an interval's end; left out: all checkpoints.")
     ] = None,
-    fast: Annotated[bool, typer.Option("--fast", help="Quick check of metadata; download no state.")] = False,
+    fast: Annotated[
+        bool, typer.Option("--fast", help="Read no state: check the log, and that each file is there.")
+    ] = False,
     checksums: Annotated[
         bool,
         typer.Option(
-            "--checksums", help="With --fast: compare the checksums that S3 keeps, one request for each file."
+            "--checksums", help="With --fast: also compare the checksums that S3 keeps, with one request for each file."
         ),
     ] = False,
     as_json: Json = False,

@@ -18,7 +18,7 @@ from state_backend.values.hide_secrets import hide_title
 HELP = """
 Show and check the state of a pipeline, run intervals, and take, restore and fork state.
 
-Most commands need neither Spark nor Airflow. Only run, heal --local, try, promote, validate, savepoints and spark need Spark. Only backfill, heal and stopping a DAG need Airflow.
+Most commands need neither Spark nor Airflow. Only run, heal --code, try, promote, validate, savepoints and spark need Spark. Only backfill, heal and stopping a DAG need Airflow.
 
 Exit codes: 0 success, 1 the command found a problem or can't use the state, the input or the pipeline's code, 2 the call is wrong, 3 the storage failed or refused.
 """
@@ -30,7 +30,7 @@ COMMANDS = (
         "status",
         "status:status",
         LOOK,
-        "Show the next interval, all stale, quarantined and unpublished intervals, and the command that repairs them.",
+        "Show the next interval, all stale, quarantined and unpublished intervals, and the command that repairs them; or list the pipelines.",
         CHANGED_NOTHING,
     ),
     Row(

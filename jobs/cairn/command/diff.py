@@ -30,8 +30,10 @@ def diff(
     root: AnyRoot = None,
     pipeline: AnyPipeline = None,
     states: States = None,
-    limit: Annotated[int, typer.Option(help="How many differing entries to list.")] = 20,
-    fast: Annotated[bool, typer.Option("--fast", help="Compare records and manifests only; read no state.")] = False,
+    limit: Annotated[int, typer.Option(min=0, help="How many differing entries to list.")] = 20,
+    fast: Annotated[
+        bool, typer.Option("--fast", help="Read no state: compare records and lists of files only.")
+    ] = False,
     as_json: Json = False,
 ) -> int:
     """Show what changed from one checkpoint to another: totals, states, key groups, files, and keys.

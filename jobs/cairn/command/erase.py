@@ -40,9 +40,12 @@ class OnRerun(StrEnum):
 def erase(
     root: Root,
     pipeline: Pipeline,
-    key: Annotated[list[str], typer.Option(help='Key to remove, as JSON: \'{"user": "u1"}\'; may be repeated.')],
+    key: Annotated[list[str], typer.Argument(metavar="KEY...", help='Keys to remove, as JSON: \'{"user": "u1"}\'.')],
     on_rerun: Annotated[
-        OnRerun, typer.Option(help="An interval that would bring the key back: refuse it, or filter the key out of it.")
+        OnRerun,
+        typer.Option(
+            help="What to do with an interval that would bring a key back: refuse it, or filter the key out of it."
+        ),
     ] = OnRerun.refuse,
     drop_checkpoints: Annotated[
         bool, typer.Option("--drop-checkpoints", help="Also drop checkpoints whose files may hold the key.")

@@ -17,7 +17,6 @@ from cairn.command.open_spark import open_spark
 from cairn.command.options import LOCAL_SPARK, Airflow, Json, Pipeline
 from cairn.command.progress import Stopped
 from cairn.command.repair_command import ran_here
-from cairn.operations.doubtful_reads import doubtful_results, refuse_doubtful
 from cairn.operations.plan_heal import (
     Adopt,
     EndRun,
@@ -32,7 +31,6 @@ from cairn.operations.plan_heal import (
 )
 from cairn.operations.plan_range import boundaries_of
 from state_backend.adapters.open_storage import join_url, open_storage
-from state_backend.checkpoint.coordinator import Coordinator
 from state_backend.checkpoint.log import Log, read_log
 from state_backend.checkpoint.trials import check_no_trial
 from state_backend.inspection.checkpoint_names import parse_duration
@@ -78,35 +76,32 @@ def heal(
     to: Annotated[
         str,
         typer.Option(
-            help="Start of the last interval, included. A date alone: all intervals that start on it, in the schedule's zone."
+            help="The last interval: its start, or a day of the schedule's zone for all intervals that start on it."
         ),
     ],
     dag: Annotated[str | None, typer.Option(help="Id of the pipeline's DAG; left out: the pipeline's name.")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan; change nothing.")] = False,
-    local: Annotated[bool, typer.Option("--local", help="Run the intervals in this process, without Airflow.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be done; do nothing.")] = False,
     code: Annotated[
         str | None,
         typer.Option(
-            envvar=Variable.CODE, help="With --local: module:NAME of the Pipeline; left out: the recorded name."
+            help="module:NAME of the Pipeline: run the intervals in this process, without Airflow. Left out: where the "
+            "newest interval ran."
         ),
     ] = None,
     every: Annotated[
         str | None,
         typer.Option(
-            help="With --local: length of an interval; left out: the schedule, or the length of the newest interval."
+            help="Without Airflow: length of an interval, as in 1h or 1d; left out: the schedule, or the length of the "
+            "newest interval."
         ),
     ] = None,
     spark: Annotated[
         str,
-        typer.Option(envvar=Variable.SPARK, help="With --local: URL of Spark: sc://host:port, local[2], spark://..."),
+        typer.Option(
+            envvar=Variable.SPARK, help="Without Airflow: URL of Spark: sc://host:port, local[2], spark://..."
+        ),
     ] = LOCAL_SPARK,
     airflow: Airflow = Variable.AIRFLOW.default,
-    doubtful_until: Annotated[
-        int | None,
-        typer.Option(
-            help="Quarantine first, up to this checkpoint, each result that a retry or a re-run made: it may have old input."
-        ),
-    ] = None,
     as_json: Json = False,
 ) -> int:
     """Run every stale, failed, quarantined and missing interval up to a date, in order.
@@ -118,29 +113,21 @@ def heal(
     last_instant("--to", to)  # A wrong date fails here, before the first request to the storage or Airflow.
     storage = open_storage(join_url(root, pipeline))
     log = read_log(storage)
-    if doubtful_until is not None:
-        doubtful = doubtful_results(log, doubtful_until)
-        if not as_json:
-            for interval, checkpoint_id in doubtful:
-                typer.echo(f"{interval}: checkpoint {checkpoint_id} may have old input")
-            typer.echo(f"{_count(len(doubtful))} may have old input")
-        if not dry_run:
-            refuse_doubtful(Coordinator(storage, pipeline), doubtful)
-            log = read_log(storage)
-    local = local or (dag is None and ran_here(log))
-    if local and code is None and (code := log.recorded_code) is None:
+    if code is not None and dag is not None:
+        raise UsageError("--code runs the intervals here, --dag runs them in Airflow; give one of them")
+    here = code is not None or (dag is None and ran_here(log))
+    if here and code is None and (code := Variable.CODE.given or log.recorded_code) is None:
         raise UsageError(
             f"the newest checkpoint of {pipeline} was made without Airflow; add --code module:NAME to run the intervals "
             "here, or --dag ID to run them in Airflow"
         )
     progress = _Progress(quiet=as_json)
-    if local and code is not None:
+    if here and code is not None:
         place: _Place = _Here(
             code, pipeline, root, storage, to, every=every, spark=spark, silent=as_json, on_done=progress.done
         )
         command = command_line(
             "heal",
-            local=True,
             code=code,
             root=root,
             pipeline=pipeline,

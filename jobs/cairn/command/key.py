@@ -35,11 +35,8 @@ def key(
             metavar="KEY", help="The key: its value, column=value for each column, or a JSON object with all columns."
         ),
     ],
-    which: Annotated[
-        str,
-        typer.Argument(
-            metavar="CHECKPOINT", help="The state: latest, an id, an interval's end, or a savepoint's folder."
-        ),
+    checkpoint: Annotated[
+        str, typer.Argument(help="The state: latest, an id, an interval's end, or a savepoint's folder.")
     ] = "latest",
     root: AnyRoot = None,
     pipeline: AnyPipeline = None,
@@ -62,7 +59,7 @@ def key(
     """
     if history:
         return show_history(key_, root, pipeline, whole=all_, as_json=as_json)
-    source = find_state(which, root=root, pipeline=pipeline)
+    source = find_state(checkpoint, root=root, pipeline=pipeline)
     schema = parse_struct(source.content.key_schema)
     wanted = parse_key(key_, schema)
     found = look_up(source, [wanted], states)

@@ -18,7 +18,7 @@ import re
 import shlex
 import sys
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from functools import cache
@@ -82,9 +82,12 @@ class Schedule(StrEnum):
     daily = "daily"
 
 
-class ReadyMadeName(StrEnum):
-    """Values of `--template`: the ready-made processor of the pipeline."""
+class Form(StrEnum):
+    """Values of `--template`: the interface of a processor of the user's own, or a ready-made processor."""
 
+    row = "row"
+    pandas = "pandas"
+    arrow = "arrow"
     dedupe = "dedupe"
     windows = "windows"
     sessions = "sessions"
@@ -96,12 +99,7 @@ class ReadyMadeName(StrEnum):
     lookup = "lookup"
 
 
-class Api(StrEnum):
-    """Values of `--api`: the interface of the processor."""
-
-    row = "row"
-    pandas = "pandas"
-    arrow = "arrow"
+_INTERFACES = (Form.row, Form.pandas, Form.arrow)
 
 
 @frozen
@@ -111,9 +109,7 @@ class NewPipeline:
     name: str
     schedule: Schedule
     key: str
-    api: Api
-    # The ready-made processor; None for a processor of the user's own.
-    template: ReadyMadeName | None = None
+    template: Form
 
     def __post_init__(self) -> None:
         if "," in self.key:
@@ -134,7 +130,7 @@ class NewPipeline:
     @property
     def parts(self) -> Mapping[str, Any]:
         """The parts of the pipeline's template."""
-        return parts_of((self.template or self.api).value)
+        return parts_of(self.template.value)
 
     @property
     def every(self) -> timedelta:
@@ -155,7 +151,7 @@ class NewPipeline:
             "constant": self.name.upper(),
             "imported": ", ".join(sorted(["INPUT_SCHEMA", self.name.upper()])),
             "key": self.key,
-            "api": self.api.value,
+            "api": (self.template if self.template in _INTERFACES else Form.arrow).value,
             "class_name": re.findall(r"^class (\w+)", self.parts["processor"])[0],
             "schedule": self.schedule.value,
             "every": "hours=1" if hourly else "days=1",
@@ -242,13 +238,21 @@ def path_to_add(into: Path) -> Path | None:
 def new(
     name: Annotated[str | None, typer.Argument(help="Name of the pipeline, as in clicks.")] = None,
     schedule: Annotated[str | None, typer.Option(help="How often the pipeline runs: hourly or daily.")] = None,
-    key: Annotated[list[str] | None, typer.Option(help="Key column: rows with equal values share state.")] = None,
-    api: Annotated[Api | None, typer.Option(help="Interface of the processor: see docs/processors.md.")] = None,
-    template: Annotated[
-        ReadyMadeName | None, typer.Option(help="Ready-made processor: see docs/ready-made.md.")
+    key: Annotated[
+        list[str] | None, typer.Option(help="Name of the key column: rows with equal values in it share state.")
     ] = None,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Ask nothing; defaults: hourly, key user, api row.")] = False,
-    folder: Annotated[Path | None, typer.Option(help="Folder of the repository; left out: the current folder.")] = None,
+    template: Annotated[
+        Form | None,
+        typer.Option(
+            help="Processor to begin with: row, pandas or arrow is the interface of your own; the others are ready-made."
+        ),
+    ] = None,
+    yes: Annotated[
+        bool, typer.Option("--yes", "-y", help="Ask nothing; defaults: hourly, key user, template row.")
+    ] = False,
+    folder: Annotated[
+        Path | None, typer.Option(help="Folder of the repository to write into; left out: the current folder.")
+    ] = None,
 ) -> int:
     """Write a new pipeline that can run at once: code, DAG, tests and sample data. Never overwrite a file."""
     into = (folder or Path.cwd()).resolve()
@@ -266,21 +270,18 @@ def new(
             f"1. Use --schedule hourly.\n2. In dags/{name}.py change schedule=, as in CronDataIntervalTimetable('*/15 * * * *', timezone='UTC').\n"
             f"3. In jobs/pipelines/{name}.py change the file name that the source computes from the interval."
         )
-    if template is not None and api not in (None, Api.arrow):
-        raise UsageError(f"--template {template.value} has the interface arrow; leave out --api {api.value}")
     if len(key or ()) > 1:
         raise UsageError(_SEVERAL_KEYS)
-    usual_key = parts_of(template.value if template else "row")["key"]
+    usual_key = parts_of((template or Form.row).value)["key"]
     made = NewPipeline(
         name=name,
         schedule=Schedule(schedule)
         if schedule is not None
-        else _ask("How often does the pipeline run", Schedule, Schedule.hourly, yes),
+        else _ask("How often does the pipeline run", tuple(Schedule), Schedule.hourly, yes),
         key=key[0]
         if key
         else (usual_key if yes else typer.prompt("Key column: rows with equal values share state", default=usual_key)),
-        api=api or (Api.arrow if template else _ask("Interface of the processor", Api, Api.row, yes)),
-        template=template,
+        template=template or _ask("Interface of the processor", _INTERFACES, Form.row, yes),
     )
     files = made.files()
     jobs = path_to_add(into)
@@ -312,12 +313,12 @@ def new(
     return 0
 
 
-def _ask(question: str, kind: Any, default: Any, yes: bool) -> Any:
+def _ask(question: str, answers: Sequence[Any], default: Any, yes: bool) -> Any:
     if yes:
         return default
-    known = [member.value for member in kind]
+    known = [member.value for member in answers]
     while True:
         answer = typer.prompt(f"{question} ({', '.join(known)})", default=default.value)
         if answer in known:
-            return kind(answer)
+            return answers[known.index(answer)]
         typer.echo(f"{answer!r} is not one of {', '.join(known)}", err=True)

@@ -6,13 +6,13 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
+from state_backend.values.environment import Variable
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-def open_spark(
-    where: str, app_name: str, *, log: str = "OFF", own_workers: bool = False, silent: bool = False
-) -> SparkSession:
+def open_spark(where: str, app_name: str, *, own_workers: bool = False, silent: bool = False) -> SparkSession:
     """Return a new session. Two lines on stderr say that Spark starts, and how long that took.
 
     The start of a local Spark takes ten seconds, and a minute on a busy machine.
@@ -25,7 +25,7 @@ def open_spark(
         print("connecting to Spark" if remote else "starting Spark", file=sys.stderr, flush=True)
     session = connect(where, app_name, own_workers=own_workers)
     if not remote:
-        session.sparkContext.setLogLevel(log)
+        session.sparkContext.setLogLevel((Variable.SPARK_LOG.given or Variable.SPARK_LOG.default).upper())
     if not silent:
         print(f"Spark is ready after {time.monotonic() - began_s:.1f} s", file=sys.stderr, flush=True)
     return session

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from state_backend.adapters.open_storage import join_url, open_storage
+from state_backend.inspection.checkpoint_names import parse_duration
 from state_backend.values.environment import Variable
 
 if TYPE_CHECKING:
@@ -31,7 +32,9 @@ AnyPipeline = Annotated[
 # For commands that load the pipeline's code: they refuse a pipeline of another name.
 ExpectedPipeline = Annotated[
     str | None,
-    typer.Option("--pipeline", envvar=Variable.PIPELINE, help="Expected name of the pipeline; not needed."),
+    typer.Option(
+        "--pipeline", envvar=Variable.PIPELINE, help="Name that the Pipeline of --code must have; not needed."
+    ),
 ]
 States = Annotated[
     list[str] | None, typer.Option("--state", help="Only this state; $timers for the timers; may be repeated.")
@@ -47,7 +50,16 @@ Airflow = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON value instead of text.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would be done; do nothing.")]
 
+Wanted = Annotated[
+    str, typer.Argument(metavar="CHECKPOINT", help="latest, an id, or an interval's end with its time zone.")
+]
+
 PUT_BACK = "Put the manifest back from a backup, or go back to an older checkpoint with cairn restore"
+
+
+def airflow_wait_s() -> float:
+    """Return how long a command waits for Airflow."""
+    return parse_duration(Variable.AIRFLOW_WAIT.given or Variable.AIRFLOW_WAIT.default).total_seconds()
 
 
 def open_log(root: str, pipeline: str, *, if_new: str = "", newest: bool = False) -> tuple[Storage, Log]:

@@ -25,22 +25,22 @@ from state_backend.values.intervals import Interval, format_instant
 def publish(
     root: Root,
     pipeline: Pipeline,
+    intervals: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[INTERVAL]...",
+            help="Only the intervals that start at these instants, as in 2024-01-04T00:00Z; left out: all unpublished ones.",
+        ),
+    ] = None,
     code: Annotated[
         str,
         typer.Option(
             envvar=Variable.CODE, help="module:NAME of the Pipeline whose sink is called; not needed for --skip."
         ),
     ] = "",
-    retry: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Only the interval that starts then, 2024-01-04T00:00Z; may be repeated. Left out: all unpublished ones."
-        ),
-    ] = None,
     skip: Annotated[
-        list[str] | None,
-        typer.Option(help="Mark the interval that starts then as published without the sink; may be repeated."),
-    ] = None,
+        bool, typer.Option("--skip", help="Mark the named intervals as published, and call no sink for them.")
+    ] = False,
     check: Annotated[
         bool,
         typer.Option("--check", help="Compare the table of a sink of cairn.sinks with the output; change nothing."),
@@ -60,8 +60,8 @@ def publish(
     storage, log = open_log(root, pipeline)
     coordinator = Coordinator(storage, pipeline)
     if check or rebuild:
-        if retry or skip or (check and rebuild):
-            raise UsageError("give one of --check, --rebuild, --retry and --skip")
+        if intervals or skip or (check and rebuild):
+            raise UsageError("give one of --check, --rebuild, --skip and intervals")
         declared, url = _declared(code), join_url(root, pipeline)
         if not isinstance(declared.sink, TableSink):
             raise UsageError(f"--check and --rebuild need a sink of cairn.sinks, but {code} has another sink or none")
@@ -72,12 +72,14 @@ def publish(
         return _rebuild(declared.sink, declared, coordinator, url, yes=yes, as_json=as_json)
     skipped: list[tuple[Interval, int]] = []
     published: list[tuple[Interval, int]] = []
+    only = [start_of("interval", text) for text in intervals or ()]
+    if skip and not only:
+        raise UsageError("--skip needs the starts of the intervals, as in: cairn publish 2024-01-04T00:00Z --skip")
     if skip:
-        skipped = coordinator.skip_publication([start_of("--skip", text) for text in skip])
-    if retry or not skip:
+        skipped = coordinator.skip_publication(only)
+    else:
         declared = _declared(code)
-        only = [start_of("--retry", text) for text in retry] if retry else None
-        published = declared.call_sink(coordinator, None, join_url(root, pipeline), only=only, code=code)
+        published = declared.call_sink(coordinator, None, join_url(root, pipeline), only=only or None, code=code)
     if as_json:
         return print_json({"published": _described(published), "skipped": _described(skipped)})
     for what, outputs in (("published", published), ("skipped", skipped)):

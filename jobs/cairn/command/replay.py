@@ -50,13 +50,12 @@ def replay(
     root: Root,
     code: Code,
     expected: ExpectedPipeline = None,
-    stop: Annotated[bool, typer.Option("--pdb", help="Stop at the first line of each handler, in pdb.")] = False,
+    stop: Annotated[
+        bool, typer.Option("--pdb", help="Stop at the first line of each handler, in pdb, Python's debugger.")
+    ] = False,
     to_test: Annotated[
         Path | None, typer.Option("--to-test", help="Write the replay as a test into this new file.")
     ] = None,
-    launch: Annotated[
-        bool, typer.Option("--launch", help="Print launch configurations of VS Code and PyCharm; run nothing.")
-    ] = False,
     spark: Spark = LOCAL_SPARK,
     as_json: Json = False,
 ) -> int:
@@ -65,13 +64,9 @@ def replay(
     State comes from the interval's base, rows from the source, clock and watermark from the records. Exit code 1 says
     that the results differ. Nothing is written below the root.
     """
-    from cairn.replay.debug import Debugger, launch_configurations
+    from cairn.replay.debug import Debugger
     from cairn.replay.replay_key import replay_key
 
-    if launch:
-        words = ["replay", key, interval, "--root", root, "--code", code]
-        print_text(launch_configurations(words))
-        return 0
     if to_test is not None and (os.path.lexists(to_test) or not to_test.absolute().parent.is_dir()):
         raise UsageError(f"{to_test} {_NOT_WRITTEN}")
     pipeline = load_named(code, expected)

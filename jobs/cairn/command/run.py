@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
-
-import typer
-
 from cairn.command.options import LOCAL_SPARK, Json, Spark
 from cairn.command.printing import print_json
 from cairn.command.progress import Stopped
@@ -21,10 +17,6 @@ from state_backend.values.frozen import frozen
 def run(
     request: RunRange,
     spark: Spark = LOCAL_SPARK,
-    spark_log: Annotated[
-        Literal["off", "error", "warn", "info"],
-        typer.Option(help="Level of local Spark's own log lines; error prints its stack traces."),
-    ] = "off",
     as_json: Json = False,
 ) -> int:
     """Process and commit intervals of a pipeline here and now, without Airflow.
@@ -33,7 +25,7 @@ def run(
     continues after the last commit (not with --reprocess all). Without --to, an interval that ran before runs again, from
     the same checkpoint.
     """
-    place = Terminal(spark, log=spark_log.upper(), silent=as_json)
+    place = Terminal(spark, silent=as_json)
     again = _Again(request=request, spark=spark)
     try:
         said = run_range(request, place)
@@ -42,8 +34,8 @@ def run(
             raise
         raise _stopped(place, again) from stop
     except CairnError as error:
-        if isinstance(error, UserCodeError) and spark_log == "off" and not spark.startswith("sc://"):
-            error.add_note("For Spark's own stack trace, run the same command with --spark-log error")
+        if isinstance(error, UserCodeError) and not Variable.SPARK_LOG.given and not spark.startswith("sc://"):
+            error.add_note(f"For Spark's own stack trace, run the same command with {Variable.SPARK_LOG}=error")
         if error.rerun is None:
             raise
         raise type(error)(f"{error}\n{again.command(error.rerun, 'all')}") from error

@@ -103,10 +103,10 @@ def _free_behind(port: int) -> int:
 
 
 def spark(
-    port: Annotated[int, typer.Option(min=1, max=65535, help="Port on 127.0.0.1 where the server listens.")] = 15002,
     master: Annotated[
-        str, typer.Option(help="Spark master that runs the tasks: local[*], local[2], spark://...")
+        str, typer.Argument(help="Spark master that runs the tasks: local[*], local[2], spark://...")
     ] = "local[*]",
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port on 127.0.0.1 where the server listens.")] = 15002,
     prepare: Annotated[
         bool,
         typer.Option(

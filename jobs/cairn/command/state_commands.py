@@ -1,6 +1,6 @@
 """The commands of `cairn` that take, restore and copy state: `savepoint`, `restore` and `fork`.
 
-`savepoint` and `restore --savepoint` run Spark where `--spark` says. `restore --checkpoint` and `fork` need no Spark.
+`savepoint` and `restore --savepoint` run Spark where `--spark` says. `restore CHECKPOINT` and `fork` need no Spark.
 With `--dry-run` each command only prints what it would do.
 """
 
@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from cairn.command.airflow_rest import AirflowRest
-from cairn.command.options import LOCAL_SPARK, Airflow, Dag, DryRun, Json, Root, Spark
+from cairn.command.options import LOCAL_SPARK, Airflow, Dag, DryRun, Json, Root, Spark, Wanted, airflow_wait_s
 from cairn.command.printing import print_json
 from cairn.command.repair_command import code_of, repair_command
 from cairn.command.stop_dag import commit_prepared, stopped
@@ -27,7 +27,7 @@ from state_backend.checkpoint.rewind import fork as fork_state
 from state_backend.checkpoint.rewind import plan_fork, plan_rewind, rewind
 from state_backend.checkpoint.savepoints import read_savepoint
 from state_backend.checkpoint.trials import check_no_trial
-from state_backend.inspection.checkpoint_names import parse_checkpoint, parse_duration
+from state_backend.inspection.checkpoint_names import parse_checkpoint
 from state_backend.values.airflow_commands import command_line
 from state_backend.values.environment import Variable
 from state_backend.values.errors import UsageError
@@ -45,11 +45,12 @@ def savepoint(
     request: TakeSavepoint,
     stop: Annotated[
         bool,
-        typer.Option("--stop", help="First pause the pipeline's DAG, and leave it paused."),
+        typer.Option(
+            "--stop", help="First pause the pipeline's DAG, wait for its running tasks, and leave the DAG paused."
+        ),
     ] = False,
     dag: Dag = None,
     airflow: Airflow = Variable.AIRFLOW.default,
-    timeout: Annotated[str, typer.Option(help="How long --stop waits for running tasks: 90s, 30m.")] = "30m",
     spark: Spark = LOCAL_SPARK,
     dry_run: DryRun = False,
     as_json: Json = False,
@@ -57,10 +58,9 @@ def savepoint(
     """Copy a checkpoint into a folder of its own, which needs no other file and which retention never deletes."""
     if stop and request.checkpoint != "latest":
         raise UsageError(
-            f"--stop saves the newest checkpoint, not checkpoint {request.checkpoint}; leave out --stop or --checkpoint"
+            f"--stop saves the newest checkpoint, not checkpoint {request.checkpoint}; leave out --stop or the checkpoint"
         )
     check_no_trial(request.root, "savepoint")
-    timeout_s = parse_duration(timeout).total_seconds()
     from cairn.operations.take_savepoint import carry_out_savepoint, check_destination, check_free
 
     place = Terminal(spark, silent=as_json)
@@ -78,7 +78,7 @@ def savepoint(
         )
     at_rest: AbstractContextManager[tuple[str, ...]] = nullcontext(())
     if stop:
-        at_rest = stopped(AirflowRest(airflow), dag, timeout_s=timeout_s)
+        at_rest = stopped(AirflowRest(airflow), dag, timeout_s=airflow_wait_s())
     with at_rest as runs:
         committed = commit_prepared(coordinator, runs)
         said = carry_out_savepoint(request, place)
@@ -91,28 +91,32 @@ def savepoint(
 
 def restore(
     root: Root,
-    from_savepoint: Annotated[
-        str | None, typer.Option("--savepoint", help="URL of the savepoint's folder; needs --code and Spark.")
-    ] = None,
     checkpoint: Annotated[
-        str | None, typer.Option(help="Or go back to this checkpoint of the pipeline: an id, or an interval's end.")
+        str | None, typer.Argument(help="Go back to this checkpoint of the pipeline: an id, or an interval's end.")
     ] = None,
-    code: Annotated[str | None, typer.Option(envvar=Variable.CODE, help="module:NAME of the Pipeline.")] = None,
+    from_savepoint: Annotated[
+        str | None,
+        typer.Option("--savepoint", help="Or restore the savepoint in this folder (URL); needs --code and Spark."),
+    ] = None,
+    code: Annotated[
+        str | None, typer.Option(envvar=Variable.CODE, help="With --savepoint: module:NAME of the Pipeline.")
+    ] = None,
     pipeline: Annotated[
-        str | None, typer.Option(envvar=Variable.PIPELINE, help="Name of the pipeline, for --checkpoint.")
+        str | None, typer.Option(envvar=Variable.PIPELINE, help="With a checkpoint: name of the pipeline.")
     ] = None,
     dag: Dag = None,
     claim: Annotated[
-        Literal["NO_CLAIM", "CLAIM"], typer.Option(help="CLAIM deletes the savepoint after the restore.")
+        Literal["NO_CLAIM", "CLAIM"],
+        typer.Option(help="With --savepoint: CLAIM deletes the savepoint after the restore."),
     ] = "NO_CLAIM",
     retract_output: Annotated[
         bool,
         typer.Option(
             "--retract-output",
-            help="With --checkpoint: also delete the output of later intervals, here and in the sink's system.",
+            help="With a checkpoint: also delete the output of later intervals, here and in the sink's system.",
         ),
     ] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="Agree that --checkpoint discards later checkpoints.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Agree that the command discards later checkpoints.")] = False,
     allow_stale: AllowStale = False,
     allow_quarantined: AllowQuarantined = False,
     spark: Spark = LOCAL_SPARK,
@@ -121,14 +125,14 @@ def restore(
 ) -> int:
     """Make a savepoint or an earlier checkpoint the state that the next interval starts from."""
     if (from_savepoint is None) == (checkpoint is None):
-        raise UsageError("give either --savepoint URL or --checkpoint ID")
+        raise UsageError("give either a checkpoint, as in: cairn restore 7, or --savepoint URL")
     if checkpoint is not None:
         allowed = Permissions(allow_stale_base=allow_stale, allow_quarantined=allow_quarantined)
         return _rewind(
             root, pipeline, dag, checkpoint, allowed, retract=retract_output, yes=yes, dry_run=dry_run, as_json=as_json
         )
     if retract_output:
-        raise UsageError("--retract-output works only with --checkpoint")
+        raise UsageError("--retract-output works only with a checkpoint")
     if code is None:
         raise UsageError("--savepoint also needs --code module:NAME, the pipeline that gets the state")
     assert from_savepoint is not None
@@ -160,7 +164,7 @@ def _rewind(
     as_json: bool,
 ) -> int:
     if name is None:
-        raise UsageError("--checkpoint also needs --pipeline NAME, the pipeline that goes back")
+        raise UsageError("a checkpoint also needs --pipeline NAME, the pipeline that goes back")
     coordinator = Coordinator(open_storage(join_url(root, name)), name)
     log = coordinator.log()
     plan = plan_rewind(log, _id_of(coordinator, which), allowed, retract_output=retract)
@@ -202,18 +206,22 @@ def _rewind(
 def fork(
     root: Root,
     as_: Annotated[str, typer.Option("--as", help="Name of the pipeline that gets the state.")],
+    checkpoint: Wanted = "latest",
     pipeline: Annotated[
         str | None, typer.Option(envvar=Variable.PIPELINE, help="Name of the pipeline to fork.")
     ] = None,
-    checkpoint: Annotated[str, typer.Option(help="latest, an id, or an interval's end with its time zone.")] = "latest",
     from_savepoint: Annotated[
-        str | None, typer.Option("--savepoint", help="URL of a native savepoint, instead of --pipeline.")
+        str | None,
+        typer.Option(
+            "--savepoint",
+            help="Take the state from the native savepoint in this folder (URL), instead of from --pipeline.",
+        ),
     ] = None,
     to_root: Annotated[str | None, typer.Option(help="Root of the new pipeline; left out: the same as --root.")] = None,
     from_: Annotated[
         str | None,
         typer.Option(
-            "--from", help="Start of the new pipeline, with time zone; left out: the start of the forked one."
+            "--from", help="Start of the new pipeline's first interval, with time zone; left out: as in the forked one."
         ),
     ] = None,
     allow_stale: AllowStale = False,
@@ -281,7 +289,7 @@ def _would_take(request: TakeSavepoint, record: Record, paused: str | None) -> d
 
 
 def _id_of(coordinator: Coordinator, which: str) -> int:
-    """Return the id of the checkpoint that the user named with `--checkpoint`."""
+    """Return the id of the checkpoint that the user named."""
     found = parse_checkpoint(which)
     return found if isinstance(found, int) else coordinator.record(found).id
 

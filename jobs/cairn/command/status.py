@@ -1,25 +1,43 @@
-"""The command `cairn status`: the next interval, problems, and the command that repairs them."""
+"""The command `cairn status`: the next interval, problems, and the command that repairs them; or all pipelines."""
 
 from __future__ import annotations
 
 import shlex
+from typing import Annotated
+
+import typer
 
 from cairn.command.exit_codes import FINDINGS
-from cairn.command.options import Dag, Json, Pipeline, Root, open_log
+from cairn.command.list_pipelines import list_pipelines
+from cairn.command.options import Dag, Json, Root, open_log
 from cairn.command.printing import print_json, print_text, style_of
 from cairn.command.repair_command import code_of, repair_command
 from state_backend.checkpoint.lineage import lines_of, why_stale
 from state_backend.inspection.status import describe_status, status_of
+from state_backend.values.environment import Variable
 from state_backend.values.intervals import format_instant
 
 
 def status(
     root: Root,
-    pipeline: Pipeline,
+    pipeline: Annotated[
+        str | None,
+        typer.Option(
+            envvar=Variable.PIPELINE, help="Name of the pipeline; left out: one line for each pipeline of the root."
+        ),
+    ] = None,
+    all_: Annotated[
+        bool, typer.Option("--all", help="List all pipelines of the root, also if CAIRN_PIPELINE names one.")
+    ] = False,
     dag: Dag = None,
     as_json: Json = False,
 ) -> int:
-    """Show the next interval, all stale, quarantined and unpublished intervals, and the command that repairs them."""
+    """Show the next interval, all stale, quarantined and unpublished intervals, and the command that repairs them; or list the pipelines.
+
+    Without a pipeline, the list names those with problems first.
+    """
+    if all_ or pipeline is None:
+        return list_pipelines(root, as_json=as_json)
     advice = _first_interval(dag or pipeline, root)
     storage, log = open_log(root, pipeline, if_new=f"\nIf the pipeline never ran: {advice}")
     found = status_of(log, pipeline, storage)
@@ -50,8 +68,8 @@ def status(
         )
         print_text(
             "the `checkpoint` task of the next interval calls the sink again\nTo call it now, or to skip an interval's output:\n"
-            f"cairn publish {where} --code {code_of(log)} --retry {first}\n"
-            f"cairn publish {where} --skip {first}"
+            f"cairn publish {first} {where} --code {code_of(log)}\n"
+            f"cairn publish {first} {where} --skip"
         )
     return 0 if found.well else FINDINGS
 

@@ -20,6 +20,7 @@ from contextlib import contextmanager
 from typing import Protocol
 
 from state_backend.checkpoint.coordinator import Coordinator
+from state_backend.values.environment import Variable
 from state_backend.values.errors import CairnError, StorageUnavailable
 from state_backend.values.frozen import frozen
 from state_backend.values.records import Prepared
@@ -94,7 +95,7 @@ def stopped(
             if plan.under_way and monotonic() > deadline_s:
                 raise StorageUnavailable(
                     f"tasks of DAG {dag_id!r} are still active after {timeout_s:.0f} s: {', '.join(plan.under_way)}\nThe DAG is "
-                    f"{'still paused' if paused_before else 'unpaused again'}. Try again with a longer --timeout"
+                    f"{'still paused' if paused_before else 'unpaused again'}. Try again with a longer time in {Variable.AIRFLOW_WAIT}"
                 )
             wait(1.0)
         yield plan.uncommitted

@@ -31,8 +31,8 @@ class Terminal:
 
     conf: Mapping[str, str] = MappingProxyType({})
 
-    def __init__(self, spark: str, *, log: str = "OFF", silent: bool = False) -> None:
-        self._spark, self._log, self._silent = spark, log, silent
+    def __init__(self, spark: str, *, silent: bool = False) -> None:
+        self._spark, self._silent = spark, silent
         self._rewrites = sys.stderr.isatty() and not silent
         self.intervals: Sequence[Interval] = ()
         self.done = 0
@@ -44,7 +44,7 @@ class Terminal:
     def connect(self, pipeline: Pipeline, what: str, *, own_workers: bool = False) -> SparkSession:
         """Open a session."""
         app = f"cairn {what} {pipeline.name}"
-        return open_spark(self._spark, app, log=self._log, own_workers=own_workers, silent=self._silent)
+        return open_spark(self._spark, app, own_workers=own_workers, silent=self._silent)
 
     def say(self, text: str) -> None:
         """Print a line."""

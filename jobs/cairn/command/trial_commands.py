@@ -24,7 +24,9 @@ from state_backend.values.airflow_commands import command_line
 from state_backend.values.day_or_instant import first_instant
 from state_backend.values.intervals import format_instant, from_ms
 
-OfTrial = Annotated[str | None, typer.Argument(help="Name of the trial; left out: the pipeline's only trial.")]
+OfTrial = Annotated[
+    str | None, typer.Argument(metavar="[TRIAL]", help="Name of the trial; left out: the pipeline's only trial.")
+]
 Match = Annotated[
     list[str] | None,
     typer.Option(
@@ -85,15 +87,15 @@ def trials(
 def compare(
     root: Root,
     pipeline: Name,
-    trial: OfTrial = None,
-    match: Match = None,
-    limit: Annotated[int, typer.Option(min=0, help="How many examples of each kind of difference.")] = 3,
-    from_: Annotated[
+    name: OfTrial = None,
+    interval: Annotated[
         str | None,
-        typer.Option(
-            "--from", help="Compare only the interval that starts then, as in 2024-01-04, and the state at its end."
+        typer.Argument(
+            help="Compare only the interval that starts then, as in 2024-01-04, and the state at its end; left out: all."
         ),
     ] = None,
+    match: Match = None,
+    limit: Annotated[int, typer.Option(min=0, help="How many examples of each kind of difference to list.")] = 3,
     folder: Annotated[
         Path | None, typer.Option(help="Folder for all rows that differ: a Parquet file for each interval.")
     ] = None,
@@ -104,8 +106,8 @@ def compare(
     --match names the columns by which output rows of the trial and of production are matched. Results with equal digests
     are not read. Needs no Spark.
     """
-    start = None if from_ is None else first_instant("--from", from_)
-    found_trial, found = compare_trial(root, pipeline, trial, match or (), limit, folder, start)
+    start = None if interval is None else first_instant("interval", interval)
+    found_trial, found = compare_trial(root, pipeline, name, match or (), limit, folder, start)
     said = describe_comparison(found)
     if as_json:
         print_json({"trial": describe_trial(found_trial)} | said)

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from cairn.command.exit_codes import FINDINGS
-from cairn.command.options import LOCAL_SPARK, Dag, DryRun, Json, Pipeline, Root, Spark
+from cairn.command.options import LOCAL_SPARK, Dag, DryRun, Json, Pipeline, Root, Spark, Wanted
 from cairn.command.printing import print_json, print_text
 from cairn.command.repair_command import repair_command
 from cairn.command.terminal import Terminal
@@ -24,8 +24,6 @@ from state_backend.inspection.checkpoint_names import parse_checkpoint
 from state_backend.inspection.describe import state_of
 from state_backend.values.errors import UsageError
 from state_backend.values.records import Record
-
-Which = Annotated[str, typer.Argument(help="latest, an id, or an interval's end with its time zone.")]
 
 
 def validate(request: Validate, dag: Dag = None, spark: Spark = LOCAL_SPARK, as_json: Json = False) -> int:
@@ -54,10 +52,12 @@ def validate(request: Validate, dag: Dag = None, spark: Spark = LOCAL_SPARK, as_
 def quarantine(
     root: Root,
     pipeline: Pipeline,
-    checkpoint: Which,
+    checkpoint: Wanted,
     reason: Annotated[str, typer.Option(help="Why the checkpoint is refused.")] = "a person refused it",
-    release: Annotated[bool, typer.Option("--release", help="End the quarantine of the checkpoint.")] = False,
-    drop: Annotated[bool, typer.Option("--drop", help="Let the next commit drop the quarantined checkpoint.")] = False,
+    release: Annotated[bool, typer.Option("--release", help="Accept the checkpoint again.")] = False,
+    drop: Annotated[
+        bool, typer.Option("--drop", help="Keep it no longer: let the next commit drop the quarantined checkpoint.")
+    ] = False,
     dag: Dag = None,
     dry_run: DryRun = False,
     as_json: Json = False,

@@ -192,7 +192,7 @@ def _left_out(log: Log, record: Record, encoded: Collection[bytes]) -> tuple[str
         if not any(is_key(forgotten.key, key) for key in encoded):
             raise UsageError(
                 f"the newest usable state is checkpoint {record.id}, but a later checkpoint that is not usable, {forgotten.id}, forgot another "
-                "key\nName that key too, with another --key"
+                "key\nName that key too"
             )
         found.append(forgotten.key.forget)
     return tuple(sorted({*found}))

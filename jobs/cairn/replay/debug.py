@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import inspect
-import json
 import pdb
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
-from xml.sax.saxutils import quoteattr
 
 HANDLERS = ("handleInputRows", "handleInitialState", "handleExpiredTimer", "handleBatch", "handleExpiredTimers")
 
@@ -48,36 +46,3 @@ class Debugger:
         finally:
             sys.settrace(before)
             self._pdb.clear_all_breaks()
-
-
-def launch_configurations(arguments: Sequence[str]) -> str:
-    """Return launch configurations of VS Code and PyCharm that run `cairn` with these arguments."""
-    code = {
-        "name": "cairn replay",
-        "type": "debugpy",
-        "request": "launch",
-        "module": "cairn.command.cli",
-        "args": [*arguments],
-        "console": "integratedTerminal",
-        "justMyCode": True,
-    }
-    words = " ".join(f'"{word}"' if " " in word or not word else word for word in arguments)
-    options = {
-        "SCRIPT_NAME": "cairn.command.cli",
-        "MODULE_MODE": "true",
-        "PARAMETERS": words,
-        "EMULATE_TERMINAL": "true",
-    }
-    xml = "\n".join(
-        f"    <option name={quoteattr(name)} value={quoteattr(value)} />" for name, value in options.items()
-    )
-    return (
-        "VS Code, an element of configurations in .vscode/launch.json:\n"
-        f"{json.dumps(code, indent=2)}\n"
-        "PyCharm, the file .run/cairn-replay.run.xml:\n"
-        '<component name="ProjectRunConfigurationManager">\n'
-        '  <configuration name="cairn replay" type="PythonConfigurationType" factoryName="Python">\n'
-        f"{xml}\n"
-        "  </configuration>\n"
-        "</component>"
-    )

@@ -222,7 +222,7 @@ def restore_command(log: Log, plan: PromotionPlan, root: str) -> str | None:
         plan_rewind(log, plan.back.id)
     except CairnError:
         return None
-    return command_line("restore", root=root, pipeline=plan.trial.pipeline, checkpoint=plan.back.id, yes=True)
+    return command_line("restore", plan.back.id, root=root, pipeline=plan.trial.pipeline, yes=True)
 
 
 def _check_next(spark: SparkSession, pipeline: Pipeline, newest: Record, there: Log) -> None:

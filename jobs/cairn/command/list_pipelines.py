@@ -1,4 +1,4 @@
-"""The command `cairn status`: one line for each pipeline of a root."""
+"""One line for each pipeline of a root, for `cairn status`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import shlex
 import time
 from typing import Any
 
-from cairn.command.options import Json, Root
 from cairn.command.printing import age_of, print_json, print_text, span_of, style_of, table_of
 from state_backend.adapters.open_storage import join_url, open_storage
 from state_backend.checkpoint.log import read_log
@@ -33,8 +32,8 @@ class Line:
     problems: tuple[str, ...]
 
 
-def pipelines(root: Root, as_json: Json = False) -> int:
-    """List the pipelines of a root, those with problems first."""
+def list_pipelines(root: str, *, as_json: bool) -> int:
+    """Print the pipelines of a root, those with problems first."""
     lines = sorted(
         (_line(root, name) for name in pipelines_below(root)), key=lambda line: (line.state == "ok", line.name)
     )
