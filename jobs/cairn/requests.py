@@ -75,13 +75,12 @@ class RunRange(OfCode):
     command: ClassVar[str] = "run"
 
     first: str | None = parameter(
-        "A day, as in 2024-01-04, or the start of the first interval; left out: the newest interval's end.",
+        "The first interval: a day, as in 2024-01-04, or the interval's start; left out: the newest interval's end.",
         None,
         option="--from",
     )
     last: str | None = parameter(
-        "The last interval to run: a day, or the interval's start. Intervals whose code and input are unchanged keep "
-        "their results.",
+        "The last interval: a day, or the interval's start. Intervals whose code and input are unchanged keep their results.",
         None,
         option="--to",
     )
@@ -98,7 +97,9 @@ class RunRange(OfCode):
         "Which intervals up to --to that have a result to compute again: changed (code or input differs now), none, all.",
         "changed",
     )
-    replace_overlapping: bool = parameter("Replace output of overlapping intervals with other boundaries.", False)
+    replace_overlapping: bool = parameter(
+        "Accept an interval that overlaps earlier ones with other boundaries, and replace their output.", False
+    )
     dry_run: bool = parameter("Print what would be done; do nothing.", False)
     mode: str = "incremental"
     permissions: Permissions = NO_PERMISSIONS
@@ -112,8 +113,8 @@ class TryCode(OfCode):
 
     command: ClassVar[str] = "try"
 
-    first: str = parameter("A day, as in 2024-01-04, or the start of the first interval.", option="--from")
-    last: str = parameter("The last interval to run: a day, or the interval's start.", option="--to")
+    first: str = parameter("The first interval: a day, as in 2024-01-04, or the interval's start.", option="--from")
+    last: str = parameter("The last interval: a day, or the interval's start.", option="--to")
     every: timedelta | None = parameter(
         "Length of an interval, as in 1h or 1d; left out: the pipeline's schedule.", None
     )
@@ -133,7 +134,7 @@ class PromoteTrial(OfCode):
 
     name: str | None = parameter("Name of the trial; left out: the pipeline's only trial.", None, option="trial")
     past: bool = parameter(
-        "Run the trial's intervals again in production; commit only results equal to the trial's.", False
+        "Also run the trial's intervals again in production; commit only results equal to the trial's.", False
     )
 
 
@@ -145,7 +146,7 @@ class TakeSavepoint(OfCode):
 
     folder: str = parameter("URL of a new folder for the savepoint.")
     checkpoint: str = parameter(
-        "latest, an id, or an interval's end with its time zone.", "latest", option="checkpoint"
+        "The checkpoint: latest, an id, or an interval's end with its time zone.", "latest", option="checkpoint"
     )
     format: Literal["native", "canonical"] = parameter(
         "native: compacted files of RocksDB, quick to restore. canonical: Parquet, which also fits changed states.",
@@ -173,7 +174,7 @@ class Validate(OfCode):
     command: ClassVar[str] = "validate"
 
     checkpoint: str = parameter(
-        "latest, an id, or an interval's end with its time zone.", "latest", option="checkpoint"
+        "The checkpoint: latest, an id, or an interval's end with its time zone.", "latest", option="checkpoint"
     )
     fast: bool = parameter("Read no state: check files only. Needs no Spark.", False)
     docs: str | None = parameter("Folder or URL for Data Docs; left out: none are written.", None, option="--folder")

@@ -16,18 +16,23 @@ def differs(row: Mapping[str, Any]) -> bool:
 
 
 def commands_of(ref: PipelineRef, trial: Trial, rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
-    """Return the commands that compare, deploy and remove a trial, each with what it does."""
+    """Return the commands that compare, promote and remove a trial, each with what it does."""
     root, name, pipeline, code = (shlex.quote(part) for part in (ref.root, trial.name, ref.name, trial.code))
     compare = f"cairn compare {name} --root {root} --pipeline {pipeline}"
     one = next((row["start"] for row in rows if differs(row)), None)
     return [
         ("Compare row by row and entry by entry", compare),
         *(
-            [("Compare only the first interval whose results are not equal", f"{compare} --interval {one}")]
+            [
+                (
+                    "Compare only the first interval whose results are not equal",
+                    f"cairn compare {name} {one} --root {root} --pipeline {pipeline}",
+                )
+            ]
             if one
             else []
         ),
-        ("Show what a deployment would do", f"cairn promote {name} --code {code} --past --root {root}"),
+        ("Show what a promotion would do", f"cairn promote {name} --code {code} --past --root {root}"),
         ("Remove the trial", f"cairn trials --root {root} --pipeline {pipeline} --remove {name}"),
     ]
 

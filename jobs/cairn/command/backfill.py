@@ -30,9 +30,9 @@ class Reprocess(StrEnum):
 def backfill(
     dag: Annotated[str, typer.Option(help="Id of the DAG to run.")],
     from_: Annotated[
-        str, typer.Option("--from", help="A day, or the start of the first interval. --root says in which zone.")
+        str, typer.Option("--from", help="The first interval: a day, as in 2024-01-04, or the interval's start.")
     ],
-    to: Annotated[str, typer.Option("--to", help="A day, or the start of the last interval; included.")],
+    to: Annotated[str, typer.Option("--to", help="The last interval: a day, or the interval's start.")],
     reprocess: Annotated[
         Reprocess, typer.Option(help="Which runs that have ended to run again: none, failed, or completed (all).")
     ] = Reprocess.completed,
@@ -41,7 +41,10 @@ def backfill(
     ] = 2,
     replace_overlapping: Annotated[
         bool,
-        typer.Option("--replace-overlapping", help="Replace output of overlapping intervals with other boundaries."),
+        typer.Option(
+            "--replace-overlapping",
+            help="Accept an interval that overlaps earlier ones with other boundaries, and replace their output.",
+        ),
     ] = False,
     root: Annotated[
         str | None,

@@ -25,7 +25,8 @@ def check(
     root: Root,
     pipeline: Pipeline,
     checkpoint: Annotated[
-        str | None, typer.Argument(help="latest, an id, or an interval's end; left out: all checkpoints.")
+        str | None,
+        typer.Argument(help="The checkpoint: latest, an id, or an interval's end; left out: all checkpoints."),
     ] = None,
     fast: Annotated[
         bool, typer.Option("--fast", help="Read no state: check the log, and that each file is there.")

@@ -177,15 +177,15 @@ def _print_all(wanted: bool) -> None:
         return
     options: dict[str, None] = {}
     for row in COMMANDS:
-        typer.echo(f"{row.name}: {row.help}")
-        for one in row.command().params:
+        command = row.command()
+        context = command.context_class(command, info_name=row.name)
+        typer.echo(f"cairn {row.name}\n  {command.help.replace(chr(10), chr(10) + '  ')}")
+        for one in command.params:
             if one.name == "help":
                 continue
-            argument = one.param_type_name == "argument"
-            name = one.metavar or one.name.upper() if argument else one.opts[0]
-            if not argument:
-                options[name] = None
-            typer.echo(f"  {name}: {one.help}")
+            if one.param_type_name == "option":
+                options[one.opts[0]] = None
+            typer.echo("    {}  {}".format(*one.get_help_record(context)))
     typer.echo(f"{len(COMMANDS)} commands, {len(options)} options")
     raise typer.Exit
 

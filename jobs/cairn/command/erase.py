@@ -40,7 +40,7 @@ class OnRerun(StrEnum):
 def erase(
     root: Root,
     pipeline: Pipeline,
-    key: Annotated[list[str], typer.Argument(metavar="KEY...", help='Keys to remove, as JSON: \'{"user": "u1"}\'.')],
+    key: Annotated[list[str], typer.Argument(help='Keys to remove, as JSON: \'{"user": "u1"}\'.')],
     on_rerun: Annotated[
         OnRerun,
         typer.Option(

@@ -20,7 +20,7 @@ _LARGE_BYTES = 64 << 20
 def export(
     folder: Annotated[str, typer.Option(help="Empty folder for the files: a path or URL.")],
     checkpoint: Annotated[
-        str, typer.Argument(help="latest, an id, an interval's end, or a savepoint's folder.")
+        str, typer.Argument(help="The state: latest, an id, an interval's end, or a savepoint's folder.")
     ] = "latest",
     root: AnyRoot = None,
     pipeline: AnyPipeline = None,

@@ -41,7 +41,11 @@ class Row:
 
         one = typer.Typer(add_completion=False)
         one.command(self.name)(exit_codes(with_options(self.load()), self.leaves))
-        return typer.main.get_command(one)
+        command: Any = typer.main.get_command(one)
+        for parameter in command.params:
+            if parameter.param_type_name == "argument" and parameter.metavar is None:
+                parameter.metavar = parameter.name.upper()
+        return command
 
 
 class LazyCommand(TyperCommand):

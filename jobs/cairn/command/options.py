@@ -50,9 +50,7 @@ Airflow = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON value instead of text.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would be done; do nothing.")]
 
-Wanted = Annotated[
-    str, typer.Argument(metavar="CHECKPOINT", help="latest, an id, or an interval's end with its time zone.")
-]
+Wanted = Annotated[str, typer.Argument(help="The checkpoint: latest, an id, or an interval's end with its time zone.")]
 
 PUT_BACK = "Put the manifest back from a backup, or go back to an older checkpoint with cairn restore"
 

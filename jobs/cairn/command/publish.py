@@ -28,7 +28,7 @@ def publish(
     intervals: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[INTERVAL]...",
+            metavar="INTERVAL",
             help="Only the intervals that start at these instants, as in 2024-01-04T00:00Z; left out: all unpublished ones.",
         ),
     ] = None,

@@ -25,7 +25,7 @@ from state_backend.values.day_or_instant import first_instant
 from state_backend.values.intervals import format_instant, from_ms
 
 OfTrial = Annotated[
-    str | None, typer.Argument(metavar="[TRIAL]", help="Name of the trial; left out: the pipeline's only trial.")
+    str | None, typer.Argument(metavar="TRIAL", help="Name of the trial; left out: the pipeline's only trial.")
 ]
 Match = Annotated[
     list[str] | None,
