@@ -113,7 +113,7 @@ class RunIntervalsOperator(DriverOperator):
             AirflowFailException: An argument is invalid, or a retry can't help.
             DownstreamTasksSkipped: A dry run made no checkpoint that downstream tasks could read.
         """
-        from cairn.requests import RunRange
+        from state_backend.values.requests import RunRange
         from state_backend.values.records import RunRef
 
         run, ti = context["dag_run"], context["ti"]

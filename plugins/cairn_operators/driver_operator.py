@@ -18,7 +18,7 @@ from cairn_operators.spark_location import DEFAULT_CONN_ID, spark_location
 from cairn_operators.storage_connection import storage_credentials
 
 if TYPE_CHECKING:
-    from cairn.requests import Request
+    from state_backend.values.requests import Request
 
 # Key in Airflow's state store of the task: the UUID of the latest driver's session on a Spark Connect server.
 _SESSION_KEY = "cairn_spark_session"
@@ -70,7 +70,7 @@ class DriverOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not type
 
     def run_and_collect(self, request: Request) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         """Run one command in a driver process. Return its result, and a summary of each checkpoint that it committed."""
-        from cairn.requests import COMMITTED
+        from state_backend.values.requests import COMMITTED
 
         committed: list[dict[str, Any]] = []
 
@@ -96,7 +96,7 @@ class DriverOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not type
             AirflowException: The driver failed, and a retry may help.
             AirflowFailException: The driver failed, and a retry can't help; or a connection can't be used.
         """
-        from cairn.requests import Call, to_json
+        from state_backend.values.requests import Call, to_json
         from state_backend.values.hide_secrets import hide
 
         with suppress(RuntimeError):  # The operator runs outside of Airflow.

@@ -369,7 +369,7 @@ class ProcessIntervalOperator(DriverOperator):
     def _process(
         self, context: Any, start: datetime, end: datetime, there: bool, before: dict[str, int]
     ) -> dict[str, Any]:
-        from cairn.requests import BEGUN, ProcessInterval
+        from state_backend.values.requests import BEGUN, ProcessInterval
         from state_backend.values.records import RunRef
 
         run, ti = context["dag_run"], context["ti"]

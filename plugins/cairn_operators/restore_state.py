@@ -258,7 +258,7 @@ class RestoreStateOperator(DriverOperator):
         return {"kind": plan.kind, "checkpoint": checkpoint, "discarded": sorted(plan.discards)}
 
     def _validate(self, plan: Restoration) -> None:
-        from cairn.requests import Validate
+        from state_backend.values.requests import Validate
 
         if plan.checkpoint is None:
             request, what = Validate(**self.of_code(), savepoint=self.target), f"savepoint {self.target}"
@@ -294,7 +294,7 @@ class RestoreStateOperator(DriverOperator):
             raise failure_of(error, self.pipeline_dag_id) from error
 
     def _restore_savepoint(self, context: Any, folder: str) -> int:
-        from cairn.requests import RestoreSavepoint
+        from state_backend.values.requests import RestoreSavepoint
 
         request = RestoreSavepoint(**self.of_code(), savepoint=folder, claim=self.claim, attempt=self._attempt(context))
         return int(self.run_driver(request)["checkpoint"])

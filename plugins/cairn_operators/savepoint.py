@@ -74,7 +74,7 @@ class SavepointOperator(DriverOperator):
         _, end = data_interval(context)
         if not self.is_due_at(end, context["dag"].start_date):
             raise AirflowSkipException(f"savepoints are taken every {self.every}; none is due at {end.isoformat()}")
-        from cairn.requests import TakeSavepoint
+        from state_backend.values.requests import TakeSavepoint
 
         request = TakeSavepoint(
             **self.of_code(),

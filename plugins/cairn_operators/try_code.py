@@ -92,7 +92,7 @@ class TryCodeOperator(DriverOperator):
             AirflowException: Storage, Spark or user code failed, and a retry may help.
             AirflowFailException: An argument is invalid, or a retry can't help.
         """
-        from cairn.requests import TryCode
+        from state_backend.values.requests import TryCode
 
         first, last = day_or_instant("first", self.first), day_or_instant("last", self.last)
         request = TryCode(
@@ -204,7 +204,7 @@ class PromoteTrialOperator(DriverOperator):
         return self._deploy(context)
 
     def _deploy(self, context: Any) -> dict[str, Any]:
-        from cairn.requests import PromoteTrial
+        from state_backend.values.requests import PromoteTrial
 
         request = PromoteTrial(**self.of_code(), name=str(self.trial), past=self.how == DEPLOY[1])
         done, committed = self.run_and_collect(request)

@@ -94,7 +94,7 @@ class ValidateStateOperator(DriverOperator):
             AirflowException: Storage or Spark failed, and a retry may help.
             AirflowFailException: Validation refused the target, or a retry can't help.
         """
-        from cairn.requests import Validate
+        from state_backend.values.requests import Validate
 
         full = self.mode == "full" or (self.full_every is not None and _is_due(context, self.full_every))
         expects = self.expectations_every is None or _is_due(context, self.expectations_every)

@@ -26,7 +26,7 @@ import psutil
 import pyarrow.parquet as pq
 import pytest
 
-from cairn.requests import ProcessInterval, Request, TakeSavepoint, Validate
+from state_backend.values.requests import ProcessInterval, Request, TakeSavepoint, Validate
 from cairn.spark import session as spark_session
 from local_stack.owned_process import command_line
 from state_backend.adapters.open_storage import open_storage

@@ -25,7 +25,7 @@ from cairn.operations.run_interval import run_interval
 from cairn.operations.take_savepoint import consolidate_checkpoint, take_savepoint
 from cairn.operations.validate import validate_checkpoint
 from cairn.pipeline import Interval, Pipeline
-from cairn.requests import RestoreSavepoint, TakeSavepoint
+from state_backend.values.requests import RestoreSavepoint, TakeSavepoint
 from state_backend.adapters.open_storage import join_url, open_storage
 from state_backend.checkpoint.coordinator import Coordinator
 from state_backend.checkpoint.rewind import fork, plan_rewind, rewind

@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from cairn.driver import driver
-from cairn.requests import ProcessInterval, from_json
+from state_backend.values.requests import ProcessInterval, from_json
 from state_backend.adapters.open_storage import join_url, open_storage
 from state_backend.adapters.rocks import EngineOptions
 from state_backend.checkpoint.coordinator import Coordinator

@@ -18,7 +18,7 @@ from cairn.driver import driver
 from cairn.operations import process_interval
 from cairn.operations.first_start import with_choices
 from cairn.pipeline import Pipeline
-from cairn.requests import Call, ProcessInterval
+from state_backend.values.requests import Call, ProcessInterval
 from cairn_operators.process_data_interval import _is_newest_first
 from pipelines.aircraft import AIRCRAFT
 from state_backend.checkpoint.lineage import choose_base

@@ -22,7 +22,7 @@ from cairn.command.cli import app, main
 from cairn.command.exit_codes import exit_codes
 from cairn.driver import driver_host
 from cairn.operations.read_source import read_source
-from cairn.requests import Validate
+from state_backend.values.requests import Validate
 from cairn.spark.local_server_secret import checked_token
 from cairn.spark.session import _with_token
 from cairn_operators import ValidateStateOperator

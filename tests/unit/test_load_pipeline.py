@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from cairn.command.cli import app
 from cairn.driver.load_pipeline import load_pipeline
-from cairn.requests import (
+from state_backend.values.requests import (
     REQUESTS,
     ProcessInterval,
     PromoteTrial,

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import cairn
-from cairn.requests import (
+from state_backend.values.requests import (
     REQUESTS,
     Call,
     ProcessInterval,

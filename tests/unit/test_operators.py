@@ -46,7 +46,7 @@ from moto import mock_aws
 
 import cairn_operators
 from cairn.pipeline import Interval
-from cairn.requests import REQUESTS, Call, ProcessInterval, RunRange, TakeSavepoint, Validate, from_json
+from state_backend.values.requests import REQUESTS, Call, ProcessInterval, RunRange, TakeSavepoint, Validate, from_json
 from cairn_operators import (
     CommitCheckpointOperator,
     ProcessIntervalOperator,

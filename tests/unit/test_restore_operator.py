@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from airflow.sdk.exceptions import AirflowFailException, TaskAwaitingInput
 
-from cairn.requests import RestoreSavepoint, Validate
+from state_backend.values.requests import RestoreSavepoint, Validate
 from cairn_operators import RestoreStateOperator, restore_pipeline
 from cairn_operators.restore_state import parse_target
 from state_backend.adapters.local_storage import LocalStorage

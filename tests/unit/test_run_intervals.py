@@ -21,7 +21,7 @@ from cairn.operations.run_interval import finish_commit
 from cairn.operations.run_intervals import Outcome, committed_alike, plan_intervals, run_intervals
 from cairn.operations.validate import validate_checkpoint
 from cairn.pipeline import Interval, Pipeline
-from cairn.requests import Validate
+from state_backend.values.requests import Validate
 from cairn.rows.local_rows import LocalRows
 from cairn.spark.ddl import parse_ddl_locally
 from state_backend.values.errors import (

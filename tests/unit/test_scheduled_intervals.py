@@ -26,7 +26,7 @@ from cairn.operations.plan_range import named_intervals
 from cairn.operations.run_range import intervals_of
 from cairn.pipeline import Pipeline
 from cairn.replay.find_interval import find_interval
-from cairn.requests import RunRange
+from state_backend.values.requests import RunRange
 from cairn.testing import PipelineTester
 from cairn_operators.dag_schedule import schedule_of_dag
 from pipelines.aircraft import AIRCRAFT, READ_SCHEMA

@@ -16,7 +16,7 @@ from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException, T
 from cairn import testing
 from cairn.driver import driver
 from cairn.operations.coordinator_of import coordinator_of
-from cairn.requests import COMMITTED, PromoteTrial, TryCode
+from state_backend.values.requests import COMMITTED, PromoteTrial, TryCode
 from cairn_operators import PromoteTrialOperator, TryCodeOperator, trial_pipeline
 from cairn_operators.ask_person import as_markdown
 from cairn_operators.try_code import DEPLOY

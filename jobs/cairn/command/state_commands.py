@@ -20,7 +20,7 @@ from cairn.command.printing import print_json
 from cairn.command.repair_command import code_of, repair_command
 from cairn.command.stop_dag import commit_prepared, stopped
 from cairn.command.terminal import Terminal
-from cairn.requests import RestoreSavepoint, TakeSavepoint
+from state_backend.values.requests import RestoreSavepoint, TakeSavepoint
 from state_backend.adapters.open_storage import join_url, open_storage
 from state_backend.checkpoint.coordinator import Coordinator
 from state_backend.checkpoint.rewind import fork as fork_state

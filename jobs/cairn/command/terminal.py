@@ -14,7 +14,7 @@ from cairn.command.open_spark import open_spark
 from cairn.command.progress import progress
 from cairn.operations.place import check_name
 from cairn.pipeline import Interval, Pipeline
-from cairn.requests import OfCode
+from state_backend.values.requests import OfCode
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

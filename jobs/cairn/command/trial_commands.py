@@ -15,7 +15,7 @@ from cairn.command.options import LOCAL_SPARK, Json, Root, Spark, open_log
 from cairn.command.options import Pipeline as Name
 from cairn.command.printing import print_json
 from cairn.command.terminal import Terminal
-from cairn.requests import PromoteTrial, TryCode
+from state_backend.values.requests import PromoteTrial, TryCode
 from cairn.trials.compare_trial import compare_trial, comparison_lines
 from state_backend.checkpoint.trials import find_trial, list_trials, remove_trial
 from state_backend.inspection.compare_runs import describe_comparison

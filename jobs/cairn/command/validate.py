@@ -15,7 +15,7 @@ from cairn.command.options import LOCAL_SPARK, Dag, DryRun, Json, Pipeline, Root
 from cairn.command.printing import print_json, print_text
 from cairn.command.repair_command import repair_command
 from cairn.command.terminal import Terminal
-from cairn.requests import Validate
+from state_backend.values.requests import Validate
 from state_backend.adapters.open_storage import join_url, open_storage
 from state_backend.checkpoint.coordinator import Coordinator
 from state_backend.checkpoint.log import Log

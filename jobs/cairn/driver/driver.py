@@ -2,7 +2,7 @@
 
     python -m cairn.driver.driver COMMAND REQUEST --call CALL --result FILE
 
-`cairn.requests` declares commands, requests and calls, which travel as JSON. Secrets travel on stdin, because any user of the
+`state_backend.values.requests` declares commands, requests and calls, which travel as JSON. Secrets travel on stdin, because any user of the
 host can read a command line. The result is JSON: `{"ok": {...}}`, or
 `{"error": {"type": ..., "message": ...}}` with exit code 1. A driver that is killed leaves no result. The driver writes
 its log to stdout.
@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from cairn.driver.load_pipeline import load_pipeline
 from cairn.operations.place import check_name
 from cairn.pipeline import Interval, Pipeline
-from cairn.requests import (
+from state_backend.values.requests import (
     BEGUN,
     COMMITTED,
     REQUESTS,

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Protocol
 
 from cairn.pipeline import Interval, Pipeline
-from cairn.requests import OfCode
+from state_backend.values.requests import OfCode
 from state_backend.values.errors import UsageError
 
 if TYPE_CHECKING:

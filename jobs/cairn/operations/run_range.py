@@ -12,7 +12,7 @@ from cairn.operations.place import Place
 from cairn.operations.plan_range import boundaries_of, intervals_between, named_intervals
 from cairn.operations.run_intervals import Outcome, plan_intervals, run_intervals
 from cairn.pipeline import Interval, Pipeline
-from cairn.requests import RunRange
+from state_backend.values.requests import RunRange
 from state_backend.checkpoint.log import Log
 from state_backend.checkpoint.trials import check_no_trial
 from state_backend.values.day_or_instant import first_instant

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from cairn.operations.coordinator_of import coordinator_of
 from cairn.operations.place import Place
-from cairn.requests import TakeSavepoint
+from state_backend.values.requests import TakeSavepoint
 from cairn.shard_jobs.consolidate import ConsolidationJob
 from cairn.shard_jobs.run_on_shards import run_on_shards
 from cairn.shard_jobs.take_savepoint import SavepointJob

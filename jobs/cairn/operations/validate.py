@@ -27,7 +27,7 @@ from cairn.operations.checks_page import checks_page, page_path, relative_link, 
 from cairn.operations.evaluate_expectations import Compared, Declared, Engines, evaluate
 from cairn.operations.expectation_suites import declared
 from cairn.operations.place import Place
-from cairn.requests import Validate
+from state_backend.values.requests import Validate
 from cairn.spark.session import SessionOnDemand, open_now
 from state_backend.adapters.open_storage import join_url, open_storage
 from state_backend.adapters.work_folders import work_folder
