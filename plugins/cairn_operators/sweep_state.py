@@ -11,6 +11,7 @@ from airflow.sdk.exceptions import AirflowSkipException
 
 from cairn_operators.data_interval import data_interval, is_due
 from cairn_operators.failures import failure
+from cairn_operators.request_of import request_of
 from cairn_operators.storage_connection import as_storage_identity
 
 _DOC = """Deletes files that crashed and lost attempts left behind, and trials whose time is over. A file that any record names stays.
@@ -86,38 +87,15 @@ class SweepStateOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not 
             return self._execute()
 
     def _execute(self) -> dict[str, Any]:
-        from state_backend.adapters.open_storage import join_url, open_storage
-        from state_backend.checkpoint.sweep import sweep
-        from state_backend.checkpoint.trials import sweep_trials
+        from state_backend.checkpoint.sweep import lines_of_sweep, sweep_all
         from state_backend.values.errors import CairnError
+        from state_backend.values.requests import Sweep
 
         try:
-            trials = sweep_trials(self.root, self.pipeline_name, dry_run=self.only_plan)
-            result = sweep(
-                open_storage(join_url(self.root, self.pipeline_name)),
-                self.pipeline_name,
-                min_age=self.min_age,
-                dry_run=self.only_plan,
-            )
+            swept = sweep_all(request_of(Sweep, self, dry_run=self.only_plan))
         except CairnError as error:
             raise failure(type(error).__name__, str(error)) from error
-        plan = result.plan
-        for file in plan.delete:
-            self.log.info("%s %12d %s", "would delete" if self.only_plan else "orphan", file.size_bytes, file.path)
-        for path in result.rebuilt:
-            self.log.warning("%s a lost file again: %s", "would write" if self.only_plan else "wrote", path)
-        for path in plan.unknown:
-            self.log.warning("not deleted, since Cairn did not write it: %s", path)
-        for trial in trials:
-            done = "would remove" if self.only_plan else "removed"
-            self.log.info("%s trial %s, whose time is over: %d files", done, trial.name, trial.files)
-        abandoned = plan.abandon if self.only_plan else result.record.abandoned if result.record is not None else ()
-        return {
-            "orphans": len(plan.delete),
-            "orphan_bytes": plan.delete_bytes,
-            "abandoned": list(abandoned),
-            "deleted_files": result.deleted_files,
-            "unknown_files": len(plan.unknown),
-            "rebuilt_files": len(result.rebuilt),
-            "trials": [trial.name for trial in trials],
-        }
+        for line in lines_of_sweep(swept, files=True):
+            self.log.info("%s", line)
+        # A long list would make a large XCom.
+        return swept | {name: len(swept[name]) for name in ("planned", "shrunk", "unknown", "rebuilt")}

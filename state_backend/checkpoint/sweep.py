@@ -26,12 +26,14 @@ of the log: then the newest record is missing, and its files look like orphans. 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from itertools import count
+from typing import Any
 from uuid import uuid4
 
+from state_backend.adapters.open_storage import join_url, open_storage
 from state_backend.checkpoint.append_record import append
 from state_backend.checkpoint.clean_up_dropped import delete_file
 from state_backend.checkpoint.coordinator import Coordinator
@@ -42,6 +44,7 @@ from state_backend.checkpoint.parallel import at_once
 from state_backend.checkpoint.record_reader import Fact, read_settled
 from state_backend.checkpoint.settled_files import rebuild_settled
 from state_backend.checkpoint.storage_clock import storage_now_ms
+from state_backend.checkpoint.trials import sweep_trials
 from state_backend.formats import paths, record_codec
 from state_backend.ports.storage import KeepsRoom, Storage
 from state_backend.shard.manifest import manifest_of
@@ -57,14 +60,12 @@ from state_backend.values.errors import (
 )
 from state_backend.values.frozen import frozen
 from state_backend.values.handles import FileInfo, Handle, handles_in
+from state_backend.values.human_units import plural, size
 from state_backend.values.marks import Savepoint
 from state_backend.values.records import Record, SweepRecord, Tombstone
+from state_backend.values.requests import Sweep
 
 logger = logging.getLogger("cairn")
-
-# A sweep treats an attempt as dead if the attempt wrote no file for this long. The time exceeds a weekend, because a task
-# that failed on Friday may be cleared as late as Monday.
-MIN_AGE = timedelta(days=3)
 
 _ROUNDS = 100
 _OF_ATTEMPTS = ("state", "prepared", "refused", "failing", "output")
@@ -79,11 +80,6 @@ class SweepPlan:
     delete: tuple[FileInfo, ...]
     unknown: tuple[str, ...]
 
-    @property
-    def delete_bytes(self) -> int:
-        """The bytes of the files in `delete`."""
-        return sum(f.size_bytes for f in self.delete)
-
 
 @frozen
 class SweepResult:
@@ -96,6 +92,60 @@ class SweepResult:
     deleted_bytes: int
     shrunk: tuple[int, ...]
     rebuilt: tuple[str, ...] = ()
+
+
+def sweep_all(request: Sweep, *, on_progress: Callable[[int, int], None] | None = None) -> dict[str, Any]:
+    """Sweep the pipeline's folder and its trials. Return what was deleted as JSON values, or what would be in a dry run."""
+    trials = sweep_trials(request.root, request.pipeline, dry_run=request.dry_run)
+    done = sweep(
+        open_storage(join_url(request.root, request.pipeline)),
+        request.pipeline,
+        min_age=request.min_age,
+        dry_run=request.dry_run,
+        on_progress=on_progress,
+    )
+    abandoned = done.plan.abandon if request.dry_run else () if done.record is None else done.record.abandoned
+    return {
+        "dry_run": request.dry_run,
+        "record": None if done.record is None else done.record.id,
+        "abandoned": [*abandoned],
+        "planned": [{"path": file.path, "bytes": file.size_bytes} for file in done.plan.delete],
+        "deleted_files": done.deleted_files,
+        "deleted_bytes": done.deleted_bytes,
+        "shrunk": [*done.shrunk],
+        "unknown": [*done.plan.unknown],
+        "rebuilt": [*done.rebuilt],
+        "trials": [{"name": one.name, "files": one.files, "bytes": one.bytes} for one in trials],
+    }
+
+
+def lines_of_sweep(swept: Mapping[str, Any], *, files: bool) -> Iterator[str]:
+    """Yield the result of `sweep_all` as lines of text. `files`: Also a line for each file to delete."""
+    dry_run, planned, rebuilt = swept["dry_run"], swept["planned"], swept["rebuilt"]
+    for file in planned if files else ():
+        yield f"{size(file['bytes']):>10} {file['path']}"
+    for attempt in swept["abandoned"]:
+        yield f"{'would abandon' if dry_run else 'abandoned'} attempt {attempt}"
+    for path in rebuilt:
+        yield f"{'would write' if dry_run else 'wrote'} a lost file again: {path}"
+    yield from lines_of_unknown(swept["unknown"])
+    for trial in swept["trials"]:
+        yield f"{'would remove' if dry_run else 'removed'} expired trial {trial['name']}: {trial['files']} files"
+    if dry_run and rebuilt:
+        yield f"would write {len(rebuilt)} lost files again; a dry run can list the files to delete only after a sweep has written them"
+    elif dry_run:
+        yield f"would delete {plural(len(planned), 'file')} with {size(sum(file['bytes'] for file in planned))}"
+    else:
+        deleted = f"deleted {plural(swept['deleted_files'], 'file')}"
+        yield f"{deleted}; {size(swept['deleted_bytes'])} were in files that no record names"
+
+
+def lines_of_unknown(unknown: Sequence[str]) -> Iterator[str]:
+    """Yield the files of a pipeline's folder that Cairn did not write, as lines of text."""
+    for path in unknown:
+        yield f"unknown file, left unchanged: {path}"
+    if unknown:
+        yield f"{len(unknown)} files were not written by Cairn; Cairn ignores them"
 
 
 def plan_sweep(
@@ -146,7 +196,7 @@ def sweep(
     pipeline: str,
     *,
     now_ms: int | None = None,
-    min_age: timedelta = MIN_AGE,
+    min_age: timedelta = Sweep.min_age,
     dry_run: bool = False,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> SweepResult:

@@ -1,7 +1,7 @@
 """The parameters of each operation, stated once.
 
 A command of `cairn` and an operator of Airflow each build a request. One Python function carries the request out, for the
-command and in the driver process, which reads the request as JSON. The command line's help texts and defaults are defined
+command and for the operator. A driver process reads the request as JSON. The command line's help texts and defaults are defined
 here too: `cairn.command.from_request` makes the options from the fields.
 
 The module imports neither Typer nor Spark nor rocksdict, because Airflow's scheduler imports it.
@@ -34,12 +34,25 @@ def parameter(text: str, default: Any = MISSING, *, option: str = "", env: str =
 
 
 @dataclass(frozen=True, kw_only=True)
-class OfCode:
-    """Request that needs the pipeline's code."""
+class Operation:
+    """Parameters of one call of an operation."""
 
     command: ClassVar[str]
 
     root: str = parameter("URL of the folder that holds all pipelines, as in file:///data/state.", env=Variable.ROOT)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OfPipeline(Operation):
+    """Request that needs no code of the pipeline."""
+
+    pipeline: str = parameter("Name of the pipeline.", env=Variable.PIPELINE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OfCode(Operation):
+    """Request that needs the pipeline's code."""
+
     code: str = parameter("module:NAME of the Pipeline, as in its DAG.", env=Variable.CODE)
     pipeline: str | None = parameter(
         "Name that the Pipeline of --code must have; not needed.", None, env=Variable.PIPELINE
@@ -186,6 +199,18 @@ class Validate(OfCode):
     without_expectations: bool = False
 
 
+@dataclass(frozen=True, kw_only=True)
+class Sweep(OfPipeline):
+    """Request to delete the files of attempts that died, and trials whose time is over."""
+
+    # The time exceeds a weekend, because a task that failed on Friday may be cleared as late as Monday.
+    min_age: timedelta = parameter(
+        "An attempt that wrote nothing for this time counts as dead: 90m, 12h, 3d.", timedelta(days=3)
+    )
+    dry_run: bool = parameter("Print what would be deleted; delete nothing.", False)
+
+
+# What a driver carries out.
 Request = ProcessInterval | RunRange | TryCode | PromoteTrial | TakeSavepoint | RestoreSavepoint | Validate
 REQUESTS: dict[str, type[Any]] = {kind.command: kind for kind in get_args(Request)}
 

@@ -19,6 +19,7 @@ from state_backend.values.requests import (
     PromoteTrial,
     RestoreSavepoint,
     RunRange,
+    Sweep,
     TakeSavepoint,
     TryCode,
     Validate,
@@ -31,6 +32,7 @@ from cairn_operators import (
     RestoreStateOperator,
     RunIntervalsOperator,
     SavepointOperator,
+    SweepStateOperator,
     TryCodeOperator,
     ValidateStateOperator,
     backfill_pipeline,
@@ -151,6 +153,7 @@ SIGNATURES: list[tuple[type[Any], Callable[..., Any], dict[str, str], dict[str, 
     (PromoteTrial, cairn.plan_promotion, {"pipeline": "", "spark": ""}, {}),
     (TakeSavepoint, SavepointOperator.__init__, {**NAMED, "to": "folder"}, {"checkpoint": GIVEN_BY_TASK}),
     (RestoreSavepoint, RestoreStateOperator.__init__, NAMED, {"pipeline_name": GIVEN_BY_TASK}),
+    (Sweep, SweepStateOperator.__init__, {"pipeline_name": "pipeline"}, {}),
     (Validate, ValidateStateOperator.__init__, {**NAMED, "docs_dir": "docs"}, {"checkpoint": None}),
 ]
 

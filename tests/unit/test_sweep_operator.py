@@ -11,7 +11,6 @@ from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
 from cairn_operators import SweepStateOperator
 from state_backend.adapters.local_storage import LocalStorage
-from state_backend.checkpoint.sweep import MIN_AGE
 from state_backend.formats import paths
 from tests.support.checkpoints import PIPELINE
 
@@ -30,18 +29,15 @@ def execute(root: Path, **options: Any) -> Any:
 
 
 def test_it_sweeps_and_says_so(storage: LocalStorage, tmp_path: Path) -> None:
-    counts: dict[str, Any] = {"orphans": 1, "orphan_bytes": 5, "abandoned": ["crashed"], "deleted_files": 1}
-    counts |= {"unknown_files": 1, "rebuilt_files": 0, "trials": []}
-    assert execute(tmp_path)["orphans"] == 0
-    assert execute(tmp_path, min_age=timedelta(0), dry_run=True) == {**counts, "deleted_files": 0}
+    counts: dict[str, Any] = {"dry_run": False, "record": 1, "abandoned": ["crashed"], "planned": 1, "deleted_files": 1}
+    counts |= {"deleted_bytes": 5, "shrunk": 0, "unknown": 1, "rebuilt": 0, "trials": []}
+    planned = {"dry_run": True, "record": None, "deleted_files": 0, "deleted_bytes": 0}
+    assert execute(tmp_path)["planned"] == 0
+    assert execute(tmp_path, min_age=timedelta(0), dry_run=True) == counts | planned
     assert len([*storage.list("")]) == 2
     assert execute(tmp_path, min_age=timedelta(0)) == counts
     assert [info.path for info in storage.list("")] == [paths.HEAD, paths.record(1), "notes.txt"]
-    assert execute(tmp_path, min_age=timedelta(0))["orphans"] == 0
-
-
-def test_its_grace_is_that_of_the_sweep() -> None:
-    assert SweepStateOperator(task_id="sweep", pipeline_name=PIPELINE, root="/r").min_age == MIN_AGE
+    assert execute(tmp_path, min_age=timedelta(0))["planned"] == 0
 
 
 def test_a_log_in_doubt_fails_for_good_and_storage_trouble_is_retried(storage: LocalStorage, tmp_path: Path) -> None:

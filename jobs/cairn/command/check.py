@@ -8,11 +8,12 @@ import typer
 
 from cairn.command.exit_codes import FINDINGS
 from cairn.command.options import Json, Pipeline, Root
-from cairn.command.printing import print_json, print_text, print_unknown
+from cairn.command.printing import print_json, print_text
 from cairn.command.progress import progress
 from state_backend.adapters.open_storage import join_url, open_storage
 from state_backend.adapters.work_folders import work_folder
 from state_backend.checkpoint.coordinator import Coordinator
+from state_backend.checkpoint.sweep import lines_of_unknown
 from state_backend.inspection.checkpoint_names import parse_checkpoint
 from state_backend.inspection.find_pipelines import refuse_nothing
 from state_backend.inspection.verify import Verification, verify_pipeline
@@ -63,7 +64,8 @@ def check(
     for checked in found.checkpoints:
         for finding in checked.findings:
             print_text(f"finding: checkpoint {checked.id}: {finding}")
-    print_unknown(found.unknown)
+    for line in lines_of_unknown(found.unknown):
+        print_text(line)
     if found.without_checksum:
         print_text(f"{plural(found.without_checksum, 'file')} without a checksum on S3: only the size was compared")
     sound = [c for c in found.checkpoints if not c.findings]

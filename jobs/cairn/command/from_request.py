@@ -11,7 +11,7 @@ from typing import Annotated, Any, get_args, get_type_hints
 
 import typer
 
-from state_backend.values.requests import OfCode
+from state_backend.values.requests import Operation
 from state_backend.inspection.checkpoint_names import parse_duration
 
 
@@ -22,7 +22,7 @@ def with_options(command: Callable[..., int]) -> Callable[..., int]:
     """
     hints = get_type_hints(command, include_extras=True)
     (_, own), *others = [(one, hints[one]) for one in inspect.signature(command).parameters] or [("", None)]
-    if not (isinstance(own, type) and issubclass(own, OfCode)):
+    if not (isinstance(own, type) and issubclass(own, Operation)):
         return command
     request: type[Any] = own
     offered = {field.name: field for field in fields(request) if "help" in field.metadata}

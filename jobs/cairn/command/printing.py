@@ -81,11 +81,3 @@ def cell(value: Any) -> str:
     if isinstance(value, int) and not isinstance(value, bool):
         return f"{value:,}"
     return value if isinstance(value, str) else json.dumps(value)
-
-
-def print_unknown(unknown: Sequence[str]) -> None:
-    """Print the files of a pipeline's folder that Cairn did not write."""
-    for path in unknown:
-        print_text(f"unknown file, left unchanged: {path}")
-    if unknown:
-        print_text(f"{len(unknown)} files were not written by Cairn; Cairn ignores them")
