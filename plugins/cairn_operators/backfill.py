@@ -113,8 +113,8 @@ class RunIntervalsOperator(DriverOperator):
             AirflowFailException: An argument is invalid, or a retry can't help.
             DownstreamTasksSkipped: A dry run made no checkpoint that downstream tasks could read.
         """
-        from state_backend.values.requests import RunRange
         from state_backend.values.records import RunRef
+        from state_backend.values.requests import RunRange
 
         run, ti = context["dag_run"], context["ti"]
         first, last = day_or_instant("first", self.first), day_or_instant("last", self.last)

@@ -96,8 +96,8 @@ class DriverOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not type
             AirflowException: The driver failed, and a retry may help.
             AirflowFailException: The driver failed, and a retry can't help; or a connection can't be used.
         """
-        from state_backend.values.requests import Call, to_json
         from state_backend.values.hide_secrets import hide
+        from state_backend.values.requests import Call, to_json
 
         with suppress(RuntimeError):  # The operator runs outside of Airflow.
             asked = get_current_context()

@@ -369,8 +369,8 @@ class ProcessIntervalOperator(DriverOperator):
     def _process(
         self, context: Any, start: datetime, end: datetime, there: bool, before: dict[str, int]
     ) -> dict[str, Any]:
-        from state_backend.values.requests import BEGUN, ProcessInterval
         from state_backend.values.records import RunRef
+        from state_backend.values.requests import BEGUN, ProcessInterval
 
         run, ti = context["dag_run"], context["ti"]
         store = context.get("task_state_store")

@@ -19,9 +19,9 @@ from cairn.operations.plan_range import Progress
 from cairn.operations.run_interval import run_interval
 from cairn.operations.run_intervals import Outcome, plan_intervals, run_intervals
 from cairn.pipeline import Interval
-from state_backend.values.requests import ProcessInterval
 from cairn.spark.session import collect_once
 from state_backend.values.records import RunRef
+from state_backend.values.requests import ProcessInterval
 from state_backend.values.retention import KeepLast
 from tests.support.counting import DAYS, INPUT_SCHEMA, counting, day
 from tests.support.drivers import driven

@@ -25,12 +25,12 @@ from cairn.operations.run_interval import run_interval
 from cairn.operations.take_savepoint import consolidate_checkpoint, take_savepoint
 from cairn.operations.validate import validate_checkpoint
 from cairn.pipeline import Interval, Pipeline
-from state_backend.values.requests import RestoreSavepoint, TakeSavepoint
 from state_backend.adapters.open_storage import join_url, open_storage
 from state_backend.checkpoint.coordinator import Coordinator
 from state_backend.checkpoint.rewind import fork, plan_rewind, rewind
 from state_backend.values import errors
 from state_backend.values.records import Record, RunRef
+from state_backend.values.requests import RestoreSavepoint, TakeSavepoint
 from state_backend.values.retention import KeepLast
 from tests.support.counting import COUNTING, DAYS, Counting, counting, day, read_days
 from tests.support.drivers import driven

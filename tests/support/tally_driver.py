@@ -21,7 +21,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from cairn.driver import driver
-from state_backend.values.requests import ProcessInterval, from_json
 from state_backend.adapters.open_storage import join_url, open_storage
 from state_backend.adapters.rocks import EngineOptions
 from state_backend.checkpoint.coordinator import Coordinator
@@ -37,6 +36,7 @@ from state_backend.values.errors import CairnError, SourceError
 from state_backend.values.intervals import Interval
 from state_backend.values.key_groups import range_of
 from state_backend.values.records import InlineShard, LogicalTime, OutputFile, Permissions, Prepared, RunRef
+from state_backend.values.requests import ProcessInterval, from_json
 from tests.support.checkpoints import START, content, start_ms
 from tests.support.shards import KEY_SCHEMA, KEYS, descriptor
 

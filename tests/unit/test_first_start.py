@@ -18,7 +18,6 @@ from cairn.driver import driver
 from cairn.operations import process_interval
 from cairn.operations.first_start import with_choices
 from cairn.pipeline import Pipeline
-from state_backend.values.requests import Call, ProcessInterval
 from cairn_operators.process_data_interval import _is_newest_first
 from pipelines.aircraft import AIRCRAFT
 from state_backend.checkpoint.lineage import choose_base
@@ -26,6 +25,7 @@ from state_backend.checkpoint.log import Log
 from state_backend.values.errors import StateGapError
 from state_backend.values.intervals import Interval, to_ms
 from state_backend.values.records import NO_PERMISSIONS, RunRef
+from state_backend.values.requests import Call, ProcessInterval
 from state_backend.values.schedule import (
     Cron,
     Every,

@@ -22,7 +22,6 @@ from cairn.command.cli import app, main
 from cairn.command.exit_codes import exit_codes
 from cairn.driver import driver_host
 from cairn.operations.read_source import read_source
-from state_backend.values.requests import Validate
 from cairn.spark.local_server_secret import checked_token
 from cairn.spark.session import _with_token
 from cairn_operators import ValidateStateOperator
@@ -34,6 +33,7 @@ from state_backend.adapters.memory_storage import forget_memory
 from state_backend.adapters.open_storage import open_storage
 from state_backend.values.errors import StorageUnavailable, UsageError
 from state_backend.values.hide_secrets import hide, hide_all, hide_in
+from state_backend.values.requests import Validate
 from tests.support.checkpoints import PIPELINE, Folder, day
 from tests.support.counting import DAYS
 from tests.support.drivers import words_of

@@ -14,6 +14,11 @@ from typer.testing import CliRunner
 
 from cairn.command.cli import app
 from cairn.driver.load_pipeline import load_pipeline
+from cairn.shipping.code_version import code_reference
+from cairn.testing import PipelineTester
+from pipelines.weather import READ_SCHEMA, RECORDS
+from state_backend.values.errors import UsageError
+from state_backend.values.records import RunRef
 from state_backend.values.requests import (
     REQUESTS,
     ProcessInterval,
@@ -24,11 +29,6 @@ from state_backend.values.requests import (
     TryCode,
     Validate,
 )
-from cairn.shipping.code_version import code_reference
-from cairn.testing import PipelineTester
-from pipelines.weather import READ_SCHEMA, RECORDS
-from state_backend.values.errors import UsageError
-from state_backend.values.records import RunRef
 from tests.support.drivers import driven
 
 START = datetime(2024, 1, 1, tzinfo=UTC)

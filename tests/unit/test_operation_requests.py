@@ -12,6 +12,19 @@ from typing import Any
 import pytest
 
 import cairn
+from cairn_operators import (
+    ProcessIntervalOperator,
+    PromoteTrialOperator,
+    RestoreStateOperator,
+    RunIntervalsOperator,
+    SavepointOperator,
+    SweepStateOperator,
+    TryCodeOperator,
+    ValidateStateOperator,
+    backfill_pipeline,
+    trial_pipeline,
+)
+from state_backend.values.records import Permissions, RunRef
 from state_backend.values.requests import (
     REQUESTS,
     Call,
@@ -26,19 +39,6 @@ from state_backend.values.requests import (
     from_json,
     to_json,
 )
-from cairn_operators import (
-    ProcessIntervalOperator,
-    PromoteTrialOperator,
-    RestoreStateOperator,
-    RunIntervalsOperator,
-    SavepointOperator,
-    SweepStateOperator,
-    TryCodeOperator,
-    ValidateStateOperator,
-    backfill_pipeline,
-    trial_pipeline,
-)
-from state_backend.values.records import Permissions, RunRef
 
 WHERE: Any = {"root": "gs://b/état", "code": "m:P", "pipeline": "p"}
 RUN = RunRef(run_id="scheduled__2024-01-01T00:00:00+00:00", clear_number=2, try_number=3)

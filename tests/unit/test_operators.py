@@ -46,7 +46,6 @@ from moto import mock_aws
 
 import cairn_operators
 from cairn.pipeline import Interval
-from state_backend.values.requests import REQUESTS, Call, ProcessInterval, RunRange, TakeSavepoint, Validate, from_json
 from cairn_operators import (
     CommitCheckpointOperator,
     ProcessIntervalOperator,
@@ -70,6 +69,7 @@ from cairn_provider import get_provider_info
 from state_backend.values import errors
 from state_backend.values.intervals import format_instant
 from state_backend.values.records import Permissions, RunRef
+from state_backend.values.requests import REQUESTS, Call, ProcessInterval, RunRange, TakeSavepoint, Validate, from_json
 from state_backend.values.schedule import Cron
 from tests.support.airflow_schedule import timetable
 from tests.support.drivers import words_of

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from airflow.sdk.exceptions import AirflowFailException, TaskAwaitingInput
 
-from state_backend.values.requests import RestoreSavepoint, Validate
 from cairn_operators import RestoreStateOperator, restore_pipeline
 from cairn_operators.restore_state import parse_target
 from state_backend.adapters.local_storage import LocalStorage
@@ -19,6 +18,7 @@ from state_backend.checkpoint.coordinator import Coordinator
 from state_backend.checkpoint.savepoints import claim_savepoint
 from state_backend.values.marks import Claim
 from state_backend.values.records import Prepared, Record
+from state_backend.values.requests import RestoreSavepoint, Validate
 from tests.support.checkpoints import PIPELINE, Folder, content, day
 from tests.unit.test_operators import context as task_context
 from tests.unit.test_operators import run

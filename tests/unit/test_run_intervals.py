@@ -21,7 +21,6 @@ from cairn.operations.run_interval import finish_commit
 from cairn.operations.run_intervals import Outcome, committed_alike, plan_intervals, run_intervals
 from cairn.operations.validate import validate_checkpoint
 from cairn.pipeline import Interval, Pipeline
-from state_backend.values.requests import Validate
 from cairn.rows.local_rows import LocalRows
 from cairn.spark.ddl import parse_ddl_locally
 from state_backend.values.errors import (
@@ -34,6 +33,7 @@ from state_backend.values.errors import (
     ValidationRefused,
 )
 from state_backend.values.records import Permissions, Record, RunRef
+from state_backend.values.requests import Validate
 from state_backend.values.zones import zone_of
 from tests.support.counting import DAYS, INPUT_SCHEMA, counting, day
 from tests.support.drivers import driven

@@ -26,7 +26,6 @@ from cairn.operations.plan_range import named_intervals
 from cairn.operations.run_range import intervals_of
 from cairn.pipeline import Pipeline
 from cairn.replay.find_interval import find_interval
-from state_backend.values.requests import RunRange
 from cairn.testing import PipelineTester
 from cairn_operators.dag_schedule import schedule_of_dag
 from pipelines.aircraft import AIRCRAFT, READ_SCHEMA
@@ -39,6 +38,7 @@ from state_backend.inspection.status import status_of
 from state_backend.values.errors import NoSuchCheckpoint, StaleStateError, StateGapError, UsageError
 from state_backend.values.intervals import Interval, format_instant
 from state_backend.values.records import NO_PERMISSIONS, Record
+from state_backend.values.requests import RunRange
 from state_backend.values.schedule import Cron, Every, Schedule, decode, first_interval, starting_between
 from tests.support.checkpoints import PIPELINE, content, record
 from tests.support.log_in_memory import log_in_memory

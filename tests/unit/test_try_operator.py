@@ -16,10 +16,10 @@ from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException, T
 from cairn import testing
 from cairn.driver import driver
 from cairn.operations.coordinator_of import coordinator_of
-from state_backend.values.requests import COMMITTED, PromoteTrial, TryCode
 from cairn_operators import PromoteTrialOperator, TryCodeOperator, trial_pipeline
 from cairn_operators.ask_person import as_markdown
 from cairn_operators.try_code import DEPLOY
+from state_backend.values.requests import COMMITTED, PromoteTrial, TryCode
 from tests.support.counting import DAYS, day
 from tests.support.drivers import driven
 from tests.support.trials import CHANGED, OLD, SESSION, run

@@ -11,8 +11,8 @@ from typing import Annotated, Any, get_args, get_type_hints
 
 import typer
 
-from state_backend.values.requests import Operation
 from state_backend.inspection.checkpoint_names import parse_duration
+from state_backend.values.requests import Operation
 
 
 def with_options(command: Callable[..., int]) -> Callable[..., int]:

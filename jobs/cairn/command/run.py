@@ -7,11 +7,11 @@ from cairn.command.printing import print_json
 from cairn.command.progress import Stopped
 from cairn.command.terminal import Terminal
 from cairn.operations.run_range import run_range
-from state_backend.values.requests import RunRange
 from state_backend.values.airflow_commands import command_line
 from state_backend.values.environment import Variable
 from state_backend.values.errors import CairnError, Rerun, UserCodeError
 from state_backend.values.frozen import frozen
+from state_backend.values.requests import RunRange
 
 
 def run(

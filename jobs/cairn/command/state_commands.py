@@ -20,7 +20,6 @@ from cairn.command.printing import print_json
 from cairn.command.repair_command import code_of, repair_command
 from cairn.command.stop_dag import commit_prepared, stopped
 from cairn.command.terminal import Terminal
-from state_backend.values.requests import RestoreSavepoint, TakeSavepoint
 from state_backend.adapters.open_storage import join_url, open_storage
 from state_backend.checkpoint.coordinator import Coordinator
 from state_backend.checkpoint.rewind import fork as fork_state
@@ -34,6 +33,7 @@ from state_backend.values.errors import UsageError
 from state_backend.values.intervals import format_instant, to_ms
 from state_backend.values.marks import Savepoint
 from state_backend.values.records import Permissions, Record, RunRef
+from state_backend.values.requests import RestoreSavepoint, TakeSavepoint
 
 AllowStale = Annotated[bool, typer.Option("--allow-stale", help="Accept a stale checkpoint.")]
 AllowQuarantined = Annotated[

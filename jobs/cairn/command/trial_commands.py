@@ -15,7 +15,6 @@ from cairn.command.options import LOCAL_SPARK, Json, Root, Spark, open_log
 from cairn.command.options import Pipeline as Name
 from cairn.command.printing import print_json
 from cairn.command.terminal import Terminal
-from state_backend.values.requests import PromoteTrial, TryCode
 from cairn.trials.compare_trial import compare_trial, comparison_lines
 from state_backend.checkpoint.trials import find_trial, list_trials, remove_trial
 from state_backend.inspection.compare_runs import describe_comparison
@@ -23,6 +22,7 @@ from state_backend.inspection.describe import describe_trial
 from state_backend.values.airflow_commands import command_line
 from state_backend.values.day_or_instant import first_instant
 from state_backend.values.intervals import format_instant, from_ms
+from state_backend.values.requests import PromoteTrial, TryCode
 
 OfTrial = Annotated[
     str | None, typer.Argument(metavar="TRIAL", help="Name of the trial; left out: the pipeline's only trial.")

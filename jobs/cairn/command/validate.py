@@ -15,7 +15,6 @@ from cairn.command.options import LOCAL_SPARK, Dag, DryRun, Json, Pipeline, Root
 from cairn.command.printing import print_json, print_text
 from cairn.command.repair_command import repair_command
 from cairn.command.terminal import Terminal
-from state_backend.values.requests import Validate
 from state_backend.adapters.open_storage import join_url, open_storage
 from state_backend.checkpoint.coordinator import Coordinator
 from state_backend.checkpoint.log import Log
@@ -24,6 +23,7 @@ from state_backend.inspection.checkpoint_names import parse_checkpoint
 from state_backend.inspection.describe import state_of
 from state_backend.values.errors import UsageError
 from state_backend.values.records import Record
+from state_backend.values.requests import Validate
 
 
 def validate(request: Validate, dag: Dag = None, spark: Spark = LOCAL_SPARK, as_json: Json = False) -> int:

@@ -29,6 +29,12 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from cairn.driver.load_pipeline import load_pipeline
 from cairn.operations.place import check_name
 from cairn.pipeline import Interval, Pipeline
+from cairn.spark.session import connect, end_session, explain, interrupt_on_sigterm
+from state_backend.inspection.describe import summarise
+from state_backend.values.environment import Variable
+from state_backend.values.errors import CairnError, ProcessorError, StateGapError
+from state_backend.values.frozen import frozen
+from state_backend.values.hide_secrets import hide_all
 from state_backend.values.requests import (
     BEGUN,
     COMMITTED,
@@ -39,12 +45,6 @@ from state_backend.values.requests import (
     Request,
     from_json,
 )
-from cairn.spark.session import connect, end_session, explain, interrupt_on_sigterm
-from state_backend.inspection.describe import summarise
-from state_backend.values.environment import Variable
-from state_backend.values.errors import CairnError, ProcessorError, StateGapError
-from state_backend.values.frozen import frozen
-from state_backend.values.hide_secrets import hide_all
 from state_backend.values.schedule import decode
 
 if TYPE_CHECKING:

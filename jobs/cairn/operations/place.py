@@ -7,8 +7,8 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Protocol
 
 from cairn.pipeline import Interval, Pipeline
-from state_backend.values.requests import OfCode
 from state_backend.values.errors import UsageError
+from state_backend.values.requests import OfCode
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

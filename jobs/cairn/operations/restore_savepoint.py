@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from cairn.operations.coordinator_of import coordinator_of
 from cairn.operations.place import Place
-from state_backend.values.requests import RestoreSavepoint
 from cairn.shard_jobs.restore_savepoint import RestoreJob
 from cairn.shard_jobs.run_on_shards import run_on_shards
 from state_backend.adapters.open_storage import join_url, open_storage
@@ -30,6 +29,7 @@ from state_backend.values.errors import Fenced, UsageError
 from state_backend.values.intervals import format_instant, to_ms
 from state_backend.values.marks import Claim, Savepoint
 from state_backend.values.records import Content, Record, RunRef
+from state_backend.values.requests import RestoreSavepoint
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -12,12 +12,12 @@ from cairn.operations.place import Place
 from cairn.operations.plan_range import boundaries_of, intervals_between, named_intervals
 from cairn.operations.run_intervals import Outcome, plan_intervals, run_intervals
 from cairn.pipeline import Interval, Pipeline
-from state_backend.values.requests import RunRange
 from state_backend.checkpoint.log import Log
 from state_backend.checkpoint.trials import check_no_trial
 from state_backend.values.day_or_instant import first_instant
 from state_backend.values.errors import UsageError
 from state_backend.values.intervals import format_instant
+from state_backend.values.requests import RunRange
 from state_backend.values.schedule import Schedule, interval_from, next_interval, no_boundary
 
 

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from cairn.operations.coordinator_of import coordinator_of
 from cairn.operations.place import Place
-from state_backend.values.requests import TakeSavepoint
 from cairn.shard_jobs.consolidate import ConsolidationJob
 from cairn.shard_jobs.run_on_shards import run_on_shards
 from cairn.shard_jobs.take_savepoint import SavepointJob
@@ -27,6 +26,7 @@ from state_backend.values.errors import AlreadyExists, CorruptFile, StateUnusabl
 from state_backend.values.human_units import size
 from state_backend.values.marks import Savepoint
 from state_backend.values.records import Record, RunRef
+from state_backend.values.requests import TakeSavepoint
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

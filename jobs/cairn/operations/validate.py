@@ -27,7 +27,6 @@ from cairn.operations.checks_page import checks_page, page_path, relative_link, 
 from cairn.operations.evaluate_expectations import Compared, Declared, Engines, evaluate
 from cairn.operations.expectation_suites import declared
 from cairn.operations.place import Place
-from state_backend.values.requests import Validate
 from cairn.spark.session import SessionOnDemand, open_now
 from state_backend.adapters.open_storage import join_url, open_storage
 from state_backend.adapters.work_folders import work_folder
@@ -47,6 +46,7 @@ from state_backend.values.frozen import frozen
 from state_backend.values.human_units import plural
 from state_backend.values.marks import CanonicalFile
 from state_backend.values.records import Content, Record, ValidationMode
+from state_backend.values.requests import Validate
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

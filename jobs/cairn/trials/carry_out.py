@@ -7,12 +7,12 @@ from typing import Any
 from cairn.operations.coordinator_of import coordinator_of
 from cairn.operations.place import Place
 from cairn.operations.plan_range import boundaries_of, named_intervals
-from state_backend.values.requests import PromoteTrial, TryCode
 from cairn.trials.compare_trial import compare_trial, comparison_lines
 from cairn.trials.promote_trial import plan_promotion, promote_past, restore_command
 from cairn.trials.try_code import TrialPlan, try_code
 from state_backend.inspection.compare_runs import describe_comparison
 from state_backend.inspection.describe import describe_trial
+from state_backend.values.requests import PromoteTrial, TryCode
 
 _LISTED = 10
 
