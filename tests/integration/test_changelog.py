@@ -218,11 +218,11 @@ def test_where_the_record_has_no_room_segment_and_manifest_are_one_object(spark:
             assert len(new) == len({shard_of(path) for path in new}) <= 4, new
             assert (tmp_path / f"a/counting/checkpoints/{record.id:020d}.json").stat().st_size < 64 * 1024
     assert in_segments[:3] == [0, 4, 4], "else this shows nothing"
-    found = CliRunner().invoke(app, ["verify", "--root", str(tmp_path / "a"), "--pipeline", "counting", "--json"])
+    found = CliRunner().invoke(app, ["check", "--root", str(tmp_path / "a"), "--pipeline", "counting", "--json"])
     assert json.loads(found.stdout)["success"]
     # Dropped with all that only it needs; a twin with files of its own can do without the rest.
     coordinator = Coordinator(open_storage(f"{tmp_path}/a/counting"), "counting", policy=KeepLast(1))
-    fork = ["fork", "--root", str(tmp_path / "a"), "--pipeline", "counting", "--checkpoint", "3", "--to", "twin"]
+    fork = ["fork", "--root", str(tmp_path / "a"), "--pipeline", "counting", "3", "--as", "twin"]
     assert CliRunner().invoke(app, fork).exit_code == 0
     attempt = "last"
     prepare(spark, pipeline, 5, tmp_path / "a", attempt, coordinator)
@@ -233,7 +233,7 @@ def test_where_the_record_has_no_room_segment_and_manifest_are_one_object(spark:
     needed = {h.path for m in manifests(tmp_path / "a", last) for h in m.handles}
     needed |= {ref.manifest.path for ref in last.content.shards if ref.manifest}
     assert {f"shared/{path}" for path in state_objects(tmp_path / "a")} == needed
-    twin = CliRunner().invoke(app, ["verify", "--root", str(tmp_path / "a"), "--pipeline", "twin", "--json"])
+    twin = CliRunner().invoke(app, ["check", "--root", str(tmp_path / "a"), "--pipeline", "twin", "--json"])
     assert json.loads(twin.stdout)["success"]
 
 

@@ -19,9 +19,9 @@ from tests.support.layout import copy_layout, run_there
 from tests.support.printed_commands import run_printed
 
 MADE = {
-    "clicks": ["--schedule", "hourly", "--key", "user", "--api", "row"],
-    "taps": ["--schedule", "daily", "--key", "device", "--api", "pandas"],
-    "views": ["--schedule", "hourly", "--key", "user", "--api", "arrow"],
+    "clicks": ["--schedule", "hourly", "--key", "user", "--template", "row"],
+    "taps": ["--schedule", "daily", "--key", "device", "--template", "pandas"],
+    "views": ["--schedule", "hourly", "--key", "user", "--template", "arrow"],
 }
 
 
@@ -35,7 +35,7 @@ def printed(layout: Path) -> dict[str, str]:
     """What each call said."""
     said = {}
     for name, options in MADE.items():
-        result = CliRunner().invoke(app, ["new", name, *options, "--yes", "--into", str(layout)])
+        result = CliRunner().invoke(app, ["new", name, *options, "--yes", "--folder", str(layout)])
         assert result.exit_code == 0, result.output
         said[name] = result.output
     return said
@@ -48,7 +48,7 @@ def ready_made(layout: Path) -> list[str]:
     for name, template in enumerate(ReadyMadeName):
         schedule = ("hourly", "daily")[name % 2]
         names.append(f"ready_{template.value}")
-        options = ["--template", template.value, "--schedule", schedule, "--yes", "--into", str(layout)]
+        options = ["--template", template.value, "--schedule", schedule, "--yes", "--folder", str(layout)]
         result = CliRunner().invoke(app, ["new", names[-1], *options])
         assert result.exit_code == 0, result.output
     return names
@@ -170,7 +170,7 @@ def test_a_garbage_input_file_is_told_in_a_few_lines(layout: Path, printed: dict
 def test_nothing_is_overwritten(layout: Path, printed: dict[str, str]) -> None:
     (layout / "dags" / "other.py").write_text("mine")
     before = sorted(layout.rglob("*"))
-    result = CliRunner().invoke(app, ["new", "other", "--yes", "--into", str(layout)])
+    result = CliRunner().invoke(app, ["new", "other", "--yes", "--folder", str(layout)])
     assert result.exit_code == 2
     assert result.stderr.startswith("UsageError: nothing was written, since these files exist already:\n")
     assert f"  {layout}/dags/other.py\n" in result.stderr
@@ -188,19 +188,19 @@ def test_nothing_is_overwritten(layout: Path, printed: dict[str, str]) -> None:
         (["events", "--template", "topn", "--key", "player"], "--key 'player' is the name of another column"),
         (["events", "--template", "join", "--key", "kind"], "--key 'kind' is the name of another column"),
         (
-            ["events", "--template", "latest", "--api", "row"],
+            ["events", "--template", "latest", "--template", "row"],
             "--template latest has the interface arrow; leave out --api",
         ),
     ],
 )
 def test_what_can_not_be_is_refused(layout: Path, arguments: list[str], why: str) -> None:
-    result = CliRunner().invoke(app, ["new", *arguments, "--yes", "--into", str(layout)])
+    result = CliRunner().invoke(app, ["new", *arguments, "--yes", "--folder", str(layout)])
     assert (result.exit_code, why in result.stderr) == (2, True)
 
 
 def test_it_asks_little(layout: Path) -> None:
     answers = "asked\nweekly\ndaily\ndevice\n\n"
-    result = CliRunner().invoke(app, ["new", "--into", str(layout)], input=answers)
+    result = CliRunner().invoke(app, ["new", "--folder", str(layout)], input=answers)
     assert result.exit_code == 0, result.output
     assert "'weekly' is not one of hourly, daily" in result.output
     text = (layout / "jobs" / "pipelines" / "asked.py").read_text()
@@ -212,7 +212,7 @@ def test_it_asks_little(layout: Path) -> None:
 def test_beside_the_environment_of_another_clone_the_printed_commands_find_the_module(tmp_path: Path) -> None:
     for folder in ("jobs/pipelines", "dags"):
         (tmp_path / folder).mkdir(parents=True)
-    result = CliRunner().invoke(app, ["new", "clicks", "--yes", "--into", str(tmp_path)])
+    result = CliRunner().invoke(app, ["new", "clicks", "--yes", "--folder", str(tmp_path)])
     (command,) = re.findall(r"^  (.*cairn run .*)$", result.stdout, re.MULTILINE)
     assert command.startswith(f"PYTHONPATH={tmp_path}/jobs cairn run --code pipelines.clicks:CLICKS ")
     dry = "--from 2024-01-01 --to 2024-01-01 --reprocess none --dry-run"
@@ -220,7 +220,7 @@ def test_beside_the_environment_of_another_clone_the_printed_commands_find_the_m
 
 
 def test_elsewhere_it_says_where_to_go(tmp_path: Path) -> None:
-    result = CliRunner().invoke(app, ["new", "clicks", "--yes", "--into", str(tmp_path)])
+    result = CliRunner().invoke(app, ["new", "clicks", "--yes", "--folder", str(tmp_path)])
     assert (result.exit_code, "go to the repository's folder" in result.stderr) == (2, True)
 
 

@@ -40,7 +40,7 @@ def test_the_command_writes_an_archive_that_sessions_use(tmp_path: Path, monkeyp
     monkeypatch.setattr(sys, "prefix", str(tmp_path))
     (tmp_path / "share/cairn").mkdir(parents=True)
     (tmp_path / "share/cairn/spark-classes-of-another-java.jsa").touch()
-    result = CliRunner().invoke(app, ["prepare-spark"])
+    result = CliRunner().invoke(app, ["spark", "--prepare"])
     archive = archive_path()
     assert archive is not None and archive.is_relative_to(tmp_path)
     assert result.exit_code == 0 and result.stdout.startswith(f"Spark's classes are in {archive} (")

@@ -151,7 +151,7 @@ def test_heal_runs_here_what_is_missing_and_stale(spark: SparkSession, tmp_path:
     root, name = f"file://{tmp_path}", PIPELINE.name
     run_intervals(spark, PIPELINE, WEEK[:3], root)
     coordinator_of(PIPELINE, root).quarantine(2, "a person says so")
-    words = ["heal", "--local", "--code", "tests.integration.test_run_intervals:PIPELINE", "--root", root]
+    words = ["heal", "--code", "tests.integration.test_run_intervals:PIPELINE", "--root", root]
     words += ["--pipeline", name, "--to", WEEK[3].start.date().isoformat(), "--every", "1d", "--spark", "local[2]"]
     planned = CliRunner().invoke(app, [*words, "--dry-run"])
     assert planned.exit_code == 1 and "run 3 intervals" in planned.output

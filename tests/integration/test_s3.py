@@ -468,7 +468,7 @@ def test_checksums_are_compared_without_a_download(server: S3Server, tmp_path: P
     )
     # Another program copied the file, so the server keeps no crc32c of it.
     client.put_object(**where, Body=storage.read(output.path))
-    words = ["verify", "--fast", "--checksums", "--root", f"s3://{BUCKET}/{prefix}", "--pipeline", "accounts"]
+    words = ["check", "--fast", "--checksums", "--root", f"s3://{BUCKET}/{prefix}", "--pipeline", "accounts"]
     told = CliRunner().invoke(app, words)
     assert told.exit_code == 0 and "1 file without a checksum on S3: only the size was compared" in told.stdout
     client.put_object(**where, **s3_storage._body(bytes(output.size_bytes)))

@@ -85,7 +85,7 @@ def test_the_wheel_brings_templates_and_static_files(tmp_path: Path) -> None:
     for folder in ("jobs/pipelines", "dags"):
         (tmp_path / folder).mkdir(parents=True)
     code = "import cairn, sys; from cairn.command.cli import main; print(cairn.__file__); main()"
-    arguments = ("new", "clicks", "--template", "windows", "--yes", "--into", tmp_path)
+    arguments = ("new", "clicks", "--template", "windows", "--yes", "--folder", tmp_path)
     said = ran(sys.executable, "-c", code, *arguments, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(unpacked)})
     assert (
         said.startswith(f"{unpacked}/")

@@ -379,7 +379,6 @@ class History:
         asked = [
             "forget",
             *self.where(),
-            "--key",
             json.dumps({"user": self.forgetting}),
             "--on-rerun",
             "filter",
@@ -572,13 +571,13 @@ class History:
         # A key was forgotten since, by a commit that is quarantined now: no command makes the state of before the newest one.
         holds = newest is not None and any(c.forgets and c.id > newest.id for c in self.oracle.commits.values())
         refusal = "may hold a key that `cairn erase` removed" if holds else "no usable checkpoint"
-        for command in (["restore", "--checkpoint", "latest", "--dry-run"], ["fork", "--to", "other", "--dry-run"]):
+        for command in (["restore", "latest", "--dry-run"], ["fork", "--as", "other", "--dry-run"]):
             plan = self.told(*command, refusal=refusal)
             assert (None if plan is None else plan["end"]) == (None if holds else end), command
-        exported = self.told("export", "--to", f"memory://exports/{uuid.uuid4().hex}", "--state", "total")
+        exported = self.told("export", "--folder", f"memory://exports/{uuid.uuid4().hex}", "--state", "total")
         verified = self.told("verify", "--fast")
         listed = self.told("status")
-        (line,) = json.loads(CliRunner().invoke(app, ["pipelines", "--root", self.root, "--json"]).stdout)
+        (line,) = json.loads(CliRunner().invoke(app, ["status", "--root", self.root, "--json"]).stdout)
         assert verified["newest_intact"] == (None if newest is None else newest.id)
         if newest is None:
             assert (got, shown, exported, line["last"]) == (None, None, None, None)
@@ -589,7 +588,7 @@ class History:
         assert (shown["id"], shown["end"], line["last"][1]) == (newest.id, end, end)
         assert sum(file["rows"] for file in exported) == len(newest.state)
         assert listed["base"] in (newest.id, None)
-        compared = self.told("diff", str(newest.id), "--metadata")
+        compared = self.told("diff", str(newest.id), "--fast")
         assert compared["second"] == newest.id and compared["same_state"] is True
 
 

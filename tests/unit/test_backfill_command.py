@@ -88,9 +88,9 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Callable[..., FakeAirflow]:
     return install
 
 
-def backfill(*more: str) -> Any:
+def backfill(*more: str, wait: str = "2m") -> Any:
     dates = ["--dag", "clicks", "--from", "2024-01-01", "--to", "2024-01-03"]
-    return CliRunner().invoke(app, ["backfill", *dates, *more])
+    return CliRunner().invoke(app, ["backfill", *dates, *more], env={"CAIRN_AIRFLOW_WAIT": wait})
 
 
 @pytest.mark.parametrize(
@@ -190,7 +190,7 @@ def test_one_that_is_in_the_way_is_named_and_left_alone(server: Callable[..., Fa
     airflow = server("ok")
     earlier = {"from_date": "2023-01-01T00:00:00+00:00", "to_date": "2023-01-31T00:00:00+00:00", "dag_run_conf": None}
     airflow._create(earlier, "ok")
-    result = backfill("--timeout", "0s")
+    result = backfill(wait="0s")
     assert result.exit_code == 3
     assert "backfill 1 of 2023-01-01T00:00:00Z to 2023-01-31T00:00:00Z is still active" in result.stderr
     assert airflow.backfills[0]["completed_at"] is None and True not in airflow.paused
@@ -210,7 +210,7 @@ def test_one_that_somebody_creates_meanwhile_is_left_alone(server: Callable[...,
             return create(body, answer)
 
         airflow._create = busy  # type: ignore[method-assign]
-    result = backfill("--timeout", "0s")
+    result = backfill(wait="0s")
     assert result.exit_code == 3 and "backfill 1 of " in result.stderr, result.output
     assert airflow.backfills[0]["completed_at"] is None and True not in airflow.paused
 
@@ -219,7 +219,7 @@ def test_a_whole_one_of_the_same_dates_is_waited_for(server: Callable[..., FakeA
     """The same command twice: what the first one began goes on."""
     airflow = server("ok")
     assert backfill().exit_code == 0
-    assert backfill("--timeout", "0s").exit_code == 3
+    assert backfill(wait="0s").exit_code == 3
     assert [b["completed_at"] for b in airflow.backfills] == [None]
 
 

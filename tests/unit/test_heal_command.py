@@ -140,21 +140,6 @@ def test_it_runs_what_is_stale_and_missing_and_then_has_nothing_to_do(airflow: F
     }  # fmt: skip
 
 
-def test_results_of_a_re_run_are_doubted_once(airflow: FakeAirflow) -> None:
-    """Day 4 ran once: it has read no old input, but starts from a state that may have."""
-    assert type_heal().exit_code == 0
-    newest = str(read_log(airflow.folder.storage).head_id)
-    planned = type_heal("--doubtful-until", newest, "--dry-run")
-    assert [line.partition("T")[0] for line in planned.stdout.splitlines()[:4]] == [
-        "[2024-01-01", "[2024-01-02", "[2024-01-03", "3 intervals may have old input",
-    ]  # fmt: skip
-    assert type_heal("--dry-run").exit_code == 0, "a dry run quarantines nothing"
-    done = type_heal("--doubtful-until", newest)
-    assert done.exit_code == 0 and "; 4 intervals ran" in done.stdout, done.output
-    again = type_heal("--doubtful-until", newest)
-    assert again.stdout.startswith("0 intervals may have old input") and again.exit_code == 0
-
-
 @pytest.mark.parametrize(
     ("schedule", "to", "last"),
     [
@@ -255,7 +240,9 @@ def test_a_pipeline_that_ran_without_airflow_needs_its_code(folder: Folder) -> N
     assert CliRunner().invoke(app, status).stdout.endswith(f"\n{repaired}\n")
     in_airflow = CliRunner().invoke(app, [*status, "--dag", "d"]).stdout
     assert in_airflow.splitlines()[-1].startswith("cairn backfill --dag d --from ")
-    # A record with the name needs no option.
+    # A record with the name needs no option. --code runs here too, unless --dag contradicts it.
+    both = type_heal("--code", "m:X", "--dag", "d")
+    assert both.exit_code == 2 and "--code runs the intervals here, --dag runs them in Airflow; give one" in both.stderr
     folder.run(day(3), "named", run=run("direct__2"), code="tests.nothing:P")
     assert "can't load the pipeline 'tests.nothing:P'" in type_heal().stderr
 
@@ -263,7 +250,7 @@ def test_a_pipeline_that_ran_without_airflow_needs_its_code(folder: Folder) -> N
 def test_a_restore_does_not_move_a_pipeline_to_airflow(folder: Folder) -> None:
     folder.run(day(2), "here", run=run("direct__1"))
     assert ran_here(read_log(folder.storage))
-    words = ["restore", "--checkpoint", "1", "--root", ROOT, "--pipeline", PIPELINE, "--yes"]
+    words = ["restore", "1", "--root", ROOT, "--pipeline", PIPELINE, "--yes"]
     result = CliRunner().invoke(app, words)
     assert result.exit_code == 0, result.output
     log = read_log(folder.storage)
@@ -296,7 +283,7 @@ def test_without_airflow_each_commit_is_told_at_once_and_ctrl_c_counts_them(monk
         "cairn.spark.session.connect", lambda *_, **__: SimpleNamespace(sparkContext=SimpleNamespace(setLogLevel=str))
     )
     code, root = "tests.support.calendars:BERLIN_SPRING", "memory://heal here"
-    words = ["--local", "--code", code, "--root", root, "--pipeline", "berlin_spring", "--to", "2024-03-29"]
+    words = ["--code", code, "--root", root, "--pipeline", "berlin_spring", "--to", "2024-03-29"]
     result = CliRunner().invoke(app, ["heal", *words])
     assert result.exit_code == 130, result.output
     wanted = int(result.stdout.split(" intervals to run")[0].split()[-1])

@@ -169,7 +169,7 @@ def folder() -> Iterator[Folder]:
         ["status", "--pipeline", "p", "--root"],
         ["pipelines", "--root"],
         [*HEAL, "--airflow"],
-        [*HEAL, "--local", "--code", "tests.support.trials:OLD", "--dry-run", "--every", "1d", "--spark"],
+        [*HEAL, "--code", "tests.support.trials:OLD", "--dry-run", "--every", "1d", "--spark"],
         ["run", "--code", "tests.support.trials:OLD", "--every", "1d", "--root", "memory://secrets-of-runs", "--spark"],
         ["diff", "--to"],
         ["status"],
@@ -230,7 +230,7 @@ def test_records_marks_pages_and_lineage_have_no_credential(folder: Folder, monk
     ]
     record = next(r for r in folder.coordinator.log().completed() if r.id == 1)
     lineage = inputs_of(record.content.source_position)
-    shown = CliRunner().invoke(app, ["show", "2", *ROOT])
+    shown = CliRunner().invoke(app, ["checkpoints", "2", *ROOT])
     page = render(
         "error.html",
         base="",

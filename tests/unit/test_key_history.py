@@ -34,7 +34,9 @@ def on_disk(folder: Path, **settings: Any) -> PipelineTester:
 
 
 def history(folder: Path, *arguments: str) -> Result:
-    return CliRunner().invoke(app, ["history", *arguments, "--root", f"file://{folder}", "--pipeline", "accounts"])
+    return CliRunner().invoke(
+        app, ["key", *arguments, "--history", "--root", f"file://{folder}", "--pipeline", "accounts"]
+    )
 
 
 def steps(folder: Path, *arguments: str) -> list[dict[str, Any]]:
@@ -85,7 +87,7 @@ def test_a_timer_that_was_due_has_fired(root: Path) -> None:
     assert carl["output"] == [{"account": "carl", "kind": "idle", "balance": 1, "rows": 0}]
     assert (
         '    {"account": "carl", "kind": "idle", "balance": 1, "rows": 0}'
-        in history(root, "carl", "--follow-output").stdout.splitlines()
+        in history(root, "carl", "--all").stdout.splitlines()
     )
 
 
@@ -108,9 +110,9 @@ def test_key_groups_with_an_equal_digest_are_not_read(root: Path, monkeypatch: p
 def test_many_checkpoints_are_read_part_by_part(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from state_backend.inspection import key_history
 
-    wanted = {key: steps(root, key, "--follow-output") for key in ("ann", "bob", "carl")}
+    wanted = {key: steps(root, key, "--all") for key in ("ann", "bob", "carl")}
     monkeypatch.setattr(key_history, "_AT_ONCE", 1)
-    assert {key: steps(root, key, "--follow-output") for key in wanted} == wanted
+    assert {key: steps(root, key, "--all") for key in wanted} == wanted
 
 
 def late(tester: PipelineTester) -> None:
@@ -274,7 +276,7 @@ def test_what_is_known_and_what_is_not(tmp_path: Path, case: str, monkeypatch: p
 @pytest.mark.long("half a second", runs_in="ci")
 def test_the_output_of_dropped_checkpoints_is_followed(tmp_path: Path) -> None:
     dropped(on_disk(tmp_path))
-    found = steps(tmp_path, "ann", "--follow-output")
+    found = steps(tmp_path, "ann", "--all")
     assert [(s["checkpoint"], s["status"], len(s["output"])) for s in found] == [
         (1, "dropped", 1),
         (2, "dropped", 1),
@@ -283,7 +285,7 @@ def test_the_output_of_dropped_checkpoints_is_followed(tmp_path: Path) -> None:
     ]
     assert (
         "  the state before is unknown: the checkpoint is dropped: its rows are known, its state is not"
-        in history(tmp_path, "ann", "--follow-output").stdout.splitlines()
+        in history(tmp_path, "ann", "--all").stdout.splitlines()
     )
 
 
@@ -303,7 +305,7 @@ def test_an_output_without_key_columns_is_told(tmp_path: Path) -> None:
 @pytest.mark.long("half a second", runs_in="ci")
 def test_nothing_is_written_below_the_root_or_to_a_log(root: Path, caplog: pytest.LogCaptureFixture) -> None:
     with read_only(root), caplog.at_level(logging.DEBUG):
-        assert history(root, "ann", "--follow-output").exit_code == 0
+        assert history(root, "ann", "--all").exit_code == 0
     assert "ann" not in caplog.text
 
 
@@ -364,14 +366,14 @@ def test_an_instant_is_printed_with_its_zone_and_wall_time_without(tmp_path: Pat
         return json.loads(result.stdout)
 
     written = json.dumps({**key, "d": 1.5, "f": 0.1})
-    told = run("history", written)
+    told = run("key", written, "--history")
     assert (told["key"], [step["changes"] for step in told["checkpoints"]]) == (key, [added])
     assert told["checkpoints"][0]["timers_set"] == ["2024-07-01T00:30:00Z"]
     changes = run("diff", "1", "2")["changes"]
     assert [c for c in changes if c["state"] != "$timers"] == added
     assert [c["key"] for c in changes if c["state"] == "$timers"] == [key]
     assert f'i="{ZONED}", w="{NAIVE}"' in history(tmp_path, written).stdout
-    found = run("get", written)
+    found = run("key", written)
     maps = [f"c{n}" for n, (data_type, _, _) in enumerate(TIMES) if data_type.startswith("map")]
     assert found["key"] == key
     assert found["states"].pop("$timers") == [{"expires_at": "2024-07-01T00:30:00Z"}]

@@ -34,7 +34,7 @@ def test_the_table_has_the_first_paragraph_of_the_command_s_docstring(row: Row) 
     assert row.help == " ".join(first.split())
 
 
-@pytest.mark.parametrize("arguments", [("--help",), ("list",), ("status",)], ids=" ".join)
+@pytest.mark.parametrize("arguments", [("--help",), ("checkpoints",), ("status",)], ids=" ".join)
 @pytest.mark.long("half a second", runs_in="ci")
 def test_a_light_command_imports_no_heavy_module(tmp_path: Path, arguments: tuple[str, ...]) -> None:
     RealPipeline(tmp_path).run(1, "a1", {"a": 1})

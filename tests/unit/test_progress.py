@@ -64,9 +64,9 @@ def _all(descriptor: int) -> Iterator[bytes]:
 
 @pytest.mark.long("half a second", runs_in="ci")
 def test_a_quarantined_checkpoint_has_a_colour_on_a_terminal_only(root: Path) -> None:
-    assert b"\x1b[31m" in on_terminal(root, "list")
-    assert b"\x1b[3" not in on_terminal(root, "list", NO_COLOR="1")
-    piped = CliRunner().invoke(app, ["list", "--root", str(root), "--pipeline", PIPELINE])
+    assert b"\x1b[31m" in on_terminal(root, "checkpoints")
+    assert b"\x1b[3" not in on_terminal(root, "checkpoints", NO_COLOR="1")
+    piped = CliRunner().invoke(app, ["checkpoints", "--root", str(root), "--pipeline", PIPELINE])
     assert "quarantined" in piped.stdout and "\x1b" not in piped.stdout
 
 
@@ -88,10 +88,10 @@ def test_the_colour_of_a_state(state: str, colour: str) -> None:
 
 @pytest.mark.long("seconds", runs_in="ci")
 def test_a_bar_appears_on_a_terminal_only(root: Path) -> None:
-    assert b"verifying" in on_terminal(root, "verify")
-    assert b"exporting" in on_terminal(root, "export", "1", "--to", f"{root}/tables")
+    assert b"verifying" in on_terminal(root, "check")
+    assert b"exporting" in on_terminal(root, "export", "1", "--folder", f"{root}/tables")
     assert b"deleting" in on_terminal(root, "sweep")
-    words = [sys.executable, "-m", "cairn.command.cli", "verify", "--root", str(root), "--pipeline", PIPELINE]
+    words = [sys.executable, "-m", "cairn.command.cli", "check", "--root", str(root), "--pipeline", PIPELINE]
     piped = subprocess.run(words, capture_output=True, text=True, check=True)
     assert piped.stderr == "" and "verifying" not in piped.stdout
 
@@ -105,9 +105,13 @@ def test_ctrl_c_says_how_much_is_done_and_the_command_that_continues(
 
     where = ["--root", str(root), "--pipeline", PIPELINE]
     for arguments, place, says in [
-        (["verify", *where], "cairn.command.verify.verify_pipeline", "changed nothing"),
+        (["check", *where], "cairn.command.check.verify_pipeline", "changed nothing"),
         (["sweep", *where], "cairn.command.sweep.sweep_pipeline", "To continue"),
-        (["export", "1", "--to", "/tmp/of a test", *where], "cairn.command.export.export_state", "Delete its folder"),
+        (
+            ["export", "1", "--folder", "/tmp/of a test", *where],
+            "cairn.command.export.export_state",
+            "Delete its folder",
+        ),
     ]:
         monkeypatch.setattr(place, stopped)
         monkeypatch.setattr(sys, "argv", ["cairn", *arguments])

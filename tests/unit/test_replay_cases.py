@@ -88,7 +88,7 @@ def quarantined(history: History) -> None:
 def forgotten(history: History) -> None:
     history.run(1)
     history.run(2)
-    words = ["forget", "--root", history.root, "--pipeline", "accounts", "--key", '{"account": "ann"}', "--yes"]
+    words = ["erase", "--root", history.root, "--pipeline", "accounts", '{"account": "ann"}', "--yes"]
     done = CliRunner().invoke(app, [*words, "--on-rerun", "filter"])
     assert done.exit_code == 0, done.output
     history.run(2)

@@ -282,7 +282,7 @@ def test_run_and_the_tester_follow_the_schedule_over_a_weekend(tmp_path: Path) -
     result = CliRunner().invoke(app, [*AS_PRINTED, str(tmp_path), "--count", "5", *DRY])
     assert result.exit_code == 0, result.output
     assert "[2013-01-11T00:00:00Z, 2013-01-14T00:00:00Z): would be computed" in result.output
-    heal = ["heal", "--local", "--code", AS_PRINTED[2], "--root", str(tmp_path), "--pipeline", "aircraft"]
+    heal = ["heal", "--code", AS_PRINTED[2], "--root", str(tmp_path), "--pipeline", "aircraft"]
     result = CliRunner().invoke(app, [*heal, "--to", "2013-01-13", "--dry-run", "--json"])
     assert result.exit_code == 1, result.output
     to_run = [one["start"] for one in json.loads(result.stdout)["to_run"]]

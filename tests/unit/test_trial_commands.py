@@ -10,11 +10,11 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from cairn.trials.deploy_trial import other_than_tried
 from typer.testing import CliRunner
 
 from cairn.command.cli import app
 from cairn.operations.coordinator_of import coordinator_of
+from cairn.trials.promote_trial import other_than_tried
 from state_backend.inspection.compare_logs import Made
 from tests.support.counting import DAYS, day
 from tests.support.trials import SESSION, Averaging, Doubling, Narrowing, pipeline_of, run, try_days
@@ -47,13 +47,13 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.mark.long("half a second", runs_in="ci")
 def test_the_same_code_has_nothing_to_say(root: str) -> None:
-    said = called("compare", "same", "--root", root, "--exit-code")
+    said = called("compare", "same", "--root", root)
     assert said.endswith("no difference: every digest is equal\n") and "differs" not in said
 
 
 def test_a_mistake_is_told_by_column_with_an_example(root: str, tmp_path: Path) -> None:
     how = ["compare", "double", "--root", root, "--match", "user", "--match", "kind"]
-    said = called(*how, "--exit-code", "--folder", str(tmp_path / "rows"), code=1)
+    said = called(*how, "--folder", str(tmp_path / "rows"))
     assert "output in 2 intervals, the first from 2024-01-02T00:00:00Z: 2 changed" in said
     assert "  total: 2 changed, by 4.5 on average and 6 at most" in said
     assert '  ~ {"user": "ann", "kind": "seen"}: total 3 -> 6' in said
@@ -77,14 +77,14 @@ def test_states_fields_and_timers_are_told(root: str) -> None:
 
 
 def test_trials_are_listed_and_removed(root: str) -> None:
-    assert "more: [2024-01-02T00:00:00Z, 2024-01-04T00:00:00Z), code 2.0" in called("trials", "list", "--root", root)
-    assert [t["name"] for t in json.loads(called("trials", "list", "--root", root, "--json"))] == [
+    assert "more: [2024-01-02T00:00:00Z, 2024-01-04T00:00:00Z), code 2.0" in called("trials", "--root", root)
+    assert [t["name"] for t in json.loads(called("trials", "--root", root, "--json"))] == [
         "double",
         "more",
         "same",
     ]
     try_days(pipeline_of(), root, [2], name="short")
-    assert called("trials", "remove", "short", "--root", root).startswith("removed trial short: ")
+    assert called("trials", "--remove", "short", "--root", root).startswith("removed trial short: ")
     of = ["--code", "tests.support.trials:OLD", "--from", "2024-01-02", "--to", "2024-01-02", "--root", f"{root}-none"]
     assert "Or give the length of an interval" in called("try", *of, code=2)
     assert "several trials below" in called("compare", "--root", root, code=2)
@@ -96,11 +96,11 @@ def test_a_list_names_the_code_and_where_it_changed(tmp_path: Path) -> None:
         DAYS.setdefault(day(n).start, [("ann", "pear", n + 1)])
     run(pipeline_of(version="1.0"), tmp_path, [0])
     run(pipeline_of(processor=Averaging, version="2.0"), tmp_path, [1, 2])
-    shown = json.loads(called("list", "--root", str(tmp_path), "--json"))
+    shown = json.loads(called("checkpoints", "--root", str(tmp_path), "--json"))
     assert [(row["code"], row["code_changed"]) for row in shown] == [("2.0", False), ("2.0", True), ("1.0", False)]
-    text = called("list", "--root", str(tmp_path))
+    text = called("checkpoints", "--root", str(tmp_path))
     assert "2.0 *" in text and text.endswith("* code differs from that of the checkpoint before\n")
-    said = called("diff", "1", "2", "--root", str(tmp_path), "--metadata").splitlines()[0]
+    said = called("diff", "1", "2", "--root", str(tmp_path), "--fast").splitlines()[0]
     assert said == (
         "checkpoint 1 of [2024-01-01T00:00:00Z, 2024-01-02T00:00:00Z) to 2 of [2024-01-02T00:00:00Z, 2024-01-03T00:00:00Z): "
         "another state, by another code (1.0, then 2.0), from other input"
@@ -118,11 +118,11 @@ def test_a_list_names_the_code_and_where_it_changed(tmp_path: Path) -> None:
         ({"digest": 1}, "its state has digest 0000000000000001"),
         (
             {"digest": 1, "source_position": {"rows": "other"}},
-            "The deployment has other input: rows is other instead of",
+            "The promotion has other input: rows is other instead of",
         ),
-        ({"digest": 1, "code_hash": "f" * 64}, "The deployment has other code: "),
-        ({"digest": 1, "input_hash": "0" * 32}, "The deployment has other settings: "),
-        ({"digest": 1, "source_position": {}}, "The deployment has other input: rows is null instead of"),
+        ({"digest": 1, "code_hash": "f" * 64}, "The promotion has other code: "),
+        ({"digest": 1, "input_hash": "0" * 32}, "The promotion has other settings: "),
+        ({"digest": 1, "source_position": {}}, "The promotion has other input: rows is null instead of"),
         ({"outputs": ()}, "its output (0 rows) differs from the trial's"),
         ({"digest": 1}, "depend on something else, such as a clock or random numbers"),
     ],
@@ -176,10 +176,10 @@ def test_what_is_typed_is_refused_before_the_first_row_with_the_way_out(
     monkeypatch.setattr("cairn.spark.session.connect", lambda *_, **__: SESSION)
     if "gone" in changes:
         monkeypatch.delitem(DAYS, day(changes["gone"]).start)
-    words = {"--code": code, "--from": "2024-01-02", "--to": "2024-01-03", "--name": "typed", "--spark": "sc://none"}
+    words = {"--code": code, "--from": "2024-01-02", "--to": "2024-01-03", "--spark": "sc://none"}
     words |= {name: value for name, value in changes.items() if name.startswith("--")}
     words["--root"] = f"{root}/{words['--root']}" if "--root" in words else root
-    before = called("trials", "list", "--root", root, "--json")
-    done = CliRunner().invoke(app, ["try", *(word for pair in words.items() for word in pair)])
+    before = called("trials", "--root", root, "--json")
+    done = CliRunner().invoke(app, ["try", "typed", *(word for pair in words.items() for word in pair)])
     assert done.exit_code in (1, 2) and says in done.output and way_out in done.output.partition(says)[2], done.output
-    assert called("trials", "list", "--root", root, "--json") == before
+    assert called("trials", "--root", root, "--json") == before

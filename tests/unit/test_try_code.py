@@ -116,7 +116,7 @@ def test_a_refused_checkpoint_is_no_reason_to_refuse_code(root: Path) -> None:
 def test_production_that_forgot_a_key_is_not_the_same(root: Path) -> None:
     try_days(OLD, root, [3, 4])
     assert [i.state for i in compared(root).intervals] == ["same", "same"]
-    words = ["forget", "--root", str(root), "--pipeline", NAME, "--key", '{"user": "ann"}', "--yes"]
+    words = ["erase", "--root", str(root), "--pipeline", NAME, '{"user": "ann"}', "--yes"]
     assert CliRunner().invoke(app, words).exit_code == 0
     found = compared(root)
     assert [i.state for i in found.intervals] == ["same", "other"]

@@ -119,7 +119,7 @@ def cairn(root: Path, *arguments: str) -> Result:
 
 
 def forget(root: Path, *options: str, key: str = KEY) -> dict[str, Any]:
-    done = cairn(root, "forget", "--key", key, "--yes", "--json", *options)
+    done = cairn(root, "erase", key, "--yes", "--json", *options)
     assert done.exit_code == 0, done.output
     found: dict[str, Any] = json.loads(done.stdout)
     return found
@@ -139,7 +139,9 @@ def search(root: Path, work: Path) -> set[str]:
 def users_of(root: Path, tmp_path: Path) -> set[str]:
     """The users of the newest state, by an export of all states and timers."""
     to = tmp_path / f"export-{len(list(tmp_path.iterdir()))}"
-    assert CliRunner().invoke(app, ["export", "--root", str(root), "--pipeline", NAME, "--to", str(to)]).exit_code == 0
+    assert (
+        CliRunner().invoke(app, ["export", "--root", str(root), "--pipeline", NAME, "--folder", str(to)]).exit_code == 0
+    )
     import pyarrow.parquet as pq
 
     return {row["key"]["user"] for file in to.rglob("*.parquet") for row in pq.read_table(file).to_pylist()}
@@ -147,7 +149,7 @@ def users_of(root: Path, tmp_path: Path) -> set[str]:
 
 def test_an_export_in_the_pipeline_s_folder_is_refused_and_an_old_one_is_a_place(root: Path) -> None:
     run(PIPELINE, root, [5])
-    refused = cairn(root, "export", "--to", str(root / NAME / "exported"))
+    refused = cairn(root, "export", "--folder", str(root / NAME / "exported"))
     assert (
         refused.exit_code == 2
         and "lies inside the folder" in refused.stderr
@@ -177,7 +179,7 @@ def test_no_file_has_the_key_afterwards(root: Path, tmp_path: Path) -> None:
     run(PIPELINE, root, [5])
     take_savepoint_of(root, root / "saved")
     try_days(PIPELINE, root, [6], name="tried")
-    assert cairn(root, "export", "--to", str(root / "exported")).exit_code == 0
+    assert cairn(root, "export", "--folder", str(root / "exported")).exit_code == 0
     before = search(root, tmp_path / "before")
     assert {path.split("/")[1] for path in before if path.startswith(NAME)} >= {"checkpoints", "shared", "output"}
     was = newest(root)
@@ -194,11 +196,11 @@ def test_no_file_has_the_key_afterwards(root: Path, tmp_path: Path) -> None:
     assert now.content.kind == "forget" and now.content.base_id == was.id
     assert now.content.digest != was.content.digest
     assert now.content.totals.entries == was.content.totals.entries - 17
-    assert cairn(root, "verify").exit_code == 0
+    assert cairn(root, "check").exit_code == 0
     assert SECRET not in users_of(root, tmp_path)
     run(PIPELINE, root, [6])  # the user comes again, as a new customer
     assert SECRET in users_of(root, tmp_path)
-    assert cairn(root, "verify").exit_code == 0
+    assert cairn(root, "check").exit_code == 0
 
 
 @pytest.mark.parametrize(("said", "key"), [(f'{{"key_user":"{SECRET}"}}', KEY), (f"values such as {SECRET}", KEY)])
@@ -225,7 +227,7 @@ def take_savepoint_of(root: Path, to: Path) -> None:
 def clean(root: Path, tmp_path: Path) -> bool:
     """Return True if the pipeline's own folder has no byte of the key, and its files are whole."""
     left = search(root, tmp_path / f"search-{len(list(tmp_path.iterdir()))}")
-    assert cairn(root, "verify").exit_code == 0
+    assert cairn(root, "check").exit_code == 0
     return not any(path.startswith(f"{NAME}/") for path in left)
 
 
@@ -243,7 +245,7 @@ def test_what_would_bring_the_key_back_is_refused(root: Path, tmp_path: Path) ->
     before = bytes_of(root / NAME)
     again = refusal(lambda: run(PIPELINE, root, [2], reprocess="all"))
     assert "checkpoint 2, which is older, may still hold the key" in again
-    assert "cairn erase --pipeline counting --key JSON --on-rerun filter" in again
+    assert "cairn erase JSON --pipeline counting --on-rerun filter" in again
     first = refusal(lambda: run(PIPELINE, root, [0], reprocess="all"))
     assert "rows of before 2024-01-06T00:00:00Z may bring the key back" in first
     target = refusal(lambda: rewind(coordinator(root), 3, run=RUN, attempt="back"))
@@ -270,7 +272,7 @@ def test_the_commands_that_are_printed_forget_the_key(root: Path, monkeypatch: p
     fork(storage_of(root), 5, Coordinator(LocalStorage(root / "twin"), "twin"), run=RUN, attempt="fork")
     said = forget(root)
     (twin,) = [place["then"] for place in said["places"] if place["what"] == "pipeline with the same key"]
-    done = CliRunner().invoke(app, [*shlex.split(twin)[1:], "--key", KEY, "--yes"])
+    done = CliRunner().invoke(app, [*shlex.split(twin)[1:], KEY, "--yes"])
     assert done.exit_code == 0 and done.stdout.startswith(
         f"checkpoint 2 of {day(4)} has the state of checkpoint 1 without the key\n15 entries removed"
     )
@@ -377,7 +379,7 @@ def test_a_re_run_that_was_prepared_before_is_refused_at_its_commit(root: Path) 
 
 def test_a_dry_run_and_a_call_without_agreement_change_nothing(root: Path) -> None:
     before = bytes_of(root / NAME)
-    dry = cairn(root, "forget", "--key", KEY, "--drop-checkpoints", "--rewrite-output", "--dry-run")
+    dry = cairn(root, "erase", KEY, "--drop-checkpoints", "--rewrite-output", "--dry-run")
     assert dry.exit_code == 0
     lines = dry.stdout.splitlines()
     assert (
@@ -388,7 +390,7 @@ def test_a_dry_run_and_a_call_without_agreement_change_nothing(root: Path) -> No
         "checkpoints would be dropped: 2, 3, 4, 5",
         "output files would be rewritten: 4, 4 rows of the key",
     ]
-    asked = cairn(root, "forget", "--key", KEY)
+    asked = cairn(root, "erase", KEY)
     assert asked.exit_code == 2 and "Nothing was done. To agree, run the same command with --yes" in asked.stderr
     assert bytes_of(root / NAME) == before
 
@@ -399,9 +401,9 @@ def test_a_forget_that_validation_refused_is_made_again(root: Path, tmp_path: Pa
     forget(root)
     coordinator(root).quarantine(6, "a test says so")
     assert "checkpoint 5, which is older, may still hold the key" in refusal(lambda: run(PIPELINE, root, [5]))
-    other = cairn(root, "forget", "--key", '{"user": "user-1"}', "--yes")
-    assert other.exit_code == 2 and "Name that key too, with another --key" in other.stderr
-    said = forget(root, "--key", '{"user": "user-1"}')
+    other = cairn(root, "erase", '{"user": "user-1"}', "--yes")
+    assert other.exit_code == 2 and "forgot another key\nName that key too" in other.stderr
+    said = forget(root, '{"user": "user-1"}')
     assert said["checkpoint"] == 7 and newest(root).content.base_id == 5
     run(PIPELINE, root, [5])
     assert newest(root).content.base_id == 7
@@ -428,11 +430,11 @@ def test_the_record_says_a_hash_and_not_the_key(root: Path) -> None:
     encoded = KeyCodec(parse_struct(newest(root).content.key_schema)).encode((SECRET,))
     assert is_key(key, encoded) and not is_key(key, encoded + b"x")
     assert key.key_hash == hashlib.sha256(bytes.fromhex(key.salt) + encoded).hexdigest()
-    listed = cairn(root, "list").stdout.splitlines()
+    listed = cairn(root, "checkpoints").stdout.splitlines()
     assert [line.split()[4] for line in listed[1:3]] == ["forget", "interval"]
     assert "replaced by 6" in listed[2]
     assert cairn(root, "status").exit_code == 0
-    shown = cairn(root, "show")
+    shown = cairn(root, "checkpoints")
     assert shown.exit_code == 0 and SECRET not in shown.stdout
 
 
@@ -445,7 +447,7 @@ def test_the_record_says_a_hash_and_not_the_key(root: Path) -> None:
     ],
 )
 def test_a_key_that_does_not_fit_is_refused(root: Path, key: str, says: str) -> None:
-    done = cairn(root, "forget", "--key", key, "--yes")
+    done = cairn(root, "erase", key, "--yes")
     assert done.exit_code == 2 and says in done.stderr
 
 
@@ -467,7 +469,7 @@ def test_shards_that_a_split_left_the_key_in_are_rewritten(root: Path, tmp_path:
 @pytest.mark.long("half a second", runs_in="ci")
 def test_intervals_that_wait_for_their_re_run_need_the_filter(root: Path) -> None:
     rewind(coordinator(root), 2, run=RUN, attempt="back")
-    refused = cairn(root, "forget", "--key", KEY, "--yes")
+    refused = cairn(root, "erase", KEY, "--yes")
     assert refused.exit_code == 2 and "add --on-rerun filter" in refused.stderr
     forget(root, "--on-rerun", "filter")
     run(PIPELINE, root, range(2, 5))
@@ -546,7 +548,7 @@ def test_output_whose_record_is_a_tombstone_is_rewritten_too(tmp_path: Path) -> 
 
 @pytest.mark.long("half a second", runs_in="ci")
 def test_several_keys_are_one_commit(root: Path, tmp_path: Path) -> None:
-    said = forget(root, "--key", '{"user": "user-1"}', "--key", '{"user": "user-2"}')
+    said = forget(root, '{"user": "user-1"}', '{"user": "user-2"}')
     assert said["checkpoint"] == 6
     keys = newest(root).content.forget.keys  # type: ignore[union-attr]
     assert len(keys) == 3 and len({key.salt for key in keys}) == 1
@@ -585,7 +587,7 @@ def killed(production: Path, work: Path, at: int, when: Literal["before", "after
         forget_over(FaultyStorage(storage_of(root), stop_at(at, when)))
     state = newest(root).content
     committed = state.kind == "forget"
-    assert cairn(root, "verify").exit_code == 0, "what the dead process left is whole"
+    assert cairn(root, "check").exit_code == 0, "what the dead process left is whole"
     assert {i for i, _ in read_log(storage_of(root)).outputs_near(Interval(day(0).start, day(4).end))} == set(
         map(day, range(5))
     )
@@ -609,7 +611,7 @@ def killed_at_some(production: Path, work: Path, step: int, only: Collection[str
 
 @pytest.mark.long("seconds", runs_in="ci")
 def test_killed_at_any_write_the_next_call_ends_it(production: Path, tmp_path: Path) -> None:
-    """Every fifth or twentieth write; `python -m tests.unit.test_forget` kills at all calls. State, output and records are whole all the
+    """Every fifth or twentieth write; `python -m tests.unit.test_erase` kills at all calls. State, output and records are whole all the
     while."""
     ends = killed_at_some(production, tmp_path, at_tier(fast=20, ci=20, all=5), WRITES)
     assert {*ends} == {False, True}

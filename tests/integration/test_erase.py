@@ -1,4 +1,4 @@
-"""A forgotten key on Spark: the next interval, and a re-run that leaves the key out; what holds without Spark is in tests/unit/test_forget.py."""
+"""A forgotten key on Spark: the next interval, and a re-run that leaves the key out; what holds without Spark is in tests/unit/test_erase.py."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_a_re_run_on_spark_leaves_the_key_out(spark: SparkSession, tmp_path: Pat
     root, folder = str(tmp_path / "state"), tmp_path / "state" / PIPELINE.name
     for n in (0, 1):
         run_interval(spark, PIPELINE, day(n), root)
-    words = ["forget", "--root", root, "--pipeline", PIPELINE.name, "--key", json.dumps({"user": key})]
+    words = ["erase", "--root", root, "--pipeline", PIPELINE.name, json.dumps({"user": key})]
     done = CliRunner().invoke(app, [*words, "--on-rerun", "filter", "--drop-checkpoints", "--rewrite-output", "--yes"])
     assert done.exit_code == 0, done.output
     records = [run_interval(spark, PIPELINE, day(n), root) for n in (0, 1)]

@@ -40,7 +40,7 @@ def root(tmp_path: Path) -> Path:
 
 
 def test_pipelines_with_problems_come_first_and_the_printed_command_works(root: Path) -> None:
-    said = cairn("pipelines", "--root", str(root))
+    said = cairn("status", "--root", str(root))
     assert said.exit_code == 0, said.output
     _, *rows, _, command = said.stdout.splitlines()
     assert [row.split()[0] for row in rows] == ["damaged", "refused", "fine"]
@@ -49,14 +49,14 @@ def test_pipelines_with_problems_come_first_and_the_printed_command_works(root: 
     assert "2024-01-02 to 2024-01-03" in rows[2] and " ok " in rows[2]
     assert cairn(*shlex.split(command)[1:]).exit_code == 1
 
-    answer = json.loads(cairn("pipelines", "--root", str(root), "--json").stdout)
+    answer = json.loads(cairn("status", "--root", str(root), "--json").stdout)
     assert answer[2] == {
         "name": "fine",
         "last": ["2024-01-02T00:00:00Z", "2024-01-03T00:00:00Z"],
         "state": "ok",
         "problems": [],
     }
-    assert "no pipeline in" in cairn("pipelines", "--root", str(root / "savepoints")).stdout
+    assert "no pipeline in" in cairn("status", "--root", str(root / "savepoints")).stdout
 
 
 @pytest.mark.parametrize("lost", [["checkpoints"], ["checkpoints", "HEAD.json"]])
@@ -67,7 +67,7 @@ def test_a_pipeline_that_lost_its_records_is_unreadable(tmp_path: Path, lost: li
     for name in lost:
         path = tmp_path / PIPELINE / name
         shutil.rmtree(path) if path.is_dir() else path.unlink()
-    said = cairn("pipelines", "--root", str(tmp_path))
+    said = cairn("status", "--root", str(tmp_path))
     row, *_ = [line for line in said.stdout.splitlines() if line.startswith(PIPELINE)]
     assert " unreadable " in row and said.exit_code == 0
     *_, command = said.stdout.splitlines()
@@ -76,7 +76,7 @@ def test_a_pipeline_that_lost_its_records_is_unreadable(tmp_path: Path, lost: li
 
 def test_a_root_that_is_a_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    said = cairn("pipelines", "--root", str(tmp_path / "file"))
+    said = cairn("status", "--root", str(tmp_path / "file"))
     assert said.exit_code == 2 and "is a file" in said.stderr
 
 
@@ -88,28 +88,28 @@ def test_only_folders_with_a_log_are_pipelines(root: Path) -> None:
 
 @pytest.mark.long("half a second", runs_in="ci")
 def test_a_wrong_name_of_a_pipeline_gets_the_right_one(root: Path) -> None:
-    key = ["--key", '{"key": "a"}', "--dry-run"]
+    key = ['{"key": "a"}', "--dry-run"]
     for command in (
-        ["list"], ["status"], ["verify"], ["get", "a"], ["diff", "1", "2"], ["export", "--to", f"{root}/x"],
-        ["quarantine", "1"], ["restore", "--checkpoint", "1"], ["fork", "--to", "x"], ["forget", *key],
-        ["trials", "list"],
+        ["checkpoints"], ["status"], ["check"], ["key", "a"], ["diff", "1", "2"], ["export", "--folder", f"{root}/x"],
+        ["quarantine", "1"], ["restore", "1"], ["fork", "--as", "x"], ["erase", *key],
+        ["trials"],
     ):  # fmt: skip
         refused = cairn(*command, "--root", str(root), "--pipeline", "refusd")
         assert (refused.exit_code, refused.stderr.splitlines()[-1]) == (2, "Did you mean 'refused'?")
-    assert cairn("trials", "list", "--root", str(root), "--pipeline", "fine").stdout == "pipeline 'fine' has no trial\n"
-    refused = cairn("list", "--root", str(root), "--pipeline", "zzz")
+    assert cairn("trials", "--root", str(root), "--pipeline", "fine").stdout == "pipeline 'fine' has no trial\n"
+    refused = cairn("checkpoints", "--root", str(root), "--pipeline", "zzz")
     assert refused.stderr.splitlines()[-1] == "These exist: damaged, fine, refused"
 
 
 @pytest.mark.long("half a second", runs_in="ci")
 def test_a_wrong_name_of_a_state_gets_the_right_one(root: Path, tmp_path: Path) -> None:
     where = ["--root", str(root), "--pipeline", "fine", "--state", "valu"]
-    for command in (["diff", "1", "2"], ["export", "--to", str(tmp_path / "to")]):
+    for command in (["diff", "1", "2"], ["export", "--folder", str(tmp_path / "to")]):
         refused = cairn(*command, *where)
         assert refused.exit_code == 2 and "Did you mean 'value'" in refused.stderr
 
 
-@pytest.mark.parametrize("typed", ["verfy", "pipeline", "exprt"])
+@pytest.mark.parametrize("typed", ["chek", "checkpoint", "exprt"])
 def test_a_wrong_command_gets_the_right_one(typed: str) -> None:
     assert "Did you mean" in cairn(typed).stderr
 
@@ -129,7 +129,7 @@ def test_the_suggestion(known: list[str], line: str) -> None:
 
 @pytest.mark.parametrize("option", ["-h", "--help"])
 def test_both_options_print_the_help(option: str) -> None:
-    assert "Look" in cairn(option).stdout and "--newest" in cairn("list", option).stdout
+    assert "Look" in cairn(option).stdout and "--limit" in cairn("checkpoints", option).stdout
 
 
 def test_the_version_is_printed() -> None:

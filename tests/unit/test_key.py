@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cairn.command.get import look_up
+from cairn.command.key import look_up
 from typer.testing import CliRunner, Result
 
 from cairn.command.cli import app
@@ -121,7 +121,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def get(root: Path, *arguments: str) -> Result:
-    return CliRunner().invoke(app, ["get", *arguments, "--root", f"file://{root}", "--pipeline", PIPELINE])
+    return CliRunner().invoke(app, ["key", *arguments, "--root", f"file://{root}", "--pipeline", PIPELINE])
 
 
 def test_the_table_shows_each_entry(root: Path) -> None:
@@ -186,7 +186,7 @@ def test_get_names_the_status_and_writes_nothing(
     act(cases.History(tmp_path))
     caplog.clear()
     with read_only(tmp_path), caplog.at_level(logging.DEBUG):
-        asked = ["get", "ann", which, "--root", f"file://{tmp_path}", "--pipeline", "accounts"]
+        asked = ["key", "ann", which, "--root", f"file://{tmp_path}", "--pipeline", "accounts"]
         result = CliRunner().invoke(app, asked)
     assert result.exit_code == code and says in result.output, result.output
     behind = (
@@ -210,7 +210,7 @@ def test_the_right_to_read_is_enough(tmp_path: Path) -> None:
     # A process of root may write everywhere, unless it gives this right up.
     weak = ["setpriv", "--bounding-set=-all", "--inh-caps=-all"] if os.getuid() == 0 else []
     more = ["--root", f"file://{folder}", "--pipeline", "accounts"]
-    asked = [["get", "ann", *more], ["get", "ANN", *more], ["history", "ann", "--follow-output", *more]]
+    asked = [["key", "ann", *more], ["key", "ANN", *more], ["key", "ann", "--history", "--all", *more]]
     for path in made:
         path.chmod(path.stat().st_mode & ~0o222)
     try:
