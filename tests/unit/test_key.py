@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cairn.command.key import look_up
 from typer.testing import CliRunner, Result
 
 from cairn.command.cli import app
+from cairn.command.key import look_up
 from cairn.spark.ddl import parse_ddl_locally
 from state_backend.formats.json_keys import parse_key, similar_keys
 from state_backend.formats.types import StructType, parse_struct
