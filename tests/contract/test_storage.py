@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import replace as changed
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,13 +20,13 @@ from uuid import uuid4
 import google_crc32c
 import pytest
 from google.cloud.storage import Blob
-from requests import ConnectionError
 
 from cairn_operators.check_dag_arguments import check_pipeline_and_root
 from state_backend.adapters import gcs_storage
 from state_backend.adapters.gcs_storage import GcsStorage
 from state_backend.adapters.local_storage import CHUNK_BYTES, LocalStorage
 from state_backend.adapters.memory_storage import MemoryStorage
+from state_backend.adapters.object_store import Found, Interrupted, LostUpload
 from state_backend.adapters.open_storage import folders_in, join_url, open_storage, remove_all
 from state_backend.adapters.s3_storage import S3Storage
 from state_backend.adapters.schemes import is_over_network
@@ -42,7 +43,7 @@ from state_backend.values.errors import (
     UnknownOutcome,
     UsageError,
 )
-from state_backend.values.handles import Handle
+from state_backend.values.handles import FileInfo, Handle
 from tests.support.faulty_storage import Fault, FaultyStorage, StopHere, lost_answer_at, stop_at
 from tests.support.gcs_server import BUCKET, GcsServer, gcs_server
 from tests.support.s3_server import BUCKET as S3_BUCKET
@@ -969,15 +970,17 @@ def test_without_googles_client_it_says_what_to_install(monkeypatch: pytest.Monk
 
 
 def google_answers(status: int, **headers: str) -> Any:
-    """A connection whose every request is answered so."""
+    """Connections whose every request is answered so."""
     answer = SimpleNamespace(status_code=status, headers=headers, close=lambda: None)
-    return SimpleNamespace(put=lambda *_, **__: answer, get=lambda *_, **__: answer)
+    session = SimpleNamespace(put=lambda *_, **__: answer, get=lambda *_, **__: answer)
+    google = SimpleNamespace(session=session, client=SimpleNamespace(api_endpoint=""))
+    return SimpleNamespace(lent=lambda: nullcontext(google))
 
 
 def test_bytes_that_arrive_otherwise_than_the_server_has_them(monkeypatch: pytest.MonkeyPatch) -> None:
     storage = gcs(Path())
     storage.create("a", b"data")
-    monkeypatch.setattr("state_backend.adapters.gcs_storage.google_crc32c.value", lambda _: 5)
+    monkeypatch.setattr("state_backend.adapters.object_store.google_crc32c.value", lambda _: 5)
     with pytest.raises(
         StorageUnavailable, match=r"can't read 'a' of gs://.*: the received bytes have crc32c 00000005, .*try again"
     ):
@@ -991,24 +994,21 @@ def test_a_replaced_file_that_is_stored_otherwise_is_looked_at() -> None:
     with pytest.raises(
         UnknownOutcome, match=r"expected 4 bytes .*, the server has 3 bytes .*; check the file before you go on"
     ):
-        storage._compared(None, gcs_storage._Stored(3, 1, 8), handle, 7, "replace 'a'")
+        other = FileInfo(path="a", size_bytes=3, generation=8, modified_ms=0, crc32c=1)
+        storage._compared(Found(other, other.crc32c), handle, 7, "replace 'a'")
 
 
 def test_an_upload_of_which_the_server_lost_a_part_is_begun_again() -> None:
+    session = gcs_storage._Session(google_answers(308, Range="bytes=0-1"), "url")
+    session._at = 4
+    with pytest.raises(Interrupted, match="stored only a part"):
+        session.send(b"data", False, 1.0)
+    with pytest.raises(LostUpload):
+        session.send(b"data", False, 1.0)
+
+
+def test_a_download_that_begins_anew_in_the_middle_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     storage: Any = gcs(Path())
-    google, write = SimpleNamespace(session=google_answers(308, Range="bytes=0-1")), gcs_storage.Write()
-
-    def twice(_: str, request: Callable[[float], Any], __: Any) -> Any:
-        with pytest.raises(ConnectionError, match="stored only a part"):
-            request(1.0)
-        return request(1.0)
-
-    storage._send = twice
-    with pytest.raises(StorageUnavailable, match="can't upload 'a': the server lost a part of the upload; try again"):
-        storage._push(google, "session", b"data", 4, None, write, "upload 'a'")
-
-
-def test_a_download_that_begins_anew_in_the_middle_is_refused() -> None:
-    body: Any = gcs_storage._Body(google_answers(200), "url", lambda request: request(1.0), offset=3)
+    monkeypatch.setattr(storage, "_connections", google_answers(200))
     with pytest.raises(StorageUnavailable, match="the server can't continue the interrupted download; try again"):
-        next(iter(body))
+        storage.read("a", offset=3)

@@ -25,8 +25,9 @@ from google.auth.credentials import AnonymousCredentials
 
 from state_backend.adapters import gcs_storage
 from state_backend.adapters.gcs_connections import EMULATOR_VARIABLE
-from state_backend.adapters.gcs_storage import GcsStorage, Patience
+from state_backend.adapters.gcs_storage import GcsStorage
 from state_backend.adapters.local_storage import LocalStorage
+from state_backend.adapters.object_store import Patience
 from state_backend.shard.transfer import download_all, upload_all
 from state_backend.values.errors import (
     AlreadyExists,
@@ -224,10 +225,10 @@ def test_of_many_deletes_only_those_that_failed_are_sent_again(
 
     answers_of = gcs_storage._answers_of
     monkeypatch.setattr(gcs_storage, "_answers_of", answers)
-    paths = [f"many/{n:03d}" for n in range(gcs_storage.BATCH + 2)]
+    paths = [f"many/{n:03d}" for n in range(GcsStorage.batch + 2)]
     for path in paths[-4:]:
         storage.create(path, b"")
-    assert storage.delete_many(paths) == 4 and asked == [gcs_storage.BATCH, 1, 2]
+    assert storage.delete_many(paths) == 4 and asked == [GcsStorage.batch, 1, 2]
     assert not [*storage.list("many/")]
 
 

@@ -26,7 +26,8 @@ from cairn.command.cli import app
 from cairn.testing import PipelineTester
 from state_backend.adapters import s3_storage
 from state_backend.adapters.local_storage import LocalStorage
-from state_backend.adapters.s3_storage import Patience, S3Storage
+from state_backend.adapters.object_store import Found, Patience
+from state_backend.adapters.s3_storage import S3Storage
 from state_backend.checkpoint import leases
 from state_backend.checkpoint.log import read_log
 from state_backend.checkpoint.sweep import sweep
@@ -59,8 +60,8 @@ FAULTS: tuple[FaultKind, ...] = at_tier(
     all=tuple(k for k in get_args(FaultKind) if k not in ("401", "403", "429", "trickled")),
 )
 # A stalled request takes `read_s`: enough for a busy machine, less than the deadline of the patient.
-HURRY = Patience(deadline_s=0.3, connect_s=1.0, read_s=1.0, first_delay_s=0.01, longest_delay_s=0.05)
-PATIENT = replace(HURRY, deadline_s=30.0, read_s=2.0)
+HURRY = Patience(deadline_s=0.3, connect_s=1.0, request_s=1.0, first_delay_s=0.01, longest_delay_s=0.05)
+PATIENT = replace(HURRY, deadline_s=30.0, request_s=2.0)
 # SeaweedFS answers 403 for a missing bucket, has no KMS, and refuses a request whose signed preconditions are gone. The last test would start
 # itself.
 OF_AMAZON = ("bucket_that_does_not_exist", "settings_reach", "ignores_conditions", "seaweedfs")
@@ -321,7 +322,7 @@ def test_a_bucket_that_does_not_exist_is_named(server: S3Server, tmp_path: Path)
 
 def test_refused_identities_are_told_what_to_do(server: S3Server, tmp_path: Path) -> None:
     # A busy machine may take a second for an answer: a repeat after a timeout could no longer tell what took effect.
-    storage = fresh(replace(PATIENT, connect_s=30.0, read_s=30.0))
+    storage = fresh(replace(PATIENT, connect_s=30.0, request_s=30.0))
     for call in every_call(storage, tmp_path):
         with server.broken("403", times=10), pytest.raises(PermissionRefused, match=r"s3:PutObject.* s3:ListBucket"):
             call()
@@ -345,7 +346,8 @@ def test_each_refusal_has_an_error_with_its_next_step(
     server: S3Server, status: int, code: str, error: type[CairnError], says: str
 ) -> None:
     answer = {"Error": {"Code": code, "Message": "secret"}, "ResponseMetadata": {"HTTPStatusCode": status}}
-    made = fresh()._translated("read 'a'", ClientError(answer, "GetObject"), None)
+    storage = fresh()
+    made = storage._translated("read 'a'", storage._failure_of(ClientError(answer, "GetObject")), None)
     assert isinstance(made, error) and says in str(made) and "secret" not in str(made)
 
 
@@ -392,10 +394,10 @@ def test_a_copy_within_the_server_moves_no_bytes(server: S3Server) -> None:
         target.copy_from(storage, handle, "there")
     # As a server does that reports checksums: the size alone would fit.
     look = storage._look
-    other = {"ContentLength": len(LARGE), "ChecksumCRC32C": "AAAAAA==", "ChecksumType": "FULL_OBJECT"}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(storage, "_look", lambda *given: {**(look(*given) or {}), **other})
-        with pytest.raises(CorruptFile, match=r"found .* bytes with crc32c AAAAAA=="):
+        other = replace(look("large", "look").info, size_bytes=len(LARGE))
+        patch.setattr(storage, "_look", lambda *_: Found(other, 0))
+        with pytest.raises(CorruptFile, match=r"found .* bytes with crc32c 00000000"):
             target.copy_from(storage, handle, "there")
     assert [info.path for info in target.list("")] == ["here"]
     disk = LocalStorage(Path(os.environ["AIRFLOW_HOME"]) / uuid4().hex)
@@ -408,18 +410,16 @@ def test_parts_of_a_failed_upload_are_removed(server: S3Server, tmp_path: Path) 
     storage.create("a", NEW)
     with pytest.raises(AlreadyExists):
         storage.upload("a", tmp_path / "file")
-    found = storage._client("look").list_multipart_uploads(
-        Bucket=BUCKET, Prefix=storage.url.removeprefix(f"s3://{BUCKET}/")
-    )
+    found = storage._ask("list_multipart_uploads", Prefix=storage.url.removeprefix(f"s3://{BUCKET}/"))
     assert "Uploads" not in found
 
 
 def test_parts_grow_so_that_ten_thousand_are_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(s3_storage, "PART_BYTES", 2)
     monkeypatch.setattr(s3_storage, "PARTS_OF_ONE_SIZE", 2)
-    pieces = [*s3_storage._pieces([b"0123456789", b"abcdef"])]
+    pieces = [*fresh()._pieces([b"0123456789", b"abcdef"])]
     assert pieces == [(b"01", False), (b"23", False), (b"4567", False), (b"89ab", False), (b"cdef", True)]
-    assert [*s3_storage._pieces([])] == [(b"", True)]
+    assert [*fresh()._pieces([])] == [(b"", True)]
 
 
 def _in_a_child(storage: S3Storage, number: int) -> None:

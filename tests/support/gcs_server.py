@@ -24,7 +24,7 @@ import google_crc32c
 
 from local_stack.owned_process import free_port
 from state_backend.adapters.gcs_connections import EMULATOR_VARIABLE
-from state_backend.adapters.gcs_storage import _crc32c
+from state_backend.adapters.object_store import crc32c_of
 from tests.support.faulty_proxy import Answer, FaultyProxy, Request
 
 BUCKET = "cairn-tests"
@@ -103,7 +103,7 @@ class GcsServer(FaultyProxy):
             crc32c = google_crc32c.extend(session.crc32c, body)
             if total != "*":
                 stated = request.headers.get("x-goog-hash")
-                if stated is not None and _crc32c(stated.removeprefix("crc32c=")) != crc32c:
+                if stated is not None and crc32c_of(stated.removeprefix("crc32c=")) != crc32c:
                     return _refused(400)
                 if session.generation not in (None, self._generation(session.object_path)):
                     return _refused(412)

@@ -14,7 +14,9 @@ from typing import Any, Literal, get_args
 from urllib.parse import unquote
 from uuid import uuid4
 
-from state_backend.adapters import gcs_storage, s3_storage
+from state_backend.adapters.gcs_storage import GcsStorage
+from state_backend.adapters.object_store import Patience
+from state_backend.adapters.s3_storage import S3Storage
 from state_backend.ports.storage import Storage
 from state_backend.values.errors import CairnError
 from tests.support import gcs_server, s3_server
@@ -50,17 +52,15 @@ _DELAYS = {"first_delay_s": 0.01, "longest_delay_s": 0.05}
 STORES = {
     "gcs": Store(
         server=gcs_server.gcs_server,
-        open=partial(gcs_storage.GcsStorage, gcs_server.BUCKET),
-        hurry=gcs_storage.Patience(deadline_s=20.0, request_s=0.5, **_DELAYS),
-        giving_up=gcs_storage.Patience(deadline_s=0.15, request_s=0.15, first_delay_s=0.02, longest_delay_s=0.05),
+        open=partial(GcsStorage, gcs_server.BUCKET),
+        hurry=Patience(deadline_s=20.0, request_s=0.5, **_DELAYS),
+        giving_up=Patience(deadline_s=0.15, request_s=0.15, first_delay_s=0.02, longest_delay_s=0.05),
     ),
     "s3": Store(
         server=s3_server.s3_server,
-        open=partial(s3_storage.S3Storage, s3_server.BUCKET),
-        hurry=s3_storage.Patience(deadline_s=20.0, connect_s=1.0, read_s=0.5, **_DELAYS),
-        giving_up=s3_storage.Patience(
-            deadline_s=0.15, connect_s=0.15, read_s=0.15, first_delay_s=0.02, longest_delay_s=0.05
-        ),
+        open=partial(S3Storage, s3_server.BUCKET),
+        hurry=Patience(deadline_s=20.0, connect_s=1.0, request_s=0.5, **_DELAYS),
+        giving_up=Patience(deadline_s=0.15, connect_s=0.15, request_s=0.15, first_delay_s=0.02, longest_delay_s=0.05),
     ),
 }
 

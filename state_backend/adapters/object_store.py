@@ -1,0 +1,643 @@
+"""The storage port over an object store: one class, of which a cloud adds some eight requests.
+
+    <bucket>/<prefix>/<path>    one object per file; its metadata `cairn-write` is the uuid of the write that made it
+
+Every write has a precondition: the file is absent, or still has the given generation. So a repeated request overwrites
+nothing. If the server's answer to a write is lost, the server refuses the repeat. Then the uuid shows whether this write
+made the file. If neither can be shown, the write raises `UnknownOutcome`.
+
+A request sends once. `ObjectStore._send` repeats a request while a repeat may help. Error messages contain no URLs,
+because the URL of an upload session is a credential.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from abc import ABC, abstractmethod
+from base64 import b64decode, b64encode
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from dataclasses import replace as changed
+from itertools import count
+from pathlib import Path
+from random import uniform
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol, Self, TypeVar
+from uuid import uuid4
+
+import google_crc32c
+
+from state_backend.adapters.local_storage import CHUNK_BYTES, read_chunks, write_verified
+from state_backend.adapters.work_folders import work_folder
+from state_backend.ports.storage import Storage, check_path, check_prefix
+from state_backend.values.errors import (
+    AlreadyExists,
+    CairnError,
+    CorruptFile,
+    NotFound,
+    PreconditionFailed,
+    StorageUnavailable,
+    UnknownOutcome,
+    UsageError,
+)
+from state_backend.values.frozen import frozen
+from state_backend.values.handles import FileInfo, Handle
+
+WRITE_KEY = "cairn-write"
+"""The metadata key of an object that holds the uuid of the write that made the object."""
+
+_MAX_NAME_BYTES = 1024
+
+R = TypeVar("R")
+
+
+@frozen
+class Patience:
+    """Time limits of requests and their retries, in seconds."""
+
+    deadline_s: float = 180.0
+    # A refusal is repeated for this time where a new permission takes effect late.
+    permission_s: float = 30.0
+    connect_s: float = 10.0
+    # Timeout of an answer, or of the next bytes of a file.
+    request_s: float = 60.0
+    first_delay_s: float = 0.5
+    longest_delay_s: float = 20.0
+
+    def delay_s(self, repeats: int) -> float:
+        """Return a random delay before the next retry, in seconds. `repeats` is the number of earlier retries."""
+        return uniform(0, min(self.first_delay_s * 2.0 ** min(repeats, 30), self.longest_delay_s))
+
+
+@dataclass(slots=True)
+class Write:
+    """A write and its retries."""
+
+    nonce: str = field(default_factory=lambda: uuid4().hex)
+    uncertain: bool = False
+
+
+class Found(NamedTuple):
+    """An object as the server describes it."""
+
+    info: FileInfo
+    # None if the server does not say. `info` has no checksum where listings have none.
+    crc32c: int | None
+    # Uuid of the write that made the object; None if the answer does not say or another program made it.
+    nonce: str | None = None
+
+    def matches(self, handle: Handle) -> bool:
+        """Return True if the size is that of the handle, and the checksum too, if the server knows it."""
+        return self.info.size_bytes == handle.size_bytes and self.crc32c in (None, handle.crc32c)
+
+    def __str__(self) -> str:
+        return _bytes_of(self.info.size_bytes, self.crc32c)
+
+
+class Page(NamedTuple):
+    """A part of a listing."""
+
+    files: Sequence[FileInfo]
+    folders: Iterable[str]
+    # Where the next page begins; None after the last page.
+    token: str | None
+
+
+class Answer(NamedTuple):
+    """The server's answer to a read: the metadata of the file, and its bytes as they arrive."""
+
+    # The number of bytes that follow; None if the server does not say.
+    size_bytes: int | None
+    generation: int | None
+    crc32c: int | None
+    # Returns at most so many bytes, and raises if they arrive after a moment of `time.monotonic`.
+    read: Callable[[int, float], bytes]
+    close: Callable[[], None]
+
+
+class Upload(Protocol):
+    """An upload in parts, which leaves no file before it is finished."""
+
+    def send(self, data: bytes, last: bool, timeout_s: float) -> None:
+        """Send the next part, or the same part again after an error."""
+
+    def finish(self, handle: Handle, timeout_s: float) -> Found | None:
+        """Make the file visible. Return what the server stored, if it says so."""
+
+    def abort(self, timeout_s: float) -> None:
+        """Remove the parts."""
+
+
+@frozen
+class Failure:
+    """What the error of a request means."""
+
+    said: str
+    kind: Literal["absent", "no bucket", "precondition", "other", "unknown"] = "other"
+    # How long a repeat may help.
+    repeat: Literal["no", "for permission", "yes"] = "no"
+    # False: the request was refused or never sent, so it changed nothing.
+    may_have_effect: bool = True
+    # The error of a refused login or permission, and what to do.
+    refused: tuple[type[CairnError], str] | None = None
+
+
+class Interrupted(Exception):
+    """The server's answer ended early. A repeat continues."""
+
+
+class LostUpload(Exception):
+    """The server does not know an upload any more."""
+
+
+class ObjectStore(ABC):
+    """Storage below `<scheme>://<bucket>/<prefix>`; the prefix may be empty.
+
+    Methods raise `UsageError` if there are no credentials, the server refuses them, or the bucket does not exist.
+    """
+
+    lists_what_is_there = True
+
+    scheme: ClassVar[str]
+    # The most files that one request deletes.
+    batch: ClassVar[int]
+    # False: the server gives the same answer for a deleted and for an absent file.
+    tells_absence: ClassVar[bool] = True
+
+    def __init__(self, bucket: str, prefix: str = "", *, patience: Patience | None = None) -> None:
+        if not bucket or not all(c.isascii() and (c.isalnum() or c in "-._") for c in bucket):
+            raise UsageError(
+                f"not a bucket: {bucket!r}; expected {self.scheme}://bucket or {self.scheme}://bucket/prefix"
+            )
+        self._root = f"{check_path(prefix)}/" if prefix else ""
+        self.url = f"{self.scheme}://{bucket}/{prefix}".rstrip("/")
+        self._bucket = bucket
+        self._patience = patience or Patience()
+        self._bucket_seen = False
+
+    @classmethod
+    def open_url(cls, url: str, **options: Any) -> Self:
+        """Open `<scheme>://bucket/prefix`."""
+        bucket, _, prefix = url.removeprefix(f"{cls.scheme}://").rstrip("/").partition("/")
+        return cls(bucket, prefix, **options)
+
+    # --- the requests of a cloud: each sends once, and raises the errors of its library ---------------------------------
+
+    @abstractmethod
+    def _head(self, path: str, timeout_s: float) -> Found:
+        """Return the metadata of a file."""
+
+    @abstractmethod
+    def _get(self, path: str, at: int, generation: int | None, timeout_s: float) -> Answer:
+        """Begin to read a file from a byte on, and only in the given generation."""
+
+    @abstractmethod
+    def _page(self, start: str, token: str | None, timeout_s: float, *, delimiter: str = "", limit: int = 0) -> Page:
+        """Return a part of the listing of objects, or with a delimiter of the folders. `limit` 0: as many as one answer holds."""
+
+    @abstractmethod
+    def _put(self, handle: Handle, data: bytes, nonce: str, generation: int, timeout_s: float) -> Found | None:
+        """Write a file. Return what the server stored, if it says so. Generation 0: the file must be absent."""
+
+    @abstractmethod
+    def _begin(self, path: str, nonce: str, generation: int, timeout_s: float) -> Upload:
+        """Begin an upload in parts."""
+
+    @abstractmethod
+    def _copy(self, source: Self, found: Found, handle: Handle, write: Write, doing: str) -> Found | None:
+        """Let the server copy a file to `handle.path`, by several requests through `_send`."""
+
+    @abstractmethod
+    def _remove(self, path: str, generation: int, timeout_s: float) -> None:
+        """Delete a file in a generation."""
+
+    @abstractmethod
+    def _remove_many(self, waiting: set[str], gone: set[str], timeout_s: float) -> None:
+        """Delete the waiting files. Take each that is deleted out of `waiting`, and add it to `gone` if it was there."""
+
+    @abstractmethod
+    def _failure(self, error: Exception) -> Failure | None:
+        """Return what an error means; None for an error that no request raises."""
+
+    @abstractmethod
+    def _server_copies(self, source: Self, handle: Handle) -> bool:
+        """Return True if this login may read the other storage, and a copy by the server is worth its requests."""
+
+    def _part_bytes(self, number: int) -> int:
+        """Return the size of a part of an upload, counted from 0. A smaller file is written by one request."""
+        raise NotImplementedError
+
+    def _is_generation(self, generation: int) -> bool:
+        """Return True if a file may have this generation."""
+        return generation > 0
+
+    def _before_write(self, doing: str) -> None:  # noqa: B027  # Most servers keep them.
+        """Check that the server keeps its preconditions, where that is not certain."""
+
+    # --- reading ------------------------------------------------------------------------------------------------------
+
+    def read(self, path: str, *, offset: int = 0) -> bytes:
+        """Return the bytes of a file from `offset` on, as `Storage.read` specifies."""
+        body = _Body(self, path, f"read {path!r} of {self.url}", offset)
+        data = b"".join(body)
+        if body.crc32c not in (None, found := google_crc32c.value(data)):
+            raise StorageUnavailable(
+                f"can't read {path!r} of {self.url}: the received bytes have crc32c {found:08x}, expected {body.crc32c:08x}; "
+                "try again"
+            )
+        return data
+
+    def download(self, handle: Handle, destination: Path) -> None:
+        """Copy a file to a local path and check its bytes, as `Storage.download` specifies."""
+        body = _Body(self, handle.path, f"download {handle.path!r} of {self.url}")
+        write_verified(body, handle, destination, url=self.url)
+
+    def stat(self, path: str) -> FileInfo | None:
+        """Return the metadata of a file, or None if it is absent, as `Storage.stat` specifies."""
+        found = self._look(path, f"stat {path!r} of {self.url}")
+        return None if found is None else found.info
+
+    def list(self, prefix: str) -> Iterator[FileInfo]:
+        """Return the files whose path begins with a prefix, sorted by path, as `Storage.list` specifies.
+
+        Objects whose names end in `/` are left out: consoles create them as folders.
+        """
+        start, doing = self._root + check_prefix(prefix), f"list {prefix!r} of {self.url}"
+        return (file for page in self._pages(start, doing) for file in page.files)
+
+    def folders(self, path: str) -> tuple[str, ...]:
+        """Return the sorted names of the folders in a folder. The path "" is the storage itself.
+
+        The server answers with one name for all files of a folder, so the cost does not grow with these files.
+        """
+        start = self._root + (f"{check_path(path)}/" if path else "")
+        doing, found = f"list the folders in {path!r} of {self.url}", set[str]()
+        for page in self._pages(start, doing, delimiter="/"):
+            found |= {*page.folders}
+        return tuple(sorted(name.removeprefix(start).rstrip("/") for name in found))
+
+    def _pages(self, start: str, doing: str, *, delimiter: str = "", limit: int = 0) -> Iterator[Page]:
+        token = None
+        while True:
+            request = functools.partial(self._page, start, token, delimiter=delimiter, limit=limit)
+            try:
+                page = self._send(doing, request)
+            except NotFound:
+                raise self._no_bucket(doing) from None
+            self._bucket_seen = True
+            yield page
+            if not (token := page.token):
+                return
+
+    def _look(self, path: str, doing: str) -> Found | None:
+        """Return the metadata of a file, or None if it is absent."""
+        try:
+            found = self._send(doing, functools.partial(self._head, path))
+        except NotFound:
+            self._require_bucket(doing)
+            return None
+        self._bucket_seen = True
+        return found
+
+    def _require_bucket(self, doing: str) -> None:
+        """Raise `UsageError` if the bucket does not exist, after the server answered that a file does not.
+
+        The server gives the same answer for both. This method lists one file to tell the two cases apart. It sends no
+        request if an earlier answer has shown that the bucket exists.
+        """
+        if not self._bucket_seen:
+            next(self._pages(self._root, doing, limit=1))
+
+    def _no_bucket(self, doing: str) -> UsageError:
+        return UsageError(f"can't {doing}: the bucket {self._bucket!r} does not exist; create it first")
+
+    # --- writing ------------------------------------------------------------------------------------------------------
+
+    def create(self, path: str, data: bytes) -> Handle:
+        """Write a new file, as `Storage.create` specifies."""
+        return self._write(path, (data,), 0, f"create {path!r} of {self.url}")
+
+    def upload(self, path: str, local: Path) -> Handle:
+        """Write a new file from a local file, as `Storage.upload` specifies.
+
+        A large file is sent in parts. If this process dies, the parts stay in the bucket, where no listing shows them,
+        until the server or a lifecycle rule of the bucket deletes them.
+        """
+        check_path(path)
+        chunks = read_chunks(local, f"read {local} to upload it to {self.url}")
+        return self._write(path, chunks, 0, f"create {path!r} of {self.url}")
+
+    def replace(self, path: str, data: bytes, *, generation: int) -> Handle:
+        """Rewrite a file that still has the given generation, as `Storage.replace` specifies."""
+        doing = f"replace {path!r} of {self.url}"
+        if not self._is_generation(generation):
+            raise _mismatch(self._look(path, doing), doing)
+        return self._write(path, (data,), generation, doing)
+
+    def delete(self, path: str, *, generation: int | None = None) -> bool:
+        """Delete one file; return False if it is absent. `Storage.delete` describes the arguments and the errors.
+
+        Without a generation, this method reads the file's generation first. So a repeated request can't delete a newer file.
+        """
+        doing = f"delete {path!r} of {self.url}"
+        if generation is not None and self.tells_absence and self._is_generation(generation):
+            return self._delete(path, generation, doing)
+        while (found := self._look(path, doing)) is not None:
+            if generation not in (None, found.info.generation):
+                raise _mismatch(found, doing)
+            # The file was rewritten after its generation was read: read the generation again.
+            with suppress(PreconditionFailed):
+                return self._delete(path, found.info.generation, doing)
+        return False
+
+    def _delete(self, path: str, generation: int, doing: str) -> bool:
+        write = Write()
+        try:
+            self._send(doing, functools.partial(self._remove, path, generation), write)
+        except NotFound:
+            if not write.uncertain:
+                self._require_bucket(doing)
+            return write.uncertain
+        except PreconditionFailed:
+            found = self._look(path, doing)
+            # An earlier request may have deleted the file before another process wrote a new one.
+            if write.uncertain and (found is not None or self.tells_absence):
+                raise unknown_outcome(doing) from None
+            if found is not None:
+                raise _mismatch(found, doing) from None
+            return write.uncertain
+        return True
+
+    def delete_many(self, paths: Sequence[str]) -> int:
+        """Delete files, a batch by one request, as `DeletesMany.delete_many` specifies.
+
+        The requests have no generation, because no process ever writes files of these names again.
+        """
+        doing, gone = f"delete {len(paths)} files of {self.url}", set[str]()
+        for first in range(0, len(paths), self.batch):
+            waiting = set(paths[first : first + self.batch])
+            self._send(doing, functools.partial(self._remove_many, waiting, gone), Write())
+        return len(gone)
+
+    def copy_from(self, source: Storage, handle: Handle, path: str) -> Handle:
+        """Copy a file of another storage to a new file, as `Storage.copy_from` specifies.
+
+        The server copies a large file if both storages have the same login. Otherwise one login might not have access to
+        both storages. So this method downloads the file into a local folder, and uploads it from there.
+        """
+        check_path(path)
+        if not (isinstance(source, type(self)) and self._server_copies(source, handle)):
+            with work_folder("copy") as folder:
+                source.download(handle, folder / "file")
+                return self.upload(path, folder / "file")
+        doing, write = f"copy {handle.path!r} of {source.url} to {path!r} of {self.url}", Write()
+        copied = changed(handle, path=path)
+        found = source._look(handle.path, doing)
+        if found is None:
+            raise NotFound(f"can't {doing}: the file does not exist")
+        if not found.matches(handle):
+            raise CorruptFile(
+                f"{handle.path!r} of {source.url} is damaged: expected {_bytes_of(handle.size_bytes, handle.crc32c)}, found {found}; restore an older "
+                "checkpoint, or put the file back from a copy"
+            )
+        self._before_write(doing)
+        try:
+            stored = self._copy(source, found, copied, write, doing)
+        except (NotFound, PreconditionFailed, LostUpload) as error:
+            if isinstance(error, NotFound) and not write.uncertain:
+                self._require_bucket(doing)
+                raise
+            stored = self._settled(error, path, 0, write, doing)
+        return self._compared(stored, copied, 0, doing)
+
+    def _write(self, path: str, chunks: Iterable[bytes], generation: int, doing: str) -> Handle:
+        """Write a file, a large one in parts."""
+        self._name(path)
+        pieces, write = self._pieces(chunks), Write()
+        data, whole = next(pieces)
+        handle = Handle(path=path, size_bytes=len(data), crc32c=google_crc32c.value(data))
+        self._before_write(doing)
+        try:
+            if whole:
+                put = functools.partial(self._put, handle, data, write.nonce, generation)
+                stored = self._send(doing, put, write)
+            else:
+                upload = self._send(doing, functools.partial(self._begin, path, write.nonce, generation))
+                with self._aborted_on_error(upload, write, doing):
+                    self._send(doing, functools.partial(upload.send, data, False))
+                    for data, last in pieces:
+                        crc32c = google_crc32c.extend(handle.crc32c, data)
+                        handle = changed(handle, size_bytes=handle.size_bytes + len(data), crc32c=crc32c)
+                        self._send(doing, functools.partial(upload.send, data, last))
+                    stored = self._send(doing, functools.partial(upload.finish, handle), write)
+        except (NotFound, PreconditionFailed, LostUpload) as error:
+            stored = self._settled(error, path, generation, write, doing)
+        return self._compared(stored, handle, generation, doing)
+
+    def _pieces(self, chunks: Iterable[bytes]) -> Iterator[tuple[bytes, bool]]:
+        """Yield the bytes in pieces for the parts of an upload, at least one piece. True marks the last piece."""
+        waiting, number = bytearray(), 0
+        for chunk in chunks:
+            waiting += chunk
+            while len(waiting) > (size := self._part_bytes(number)):
+                yield bytes(waiting[:size]), False
+                del waiting[:size]
+                number += 1
+        yield bytes(waiting), True
+
+    @contextmanager
+    def _aborted_on_error(self, upload: Upload, write: Write, doing: str) -> Iterator[None]:
+        try:
+            yield
+        except BaseException:
+            if not write.uncertain:
+                with suppress(CairnError):
+                    self._send(doing, upload.abort)
+            raise
+
+    def _settled(self, error: Exception, path: str, generation: int, write: Write, doing: str) -> Found:
+        """Find out if a write took effect, after the server refused the write's last request.
+
+        A request is repeated if its answer is lost. If the first request did write the file, the server refuses the
+        repeat, because the file's generation is no longer `generation`.
+        """
+        if write.uncertain:
+            try:
+                found = self._look(path, doing)
+            except CairnError:
+                found = None
+            if found is None or found.nonce != write.nonce:
+                raise unknown_outcome(doing)
+            return found
+        if isinstance(error, PreconditionFailed):
+            if generation == 0:
+                raise AlreadyExists(f"can't {doing}: the file exists already")
+            raise _mismatch(self._look(path, doing), doing)
+        if isinstance(error, NotFound):  # The bucket or the file to replace does not exist.
+            next(self._pages(self._root, doing, limit=1))
+            if generation != 0:
+                raise error
+        raise StorageUnavailable(f"can't {doing}: the server lost the upload; try again")
+
+    def _compared(self, stored: Found | None, handle: Handle, generation: int, doing: str) -> Handle:
+        """Check that the server stored the expected bytes, and return `handle`.
+
+        If the write created a file with other bytes, the file is deleted. If the write replaced a file, the file stays.
+        """
+        self._bucket_seen = True
+        if stored is None or stored.matches(handle):
+            return handle
+        problem = f"can't {doing}: expected {_bytes_of(handle.size_bytes, handle.crc32c)}, the server has {stored}"
+        if generation != 0:
+            raise UnknownOutcome(f"{problem}; check the file before you go on")
+        remove = functools.partial(self._remove, handle.path, stored.info.generation)
+        try:
+            self._send(doing, remove, Write(uncertain=True))
+        except NotFound:
+            pass
+        except PreconditionFailed:
+            raise unknown_outcome(doing) from None
+        raise StorageUnavailable(f"{problem}; they were deleted, try again")
+
+    # --- requests -----------------------------------------------------------------------------------------------------
+
+    def _name(self, path: str) -> str:
+        name = self._root + check_path(path)
+        if len(name.encode()) > _MAX_NAME_BYTES:
+            raise UsageError(f"{name!r} is longer than {_MAX_NAME_BYTES} bytes; use a shorter name")
+        return name
+
+    def _send(self, doing: str, request: Callable[[float], R], write: Write | None = None) -> R:
+        """Send a request, and retry while a retry may help."""
+        patience, began_s = self._patience, time.monotonic()
+        ends_s = {"no": 0.0, "for permission": began_s + patience.permission_s, "yes": began_s + patience.deadline_s}
+        for repeats in count():
+            left_s = ends_s["yes"] - time.monotonic()
+            try:
+                return request(max(0.01, min(patience.request_s, left_s)))
+            except (CairnError, LostUpload) as error:
+                lost = write is not None and write.uncertain and not isinstance(error, LostUpload)
+                raised: Exception = unknown_outcome(doing, str(error)) if lost else error
+                break
+            except Exception as error:
+                raised = error
+            failure = self._failure_of(raised)
+            if write is not None and failure.may_have_effect:
+                write.uncertain = True
+            if time.monotonic() >= ends_s[failure.repeat]:
+                raised = self._translated(doing, failure, write) or raised
+                break
+            time.sleep(patience.delay_s(repeats))
+        # Raise outside the except block: inside, the traceback would also show the cause, which holds URLs and the request.
+        raise raised
+
+    def _failure_of(self, error: Exception) -> Failure:
+        if isinstance(error, Interrupted):
+            return Failure(said=str(error), repeat="yes")
+        return self._failure(error) or Failure(said=type(error).__name__, kind="unknown")
+
+    def _translated(self, doing: str, failure: Failure, write: Write | None) -> CairnError | None:
+        """Return the error of a request; None if its own error tells more."""
+        if failure.kind == "precondition":
+            return PreconditionFailed(f"can't {doing}: another process has rewritten the file meanwhile")
+        if failure.kind == "no bucket":
+            return self._no_bucket(doing)
+        if failure.kind == "absent":
+            return NotFound(f"can't {doing}: the file does not exist")
+        if write is not None and write.uncertain:
+            return unknown_outcome(doing, failure.said)
+        if failure.kind == "unknown":
+            return None
+        kind, advice = failure.refused or (StorageUnavailable, "check the network and the bucket, then try again")
+        gave_up = f" for {self._patience.deadline_s:g} s" if failure.repeat == "yes" else ""
+        return kind(f"can't {doing}: {failure.said}{gave_up}; {advice}")
+
+
+class _Body:
+    """The bytes of a file as they arrive, in pieces of `CHUNK_BYTES`.
+
+    If a connection breaks, a new request continues where it broke, with the same generation.
+    """
+
+    def __init__(self, store: ObjectStore, path: str, doing: str, offset: int = 0) -> None:
+        # The checksum of the whole file, once its first byte has arrived; None if the server does not say.
+        self.crc32c: int | None = None
+        self._store, self._path, self._doing, self._at = store, path, doing, offset
+        self._answer: Answer | None = None
+        self._generation: int | None = None
+        self._size_bytes: int | None = None
+        self._piece = bytearray()
+
+    def __iter__(self) -> Iterator[bytes]:
+        store = self._store
+        try:
+            while piece := store._send(self._doing, self._next_piece):
+                self._piece.clear()
+                yield piece
+        except PreconditionFailed:
+            raise StorageUnavailable(f"can't {self._doing}: the file was rewritten meanwhile; try again") from None
+        except NotFound:
+            store._require_bucket(self._doing)
+            raise
+        finally:
+            self._close()
+
+    def _close(self) -> None:
+        if self._answer is not None:
+            self._answer.close()
+            self._answer = None
+
+    def _next_piece(self, timeout_s: float) -> bytes:
+        until_s = time.monotonic() + timeout_s
+        try:
+            while len(self._piece) < CHUNK_BYTES and self._at != self._size_bytes:
+                answer = self._answer or self._open(timeout_s)
+                data = answer.read(CHUNK_BYTES - len(self._piece), until_s)
+                self._at += len(data)
+                self._piece += data
+                if not data and self._size_bytes is None:
+                    self._size_bytes = self._at
+                elif not data and self._at != self._size_bytes:
+                    raise Interrupted("the server's answer ended early")
+        except Exception:
+            self._close()
+            raise
+        return bytes(self._piece)
+
+    def _open(self, timeout_s: float) -> Answer:
+        answer = self._answer = self._store._get(self._path, self._at, self._generation, timeout_s)
+        if self._size_bytes is None and answer.size_bytes is not None:
+            self._size_bytes = self._at + answer.size_bytes
+        if not self._at:
+            self.crc32c = answer.crc32c
+        self._generation = answer.generation
+        self._store._bucket_seen = True
+        return answer
+
+
+def _mismatch(found: Found | None, doing: str) -> CairnError:
+    if found is None:
+        return NotFound(f"can't {doing}: the file does not exist")
+    return PreconditionFailed(f"can't {doing}: another process has rewritten the file meanwhile")
+
+
+def _bytes_of(size_bytes: int, crc32c: int | None) -> str:
+    return f"{size_bytes} bytes with crc32c {crc32c or 0:08x}"
+
+
+def unknown_outcome(doing: str, found: str = "the server's answer was lost") -> UnknownOutcome:
+    """Return the error of a write that may have taken effect."""
+    return UnknownOutcome(
+        f"can't tell whether this took effect: {doing} ({found}); check the file before you try again"
+    )
+
+
+def base64_of(crc32c: int) -> str:
+    """Return a checksum as object stores write it: the base64 of its four bytes, the most significant byte first."""
+    return b64encode(crc32c.to_bytes(4, "big")).decode()
+
+
+def crc32c_of(text: str | None) -> int | None:
+    """Return the checksum that `base64_of` encodes."""
+    return None if text is None else int.from_bytes(b64decode(text), "big")
