@@ -5,21 +5,19 @@ Growth of a room is a decision: raise its budget in the commit that needs it, an
 
 from __future__ import annotations
 
-import pytest
-
-from tests.tools.mass import mass, tokens_in
+from tests.tools.mass import mass
 
 # For each room, the most lines of its files, and the most tokens without comments and docstrings.
 BUDGETS = {
     "dags": (150, 600),
-    "jobs/cairn": (2_150, 11_300),
+    "jobs/cairn": (1_920, 10_100),
     "jobs/cairn/aggregates": (1_110, 7_200),
-    "jobs/cairn/command": (4_910, 31_400),
+    "jobs/cairn/command": (4_880, 30_800),
     "jobs/cairn/data_sources": (640, 4_100),
     "jobs/cairn/driver": (720, 4_200),
-    "jobs/cairn/operations": (6_550, 42_400),
+    "jobs/cairn/operations": (6_510, 42_200),
     "jobs/cairn/processors": (3_460, 27_800),
-    "jobs/cairn/replay": (1_440, 10_300),
+    "jobs/cairn/replay": (1_410, 10_100),
     "jobs/cairn/rows": (2_080, 14_700),
     "jobs/cairn/runners": (2_160, 13_500),
     "jobs/cairn/shard_jobs": (1_300, 7_900),
@@ -31,20 +29,19 @@ BUDGETS = {
     "jobs/pipelines": (1_030, 5_900),
     "plugins/cairn_operators": (4_800, 25_500),
     "plugins/cairn_provider": (90, 400),
-    "plugins/cairn_ui": (3_380, 23_100),
+    "plugins/cairn_ui": (3_390, 23_100),
     "state_backend": (10, 100),
-    "state_backend/adapters": (3_930, 23_500),
-    "state_backend/checkpoint": (5_780, 36_300),
+    "state_backend/adapters": (3_840, 23_100),
+    "state_backend/checkpoint": (5_830, 36_700),
     "state_backend/formats": (6_300, 38_900),
     "state_backend/inspection": (3_360, 26_300),
     "state_backend/ports": (210, 400),
     "state_backend/shard": (1_730, 10_300),
     "state_backend/state": (3_490, 28_200),
-    "state_backend/values": (3_170, 10_500),
+    "state_backend/values": (3_450, 11_800),
 }
 
 
-@pytest.mark.long("seconds", runs_in="ci")
 def test_each_room_stays_within_its_budget() -> None:
     lines, tokens = mass()
     assert lines.keys() == BUDGETS.keys(), "a new room needs a budget"
@@ -57,5 +54,7 @@ def test_each_room_stays_within_its_budget() -> None:
 
 
 def test_the_count_leaves_out_docstrings_and_comments() -> None:
+    from tests.tools.mass import tokens_in
+
     assert tokens_in('"""Text."""\n\nx = 1  # why\n') == 3
     assert tokens_in('def f():\n    """Text."""\n    return "a"\n') == 7
