@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
@@ -23,6 +25,17 @@ def failure_of(error: CairnError, dag_id: str) -> AirflowException:
     from state_backend.values.airflow_commands import with_command
 
     return failure(type(error).__name__, with_command(str(error), dag_id, error.rerun))
+
+
+@contextmanager
+def convert_errors(dag_id: str) -> Iterator[None]:
+    """Raise what `failure_of` returns for an error of Cairn in the block."""
+    from state_backend.values.errors import CairnError
+
+    try:
+        yield
+    except CairnError as error:
+        raise failure_of(error, dag_id) from error
 
 
 def failure(type_name: str, message: str) -> AirflowException:

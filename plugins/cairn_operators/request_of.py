@@ -1,4 +1,4 @@
-"""Build a request from the arguments of a task."""
+"""Build a request from the arguments of a task and from its run."""
 
 from __future__ import annotations
 
@@ -7,6 +7,14 @@ from typing import Any
 
 # Arguments of an operator whose field of a request has another name.
 _NAMED = {"code": "pipeline", "pipeline": "pipeline_name"}
+
+
+def run_of(context: Any) -> Any:
+    """Return the task's own run as a `RunRef`."""
+    from state_backend.values.records import RunRef
+
+    run = context["dag_run"]
+    return RunRef(run_id=run.run_id, clear_number=run.clear_number or 0, try_number=context["ti"].try_number)
 
 
 def request_of(kind: type[Any], task: Any, **others: Any) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from airflow.sdk import DAG, Param
@@ -14,12 +14,14 @@ from airflow.sdk.exceptions import AirflowFailException
 from cairn_operators.ask_person import ask_person, check_approved
 from cairn_operators.check_dag_arguments import check_pipeline_and_root
 from cairn_operators.driver_operator import DriverOperator
-from cairn_operators.failures import failure_of
+from cairn_operators.failures import convert_errors
 from cairn_operators.pipeline_source import pipeline_name_of
+from cairn_operators.request_of import request_of, run_of
 from cairn_operators.storage_connection import as_storage_identity
 
 if TYPE_CHECKING:
     from state_backend.checkpoint.coordinator import Coordinator
+    from state_backend.checkpoint.rewind import RewindPlan
 
 _AGREED_KEY = "cairn_agreed"
 
@@ -43,6 +45,7 @@ class Restoration:
     discards: frozenset[int]
     text: str
     retracts: frozenset[str] = frozenset()
+    rewind: RewindPlan | None = None
 
 
 class RestoreStateOperator(DriverOperator):
@@ -64,7 +67,7 @@ class RestoreStateOperator(DriverOperator):
         ask: Wait for a person before newer checkpoints are discarded.
         response_timeout: Longest wait for the person; None for no limit.
         claim: NO_CLAIM leaves a savepoint to its owner. CLAIM deletes the savepoint after the restore.
-        allow_stale_base: Allow a target that a re-run made stale.
+        allow_stale: Allow a target that a re-run made stale.
         allow_quarantined: Allow a target that validation refused.
         retract_output: Also delete the output of later intervals, here and in the sink's system. Only for a checkpoint of
             this pipeline.
@@ -93,7 +96,7 @@ class RestoreStateOperator(DriverOperator):
         ask: bool = True,
         response_timeout: timedelta | None = None,
         claim: Literal["NO_CLAIM", "CLAIM"] = "NO_CLAIM",
-        allow_stale_base: bool = False,
+        allow_stale: bool = False,
         allow_quarantined: bool = False,
         retract_output: bool = False,
         **kwargs: Any,
@@ -108,7 +111,7 @@ class RestoreStateOperator(DriverOperator):
         self.ask = ask
         self.response_timeout = response_timeout
         self.claim = claim
-        self.allow_stale_base = allow_stale_base
+        self.allow_stale = allow_stale
         self.allow_quarantined = allow_quarantined
         self.retract_output = retract_output
 
@@ -146,18 +149,16 @@ class RestoreStateOperator(DriverOperator):
         from state_backend.adapters.open_storage import open_storage
         from state_backend.checkpoint.savepoints import read_claim
 
-        which = parse_target(self.target)
-        savepoint = which if isinstance(which, str) and which != "latest" else None
-        if savepoint is not None and self.claim == "CLAIM":
-            claim = read_claim(open_storage(savepoint))
+        kind = self._kind()
+        if kind == "savepoint" and self.claim == "CLAIM":
+            claim = read_claim(open_storage(self.target))
             if claim is not None and claim.attempt == self._attempt(context):
                 # With CLAIM the driver deletes the savepoint after the commit. An earlier try may have died before all
                 # files were deleted, so this try calls the driver again.
-                self._restore_savepoint(context, savepoint)
+                self.run_driver(self._request(context))
         self.log.info(
             "an earlier try of this run has already committed checkpoint %d; this try has nothing to do", checkpoint
         )
-        kind = "fork" if self.fork_as else "rewind" if savepoint is None else "savepoint"
         return {"kind": kind, "checkpoint": checkpoint, "discarded": []}
 
     def after_answer(self, context: Any, event: dict[str, Any], agreed: list[int]) -> dict[str, Any]:
@@ -197,31 +198,45 @@ class RestoreStateOperator(DriverOperator):
 
     # --- what would happen --------------------------------------------------------------------------------------------------
 
-    def _plan(self) -> Restoration:
-        from state_backend.checkpoint.rewind import plan_rewind, restorable
-        from state_backend.values.airflow_commands import with_command
-        from state_backend.values.errors import CairnError
+    def _kind(self) -> Literal["rewind", "fork", "savepoint"]:
+        savepoint = "://" in self.target or self.target.strip().startswith("/")
+        if savepoint and self.fork_as:
+            raise AirflowFailException(
+                "fork_as works only with a checkpoint, and target is a savepoint; leave fork_as out"
+            )
+        return "savepoint" if savepoint else "fork" if self.fork_as else "rewind"
 
-        which = parse_target(self.target)
-        try:
-            if isinstance(which, str) and which != "latest":
-                return self._plan_savepoint(which)
-            coordinator = self._coordinator()
-            log, permissions = coordinator.log(), self._permissions()
-            checkpoint_id = which if isinstance(which, int) else coordinator.record(which).id
-            if self.fork_as:
-                record = restorable(log, checkpoint_id, permissions)
-                text = f"{self.pipeline_name}: pipeline {self.fork_as!r} begins with checkpoint {record.id} of {record.content.interval}"
-                return Restoration(kind="fork", checkpoint=record.id, discards=frozenset(), text=text)
-            plan = plan_rewind(log, checkpoint_id, permissions, retract_output=self.retract_output)
-        except CairnError as error:
-            raise failure_of(error, self.pipeline_dag_id) from error
+    def _request(self, context: Any = None) -> Any:
+        """Return the request. Without a context it has no run and no attempt, and is only for a plan."""
+        from state_backend.values.requests import Fork, Restore
+
+        kind, target = self._kind(), self.target.strip()
+        who = {} if context is None else {"attempt": self._attempt(context), "run": run_of(context)}
+        if kind == "fork":
+            who |= {"checkpoint": target, "fork_root": self.fork_root or None, "dry_run": context is None}
+            return request_of(Fork, self, **who)
+        return request_of(Restore, self, **{"savepoint" if kind == "savepoint" else "checkpoint": target}, **who)
+
+    def _plan(self) -> Restoration:
+        from state_backend.checkpoint.rewind import fork_state, plan_restore
+        from state_backend.values.airflow_commands import with_command
+
+        kind = self._kind()
+        with convert_errors(self.pipeline_dag_id):
+            if kind == "savepoint":
+                return self._plan_savepoint(self.target.strip())
+            if kind == "fork":
+                said = fork_state(self._request())
+                text = f"{self.pipeline_name}: pipeline {self.fork_as!r} begins with checkpoint {said['target']}, the state at {said['end']}"
+                return Restoration(kind=kind, checkpoint=said["target"], discards=frozenset(), text=text)
+            _, plan = plan_restore(self._request())
         return Restoration(
-            kind="rewind",
-            checkpoint=checkpoint_id,
+            kind=kind,
+            checkpoint=plan.target.id,
             discards=frozenset(d.id for d in plan.discards),
             retracts=frozenset(map(str, plan.retracts)),
             text=with_command(str(plan), self.pipeline_dag_id, plan.rerun),
+            rewind=plan,
         )
 
     def _plan_savepoint(self, folder: str) -> Restoration:
@@ -229,12 +244,8 @@ class RestoreStateOperator(DriverOperator):
         from state_backend.checkpoint.lineage import discarded_by
         from state_backend.checkpoint.savepoints import read_savepoint
 
-        if self.fork_as:
-            raise AirflowFailException(
-                "fork_as works only with a checkpoint, and target is a savepoint; leave fork_as out"
-            )
         content = read_savepoint(open_storage(folder)).content
-        discards = frozenset(d.id for d in discarded_by(self._coordinator().log(), content))
+        discards = frozenset(d.id for d in discarded_by(self._into().log(), content))
         text = (
             f"{self.pipeline_name}: restore the state at the end of {content.interval} from the savepoint in {folder}."
         )
@@ -260,44 +271,23 @@ class RestoreStateOperator(DriverOperator):
     def _validate(self, plan: Restoration) -> None:
         from state_backend.values.requests import Validate
 
-        if plan.checkpoint is None:
-            request, what = Validate(**self.of_code(), savepoint=self.target), f"savepoint {self.target}"
-        else:
-            request, what = Validate(**self.of_code(), checkpoint=str(plan.checkpoint)), f"checkpoint {plan.checkpoint}"
-        found = self.run_driver(request)
+        checkpoint = "latest" if plan.checkpoint is None else str(plan.checkpoint)
+        savepoint = self.target.strip() if plan.checkpoint is None else None
+        found = self.run_driver(Validate(**self.of_code(), checkpoint=checkpoint, savepoint=savepoint))
         if not found["success"]:
             findings = "\n".join(f"- {finding}" for finding in found["findings"])
+            what = f"savepoint {savepoint}" if savepoint else f"checkpoint {checkpoint}"
             raise AirflowFailException(f"validation refused {what}, so nothing is restored:\n{findings}")
 
     def _commit(self, context: Any, plan: Restoration) -> int:
-        from state_backend.checkpoint.rewind import fork, rewind
-        from state_backend.values.errors import CairnError
-        from state_backend.values.records import RunRef
+        from state_backend.checkpoint.rewind import fork_state, restore_checkpoint
 
-        if plan.checkpoint is None:
-            return self._restore_savepoint(context, self.target)
-        ti, dag_run = context["ti"], context["dag_run"]
-        call: dict[str, Any] = {
-            "run": RunRef(run_id=dag_run.run_id, clear_number=dag_run.clear_number or 0, try_number=ti.try_number),
-            "attempt": self._attempt(context),
-            "permissions": self._permissions(),
-        }
-        try:
-            if plan.kind == "fork":
-                return fork(self._coordinator().storage, plan.checkpoint, self._into(), **call).id
-            made = rewind(
-                self._coordinator(), plan.checkpoint, agreed=plan.discards, retract_output=self.retract_output, **call
-            )
-            self._coordinator().clean_up()
-            return made.id
-        except CairnError as error:
-            raise failure_of(error, self.pipeline_dag_id) from error
-
-    def _restore_savepoint(self, context: Any, folder: str) -> int:
-        from state_backend.values.requests import RestoreSavepoint
-
-        request = RestoreSavepoint(**self.of_code(), savepoint=folder, claim=self.claim, attempt=self._attempt(context))
-        return int(self.run_driver(request)["checkpoint"])
+        request = self._request(context)
+        if plan.kind == "savepoint":
+            return int(self.run_driver(request)["checkpoint"])
+        with convert_errors(self.pipeline_dag_id):
+            made = fork_state(request) if plan.rewind is None else restore_checkpoint(request, plan.rewind)
+        return int(made["checkpoint"])
 
     def _attempt(self, context: Any) -> str:
         """Return the attempt's uuid, which is the same in all tries of a run until the run is cleared.
@@ -308,47 +298,17 @@ class RestoreStateOperator(DriverOperator):
         name = f"cairn:{run.dag_id}:{run.run_id}:{self.task_id}:{run.clear_number or 0}"
         return str(uuid.uuid5(uuid.NAMESPACE_URL, name))
 
-    def _coordinator(self) -> Coordinator:
-        return _coordinator_of(self.root, self.pipeline_name)
-
     def _into(self) -> Coordinator:
         """Return the coordinator of the pipeline that gets the restored state: the fork, or this pipeline."""
-        return _coordinator_of(self.fork_root or self.root, self.fork_as) if self.fork_as else self._coordinator()
+        from state_backend.checkpoint.coordinator import Coordinator
 
-    def _permissions(self) -> Any:
-        from state_backend.values.records import Permissions
-
-        return Permissions(allow_stale_base=self.allow_stale_base, allow_quarantined=self.allow_quarantined)
+        if self.fork_as:
+            return Coordinator.of(self.fork_root or self.root, self.fork_as)
+        return Coordinator.of(self.root, self.pipeline_name)
 
     def _agreed_key(self, context: Any) -> str:
         what = "_and_output" if self.retract_output else ""
         return f"{_AGREED_KEY}{what}_{context['dag_run'].clear_number or 0}"
-
-
-def _coordinator_of(root: str, name: str) -> Coordinator:
-    from state_backend.adapters.open_storage import join_url, open_storage
-    from state_backend.checkpoint.coordinator import Coordinator
-
-    return Coordinator(open_storage(join_url(root, name)), name)
-
-
-def parse_target(text: str) -> int | str | datetime:
-    """Parse the target of a restore."""
-    text = text.strip()
-    if text == "latest" or "://" in text or text.startswith("/"):
-        return text
-    if text.isdigit():
-        return int(text)
-    try:
-        instant = datetime.fromisoformat(text)
-    except ValueError:
-        instant = None
-    if instant is None or instant.tzinfo is None:
-        raise AirflowFailException(
-            f"target is {text!r}; expected a checkpoint's id, an interval's end like 2013-01-02T00:00:00+00:00, 'latest', or the "
-            "folder of a savepoint (a URL or an absolute path)"
-        )
-    return instant
 
 
 def restore_pipeline(

@@ -23,6 +23,7 @@ from dataclasses import fields, replace
 from datetime import datetime
 from typing import Literal, get_args
 
+from state_backend.adapters.open_storage import join_url, open_storage
 from state_backend.checkpoint.append_record import append, note_head
 from state_backend.checkpoint.clean_up_dropped import (
     CleanUp,
@@ -56,6 +57,7 @@ from state_backend.formats import paths, record_codec
 from state_backend.formats.types import names_and_types, parse_struct
 from state_backend.ports.storage import KeepsRoom, Storage, lists_late
 from state_backend.values.airflow_commands import command_line
+from state_backend.values.day_or_instant import parse_checkpoint
 from state_backend.values.errors import (
     AlreadyExists,
     CorruptFile,
@@ -167,6 +169,11 @@ class Coordinator:
     def pipeline(self) -> str:
         """The pipeline's name."""
         return self._pipeline
+
+    @classmethod
+    def of(cls, root: str, pipeline: str, *, remembers: bool = False) -> Coordinator:
+        """Return the coordinator of a pipeline below a root."""
+        return cls(open_storage(join_url(root, pipeline)), pipeline, remembers=remembers)
 
     def log(self, before: Log | None = None) -> Log:
         """Read the log as it is now."""
@@ -625,7 +632,7 @@ class Coordinator:
     # --- reading and marking ------------------------------------------------------------------------------------------------------
 
     def record(self, which: str | int | datetime) -> Record:
-        """Return the record of a checkpoint."""
+        """Return the record of a checkpoint: its id, the end of its interval, or a text with either, or "latest"."""
         return self._find(self.log(), which)[1]
 
     def find(self, which: str | int | datetime) -> tuple[Log, Record]:
@@ -639,7 +646,14 @@ class Coordinator:
         except CorruptRecord:  # A commit may have dropped the checkpoint since the newest record was read.
             return self._find(read_log(self._storage, log), which)
 
+    def id_of(self, which: str) -> int:
+        """Return the id of the checkpoint that a person names. An id need not exist."""
+        found = parse_checkpoint(which)
+        return found if isinstance(found, int) else self.record(found).id
+
     def _find(self, log: Log, which: str | int | datetime) -> tuple[Log, Record]:
+        if isinstance(which, str):
+            which = parse_checkpoint(which)
         named = checkpoint_named(log, which) or checkpoint_named(log := read_on(self._storage, log), which)
         if named is not None:
             record = log.whole(named)

@@ -28,22 +28,25 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import datetime
+from typing import Any
 
+from state_backend.adapters.open_storage import open_storage
 from state_backend.checkpoint.coordinator import Begun, CommitResult, Coordinator
 from state_backend.checkpoint.forgotten_keys import check_target, forgets_of
 from state_backend.checkpoint.leases import holding
 from state_backend.checkpoint.lineage import Discarded, discarded_by, intervals_of, kept, lines_of, why_stale
 from state_backend.checkpoint.log import Log, interval_of, read_log
 from state_backend.checkpoint.newest_state import valid_states
-from state_backend.checkpoint.savepoints import check_unclaimed, native_manifest
+from state_backend.checkpoint.savepoints import check_unclaimed, native_manifest, read_savepoint
 from state_backend.checkpoint.trials import check_no_trial
 from state_backend.formats import paths
 from state_backend.ports.storage import Storage
 from state_backend.shard.manifest import manifest_of, write_manifests
 from state_backend.shard.transfer import copy_all
+from state_backend.values.day_or_instant import parse_instant
 from state_backend.values.errors import CorruptFile, NotFound, Rerun, StaleStateError, StateUnusable, Swept, UsageError
 from state_backend.values.frozen import frozen
-from state_backend.values.intervals import Interval, format_instant
+from state_backend.values.intervals import Interval, format_instant, to_ms
 from state_backend.values.marks import Savepoint
 from state_backend.values.records import (
     Content,
@@ -57,6 +60,7 @@ from state_backend.values.records import (
     SweepRecord,
     Tombstone,
 )
+from state_backend.values.requests import Fork, Restore
 
 
 @frozen
@@ -107,6 +111,38 @@ def plan_rewind(
         rerun=committed_after(log, content.interval.end),
         retracts=tuple(interval for interval, _ in later),
     )
+
+
+def plan_restore(request: Restore) -> tuple[Log, RewindPlan]:
+    """Return the log of a pipeline, and the plan of the rewind that a request asks for."""
+    coordinator = Coordinator.of(request.root, str(request.pipeline))
+    log, permissions = coordinator.log(), request.of_record("")["permissions"]
+    target = coordinator.id_of(str(request.checkpoint))
+    return log, plan_rewind(log, target, permissions, retract_output=request.retract_output)
+
+
+def describe_rewind(plan: RewindPlan) -> dict[str, Any]:
+    """Return a plan as JSON values."""
+    return {
+        "target": plan.target.id,
+        "end": format_instant(plan.target.content.interval.end),
+        "discards": [{"id": d.id, "interval": str(d.interval)} for d in plan.discards],
+        "retracts": [str(interval) for interval in plan.retracts],
+    }
+
+
+def restore_checkpoint(request: Restore, plan: RewindPlan) -> dict[str, Any]:
+    """Carry out a plan of `plan_restore`. Return the new checkpoint, and the plan, as JSON values."""
+    coordinator = Coordinator.of(request.root, plan.target.content.pipeline)
+    made = rewind(
+        coordinator,
+        plan.target.id,
+        agreed=frozenset(d.id for d in plan.discards),
+        retract_output=request.retract_output,
+        **request.of_record("rewind"),
+    )
+    coordinator.clean_up()
+    return {"checkpoint": made.id, **describe_rewind(plan)}
 
 
 def committed_after(log: Log, end: datetime) -> Rerun | None:
@@ -242,6 +278,34 @@ def fork(
         saved = target.savepoint if isinstance(target, Savepoint) else None
         into.prepare(Prepared(h0=begun.h0, content=replace(made, restored_from=saved)))
     return into.commit(attempt)
+
+
+def fork_state(request: Fork) -> dict[str, Any]:
+    """Make a state that of another pipeline; in a dry run, only plan it. Return what the other pipeline gets."""
+    target: int | Savepoint
+    if request.savepoint is not None:
+        source = open_storage(request.savepoint)
+        target = read_savepoint(source)
+    elif request.pipeline is not None:
+        coordinator = Coordinator.of(request.root, request.pipeline)
+        source, target = coordinator.storage, coordinator.id_of(request.checkpoint)
+    else:
+        raise UsageError("give either --pipeline NAME or --savepoint URL")
+    into = Coordinator.of(request.root if request.fork_root is None else request.fork_root, request.fork_as)
+    start_ms = None if request.start is None else to_ms(parse_instant("--from", request.start))
+    of_record = request.of_record("fork")
+    content = plan_fork(source, target, into, pipeline_start_ms=start_ms, permissions=of_record["permissions"])
+    said = {
+        "pipeline": request.fork_as,
+        "of": source.url,
+        "target": target if isinstance(target, int) else target.checkpoint_id,
+        "end": format_instant(content.interval.end),
+        "entries": content.totals.entries,
+        "bytes": content.totals.state_bytes,
+    }
+    if request.dry_run:
+        return {"dry_run": True, **said}
+    return {"checkpoint": fork(source, target, into, pipeline_start_ms=start_ms, **of_record).id, **said}
 
 
 def plan_fork(

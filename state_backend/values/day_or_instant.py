@@ -1,4 +1,4 @@
-"""Read a day or an instant that a person has written, as in `2024-01-04` or `2024-01-04T06:00+01:00`."""
+"""Read what a person has written: a day or an instant, as in `2024-01-04T06:00+01:00`, a checkpoint, or a duration."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import re
 from datetime import UTC, datetime, timedelta, tzinfo
 
 from state_backend.values.errors import UsageError
+from state_backend.values.intervals import format_instant
 
 _DAY = re.compile(r"\d{4}-\d{2}-\d{2}|\d{8}")
 
@@ -27,6 +28,41 @@ def last_instant(name: str, text: str, zone: tzinfo = UTC) -> datetime:
 def needs_zone(text: str) -> bool:
     """Return True if a day or an instant has no time zone of its own."""
     return _parse("the date", text).tzinfo is None
+
+
+def parse_checkpoint(text: str) -> str | int | datetime:
+    """Return "latest", a checkpoint id, or the end of an interval, which must have a time zone."""
+    if text == "latest":
+        return text
+    if text.isdigit():
+        return int(text)
+    try:
+        instant = datetime.fromisoformat(text)
+    except ValueError:
+        raise UsageError(
+            f"checkpoint {text!r} is neither 'latest', nor an id, nor the end of an interval like 2013-01-02T00:00:00+00:00"
+        ) from None
+    if instant.tzinfo is None:
+        raise UsageError(
+            f"checkpoint {text!r} has no time zone; for UTC, write {format_instant(instant.replace(tzinfo=UTC))}"
+        )
+    return instant
+
+
+def parse_instant(name: str, text: str) -> datetime:
+    """Return an instant, which must have a time zone."""
+    found = parse_checkpoint(text)
+    if not isinstance(found, datetime):
+        raise UsageError(f"{name} {text!r} is not a time with time zone; write it as in 2013-01-02T00:00:00+00:00")
+    return found
+
+
+def parse_duration(text: str) -> timedelta:
+    """Return a duration from a text like 90s, 30m, 12h or 3d."""
+    match = re.fullmatch(r"(\d{1,6})([smhd])", text)
+    if match is None:
+        raise UsageError(f"not a duration: {text!r}; expected a number and one of s, m, h, d, like 12h")
+    return int(match[1]) * timedelta(**{{"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}[match[2]]: 1})
 
 
 def _parse(name: str, text: str) -> datetime:

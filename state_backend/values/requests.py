@@ -13,6 +13,7 @@ import json
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from datetime import datetime, timedelta
 from typing import Any, ClassVar, Literal, get_args, get_origin, get_type_hints
+from uuid import uuid4
 
 from state_backend.values.environment import Variable
 from state_backend.values.records import NO_PERMISSIONS, Permissions, RunRef
@@ -169,15 +170,67 @@ class TakeSavepoint(OfCode):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RestoreSavepoint(OfCode):
-    """Request to make a savepoint the state of the pipeline."""
+class _OfState(Operation):
+    """Request that gives a state to a pipeline. The state may be refused."""
+
+    allow_stale: bool = parameter("Accept a stale checkpoint.", False)
+    allow_quarantined: bool = parameter("Accept a quarantined checkpoint, which validation refused.", False)
+    # A uuid, the same in every try. A second try completes the first one. None for a new uuid.
+    attempt: str | None = None
+    # The Airflow run that asks; None: the command line.
+    run: RunRef | None = None
+
+    def of_record(self, what: str) -> dict[str, Any]:
+        """Return run, attempt and permissions of the record that the operation makes."""
+        attempt = self.attempt or str(uuid4())
+        return {
+            "run": self.run or RunRef(run_id=f"{what}__{attempt}", clear_number=0, try_number=1),
+            "attempt": attempt,
+            "permissions": Permissions(allow_stale_base=self.allow_stale, allow_quarantined=self.allow_quarantined),
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Restore(_OfState, OfCode):
+    """Request to make a checkpoint or a savepoint the state of the pipeline."""
 
     command: ClassVar[str] = "restore"
 
-    savepoint: str = parameter("URL of the savepoint's folder.")
-    claim: Literal["NO_CLAIM", "CLAIM"] = parameter("CLAIM deletes the savepoint after the restore.", "NO_CLAIM")
-    # A uuid, the same in every try. A second try completes the first one. None for a new uuid.
-    attempt: str | None = None
+    checkpoint: str | None = parameter(
+        "Go back to this checkpoint of the pipeline: an id, or an interval's end.", None, option="checkpoint"
+    )
+    savepoint: str | None = parameter("Or restore the savepoint in this folder (URL); needs --code and Spark.", None)
+    code: str = parameter("With --savepoint: module:NAME of the Pipeline.", "", env=Variable.CODE)
+    pipeline: str | None = parameter("With a checkpoint: name of the pipeline.", None, env=Variable.PIPELINE)
+    claim: Literal["NO_CLAIM", "CLAIM"] = parameter(
+        "With --savepoint: CLAIM deletes the savepoint after the restore.", "NO_CLAIM"
+    )
+    retract_output: bool = parameter(
+        "With a checkpoint: also delete the output of later intervals, here and in the sink's system.", False
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fork(_OfState):
+    """Request to give a checkpoint or a native savepoint to a pipeline of another name."""
+
+    fork_as: str = parameter("Name of the pipeline that gets the state.", option="--as")
+    checkpoint: str = parameter(
+        "The checkpoint: latest, an id, or an interval's end with its time zone.", "latest", option="checkpoint"
+    )
+    pipeline: str | None = parameter("Name of the pipeline to fork.", None, env=Variable.PIPELINE)
+    savepoint: str | None = parameter(
+        "Take the state from the native savepoint in this folder (URL), instead of from --pipeline.", None
+    )
+    fork_root: str | None = parameter(
+        "Root of the new pipeline; left out: the same as --root.", None, option="--to-root"
+    )
+    start: str | None = parameter(
+        "Start of the new pipeline's first interval, with time zone; left out: as in the forked one.",
+        None,
+        option="--from",
+    )
+    dry_run: bool = parameter("Print what would be done; do nothing.", False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -211,7 +264,7 @@ class Sweep(OfPipeline):
 
 
 # What a driver carries out.
-Request = ProcessInterval | RunRange | TryCode | PromoteTrial | TakeSavepoint | RestoreSavepoint | Validate
+Request = ProcessInterval | RunRange | TryCode | PromoteTrial | TakeSavepoint | Restore | Validate
 REQUESTS: dict[str, type[Any]] = {kind.command: kind for kind in get_args(Request)}
 
 

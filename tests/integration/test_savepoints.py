@@ -30,7 +30,7 @@ from state_backend.checkpoint.coordinator import Coordinator
 from state_backend.checkpoint.rewind import fork, plan_rewind, rewind
 from state_backend.values import errors
 from state_backend.values.records import Record, RunRef
-from state_backend.values.requests import RestoreSavepoint, TakeSavepoint
+from state_backend.values.requests import Restore, TakeSavepoint
 from state_backend.values.retention import KeepLast
 from tests.support.counting import COUNTING, DAYS, Counting, counting, day, read_days
 from tests.support.drivers import driven
@@ -410,9 +410,9 @@ def test_the_driver_takes_and_restores(spark: SparkSession, tmp_path: Path) -> N
     folder = str(tmp_path / "savepoint")
     taken = drive(TakeSavepoint, "root", folder=folder, format="canonical")["ok"]
     assert (taken["format"], taken["checkpoint"]) == ("canonical", 1) and taken["files"] >= 4 and taken["bytes"] > 0
-    restored = drive(RestoreSavepoint, "new", savepoint=folder, claim="CLAIM")["ok"]
+    restored = drive(Restore, "new", savepoint=folder, claim="CLAIM")["ok"]
     assert restored["checkpoint"] == 1 and restored["interval"] == str(day(0))
-    refused = drive(RestoreSavepoint, "new", savepoint=folder, claim="STEAL")["error"]
+    refused = drive(Restore, "new", savepoint=folder, claim="STEAL")["error"]
     assert refused["type"] == "UsageError" and "STEAL" in refused["message"]
 
 

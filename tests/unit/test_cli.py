@@ -22,10 +22,10 @@ from state_backend.adapters.open_storage import open_storage
 from state_backend.checkpoint.log import read_log
 from state_backend.checkpoint.sweep import sweep
 from state_backend.formats import paths
-from state_backend.inspection.checkpoint_names import parse_duration
 from state_backend.inspection.describe import describe_checkpoint, describe_log
 from state_backend.shard.manifest import manifest_of
 from state_backend.values import errors
+from state_backend.values.day_or_instant import parse_duration
 from state_backend.values.errors import SinkFailed, UsageError
 from state_backend.values.records import InlineShard, LogicalTime
 from state_backend.values.retention import KeepLast

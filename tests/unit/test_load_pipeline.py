@@ -23,7 +23,7 @@ from state_backend.values.requests import (
     REQUESTS,
     ProcessInterval,
     PromoteTrial,
-    RestoreSavepoint,
+    Restore,
     RunRange,
     TakeSavepoint,
     TryCode,
@@ -102,7 +102,7 @@ def test_a_task_and_its_pipeline_have_one_name(modules: None, tmp_path: Path) ->
         TryCode(**where, first="2024-01-01", last="2024-01-01"),
         PromoteTrial(**where),
         TakeSavepoint(**where, folder=f"{tmp_path}/savepoint"),
-        RestoreSavepoint(**where, savepoint=f"{tmp_path}/savepoint"),
+        Restore(**where, savepoint=f"{tmp_path}/savepoint"),
         Validate(**where),
     ]
     assert {type(request) for request in requests} == {*REQUESTS.values()}

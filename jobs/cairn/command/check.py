@@ -14,7 +14,6 @@ from state_backend.adapters.open_storage import join_url, open_storage
 from state_backend.adapters.work_folders import work_folder
 from state_backend.checkpoint.coordinator import Coordinator
 from state_backend.checkpoint.sweep import lines_of_unknown
-from state_backend.inspection.checkpoint_names import parse_checkpoint
 from state_backend.inspection.find_pipelines import refuse_nothing
 from state_backend.inspection.verify import Verification, verify_pipeline
 from state_backend.ports.storage import TellsChecksums
@@ -52,7 +51,7 @@ def check(
         raise UsageError(
             f"--checksums is for S3, which keeps checksums outside of its listings; {storage.url} is no such storage\nLeave the option out"
         )
-    which = None if checkpoint is None else {Coordinator(storage, pipeline).record(parse_checkpoint(checkpoint)).id}
+    which = None if checkpoint is None else {Coordinator(storage, pipeline).record(checkpoint).id}
     with work_folder("verify") as work, progress("verifying", "shards") as on_progress:
         deep = None if fast else work
         found = verify_pipeline(storage, which=which, work=deep, checksums=checksums, on_progress=on_progress)

@@ -11,7 +11,7 @@ from typing import Annotated, Any, get_args, get_type_hints
 
 import typer
 
-from state_backend.inspection.checkpoint_names import parse_duration
+from state_backend.values.day_or_instant import parse_duration
 from state_backend.values.requests import Operation
 
 

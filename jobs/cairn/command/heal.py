@@ -33,10 +33,9 @@ from cairn.operations.plan_range import boundaries_of
 from state_backend.adapters.open_storage import join_url, open_storage
 from state_backend.checkpoint.log import Log, read_log
 from state_backend.checkpoint.trials import check_no_trial
-from state_backend.inspection.checkpoint_names import parse_duration
 from state_backend.ports.storage import Storage
 from state_backend.values.airflow_commands import backfill_command, command_line, heal_command
-from state_backend.values.day_or_instant import last_instant, needs_zone
+from state_backend.values.day_or_instant import last_instant, needs_zone, parse_duration
 from state_backend.values.environment import Variable
 from state_backend.values.errors import CairnError, Rerun, UsageError
 from state_backend.values.hide_secrets import hide

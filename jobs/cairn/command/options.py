@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from state_backend.adapters.open_storage import join_url, open_storage
-from state_backend.inspection.checkpoint_names import parse_duration
+from state_backend.values.day_or_instant import parse_duration
 from state_backend.values.environment import Variable
 
 if TYPE_CHECKING:

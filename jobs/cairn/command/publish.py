@@ -9,7 +9,6 @@ import typer
 
 from cairn.command.options import Json, Pipeline, Root, open_log
 from cairn.command.printing import print_json, print_text
-from cairn.command.state_commands import start_of
 from cairn.command.terminal import load_code
 from cairn.pipeline import Pipeline as Declaration
 from cairn.sinks.table_sink import Publication, TableSink, owner_of, published_output
@@ -17,6 +16,7 @@ from state_backend.adapters.open_storage import join_url, open_storage
 from state_backend.checkpoint.coordinator import Coordinator
 from state_backend.checkpoint.lineage import lines_of
 from state_backend.checkpoint.log import read_log
+from state_backend.values.day_or_instant import parse_instant
 from state_backend.values.environment import Variable
 from state_backend.values.errors import UsageError
 from state_backend.values.intervals import Interval, format_instant
@@ -72,7 +72,7 @@ def publish(
         return _rebuild(declared.sink, declared, coordinator, url, yes=yes, as_json=as_json)
     skipped: list[tuple[Interval, int]] = []
     published: list[tuple[Interval, int]] = []
-    only = [start_of("interval", text) for text in intervals or ()]
+    only = [parse_instant("interval", text) for text in intervals or ()]
     if skip and not only:
         raise UsageError("--skip needs the starts of the intervals, as in: cairn publish 2024-01-04T00:00Z --skip")
     if skip:

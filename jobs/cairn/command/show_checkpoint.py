@@ -6,7 +6,6 @@ from cairn.command.options import PUT_BACK, open_log
 from cairn.command.printing import cell, measure, print_json, print_text, table_of
 from state_backend.checkpoint.coordinator import Coordinator
 from state_backend.checkpoint.dropped_checkpoint import telling_drops
-from state_backend.inspection.checkpoint_names import parse_checkpoint
 from state_backend.inspection.describe import describe_checkpoint
 from state_backend.ports.storage import Storage
 from state_backend.shard.manifest import manifest_of
@@ -18,7 +17,7 @@ from state_backend.values.records import Record, ShardManifest
 def show_checkpoint(root: str, pipeline: str, checkpoint: str, *, as_json: bool) -> int:
     """Print everything that Cairn has recorded about one checkpoint; the names of state files as JSON only."""
     storage, log = open_log(root, pipeline)
-    record = Coordinator(storage, pipeline).record(parse_checkpoint(checkpoint))
+    record = Coordinator(storage, pipeline).record(checkpoint)
     shown = describe_checkpoint(log, record, _manifests(record, storage))
     if as_json:
         return print_json(shown)

@@ -19,7 +19,6 @@ from state_backend.adapters.open_storage import join_url, open_storage
 from state_backend.checkpoint.coordinator import Coordinator
 from state_backend.checkpoint.log import Log
 from state_backend.checkpoint.quarantine_consequences import Consequences, plan_consequences
-from state_backend.inspection.checkpoint_names import parse_checkpoint
 from state_backend.inspection.describe import state_of
 from state_backend.values.errors import UsageError
 from state_backend.values.records import Record
@@ -67,7 +66,7 @@ def quarantine(
     No interval starts from a refused checkpoint or from its descendants.
     """
     coordinator = Coordinator(open_storage(join_url(root, pipeline)), pipeline)
-    record = coordinator.record(parse_checkpoint(checkpoint))
+    record = coordinator.record(checkpoint)
     if release and drop:
         raise UsageError("--release and --drop contradict each other; give one of them")
     if release or drop:

@@ -50,12 +50,13 @@ from state_backend.adapters.open_storage import open_storage
 from state_backend.adapters.rocks import EngineOptions
 from state_backend.adapters.work_folders import work_folder
 from state_backend.checkpoint.leases import take_lease
-from state_backend.inspection.checkpoint_names import find_state, parse_duration
+from state_backend.inspection.checkpoint_names import find_state
 from state_backend.inspection.state_table import Part, StateSource, read_table
 from state_backend.shard.manifest import needed_manifest
 from state_backend.shard.restore import restore_shard
 from state_backend.state.check_shard import verify_shard
 from state_backend.state.layout import TIMERS_NAME
+from state_backend.values.day_or_instant import parse_duration
 from state_backend.values.errors import CairnError, StateUnusable, UsageError
 from state_backend.values.records import ShardRef, StateDescriptor
 

@@ -29,7 +29,7 @@ from state_backend.values.errors import Fenced, UsageError
 from state_backend.values.intervals import format_instant, to_ms
 from state_backend.values.marks import Claim, Savepoint
 from state_backend.values.records import Content, Record, RunRef
-from state_backend.values.requests import RestoreSavepoint
+from state_backend.values.requests import Restore
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -44,13 +44,17 @@ CLAIM_MODES = ("NO_CLAIM", "CLAIM")
 _BITS_BEHIND_TASK = 80
 
 
-def carry_out_restore(request: RestoreSavepoint, place: Place) -> dict[str, Any]:
-    """Restore the savepoint, and return the new checkpoint."""
-    pipeline = place.load(request)
+def carry_out_restore(request: Restore, place: Place, *, dry_run: bool = False) -> dict[str, Any]:
+    """Restore the savepoint, and return the new checkpoint. In a dry run, only say what would be restored."""
+    pipeline, savepoint = place.load(request), str(request.savepoint)
+    if dry_run:
+        said = _would_restore(pipeline, request.root, savepoint, request.claim)
+        stale = ", ".join(str(row["id"]) for row in said["discards"]) or "none"
+        what = f"{said['entries']:,} entries as the state at {said['end']}"
+        place.say(f"would restore {what}; checkpoints made stale: {stale}")
+        return said
     spark = place.connect(pipeline, "restore")
-    record = restore_savepoint(
-        spark, pipeline, request.root, request.savepoint, claim=request.claim, attempt=request.attempt
-    )
+    record = restore_savepoint(spark, pipeline, request.root, savepoint, claim=request.claim, attempt=request.attempt)
     content = record.content
     said = {
         "checkpoint": record.id,
@@ -145,9 +149,7 @@ def _finish_claim(source: Storage, owner: str, coordinator: Coordinator) -> Reco
     return _committed(coordinator, earlier.attempt)
 
 
-def plan_restore_savepoint(
-    pipeline: Pipeline, root: str, savepoint_path: str, *, claim: Literal["NO_CLAIM", "CLAIM"] = "NO_CLAIM"
-) -> dict[str, Any]:
+def _would_restore(pipeline: Pipeline, root: str, savepoint_path: str, claim: str) -> dict[str, Any]:
     """Return what `restore_savepoint` would do, as JSON values. Read only records, and write nothing."""
     _check_mode(claim)
     source, coordinator = open_storage(savepoint_path), coordinator_of(pipeline, root)

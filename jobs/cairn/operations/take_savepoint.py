@@ -19,7 +19,6 @@ from state_backend.checkpoint.leases import holding
 from state_backend.checkpoint.newest_state import is_superseded
 from state_backend.checkpoint.savepoints import read_savepoint, remove_leftovers
 from state_backend.formats import paths
-from state_backend.inspection.checkpoint_names import parse_checkpoint
 from state_backend.inspection.verify import offering_intact
 from state_backend.ports.storage import Storage
 from state_backend.values.errors import AlreadyExists, CorruptFile, StateUnusable, UsageError
@@ -42,7 +41,7 @@ def carry_out_savepoint(request: TakeSavepoint, place: Place) -> dict[str, Any]:
     """Take the savepoint, and return its summary."""
     pipeline = place.load(request)
     folder = join_url(request.root, pipeline.name)
-    record = coordinator_of(pipeline, request.root).record(parse_checkpoint(request.checkpoint))
+    record = coordinator_of(pipeline, request.root).record(request.checkpoint)
     check_destination(folder, request.folder, request.format)
     spark = place.connect(pipeline, "savepoint")
     if request.consolidate:

@@ -36,7 +36,7 @@ from state_backend.checkpoint.leases import holding
 from state_backend.checkpoint.quarantine_consequences import Consequences, plan_consequences
 from state_backend.checkpoint.savepoints import read_savepoint
 from state_backend.formats.paths import interval_name
-from state_backend.inspection.checkpoint_names import find_state, parse_checkpoint
+from state_backend.inspection.checkpoint_names import find_state
 from state_backend.inspection.state_table import StateSource
 from state_backend.inspection.verify import verify_files
 from state_backend.shard.manifest import manifest_of
@@ -131,7 +131,7 @@ def carry_out_validation(request: Validate, place: Place) -> dict[str, Any]:
     elif request.savepoint is not None:
         found = validate_savepoint(spark, pipeline, request.savepoint, **how)
     else:
-        _, record = coordinator.find(parse_checkpoint(request.checkpoint))
+        _, record = coordinator.find(request.checkpoint)
         keys = record.content.totals.keys
         found = validate_checkpoint(spark, pipeline, request.root, record, mark=not request.dry_run, **how)
         if not found.success and not request.dry_run:
