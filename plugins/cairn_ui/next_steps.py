@@ -108,7 +108,7 @@ def without_trial(ref: PipelineRef, interval: Interval | None) -> Step:
     """Return the next step if a pipeline has no trial."""
     start = "START" if interval is None else format_instant(interval.start)
     words = ["cairn", "try", "--code", ref.code or "module:NAME", "--from", start, "--to", start]
-    command = shlex.join([*words, "--name", "first", "--root", ref.root])
+    command = shlex.join([*words, "--root", ref.root, "first"])
     return Step("To run changed code over an interval, beside production and without changing it:", command=command)
 
 

@@ -746,7 +746,7 @@ class Coordinator:
         if other is not None:
             raise UsageError(
                 f"checkpoint {checkpoint_id} of pipeline {self._pipeline!r} can't be released: checkpoint {other} was computed without it\n"
-                f"To make its state the newest instead, use `cairn restore {checkpoint_id}` with --allow-quarantined"
+                f"To make its state the newest instead, use `cairn restore` with checkpoint {checkpoint_id} and --allow-quarantined"
             )
         hidden = hidden_by_release(log, checkpoint_id)
         if hidden is not None:

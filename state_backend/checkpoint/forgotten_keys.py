@@ -176,5 +176,5 @@ def _why(key: Returning, base_id: int | None) -> str:
 def _how_to_filter(pipeline: str) -> str:
     return (
         "To run the interval without the key, name the key once more: "
-        f"cairn erase JSON --pipeline {pipeline} --on-rerun filter"
+        f"cairn erase --pipeline {pipeline} --on-rerun filter JSON"
     )

@@ -113,7 +113,7 @@ def create_trial(root: str, trial: Trial) -> None:
     except AlreadyExists as error:
         raise UsageError(
             f"another process began trial {trial.name!r} of {trial.pipeline!r} at the same time\n"
-            "Give the new trial another --name, or run the same command again to continue the other trial"
+            "Give the new trial another name, or run the same command again to continue the other trial"
         ) from error
     remove_all(root_of_trial(root, trial.pipeline, trial.name))
 
@@ -147,7 +147,7 @@ def check_same_trial(there: Trial, wanted: Trial) -> None:
         if before != now:
             raise UsageError(
                 f"trial {there.name!r} of pipeline {there.pipeline!r} {what} {before}, but the new trial {what} {now}\n"
-                "Give the new trial another --name, or remove the existing trial first"
+                "Give the new trial another name, or remove the existing trial first"
             )
 
 

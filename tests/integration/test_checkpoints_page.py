@@ -234,7 +234,7 @@ def test_a_phone_and_a_keyboard_are_enough(airflow: ShownAirflow, vera: Chrome) 
 def test_a_trial_is_shown_with_the_commands_that_compare_it(airflow: ShownAirflow, chrome: Chrome) -> None:
     log_in(airflow, chrome, "ada")
     chrome.get(f"{airflow.url}/cairn/checkpoints/p/{key_of(airflow, 'counting')}/trials/more")
-    wait_for(lambda: "cairn compare more --root" in said(chrome) and "--interval 2024-" in said(chrome))
+    wait_for(lambda: "cairn compare more --root" in said(chrome) and "cairn compare more 2024-" in said(chrome))
     try:
         chrome.set_window_size(500, 900)
         widths = chrome.execute_script("return [document.documentElement.scrollWidth, window.innerWidth]")

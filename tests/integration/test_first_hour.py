@@ -108,7 +108,7 @@ def started(clone: Path, *command: str, **variables: str) -> Iterator[list[str]]
 def test_the_first_pipeline_in_airflow(clone: Path) -> None:
     """As the page prints it; but another Airflow may be running on this machine, so that its port is a free one."""
     (backfill,) = (text for text, pages in in_docs().items() if text.startswith("cairn backfill --dag clicks"))
-    run_printed("cairn new clicks --schedule hourly --key user --api row --yes", clone)
+    run_printed("cairn new clicks --schedule hourly --key user --template row --yes", clone)
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()

@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from cairn.command.cli import app
-from cairn.command.new_pipeline import ReadyMadeName
+from cairn.command.new_pipeline import INTERFACES, Form
 from state_backend.adapters.open_storage import open_storage
 from state_backend.checkpoint.coordinator import Coordinator
 from tests.support.layout import copy_layout, run_there
@@ -45,7 +45,7 @@ def printed(layout: Path) -> dict[str, str]:
 def ready_made(layout: Path) -> list[str]:
     """The names of pipelines of all templates; the schedules take turns."""
     names = []
-    for name, template in enumerate(ReadyMadeName):
+    for name, template in enumerate(form for form in Form if form not in INTERFACES):
         schedule = ("hourly", "daily")[name % 2]
         names.append(f"ready_{template.value}")
         options = ["--template", template.value, "--schedule", schedule, "--yes", "--folder", str(layout)]
@@ -187,10 +187,6 @@ def test_nothing_is_overwritten(layout: Path, printed: dict[str, str]) -> None:
         ([], "a name is needed"),
         (["events", "--template", "topn", "--key", "player"], "--key 'player' is the name of another column"),
         (["events", "--template", "join", "--key", "kind"], "--key 'kind' is the name of another column"),
-        (
-            ["events", "--template", "latest", "--template", "row"],
-            "--template latest has the interface arrow; leave out --api",
-        ),
     ],
 )
 def test_what_can_not_be_is_refused(layout: Path, arguments: list[str], why: str) -> None:

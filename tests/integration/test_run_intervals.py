@@ -156,7 +156,7 @@ def test_heal_runs_here_what_is_missing_and_stale(spark: SparkSession, tmp_path:
     planned = CliRunner().invoke(app, [*words, "--dry-run"])
     assert planned.exit_code == 1 and "run 3 intervals" in planned.output
     assert "2 quarantined, 1 missing" in planned.output
-    done = CliRunner().invoke(app, [word for word in words if word != "--local"])
+    done = CliRunner().invoke(app, words)
     assert done.exit_code == 0 and "3 intervals ran" in done.output, done.output
     assert [line[-6:] for line in done.output.splitlines() if ": done, " in line] == ["1 of 3", "2 of 3", "3 of 3"]
     fresh = tmp_path / "fresh"

@@ -239,7 +239,7 @@ def test_approved_in_the_browser_for_the_past_production_gets_what_was_tried(
     assert new == old | tried and all(new[start][0] != old[start][0] for start in tried)
     done = airflow.client.xcom(FORM, run, "deploy")
     assert (done["again"], done["behind"]) == (DAYS - 1, 0)
-    assert done["back"] == f"cairn restore --root {root(data)} --pipeline {NAME} --checkpoint 1 --yes"
+    assert done["back"] == f"cairn restore 1 --root {root(data)} --pipeline {NAME} --yes"
     events = airflow.client.call("GET", f"/api/v2/assets/events?source_dag_id={FORM}")["asset_events"]
     assert sorted(e["extra"]["checkpoint"] for e in events)[-1] == log_of(root(data)).head_id
     assert f"next: give the DAG of {NAME} the new code (pipeline={LATER}) before the next interval runs" in said(

@@ -30,7 +30,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from cairn.command.new_pipeline import Api, NewPipeline, ReadyMadeName, Schedule, parts_of
+from cairn.command.new_pipeline import Form, NewPipeline, Schedule, parts_of
 from cairn.pipeline import Pipeline
 from cairn.testing import PipelineTester
 from state_backend.adapters.open_storage import open_storage
@@ -41,7 +41,7 @@ from tests.support.local_stack import SparkConnectServer
 ROOT = Path(__file__).resolve().parents[2]
 START = datetime(2024, 1, 1, tzinfo=UTC)
 HOUR = timedelta(hours=1)
-TEMPLATES = (*(template.value for template in ReadyMadeName), *(api.value for api in Api))
+TEMPLATES = tuple(form.value for form in Form)
 FIRST_OF_CHAIN = "c_arrow"
 
 OWN_SOURCES = """
@@ -137,10 +137,7 @@ for name, pipeline in @PIPELINES@.items():
 def made_by(name: str) -> NewPipeline:
     """What `cairn new` writes for a pipeline of this module that is no one of `OWN`."""
     what = name.removeprefix("c_")
-    template = ReadyMadeName(what) if what in {t.value for t in ReadyMadeName} else None
-    api = Api.arrow if template else Api(what)
-    key = parts_of(template or api)["key"]
-    return NewPipeline(name=name, schedule=Schedule.hourly, key=key, api=api, template=template)
+    return NewPipeline(name=name, schedule=Schedule.hourly, key=parts_of(what)["key"], template=Form(what))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

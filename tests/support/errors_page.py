@@ -55,8 +55,8 @@ _CODES = f"""## Exit codes of `cairn`
 | {STORAGE} | A server or a disk failed, or the storage refuses permission. | {{{STORAGE}}} |
 | 130 | Ctrl-C stopped the command. | |
 
-`cairn status` and `cairn check` return {FINDINGS} if they find a problem. `cairn diff --exit-code` and `cairn compare --exit-code` return
-{FINDINGS} if the two compared sides differ.
+`cairn status` and `cairn check` return {FINDINGS} if they find a problem. `cairn diff` and `cairn compare` return 0 even if the two compared sides
+differ; their `--json` says so in `same_state` and `same`.
 """
 
 

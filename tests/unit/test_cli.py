@@ -713,7 +713,7 @@ def test_what_a_failing_sink_prints_publishes_or_gives_up(tmp_path: Path, monkey
         (["publish"], "--code is missing: give module:NAME of the pipeline whose sink is called"),
         (
             ["publish", "--skip"],
-            "--skip needs the starts of the intervals, as in: cairn publish 2024-01-04T00:00Z --skip",
+            "--skip needs intervals: give the start of each, as in 2024-01-04T00:00Z",
         ),
         (
             ["publish", "5", "--skip"],

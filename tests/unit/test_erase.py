@@ -245,7 +245,7 @@ def test_what_would_bring_the_key_back_is_refused(root: Path, tmp_path: Path) ->
     before = bytes_of(root / NAME)
     again = refusal(lambda: run(PIPELINE, root, [2], reprocess="all"))
     assert "checkpoint 2, which is older, may still hold the key" in again
-    assert "cairn erase JSON --pipeline counting --on-rerun filter" in again
+    assert "cairn erase --pipeline counting --on-rerun filter JSON" in again
     first = refusal(lambda: run(PIPELINE, root, [0], reprocess="all"))
     assert "rows of before 2024-01-06T00:00:00Z may bring the key back" in first
     target = refusal(lambda: rewind(coordinator(root), 3, run=RUN, attempt="back"))

@@ -39,7 +39,7 @@ AIRFLOW = "tests/integration/test_airflow.py::"
 CLI = "tests/unit/test_cli.py::"
 PAGES_OF_TRIALS = "tests/unit/test_ui_trials.py::test_a_trial_is_listed_and_shown_beside_production as printed"
 PAGES_OF_UI = "tests/unit/test_ui_pages.py::"
-FORGET = "tests/unit/test_forget.py::test_the_commands_that_are_printed_forget_the_key as printed"
+ERASE = "tests/unit/test_erase.py::test_the_commands_that_are_printed_forget_the_key as printed"
 # docs/trying.md has them as they are printed.
 TRYING = "tests/integration/test_docs.py::test_every_block_of_the_page_runs as printed"
 # Its blocks are run by test_the_examples_of_the_page_of_commands.
@@ -92,13 +92,11 @@ RUN = {
     "cairn heal": "tests/support/heal_histories.py::heal as printed",
     "cairn heal --dry-run --to DATE": "tests/unit/test_heal_command.py::"
     "test_it_runs_what_is_stale_and_missing_and_then_has_nothing_to_do as printed",
-    "cairn heal --to DATE --doubtful-until ID": "not run as it stands: DATE and ID are the reader's; "
-    "tests/unit/test_heal_command.py::test_results_of_a_re_run_are_doubted_once runs the like",
     "cairn heal --to DATE": "tests/unit/test_heal_command.py::"
     "test_it_stops_at_a_run_that_fails_and_the_printed_command_goes_on as printed",
     "cairn heal --root … --pipeline … --to … --code … --dag … --airflow …": AIRFLOW
     + "test_a_cleared_day_with_another_result_makes_tomorrow_wait_with_the_command as printed",
-    "cairn heal --local --code … --root … --pipeline … --to … --every … --spark …": "tests/integration/test_run_intervals.py::"
+    "cairn heal --code … --root … --pipeline … --to … --every … --spark …": "tests/integration/test_run_intervals.py::"
     "test_heal_runs_here_what_is_missing_and_stale",
     "cairn run --code … --root … --from … --to … --reprocess … --replace-overlapping": "tests/unit/test_heal_command.py::"
     "test_without_airflow_overlapping_output_is_replaced_by_cairn_run as printed",
@@ -108,7 +106,7 @@ RUN = {
     "tests/integration/test_airflow.py; its options are parsed here",
     "cairn run --code pipelines.clicks:CLICKS --every 1h --count 3": WITH_SPARK,
     "cairn run --code pipelines.clicks:CLICKS --from \"$(date -u -d '7 days ago' +%F)\" --to \"$(date -u -d yesterday +%F)\" --reprocess none": WITH_SPARK,
-    "cairn try --code pipelines.clicks:CLICKS --from 2024-01-01T01:00 --to 2024-01-01T03:00 --name shorter": WITH_SPARK,
+    "cairn try shorter --code pipelines.clicks:CLICKS --from 2024-01-01T01:00 --to 2024-01-01T03:00": WITH_SPARK,
     "cairn compare shorter --match user": WITH_SPARK,
     "cairn promote shorter --code pipelines.clicks:CLICKS --past --yes": WITH_SPARK,
     "cairn savepoint --code pipelines.aircraft:AIRCRAFT --folder /savepoints/2013-01-04 --format canonical": WITH_SPARK,
@@ -120,9 +118,9 @@ RUN = {
     "cairn backfill --dag clicks --from 2024-01-01T00:00 --to 2024-01-03T23:00": "tests/integration/test_first_hour.py::"
     "test_the_first_pipeline_in_airflow as printed",
     "cairn checkpoints --json": CLI + "test_list_says_where_every_checkpoint_stands",
-    "cairn status --root … --pipeline …": "tests/unit/test_pipelines_command.py::"
+    "cairn status --root … --pipeline …": "tests/unit/test_list_pipelines.py::"
     "test_pipelines_with_problems_come_first_and_the_printed_command_works as printed",
-    "cairn status --root … --pipeline … …": "tests/unit/test_pipelines_command.py::"
+    "cairn status --root … --pipeline … …": "tests/unit/test_list_pipelines.py::"
     "test_pipelines_with_problems_come_first_and_the_printed_command_works as printed",
     "cairn key N24211": HERE + "test_the_examples_of_the_page_of_commands as printed",
     "cairn replay ann 2024-01-02 --code pipelines.accounts:ACCOUNTS": TRYING,
@@ -134,11 +132,10 @@ RUN = {
     "cairn replay …": "not run: the name of the Spark application",
     "cairn key N24211 --history": HERE + "test_the_examples_of_the_page_of_commands as printed",
     "cairn diff": CLI + "test_diff_counts_what_is_shared_and_which_key_groups_changed",
-    "cairn diff --exit-code": "tests/unit/test_state_diff.py::test_exit_codes_of_diff",
     "cairn diff --json": HERE + "test_what_docs_show_of_a_pipeline",
     "cairn diff 4 5 --state history": HERE + "test_what_docs_show_of_a_pipeline",
     "cairn diff --root … --pipeline … … …": PAGES_OF_UI + "test_the_commands_that_a_page_prints_are_right as printed",
-    "cairn restore … --checkpoint … --dry-run": PAGES_OF_UI
+    "cairn restore … … --dry-run": PAGES_OF_UI
     + "test_the_commands_that_a_page_prints_are_right as printed",
     "cairn validate … … …": "not run: needs Spark and a pipeline's code; with the same options it is, in "
     "tests/integration/test_validation.py",
@@ -152,58 +149,57 @@ RUN = {
     "cairn quarantine … --release": CLI + "test_a_person_refuses_a_checkpoint_and_accepts_it_again",
     "cairn quarantine --release": CLI + "test_a_person_refuses_a_checkpoint_and_accepts_it_again",
     "cairn validate": "tests/integration/test_validation.py::test_validate_on_the_command_line",
-    "cairn savepoint … … --checkpoint … --folder": "not run: needs Spark and a pipeline's code; with the same options it is, "
+    "cairn savepoint … … … --folder": "not run: needs Spark and a pipeline's code; with the same options it is, "
     "in tests/integration/test_savepoints.py",
     "cairn compare … --root … --pipeline …": PAGES_OF_TRIALS,
-    "cairn compare --exit-code": "tests/unit/test_trial_commands.py::test_the_same_code_has_nothing_to_say",
+    "cairn compare … … --root … --pipeline …": PAGES_OF_TRIALS,
+    "cairn compare --json": "tests/unit/test_trial_commands.py::test_a_mistake_is_told_by_column_with_an_example",
     "cairn trials --remove": PAGES_OF_TRIALS,
     "cairn trials --root … --pipeline … --remove …": PAGES_OF_TRIALS,
     "cairn promote … --code … --past --root …": TRYING,
     "cairn compare": TRYING,
     "cairn promote": TRYING,
     "cairn try": TRYING,
-    "cairn restore --root … --pipeline … --checkpoint … --yes": TRYING,
+    "cairn restore … --root … --pipeline … --yes": TRYING,
     "cairn try --code … --from … --to …": "not run: needs Spark and changed code; docs/trying.md runs the like",
     "cairn export": HERE + "test_what_docs_show_of_a_pipeline",
-    "cairn export --to /tmp/tables --state history --jobs 2": HERE + "test_what_docs_show_of_a_pipeline",
+    "cairn export --folder /tmp/tables --state history": HERE + "test_what_docs_show_of_a_pipeline",
     "cairn erase": HERE + "test_a_person_s_data_is_deleted_as_the_page_shows as printed",
-    "cairn erase --key '{\"tailnum\": \"N14228\"}' --drop-checkpoints --rewrite-output --dry-run": HERE
+    "cairn erase '{\"tailnum\": \"N14228\"}' --drop-checkpoints --rewrite-output --dry-run": HERE
     + "test_a_person_s_data_is_deleted_as_the_page_shows as printed",
-    "cairn erase --key '{\"tailnum\": \"N14228\"}' --drop-checkpoints --rewrite-output --yes": HERE
+    "cairn erase '{\"tailnum\": \"N14228\"}' --drop-checkpoints --rewrite-output --yes": HERE
     + "test_a_person_s_data_is_deleted_as_the_page_shows as printed",
-    "cairn erase --pipeline … --key JSON --on-rerun filter": FORGET,
-    "cairn erase --root … --pipeline …": FORGET,
+    "cairn erase --pipeline … --on-rerun filter": ERASE,
+    "cairn erase --root … --pipeline …": ERASE,
     "cairn fork": CLI + "test_a_fork_is_a_pipeline_of_its_own",
     "cairn checkpoints --root file://…/data/state --pipeline …": "tests/integration/test_new_pipeline.py::"
     "test_the_printed_command_runs_the_first_interval as printed",
     "cairn new": HERE + "test_a_new_pipeline_asks_what_it_needs",
     "cairn new clicks": HERE + "test_a_new_pipeline_asks_what_it_needs",
-    "cairn publish … --code … --retry …": CLI + "test_status_names_what_is_wrong_and_its_command_repairs_it as printed",
-    "cairn publish … --skip …": CLI + "test_status_names_what_is_wrong_and_its_command_repairs_it as printed",
+    "cairn publish … … --code …": CLI + "test_status_names_what_is_wrong_and_its_command_repairs_it as printed",
+    "cairn publish … … --skip": CLI + "test_status_names_what_is_wrong_and_its_command_repairs_it as printed",
     "cairn publish": SINKS,
     "cairn publish --code MODULE:NAME": ERRORS,
     "cairn publish --code pipelines.clicks:CLICKS": SINKS,
-    "cairn publish --code pipelines.clicks:CLICKS --retry 2024-01-01T00:00:00Z": SINKS,
-    "cairn publish --skip 2024-01-01T01:00:00Z": SINKS,
+    "cairn publish 2024-01-01T00:00:00Z --code pipelines.clicks:CLICKS": SINKS,
+    "cairn publish 2024-01-01T01:00:00Z --skip": SINKS,
     "cairn publish --root … --pipeline … --code …": CLI
     + "test_what_a_failing_sink_prints_publishes_or_gives_up as printed",
-    "cairn restore --checkpoint 3 --retract-output --dry-run": CLI + "test_going_back_can_retract_the_output_of_later_intervals",
-    "cairn restore --checkpoint 3 --retract-output --yes": CLI + "test_going_back_can_retract_the_output_of_later_intervals",
+    "cairn restore 3 --retract-output --dry-run": CLI + "test_going_back_can_retract_the_output_of_later_intervals",
+    "cairn restore 3 --retract-output --yes": CLI + "test_going_back_can_retract_the_output_of_later_intervals",
     "cairn restore --retract-output": CLI + "test_going_back_can_retract_the_output_of_later_intervals",
-    "cairn publish --code … --retry …": CLI + "test_what_a_failing_sink_prints_publishes_or_gives_up as printed",
-    "cairn publish --skip …": CLI + "test_what_a_failing_sink_prints_publishes_or_gives_up as printed",
+    "cairn publish … --code …": CLI + "test_what_a_failing_sink_prints_publishes_or_gives_up as printed",
+    "cairn publish … --skip": CLI + "test_what_a_failing_sink_prints_publishes_or_gives_up as printed",
     "cairn restore": CLI + "test_going_back_says_what_it_discards_and_waits_for_a_yes",
-    "cairn restore --checkpoint ID --dry-run": ERRORS,
+    "cairn restore ID --dry-run": ERRORS,
     "cairn restore --claim": "tests/integration/test_savepoints.py::test_the_command_line_takes_and_restores",
     "cairn run": "tests/integration/test_docs.py::test_every_block_of_the_page_runs as printed",
-    "cairn run … --spark-log error": "tests/unit/test_spark.py::test_cairn_run_shows_what_spark_says_on_demand",
     "cairn run --from --to": "tests/integration/test_run_intervals.py::test_the_command_line_runs_a_range",
     "cairn run --code pipelines.…:… --every … --root file://…/data/state": "tests/integration/test_new_pipeline.py::"
     "test_the_printed_command_runs_the_first_interval as printed",
     "cairn savepoint --format canonical": "tests/integration/test_savepoints.py::test_the_command_line_takes_and_restores",
     "cairn savepoint --stop": AIRFLOW + "test_stopping_with_a_savepoint_loses_no_interval",
     "cairn savepoint --folder …": "tests/integration/test_savepoints.py::test_the_command_line_takes_and_restores",
-    "cairn checkpoints latest": HERE + "test_what_docs_show_of_a_pipeline",
     "cairn spark": "tests/integration/test_docs.py::server as printed",
     "cairn spark --port …": "tests/integration/test_docs.py::server as printed",
     "cairn validate --dry-run": "tests/integration/test_validation.py::test_validate_on_the_command_line",
@@ -435,7 +431,7 @@ def test_what_docs_show_of_a_pipeline(root: Path, tmp_path: Path) -> None:
     as_json = json.loads(said(root, "cairn diff --json 4"))
     assert as_json["entries"]["history"] == {"added": 1, "removed": 0, "changed": 1}
 
-    command = "cairn export --to /tmp/tables --state history --jobs 2"
+    command = "cairn export --folder /tmp/tables --state history"
     assert "history: 2 rows in" in said(root, command.replace("/tmp/tables", str(tmp_path / "tables")))
     assert pq.read_table(tmp_path / "tables" / "state-history").num_rows == 2
 
@@ -470,14 +466,14 @@ def test_the_examples_of_the_page_of_commands(tmp_path: Path, monkeypatch: pytes
 def test_a_person_s_data_is_deleted_as_the_page_shows(root: Path, tmp_path: Path) -> None:
     """The dry run first, which leaves all as it is; then every table of the state is without the aircraft."""
     copied = Path(shutil.copytree(root, tmp_path / "state"))
-    commands = [c for c, pages in in_docs().items() if "docs/forget.md" in pages and "--key" in c]
+    commands = [c for c, pages in in_docs().items() if "docs/erase.md" in pages and "tailnum" in c]
     dry, done = sorted(commands)
     assert dry.endswith("--dry-run") and done.endswith("--yes")
     would = said(copied, dry).splitlines()
     assert would[0].endswith("would be rewritten") and "places that may still hold the key:" in would
     assert said(copied, "cairn diff 4 5 --state history") == said(root, "cairn diff 4 5 --state history")
     assert said(copied, done).splitlines()[0].endswith(") has the state of checkpoint 5 without the key")
-    said(copied, f"cairn export --to {tmp_path / 'tables'} --state history")
+    said(copied, f"cairn export --folder {tmp_path / 'tables'} --state history")
     left = pq.read_table(tmp_path / "tables" / "state-history").to_pylist()
     assert [row["key"]["tailnum"] for row in left] == ["N24211"]
     assert said(copied, "cairn check") and "N24211" not in said(copied, "cairn checkpoints latest")
@@ -593,7 +589,7 @@ def test_a_new_pipeline_that_is_not_written_says_how_to_come_to_it(
 ) -> None:
     (tmp_path / "jobs" / "pipelines").mkdir(parents=True)
     (tmp_path / "dags").mkdir()
-    refused = CliRunner().invoke(app, ["new", "clicks", "--yes", "--into", str(tmp_path), *options])
+    refused = CliRunner().invoke(app, ["new", "clicks", "--yes", "--folder", str(tmp_path), *options])
     assert (refused.exit_code, says in refused.stderr) == (2, True), refused.output
     assert not [*(tmp_path / "dags").iterdir()]
 

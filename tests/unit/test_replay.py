@@ -6,12 +6,10 @@ import json
 import logging
 import os
 import re
-import shlex
 import shutil
 import sys
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
 import pytest
 from typer.testing import CliRunner, Result
@@ -218,20 +216,6 @@ def test_a_processor_that_is_not_deterministic_is_the_reason(tmp_path: Path) -> 
     result = replay(tmp_path, "ann", "1", code="tests.support.replayed:RANDOM")
     assert result.exit_code == 1
     assert "because: the processor is not deterministic: two replays of the same rows and state differ" in result.stdout
-
-
-def test_launch_configurations(root: Path) -> None:
-    lines = replay(root, "ann smith", "2024-01-02", "--launch").stdout
-    start, end = lines.index("{"), lines.index("PyCharm")
-    configuration = json.loads(lines[start:end])
-    assert configuration["module"] == "cairn.command.cli" and configuration["args"][:3] == [
-        "replay",
-        "ann smith",
-        "2024-01-02",
-    ]
-    element = ElementTree.fromstring(lines[lines.index("<component") :])
-    (parameters,) = [o.get("value") for o in element.iter("option") if o.get("name") == "PARAMETERS"]
-    assert shlex.split(parameters or "") == configuration["args"]
 
 
 @pytest.mark.parametrize(

@@ -617,9 +617,9 @@ def test_a_source_that_met_garbage_is_told_without_java() -> None:
     assert ".scala" not in seen and "17 more" not in seen
 
 
-@pytest.mark.parametrize(("options", "level", "hint"), [([], "OFF", True), (["--spark-log", "error"], "ERROR", False)])
+@pytest.mark.parametrize(("wanted", "level", "hint"), [("", "OFF", True), ("error", "ERROR", False)])
 def test_cairn_run_shows_what_spark_says_on_demand(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: list[str], level: str, hint: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wanted: str, level: str, hint: bool
 ) -> None:
     """Spark would write a stack trace of its own for each task that fails, above the message."""
     levels: list[str] = []
@@ -631,8 +631,8 @@ def test_cairn_run_shows_what_spark_says_on_demand(
     monkeypatch.setattr(spark_session, "connect", lambda *_, **__: session)
     monkeypatch.setattr("cairn.operations.run_range.run_intervals", fail)
     run = ["run", "--code", "pipelines.aircraft:AIRCRAFT", "--root", str(tmp_path), "--every", "1d"]
-    result = CliRunner().invoke(app, [*run, *options])
+    result = CliRunner().invoke(app, run, env={"CAIRN_SPARK_LOG": wanted})
     assert (result.exit_code, levels) == (1, [level])
-    hinted = "For Spark's own stack trace, run the same command with --spark-log error"
+    hinted = "For Spark's own stack trace, run the same command with CAIRN_SPARK_LOG=error"
     _starting, _ready, *said = result.stderr.splitlines()
     assert said == [hinted] * hint + ["SourceError: an input file can't be read"]

@@ -198,7 +198,9 @@ def test_deployed_for_the_past_it_is_what_was_tried_and_there_is_a_way_back(root
     assert not any(o.computed for o in promote_past(SESSION, AVERAGED, str(root), plan, on_shards=_on_shards(AVERAGED)))
 
     coordinator = coordinator_of(OLD, str(root))
-    assert (restore_command(coordinator.log(), plan, "/r") or "").endswith("--pipeline counting --checkpoint 1 --yes")
+    assert (
+        restore_command(coordinator.log(), plan, "/r") or ""
+    ) == "cairn restore 1 --root /r --pipeline counting --yes"
     assert plan.back is not None
     target = plan.back.id
     rewind(
@@ -242,7 +244,7 @@ def test_production_that_was_run_again_since_is_not_what_the_trial_began_from(ro
     run(OLD, root, range(1, 5))
     with pytest.raises(UsageError, match="is not the state that trial 'one' began from"):
         plan_promotion(SESSION, AVERAGED, str(root), past=True)
-    with pytest.raises(UsageError, match="Give the new trial another --name, or remove the existing trial first"):
+    with pytest.raises(UsageError, match="Give the new trial another name, or remove the existing trial first"):
         try_days(AVERAGED, root, range(2, 5), name="one")
 
 

@@ -180,7 +180,7 @@ def test_the_driver_tries_compares_and_deploys(root: Path, capfd: pytest.Capture
     assert called(PromoteTrial(**of, name="more"))["ok"]["again"] == 0
     capfd.readouterr()
     deployed = called(PromoteTrial(**of, name="more", past=True))["ok"]
-    assert (deployed["again"], deployed["behind"]) == (2, 0) and deployed["back"].endswith("--checkpoint 1 --yes")
+    assert (deployed["again"], deployed["behind"]) == (2, 0) and deployed["back"].startswith("cairn restore 1 --root ")
     assert deployed["deployed"] and coordinator_of(OLD, state).log().head_id == 5
     assert capfd.readouterr().out.count(COMMITTED) == 2
     DAYS[day(2).start] = [("bob", "fig", 6)]

@@ -392,7 +392,7 @@ def test_the_commands_that_a_page_prints_are_right(pages: Any) -> None:
     printed = {
         command.split()[1]: html.unescape(command) for command in re.findall(r'data-copy="(cairn [^"]*)"', shown)
     }
-    assert printed.keys() == {"diff", "restore", "savepoint", "validate", "quarantine", "get", "history", "replay"}
+    assert printed.keys() == {"diff", "restore", "savepoint", "validate", "quarantine", "key", "replay"}
     refused = CliRunner().invoke(app, shlex.split(printed["quarantine"])[1:])
     assert refused.exit_code == 0 and "would quarantine checkpoint 1 of" in refused.output, refused.output
     rewound = CliRunner().invoke(app, shlex.split(printed["restore"])[1:])

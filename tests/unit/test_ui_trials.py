@@ -85,8 +85,8 @@ def test_a_trial_is_listed_and_shown_beside_production(shown: Any) -> None:
     root = f"--root file://{shown.root}"
     for command in (
         f"cairn compare twice {root} --pipeline {NAME}",
-        f"cairn compare twice {root} --pipeline {NAME} --interval 2024-01-03T00:00:00Z",
-        f"cairn trials --remove twice {root} --pipeline {NAME}",
+        f"cairn compare twice 2024-01-03T00:00:00Z {root} --pipeline {NAME}",
+        f"cairn trials {root} --pipeline {NAME} --remove twice",
     ):
         assert command in page
         done = CliRunner().invoke(cli, command.split()[1:])

@@ -383,7 +383,7 @@ def actions(reading: Reading, checkpoint: int, ref: PipelineRef = RIDES, airflow
 def test_what_can_be_done_with_a_checkpoint(rides: Reading) -> None:
     back, keep, _, _, _, again, refuse = actions(rides, 11)
     assert back.command == 'airflow dags trigger rides_restore --conf \'{"target": "11"}\''
-    assert keep.command == "cairn savepoint --root memory://ui --code m:RIDES --checkpoint 11 --folder DESTINATION"
+    assert keep.command == "cairn savepoint 11 --root memory://ui --code m:RIDES --folder DESTINATION"
     assert again.command == "cairn validate 11 --root memory://ui --code m:RIDES"
     assert refuse.command == "cairn quarantine 11 --root memory://ui --pipeline rides --dry-run"
 

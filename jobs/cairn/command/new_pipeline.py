@@ -99,7 +99,7 @@ class Form(StrEnum):
     lookup = "lookup"
 
 
-_INTERFACES = (Form.row, Form.pandas, Form.arrow)
+INTERFACES = (Form.row, Form.pandas, Form.arrow)
 
 
 @frozen
@@ -151,7 +151,7 @@ class NewPipeline:
             "constant": self.name.upper(),
             "imported": ", ".join(sorted(["INPUT_SCHEMA", self.name.upper()])),
             "key": self.key,
-            "api": (self.template if self.template in _INTERFACES else Form.arrow).value,
+            "api": (self.template if self.template in INTERFACES else Form.arrow).value,
             "class_name": re.findall(r"^class (\w+)", self.parts["processor"])[0],
             "schedule": self.schedule.value,
             "every": "hours=1" if hourly else "days=1",
@@ -281,7 +281,7 @@ def new(
         key=key[0]
         if key
         else (usual_key if yes else typer.prompt("Key column: rows with equal values share state", default=usual_key)),
-        template=template or _ask("Interface of the processor", _INTERFACES, Form.row, yes),
+        template=template or _ask("Interface of the processor", INTERFACES, Form.row, yes),
     )
     files = made.files()
     jobs = path_to_add(into)

@@ -74,7 +74,7 @@ def publish(
     published: list[tuple[Interval, int]] = []
     only = [parse_instant("interval", text) for text in intervals or ()]
     if skip and not only:
-        raise UsageError("--skip needs the starts of the intervals, as in: cairn publish 2024-01-04T00:00Z --skip")
+        raise UsageError("--skip needs intervals: give the start of each, as in 2024-01-04T00:00Z")
     if skip:
         skipped = coordinator.skip_publication(only)
     else:
