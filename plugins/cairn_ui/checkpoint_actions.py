@@ -43,12 +43,12 @@ def actions_of(ref: PipelineRef, log: Log, record: Record, airflow: str | None =
     yield Action(
         "Look up a key",
         "Shows the key's states and timers in this checkpoint. Replace KEY by the key: u1, or user=u1, or JSON.",
-        shlex.join(["cairn", "get", "KEY", number, *where]),
+        shlex.join(["cairn", "key", "KEY", number, *where]),
     )
     yield Action(
         "See what changed a key",
         "Lists the retained checkpoints that changed the key, with each change.",
-        shlex.join(["cairn", "history", "KEY", *where]),
+        shlex.join(["cairn", "key", "KEY", "--history", *where]),
     )
     if ref.code is not None:
         base = record.content.base_id

@@ -21,7 +21,15 @@ from tests.support.printed_commands import commands_of
 
 # What a reader fills in, and the commands that the page only names.
 FILLED_IN = {"ID": "1", "MODULE:NAME": "pipelines.aircraft:AIRCRAFT"}
-NAMED = {"cairn run", "cairn try", "cairn spark", "cairn backfill", "cairn trials --remove"}
+NAMED = {
+    "cairn run",
+    "cairn try",
+    "cairn compare",
+    "cairn diff",
+    "cairn spark",
+    "cairn backfill",
+    "cairn trials --remove",
+}
 
 
 def test_the_page_is_what_the_generator_makes() -> None:

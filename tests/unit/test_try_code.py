@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cairn.trials.deploy_trial import plan_promotion, promote_past, restore_command
 from typer.testing import CliRunner
 
 from cairn import testing
 from cairn.command.cli import app
 from cairn.operations.coordinator_of import coordinator_of
 from cairn.pipeline import Interval
+from cairn.trials.promote_trial import plan_promotion, promote_past, restore_command
 from state_backend.adapters.local_storage import LocalStorage
 from state_backend.adapters.open_storage import join_url, open_storage
 from state_backend.checkpoint import trials

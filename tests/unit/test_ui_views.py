@@ -391,9 +391,9 @@ def test_what_can_be_done_with_a_checkpoint(rides: Reading) -> None:
 def test_what_can_be_done_with_a_stale_one(rides: Reading) -> None:
     shown = actions(rides, 12, PipelineRef(name="rides", root="memory://ui", dag_id="rides"))
     assert [a.command.partition(" --")[0] for a in shown] == [
-        "cairn restore",
+        "cairn restore 12",
         "cairn key KEY 12",
-        "cairn key KEY --history",
+        "cairn key KEY",
         "cairn quarantine 12",
         "cairn backfill",
     ]
