@@ -233,7 +233,7 @@ def test_for_what_comes_next_the_state_is_checked(root: Path) -> None:
     try_days(AVERAGED, root, range(3, 5))
     plan = plan_promotion(SESSION, AVERAGED, str(root))
     assert plan.again == () and plan.back is not None and plan.back.id == 5
-    with pytest.raises(UsageError, match="Only tried code can be deployed"):
+    with pytest.raises(UsageError, match="Only tried code can be promoted"):
         plan_promotion(SESSION, DOUBLED, str(root))
 
 

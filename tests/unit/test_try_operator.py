@@ -181,7 +181,7 @@ def test_the_driver_tries_compares_and_deploys(root: Path, capfd: pytest.Capture
     capfd.readouterr()
     deployed = called(PromoteTrial(**of, name="more", past=True))["ok"]
     assert (deployed["again"], deployed["behind"]) == (2, 0) and deployed["back"].startswith("cairn restore 1 --root ")
-    assert deployed["deployed"] and coordinator_of(OLD, state).log().head_id == 5
+    assert deployed["promoted"] and coordinator_of(OLD, state).log().head_id == 5
     assert capfd.readouterr().out.count(COMMITTED) == 2
     DAYS[day(2).start] = [("bob", "fig", 6)]
     assert called(PromoteTrial(**of, name="other", past=True))["error"]["type"] == "UsageError"

@@ -20,11 +20,10 @@ from tests.support.accounts import DAYS, SCHEMA, accounts, day
 
 pytestmark = pytest.mark.filterwarnings("ignore:Using `httpx` with")
 ASKED = {
-    "get": "cairn key KEY 2",
-    "history": "cairn key KEY --history",
-    "replay": "cairn replay KEY 2",
+    "cairn key KEY 2": '{"total": 16, "due_ms": 1704412800000}',
+    "cairn key KEY --history": "~ balance: total 5 -> 16",
+    "cairn replay KEY 2": "2024-01-02",
 }
-SAYS = {"get": '{"total": 16, "due_ms": 1704412800000}', "history": "~ balance: total 5 -> 16", "replay": "2024-01-02"}
 
 
 @pytest.mark.long("seconds", runs_in="ci")
@@ -41,8 +40,8 @@ def test_the_commands_that_look_up_a_key(tmp_path: Path) -> None:
         page: Any = TestClient(app, cookies={"_token": "admin"}).get(
             f"/cairn/checkpoints/p/{quote(ref.key)}/checkpoint/2"
         )
-    printed = {c.split()[1]: html.unescape(c) for c in re.findall(r'data-copy="(cairn [^"]*)"', page.text)}
-    for name, begins in ASKED.items():
-        assert printed[name].startswith(f"{begins} --root file://{tmp_path}")
-        done = CliRunner().invoke(cli, shlex.split(printed[name].replace("KEY", "ann"))[1:])
-        assert done.exit_code == 0 and SAYS[name] in done.output, done.output
+    printed = [html.unescape(command) for command in re.findall(r'data-copy="(cairn [^"]*)"', page.text)]
+    for begins, says in ASKED.items():
+        (command,) = [one for one in printed if one.startswith(f"{begins} --root file://{tmp_path}")]
+        done = CliRunner().invoke(cli, shlex.split(command.replace("KEY", "ann"))[1:])
+        assert done.exit_code == 0 and says in done.output, done.output
