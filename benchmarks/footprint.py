@@ -152,7 +152,7 @@ def run_part(
     (home / "dags").mkdir(parents=True)
     named = {
         "@FOLDER@": str(folder),
-        "@VALIDATE@": f'{{"docs_dir": "{folder / "docs"}", "expectations_every": timedelta(days=365)}}'
+        "@VALIDATE@": f'{{"docs": "{folder / "docs"}", "expectations_every": timedelta(days=365)}}'
         if options.validate
         else "False",
         "@START@": (START + first * EVERY).isoformat(),

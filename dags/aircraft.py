@@ -20,9 +20,9 @@ dag = stateful_pipeline(
     "aircraft",
     pipeline=PIPELINE,
     root=ROOT,
-    savepoint={"to": f"file://{DATA}/savepoints"},
+    savepoint={"folder": f"file://{DATA}/savepoints"},
     validate={
-        "docs_dir": f"{DATA}/docs",
+        "docs": f"{DATA}/docs",
         "expectations_every": timedelta(days=int(os.environ.get("CAIRN_EXPECTATIONS_DAYS", "1"))),
     },
     # The preset "@daily" would give intervals of zero length in an Airflow whose configuration does not set

@@ -60,11 +60,11 @@ def stateful_pipeline(
         gate: Validate each attempt before its commit: `process >> validate >> checkpoint >> [savepoint, sweep]`.
         process: More arguments of the `ProcessIntervalOperator`.
         checkpoint: More arguments of the `CommitCheckpointOperator`.
-        validate: Arguments of the `ValidateStateOperator`, such as `docs_dir`; True for its defaults, False for no
+        validate: Arguments of the `ValidateStateOperator`, such as `docs`; True for its defaults, False for no
             validation. With `gate`, False means the defaults.
-        savepoint: Arguments of the `SavepointOperator`. `to` is required: the URL of the folder for all savepoints.
+        savepoint: Arguments of the `SavepointOperator`. `folder` is required: the URL of the folder for all savepoints.
             None takes no savepoints.
-        sweep: Arguments of the `SweepStateOperator`, such as `every`. None sweeps nothing.
+        sweep: Arguments of the `SweepStateOperator`, such as `cadence`. None sweeps nothing.
         spark_conn_id: Connection to Spark.
         storage_conn_id: Connection of type `google_cloud_platform` or `aws` for the root. None: the host's own identity.
         spark_conf: Spark's configuration for this pipeline.
@@ -75,16 +75,16 @@ def stateful_pipeline(
         for.
 
     Raises:
-        ValueError: `pipeline` is not `module:NAME`, `root` is no storage URL, `savepoint` has no `to`, an operator refuses
+        ValueError: `pipeline` is not `module:NAME`, `root` is no storage URL, `savepoint` has no `folder`, an operator refuses
             its arguments, the `Pipeline` declares another schedule, or neither DAG nor `Pipeline` has a schedule.
     """
     spark = {"spark_conn_id": spark_conn_id, "storage_conn_id": storage_conn_id, "spark_conf": spark_conf}
     where: dict[str, Any] = {"pipeline": pipeline, "root": root, **spark}
     check_pipeline_and_root(dag_id, pipeline, root)
-    if savepoint is not None and "to" not in savepoint:
+    if savepoint is not None and "folder" not in savepoint:
         raise ValueError(
-            f"DAG {dag_id}: savepoint has no 'to', the URL of the folder for all savepoints, as in "
-            'savepoint={"to": "gs://bucket/savepoints"}'
+            f"DAG {dag_id}: savepoint has no 'folder', the URL of the folder for all savepoints, as in "
+            'savepoint={"folder": "gs://bucket/savepoints"}'
         )
     name = pipeline_name or pipeline_name_of(pipeline, otherwise=dag_id)
     params = {p: Param(False, type="boolean", description=text) for p, text in _PERMISSIONS.items()}
@@ -129,5 +129,7 @@ def stateful_pipeline(
 def _add_savepoint(commit: CommitCheckpointOperator, where: Mapping[str, Any], arguments: Mapping[str, Any]) -> None:
     checkpoint = commit.output["checkpoint"]
     # The folder's name contains the checkpoint's id, so a re-run of the interval takes its savepoint in another folder.
-    to = f"{arguments['to'].rstrip('/')}/{{{{ data_interval_end | ds }}}}-{checkpoint}"
-    SavepointOperator(task_id="savepoint", checkpoint=checkpoint, **where, **retry_arguments({**arguments, "to": to}))
+    folder = f"{arguments['folder'].rstrip('/')}/{{{{ data_interval_end | ds }}}}-{checkpoint}"
+    SavepointOperator(
+        task_id="savepoint", checkpoint=checkpoint, **where, **retry_arguments({**arguments, "folder": folder})
+    )

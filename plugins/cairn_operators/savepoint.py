@@ -20,33 +20,33 @@ class SavepointOperator(DriverOperator):
         pipeline: The `Pipeline`, as `module:NAME`.
         root: URL of the folder that holds the pipelines.
         checkpoint: Id of the checkpoint.
-        to: URL of the new folder.
+        folder: URL of the new folder.
         format: "native" for compacted SST files. "canonical" for Parquet, which any tool reads and any max parallelism
             restores.
-        every: Take a savepoint only at intervals that end a whole number of this span after the DAG's start date; None
+        cadence: Take a savepoint only at intervals that end a whole number of this span after the DAG's start date; None
             for all.
         consolidate: First rewrite the checkpoint without deleted and replaced entries, as a checkpoint of its own.
             Later intervals start from this rewritten checkpoint.
         **kwargs: More arguments of `DriverOperator` and Airflow's `BaseOperator`.
     """
 
-    template_fields: Sequence[str] = (*DriverOperator.template_fields, "checkpoint", "to")
+    template_fields: Sequence[str] = (*DriverOperator.template_fields, "checkpoint", "folder")
 
     def __init__(
         self,
         *,
         checkpoint: str | XComArg,
-        to: str,
+        folder: str,
         format: Literal["native", "canonical"] = "native",
-        every: timedelta | None = timedelta(days=7),
+        cadence: timedelta | None = timedelta(days=7),
         consolidate: bool = False,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
         self.format = format
         self.checkpoint = checkpoint
-        self.to = to
-        self.every = every
+        self.folder = folder
+        self.cadence = cadence
         self.consolidate = consolidate
 
     def is_due_at(self, end: datetime, start: datetime) -> bool:
@@ -58,7 +58,7 @@ class SavepointOperator(DriverOperator):
             end: End of the interval.
             start: Start date of the DAG.
         """
-        return is_due(end, start, self.every)
+        return is_due(end, start, self.cadence)
 
     def execute(self, context: Any) -> dict[str, Any]:
         """Take the savepoint in a driver, or skip the task if no savepoint is due.
@@ -73,13 +73,13 @@ class SavepointOperator(DriverOperator):
         """
         _, end = data_interval(context)
         if not self.is_due_at(end, context["dag"].start_date):
-            raise AirflowSkipException(f"savepoints are taken every {self.every}; none is due at {end.isoformat()}")
+            raise AirflowSkipException(f"savepoints are taken every {self.cadence}; none is due at {end.isoformat()}")
         from state_backend.values.requests import TakeSavepoint
 
         request = TakeSavepoint(
             **self.of_code(),
             checkpoint=str(self.checkpoint),
-            folder=self.to,
+            folder=self.folder,
             format=self.format,
             consolidate=self.consolidate,
         )

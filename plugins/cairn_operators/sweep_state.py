@@ -30,7 +30,7 @@ class SweepStateOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not 
         root: URL of the folder that holds the pipelines.
         min_age: Age below which files of an unfinished attempt stay.
         dry_run: Log the files that would be deleted; delete none.
-        every: Sweep only at intervals that end a whole number of this span after the DAG's start date; None for all.
+        cadence: Sweep only at intervals that end a whole number of this span after the DAG's start date; None for all.
         storage_conn_id: Connection of type `google_cloud_platform` or `aws` for the root. None: the host's own identity.
         **kwargs: More arguments of Airflow's `BaseOperator`.
     """
@@ -45,7 +45,7 @@ class SweepStateOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not 
         root: str,
         min_age: timedelta = timedelta(days=3),
         dry_run: bool = False,
-        every: timedelta | None = None,
+        cadence: timedelta | None = None,
         storage_conn_id: str | None = None,
         **kwargs: Any,
     ) -> None:
@@ -55,7 +55,7 @@ class SweepStateOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not 
         self.min_age = min_age
         self.storage_conn_id = storage_conn_id
         self.only_plan = dry_run  # Airflow's `BaseOperator` has a method `dry_run`.
-        self.every = every
+        self.cadence = cadence
 
     def is_due_at(self, end: datetime, start: datetime) -> bool:
         """Return True if the task sweeps after an interval that ends at `end`.
@@ -66,7 +66,7 @@ class SweepStateOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not 
             end: End of the interval.
             start: Start date of the DAG.
         """
-        return is_due(end, start, self.every)
+        return is_due(end, start, self.cadence)
 
     def execute(self, context: Any) -> dict[str, Any]:
         """Sweep the pipeline's folder, or skip the task if it is not due.
@@ -79,10 +79,10 @@ class SweepStateOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not 
             AirflowException: The storage failed, and a retry may help.
             AirflowFailException: A retry can't help.
         """
-        if self.every is not None:
+        if self.cadence is not None:
             _, end = data_interval(context)
             if not self.is_due_at(end, context["dag"].start_date):
-                raise AirflowSkipException(f"sweeps run every {self.every}; none is due at {end.isoformat()}")
+                raise AirflowSkipException(f"sweeps run every {self.cadence}; none is due at {end.isoformat()}")
         with as_storage_identity(self.storage_conn_id):
             return self._execute()
 

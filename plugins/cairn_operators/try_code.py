@@ -1,4 +1,4 @@
-"""The operators and the DAG that try other code beside production, and deploy it when a person has agreed."""
+"""The operators and the DAG that try other code beside production, and promote it when a person has agreed."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from cairn_operators.pipeline_source import pipeline_name_of
 from cairn_operators.retries import retry_arguments
 from cairn_operators.task_outputs import push_outputs
 
-DEPLOY = ("ask, from the next interval on", "ask, for the past too", "no")
-_AGREED_KEY = "cairn_deploy_agreed"
+PROMOTE = ("ask, from the next interval on", "ask, for the past too", "no")
+_AGREED_KEY = "cairn_promote_agreed"
 _SHOWN_LINES = 60
 
-_DOC = """Runs intervals with other code beside production, shows what the code changes, and deploys the code if a person agrees.
+_DOC = """Runs intervals with other code beside production, shows what the code changes, and promotes the code if a person agrees.
 
 1. **try** forks production's state, runs the intervals in a separate root, and compares the results. Its log has the differences. The task
    only reads production: it calls no sink and adds no event to the asset.
-2. **deploy** shows the comparison to a person and waits for an answer (Required Actions). With *for the past too*, the intervals run again
+2. **promote** shows the comparison to a person and waits for an answer (Required Actions). With *for the past too*, the intervals run again
    in production, and each is committed only if its result equals the trial's.
 
 A sweep removes the trial when its time is over.
@@ -48,15 +48,22 @@ class TryCodeOperator(DriverOperator):
         last: A day, or the start of the last interval; included.
         every: Length of an interval; None for the pipeline's schedule.
         trial: Name of the trial; if empty, Cairn derives a name from the first interval and the code.
-        key: Columns that identify output rows, separated by commas; empty compares whole rows.
-        keep: How long the trial stays before a sweep removes it.
+        match: Columns that identify output rows, separated by commas; empty compares whole rows.
+        keep_for: How long the trial stays before a sweep removes it.
         **kwargs: More arguments of `DriverOperator` and Airflow's `BaseOperator`.
 
     Raises:
-        ValueError: `every` or `keep` is not positive.
+        ValueError: `every` or `keep_for` is not positive.
     """
 
-    template_fields: Sequence[str] = (*DriverOperator.template_fields, "pipeline_name", "first", "last", "trial", "key")
+    template_fields: Sequence[str] = (
+        *DriverOperator.template_fields,
+        "pipeline_name",
+        "first",
+        "last",
+        "trial",
+        "match",
+    )
     ui_color = "#d5e3f0"
 
     def __init__(
@@ -67,20 +74,22 @@ class TryCodeOperator(DriverOperator):
         last: str,
         every: timedelta | None = None,
         trial: str = "",
-        key: str = "",
-        keep: timedelta = timedelta(days=3),
+        match: str = "",
+        keep_for: timedelta = timedelta(days=3),
         **kwargs: Any,
     ) -> None:
         super().__init__(**{"doc_md": _DOC, **kwargs})
-        if (every is not None and every <= timedelta(0)) or keep <= timedelta(0):
-            raise ValueError(f"{self.task_id}: every is {every} and keep is {keep}; both must be longer than zero")
+        if (every is not None and every <= timedelta(0)) or keep_for <= timedelta(0):
+            raise ValueError(
+                f"{self.task_id}: every is {every} and keep_for is {keep_for}; both must be longer than zero"
+            )
         self.pipeline_name = pipeline_name
         self.first = first
         self.last = last
         self.every = every
         self.trial = trial
-        self.key = key
-        self.keep = keep
+        self.match = match
+        self.keep_for = keep_for
 
     def execute(self, context: Any) -> dict[str, Any]:
         """Run the trial in a driver.
@@ -100,10 +109,10 @@ class TryCodeOperator(DriverOperator):
             first=first,
             last=last,
             every=self.every,
-            keep_for=self.keep,
-            name=self.trial.strip() or None,
+            keep_for=self.keep_for,
+            trial=self.trial.strip() or None,
             compare=True,
-            match=tuple(filter(None, map(str.strip, self.key.split(",")))),
+            match=tuple(filter(None, map(str.strip, self.match.split(",")))),
         )
         # The commits are the trial's: the pipeline's asset gets no event.
         result, _ = self.run_and_collect(request)
@@ -116,7 +125,7 @@ class TryCodeOperator(DriverOperator):
 
 
 class PromoteTrialOperator(DriverOperator):
-    """The task that deploys the code of a trial after a person agreed.
+    """The task that promotes the code of a trial after a person agreed.
 
     The task does not change the DAG of the pipeline: its log asks the user to give that DAG the new code.
     The asset `cairn://<pipeline_name>` gets an event for each interval that ran again in production.
@@ -147,7 +156,7 @@ class PromoteTrialOperator(DriverOperator):
         response_timeout: timedelta | None = None,
         **kwargs: Any,
     ) -> None:
-        self.alias = AssetAlias(f"cairn_{pipeline_name}_deploy")
+        self.alias = AssetAlias(f"cairn_{pipeline_name}_promote")
         self.asset = pipeline_asset(pipeline_name)
         super().__init__(**{"doc_md": _DOC, **kwargs, "outlets": [self.alias, *kwargs.pop("outlets", [])]})
         self.pipeline_name = pipeline_name
@@ -157,11 +166,11 @@ class PromoteTrialOperator(DriverOperator):
         self.response_timeout = response_timeout
 
     def execute(self, context: Any) -> dict[str, Any]:
-        """Ask a person whether to deploy. Deploy at once if the person agreed in an earlier try.
+        """Ask a person whether to promote. Promote at once if the person agreed in an earlier try.
 
         Returns:
             `again` (number of the trial's intervals that ran again in production), `behind` (number of later intervals
-            that ran again too) and `back` (the command that undoes the deployment; None if that is impossible).
+            that ran again too) and `back` (the command that undoes the promotion; None if that is impossible).
 
         Raises:
             TaskAwaitingInput: The task waits, without a worker slot, for a person.
@@ -169,20 +178,20 @@ class PromoteTrialOperator(DriverOperator):
             AirflowException: Storage, Spark or user code failed, and a retry may help.
             AirflowFailException: `how` is not one of the three texts, or a retry can't help.
         """
-        if self.how not in DEPLOY:
-            raise AirflowFailException(f"deploy is {self.how!r}; expected one of: {'; '.join(DEPLOY)}")
+        if self.how not in PROMOTE:
+            raise AirflowFailException(f"promote is {self.how!r}; expected one of: {'; '.join(PROMOTE)}")
         if self.how == "no":
-            raise AirflowSkipException("the run's parameter deploy is 'no', so nothing is deployed")
+            raise AirflowSkipException("the run's parameter promote is 'no', so nothing is promoted")
         store = context.get("task_state_store")
         if store is not None and store.get(self._agreed_key(context)) == self._question():
-            return self._deploy(context)
-        past = self.how == DEPLOY[1]
+            return self._promote(context)
+        past = self.how == PROMOTE[1]
         what = "and run its intervals again in production" if past else "from the next interval on"
-        question = f"{self.pipeline_name}: deploy trial {self.trial}, {what}?"
+        question = f"{self.pipeline_name}: promote trial {self.trial}, {what}?"
         ask_person(self, context, question, self.comparison, {"asked": self._question()}, self.response_timeout)
 
     def after_answer(self, context: Any, event: dict[str, Any], asked: str) -> dict[str, Any]:
-        """Deploy the trial after a person has answered. Airflow calls this method.
+        """Promote the trial after a person has answered. Airflow calls this method.
 
         Args:
             context: Airflow's context of the running task.
@@ -191,22 +200,22 @@ class PromoteTrialOperator(DriverOperator):
 
         Returns:
             `again` (number of the trial's intervals that ran again in production), `behind` (number of later intervals
-            that ran again too) and `back` (the command that undoes the deployment; None if that is impossible).
+            that ran again too) and `back` (the command that undoes the promotion; None if that is impossible).
 
         Raises:
             AirflowException: Storage, Spark or user code failed, and a retry may help.
             AirflowFailException: The person rejected or did not answer in time, or a retry can't help.
         """
-        who = check_approved(event, "deployment", "deployed")
-        self.log.info("%s has agreed to deploy trial %s", who, self.trial)
+        who = check_approved(event, "promotion", "promoted")
+        self.log.info("%s has agreed to promote trial %s", who, self.trial)
         if (store := context.get("task_state_store")) is not None:
             store.set(self._agreed_key(context), asked)  # A retry reads this and does not ask again.
-        return self._deploy(context)
+        return self._promote(context)
 
-    def _deploy(self, context: Any) -> dict[str, Any]:
+    def _promote(self, context: Any) -> dict[str, Any]:
         from state_backend.values.requests import PromoteTrial
 
-        request = PromoteTrial(**self.of_code(), name=str(self.trial), past=self.how == DEPLOY[1])
+        request = PromoteTrial(**self.of_code(), trial=str(self.trial), past=self.how == PROMOTE[1])
         done, committed = self.run_and_collect(request)
         tell_asset(context, self.alias, self.asset, committed)
         return done
@@ -230,13 +239,13 @@ _PARAMS = {
     "to": Param(
         "", type="string", minLength=1, title="To", description="A day, or the start of the last interval; included"
     ),
-    "key": Param(
+    "match": Param(
         "",
         type="string",
-        title="Key",
+        title="Match",
         description="Columns that identify an output row, separated by commas; empty: compare whole rows",
     ),
-    "deploy": Param(DEPLOY[0], type="string", enum=[*DEPLOY], title="Deploy"),
+    "promote": Param(PROMOTE[0], type="string", enum=[*PROMOTE], title="Promote"),
 }
 
 
@@ -247,16 +256,16 @@ def trial_pipeline(
     *,
     pipeline_name: str | None = None,
     every: timedelta | None = None,
-    keep: timedelta = timedelta(days=3),
+    keep_for: timedelta = timedelta(days=3),
     spark_conn_id: str = "cairn_spark",
     storage_conn_id: str | None = None,
     try_: dict[str, Any] | None = None,
-    deploy: dict[str, Any] | None = None,
+    promote: dict[str, Any] | None = None,
     **dag_arguments: Any,
 ) -> DAG:
-    """Build a DAG without schedule that tries other code of a pipeline, and deploys that code when a person has agreed.
+    """Build a DAG without schedule that tries other code of a pipeline, and promotes that code when a person has agreed.
 
-    The form of its trigger asks for the new code, for the first and the last interval, and whether to deploy.
+    The form of its trigger asks for the new code, for the first and the last interval, and whether to promote.
 
     Args:
         dag_id: Id of the DAG.
@@ -264,19 +273,19 @@ def trial_pipeline(
         root: URL of the folder that holds the pipelines.
         pipeline_name: Name of the `Pipeline`; None: read from the source of its module.
         every: Length of an interval; None for the pipeline's schedule.
-        keep: How long a trial stays before a sweep removes it.
+        keep_for: How long a trial stays before a sweep removes it.
         spark_conn_id: Connection to Spark.
         storage_conn_id: Connection of type `google_cloud_platform` or `aws` for the root. None: the host's own identity.
         try_: More arguments of the `TryCodeOperator`.
-        deploy: More arguments of the `PromoteTrialOperator`.
+        promote: More arguments of the `PromoteTrialOperator`.
         **dag_arguments: More arguments of the DAG.
 
     Returns:
-        The DAG with the tasks `try` and `deploy`.
+        The DAG with the tasks `try` and `promote`.
 
     Raises:
         ValueError: `pipeline` is not `module:NAME`, `root` is no storage URL, the source of the module does not show
-            the pipeline's name, or `every` or `keep` is not positive.
+            the pipeline's name, or `every` or `keep_for` is not positive.
     """
     check_pipeline_and_root(dag_id, pipeline, root)
     code = Param(
@@ -295,12 +304,14 @@ def trial_pipeline(
             task_id="try",
             first="{{ params.from }}",
             last="{{ params.to }}",
-            key="{{ params.key }}",
+            match="{{ params.match }}",
             every=every,
-            keep=keep,
+            keep_for=keep_for,
             **where,
             **retry_arguments(try_),
         )
         trial = {"trial": tried.output["trial"], "comparison": tried.output["comparison"]}
-        PromoteTrialOperator(task_id="deploy", how="{{ params.deploy }}", **trial, **where, **retry_arguments(deploy))
+        PromoteTrialOperator(
+            task_id="promote", how="{{ params.promote }}", **trial, **where, **retry_arguments(promote)
+        )
     return dag

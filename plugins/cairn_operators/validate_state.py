@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import Any, Literal
+from typing import Any
 
 from airflow.sdk import XComArg
 from airflow.sdk.exceptions import AirflowFailException
@@ -30,12 +30,12 @@ class ValidateStateOperator(DriverOperator):
         attempt: A prepared attempt. A refused attempt can't be committed: the task is a gate in front of
             `CommitCheckpointOperator`.
         savepoint: URL of a savepoint's folder.
-        docs_dir: Folder for Data Docs, to which the task links; None writes no Data Docs.
-        mode: "fast" compares files with their records, without Spark. "full" also restores the state, compares every
-            entry with the recorded digests, and evaluates the pipeline's expectations.
-        full_every: With mode "fast", validate in mode "full" at intervals that end a whole number of `full_every` after
-            the DAG's start date; None never does.
-        expectations_every: In mode "full", evaluate expectations only at intervals that end a whole number of
+        docs: Folder for Data Docs, to which the task links; None writes no Data Docs.
+        fast: True only compares files with their records, without Spark. A full validation also restores the state,
+            compares every entry with the recorded digests, and evaluates the pipeline's expectations.
+        full_every: With `fast`, validate in full at intervals that end a whole number of `full_every` after the DAG's
+            start date; None never does.
+        expectations_every: In a full validation, evaluate expectations only at intervals that end a whole number of
             `expectations_every` after the DAG's start date; None always does.
         pipeline_name: Name of the `Pipeline`, whose asset `cairn://<pipeline_name>` gets an event for a checkpoint that
             passed. By default it is taken from the task whose output `checkpoint` is; without such a task no asset
@@ -43,10 +43,10 @@ class ValidateStateOperator(DriverOperator):
         **kwargs: More arguments of `DriverOperator` and Airflow's `BaseOperator`.
 
     Raises:
-        ValueError: None or several of `checkpoint`, `attempt` and `savepoint` are given, or `mode` is unknown.
+        ValueError: None or several of `checkpoint`, `attempt` and `savepoint` are given.
     """
 
-    template_fields: Sequence[str] = (*DriverOperator.template_fields, "checkpoint", "attempt", "savepoint", "docs_dir")
+    template_fields: Sequence[str] = (*DriverOperator.template_fields, "checkpoint", "attempt", "savepoint", "docs")
     operator_extra_links = (DataDocsLink(),)
 
     def __init__(
@@ -55,8 +55,8 @@ class ValidateStateOperator(DriverOperator):
         checkpoint: str | XComArg | None = None,
         attempt: str | XComArg | None = None,
         savepoint: str | None = None,
-        docs_dir: str | None = None,
-        mode: Literal["fast", "full"] = "full",
+        docs: str | None = None,
+        fast: bool = False,
         full_every: timedelta | None = None,
         expectations_every: timedelta | None = None,
         pipeline_name: str | None = None,
@@ -71,14 +71,12 @@ class ValidateStateOperator(DriverOperator):
         super().__init__(**{**THEN_VALIDATES, **kwargs})
         if sum(given is not None for given in (checkpoint, attempt, savepoint)) != 1:
             raise ValueError(f"{self.task_id}: give exactly one of checkpoint, attempt and savepoint")
-        if mode not in ("fast", "full"):
-            raise ValueError(f"{self.task_id}: mode is {mode!r}; expected fast or full")
         self.asset = asset
         self.checkpoint = checkpoint
         self.attempt = attempt
         self.savepoint = savepoint
-        self.docs_dir = docs_dir
-        self.mode = mode
+        self.docs = docs
+        self.fast = fast
         self.full_every = full_every
         self.expectations_every = expectations_every
         self.pipeline_name = pipeline_name
@@ -96,7 +94,7 @@ class ValidateStateOperator(DriverOperator):
         """
         from state_backend.values.requests import Validate
 
-        full = self.mode == "full" or (self.full_every is not None and _is_due(context, self.full_every))
+        full = not self.fast or (self.full_every is not None and _is_due(context, self.full_every))
         expects = self.expectations_every is None or _is_due(context, self.expectations_every)
         request = Validate(
             **self.of_code(),
@@ -104,7 +102,7 @@ class ValidateStateOperator(DriverOperator):
             attempt=None if self.attempt is None else str(self.attempt),
             savepoint=self.savepoint,
             fast=not full,
-            docs=self.docs_dir,
+            docs=self.docs,
             without_expectations=not expects,
         )
         result = self.run_driver(request)

@@ -116,5 +116,5 @@ def without_docs() -> Step:
     """Return the next step if there is no page of Data Docs."""
     return _to_list(
         "A full validation writes Data Docs when it evaluates expectations. Give the task `validate` of a pipeline the "
-        "argument `docs_dir`. Or open a checkpoint: its page has the command that validates it."
+        "argument `docs`. Or open a checkpoint: its page has the command that validates it."
     )

@@ -278,7 +278,7 @@ class StaleStateError(StateUnusable):
 
 
 class NotAsTried(StateUnusable):
-    """A deployment computed another result for an interval than the trial that it deploys.
+    """A promotion computed another result for an interval than the trial that it promotes.
 
     The interval is not committed. The message names the difference.
 

@@ -132,7 +132,7 @@ class TryCode(OfCode):
     every: timedelta | None = parameter(
         "Length of an interval, as in 1h or 1d; left out: the pipeline's schedule.", None
     )
-    name: str | None = parameter("Name of the trial; left out: made from its start and code.", None, option="trial")
+    trial: str | None = parameter("Name of the trial; left out: made from its start and code.", None, option="trial")
     savepoint: str | None = parameter("Begin from this native savepoint instead of production's state.", None)
     keep_for: timedelta = parameter("How long the trial stays before a sweep removes it: 12h, 3d.", timedelta(days=3))
     # True also compares the trial with production; `match` names the columns that identify an output row.
@@ -146,7 +146,7 @@ class PromoteTrial(OfCode):
 
     command: ClassVar[str] = "promote"
 
-    name: str | None = parameter("Name of the trial; left out: the pipeline's only trial.", None, option="trial")
+    trial: str | None = parameter("Name of the trial; left out: the pipeline's only trial.", None, option="trial")
     past: bool = parameter(
         "Also run the trial's intervals again in production; commit only results equal to the trial's.", False
     )

@@ -20,7 +20,7 @@ SCHEME_TEXTS = tuple(f"{name}://" for name in SCHEMES if name not in ("file", "m
 FOLDERS = ("jobs/cairn", "state_backend", "plugins")
 MODULES = [path for folder in FOLDERS for path in (REPOSITORY / folder).rglob("*.py") if path not in KNOWING]
 # Texts for people: an example of a call in an error message.
-EXAMPLES = {'savepoint={"to": "gs://bucket/savepoints"}'}
+EXAMPLES = {'savepoint={"folder": "gs://bucket/savepoints"}'}
 
 
 def scheme_literals(source: str) -> Iterator[tuple[int, str]]:

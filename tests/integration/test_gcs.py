@@ -684,7 +684,7 @@ def test_a_trial_on_the_server_moves_no_state_and_leaves_nothing(server: GcsServ
     state comes here or goes there."""
     from functools import partial
 
-    from cairn.trials.deploy_trial import plan_promotion, promote_past
+    from cairn.trials.promote_trial import plan_promotion, promote_past
 
     from cairn import testing
     from cairn.operations.coordinator_of import coordinator_of

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from selenium.webdriver.common.by import By
 
-from cairn_operators.try_code import DEPLOY
+from cairn_operators.try_code import PROMOTE
 from local_stack.demo import pipeline_env
 from state_backend.adapters.open_storage import join_url, open_storage
 from state_backend.checkpoint.log import Log, read_log
@@ -35,7 +35,7 @@ pytestmark = [
     pytest.mark.spark,
     pytest.mark.long("minutes"),
 ]
-NEXT, PAST, NO = DEPLOY
+NEXT, PAST, NO = PROMOTE
 NAME, FORM = "aircraft", "aircraft_try"
 OLD, WRONG, LATER = "pipelines.aircraft:AIRCRAFT", *(f"tests.support.changed_aircraft:{n}" for n in ("WRONG", "LATER"))
 FIRST = datetime(2013, 1, 1, tzinfo=UTC)
@@ -130,9 +130,9 @@ def production(data: Path) -> dict[str, str]:
     return bytes_of(data / "state" / NAME)
 
 
-def begin(airflow: AirflowServer, code: str, deploy: str, first: int = 2, **more: str) -> str:
+def begin(airflow: AirflowServer, code: str, promote: str, first: int = 2, **more: str) -> str:
     """Fills in the form; its run."""
-    conf = {"code": code, "from": day(first)[:10], "to": day(DAYS)[:10], "key": KEY, "deploy": deploy, **more}
+    conf = {"code": code, "from": day(first)[:10], "to": day(DAYS)[:10], "match": KEY, "promote": promote, **more}
     run: str = airflow.client.trigger(FORM, conf=conf)["dag_run_id"]
     return run
 
@@ -152,7 +152,7 @@ def ends(airflow: AirflowServer, run: str) -> dict[str, str]:
 
 def question(airflow: AirflowServer, run: str) -> dict[str, Any]:
     """What a person is asked, once one is."""
-    wait_until(lambda: states(airflow, run).get("deploy") == "awaiting_input", 180, "a person is asked", poll_s=0.5)
+    wait_until(lambda: states(airflow, run).get("promote") == "awaiting_input", 180, "a person is asked", poll_s=0.5)
     pending = airflow.client.call("GET", f"/api/v2/dags/{FORM}/dagRuns/~/hitlDetails?response_received=false")
     (asked,) = pending["hitl_details"]
     assert asked["task_instance"]["dag_run_id"] == run
@@ -163,7 +163,7 @@ def question(airflow: AirflowServer, run: str) -> dict[str, Any]:
 
 
 def answer(airflow: AirflowServer, run: str, option: str) -> None:
-    details = f"/api/v2/dags/{FORM}/dagRuns/{run}/taskInstances/deploy/-1/hitlDetails"
+    details = f"/api/v2/dags/{FORM}/dagRuns/{run}/taskInstances/promote/-1/hitlDetails"
     airflow.client.call("PATCH", details, {"chosen_options": [option], "params_input": {}})
 
 
@@ -173,7 +173,7 @@ def drivers(airflow: AirflowServer, command: str) -> list[int]:
 
 def test_a_form_that_cannot_be_run_is_refused_at_once(airflow: AirflowServer, data: Path) -> None:
     before = production(data)
-    for conf in ({}, {"from": day(2)[:10], "to": day(3)[:10], "deploy": "perhaps"}):
+    for conf in ({}, {"from": day(2)[:10], "to": day(3)[:10], "promote": "perhaps"}):
         with pytest.raises(RestError):
             airflow.client.trigger(FORM, conf=conf)
     for code, first, says in (
@@ -183,7 +183,7 @@ def test_a_form_that_cannot_be_run_is_refused_at_once(airflow: AirflowServer, da
     ):
         more = {"from": "2014-02-01", "to": "2014-02-02"} if first == 3 else {}
         run = begin(airflow, code, PAST, **more)
-        assert ends(airflow, run) == {"try": "failed", "deploy": "upstream_failed"}
+        assert ends(airflow, run) == {"try": "failed", "promote": "upstream_failed"}
         assert len(airflow.client.tries(FORM, run, "try")) == 1 and says in said(airflow, run, "try")
     assert production(data) == before and not list_trials(root(data), NAME)
 
@@ -191,7 +191,7 @@ def test_a_form_that_cannot_be_run_is_refused_at_once(airflow: AirflowServer, da
 def test_only_tried_and_not_at_all_deployed(airflow: AirflowServer, data: Path) -> None:
     before = production(data)
     run = begin(airflow, OLD, NO)
-    assert ends(airflow, run) == {"try": "success", "deploy": "skipped"}
+    assert ends(airflow, run) == {"try": "success", "promote": "skipped"}
     found = airflow.client.xcom(FORM, run, "try")
     assert found["same"] and found["computed"] == DAYS - 1
     assert "no difference: every digest is equal" in said(airflow, run, "try")
@@ -207,9 +207,9 @@ def test_a_rejection_leaves_production_as_it_was(airflow: AirflowServer, data: P
         assert line in asked["body"], asked["body"]
     assert production(data) == before
     answer(airflow, run, "Reject")
-    assert ends(airflow, run) == {"try": "success", "deploy": "failed"}
-    assert len(airflow.client.tries(FORM, run, "deploy")) == 1
-    assert "has rejected the deployment; nothing is deployed" in said(airflow, run, "deploy")
+    assert ends(airflow, run) == {"try": "success", "promote": "failed"}
+    assert len(airflow.client.tries(FORM, run, "promote")) == 1
+    assert "has rejected the promotion; nothing is promoted" in said(airflow, run, "promote")
     assert production(data) == before
 
 
@@ -225,25 +225,25 @@ def test_approved_in_the_browser_for_the_past_production_gets_what_was_tried(
         answer(airflow, run, "Approve")  # what comes next builds on it
     else:
         approve_in_browser(airflow, run, len(body.splitlines()))
-    wait_until(lambda: drivers(airflow, "deploy"), 60, "the driver runs")
-    (driver,) = drivers(airflow, "deploy")
+    wait_until(lambda: drivers(airflow, "promote"), 60, "the driver runs")
+    (driver,) = drivers(airflow, "promote")
     before = log_of(root(data)).head_id
     wait_until(lambda: log_of(root(data)).head_id > before, 120, "an interval is committed")
     os.kill(driver, signal.SIGKILL)
-    assert ends(airflow, run) == {"try": "success", "deploy": "success"}
-    tries = airflow.client.tries(FORM, run, "deploy")
+    assert ends(airflow, run) == {"try": "success", "promote": "success"}
+    tries = airflow.client.tries(FORM, run, "promote")
     assert len(tries) == 2, "asked once, killed once"
 
     trial = airflow.client.xcom(FORM, run, "try")["trial"]
     new, tried = made(root(data)), made(root_of_trial(root(data), NAME, trial))
     assert new == old | tried and all(new[start][0] != old[start][0] for start in tried)
-    done = airflow.client.xcom(FORM, run, "deploy")
+    done = airflow.client.xcom(FORM, run, "promote")
     assert (done["again"], done["behind"]) == (DAYS - 1, 0)
     assert done["back"] == f"cairn restore 1 --root {root(data)} --pipeline {NAME} --yes"
     events = airflow.client.call("GET", f"/api/v2/assets/events?source_dag_id={FORM}")["asset_events"]
     assert sorted(e["extra"]["checkpoint"] for e in events)[-1] == log_of(root(data)).head_id
     assert f"next: give the DAG of {NAME} the new code (pipeline={LATER}) before the next interval runs" in said(
-        airflow, run, "deploy", len(tries)
+        airflow, run, "promote", len(tries)
     )
 
 
@@ -251,13 +251,13 @@ def approve_in_browser(airflow: AirflowServer, run: str, lines: int) -> None:
     """On the page of the run, whose text has so many lines."""
     with browser() as chrome:
         log_in(chrome, airflow.client.url, airflow.client.token())
-        chrome.get(f"{airflow.client.url}/dags/{FORM}/runs/{run}/tasks/deploy/required_actions")
+        chrome.get(f"{airflow.client.url}/dags/{FORM}/runs/{run}/tasks/promote/required_actions")
         # Lines behind one another would be one wall of words.
         items = wait_for(lambda: [i.text for i in chrome.find_elements(By.CSS_SELECTOR, "li > code")], 60)
         assert any(i.startswith("at_ms: ") for i in items) and len(items) == lines, items
         keep_picture(chrome)
         wait_for(lambda: [b for b in chrome.find_elements(By.TAG_NAME, "button") if b.text == "Approve"])[0].click()
-        wait_until(lambda: states(airflow, run)["deploy"] != "awaiting_input", 60, "the answer is taken")
+        wait_until(lambda: states(airflow, run)["promote"] != "awaiting_input", 60, "the answer is taken")
 
 
 def test_production_goes_on_with_it(airflow: AirflowServer, data: Path) -> None:
@@ -269,8 +269,8 @@ def test_production_goes_on_with_it(airflow: AirflowServer, data: Path) -> None:
     assert "from the next interval on" in question(airflow, run)["subject"]
     head = log_of(root(data)).head_id
     answer(airflow, run, "Approve")
-    assert ends(airflow, run) == {"try": "success", "deploy": "success"}
-    assert airflow.client.xcom(FORM, run, "deploy")["again"] == 0 and log_of(root(data)).head_id == head
+    assert ends(airflow, run) == {"try": "success", "promote": "success"}
+    assert airflow.client.xcom(FORM, run, "promote")["again"] == 0 and log_of(root(data)).head_id == head
 
     airflow.client.pause(NAME, False)
     wait_until(lambda: parsed(airflow) > written, 90, "the DAG names the new code", poll_s=1)

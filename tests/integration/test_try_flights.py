@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow.parquet as pq
 import pytest
-from cairn.trials.deploy_trial import plan_promotion, promote_past
+from cairn.trials.promote_trial import plan_promotion, promote_past
 from typer.testing import CliRunner
 
 from cairn import output_files
@@ -56,7 +56,7 @@ def production(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) ->
 
 def tried(spark: SparkSession, root: Path, pipeline: Pipeline, first: int, name: str) -> Tried:
     now_ms = time.time_ns() // 1_000_000
-    return try_code(spark, pipeline, days(first), str(root), code="tests:CHANGED", name=name, now_ms=now_ms)
+    return try_code(spark, pipeline, days(first), str(root), code="tests:CHANGED", trial=name, now_ms=now_ms)
 
 
 def compared(root: Path, run: Tried, work: Path) -> Comparison:
@@ -140,7 +140,7 @@ def test_a_field_that_an_older_state_lacks_is_shown_by_itself(
     words = ["compare", "grown", "--root", str(production), "--pipeline", "aircraft", "--limit", "1"]
     said = CliRunner().invoke(app, words).output
     assert f": {len(flown):,} changed\n  air_minutes: {len(flown):,} changed\n" in said and '"air_minutes": ' in said
-    assert plan_promotion(spark, grown, str(production), name="grown").again == ()
+    assert plan_promotion(spark, grown, str(production), trial="grown").again == ()
     remove_trial(str(production), run.trial)
 
 

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from cairn.trials.deploy_trial import plan_promotion, promote_past
+from cairn.trials.promote_trial import plan_promotion, promote_past
 
 from cairn import testing
 from cairn.operations import restore_savepoint as restoring
@@ -276,8 +276,8 @@ def try_changed(work: Work) -> Any:
         [day(n) for n in range(first, last)],
         str(work.root),
         code=f"code:{code}",
-        name=called,
-        keep=timedelta(hours=24),
+        trial=called,
+        keep_for=timedelta(hours=24),
         on_plan=note_plan,
         on_shards=work.on_shards(pipeline),
     )
@@ -309,7 +309,7 @@ def deploy(work: Work) -> Any:
         return None
     trial = work.chosen.choice(trials)
     pipeline = work.declared(MAIN, int(trial.code.partition(":")[2]))
-    plan = plan_promotion(SESSION, pipeline, str(work.root), name=trial.name, past=True)
+    plan = plan_promotion(SESSION, pipeline, str(work.root), trial=trial.name, past=True)
     outcomes = promote_past(SESSION, pipeline, str(work.root), plan, on_shards=work.on_shards(pipeline))
     return {"deployed": int(trial.code.partition(":")[2]), "intervals": len(outcomes)}
 

@@ -18,8 +18,8 @@ def _dag(dag_id, name, root=ROOT):
         schedule="@daily",
         start_date=START,
         end_date=datetime(2024, 1, 31, tzinfo=UTC),
-        validate={"docs_dir": os.environ["CAIRN_DOCS"]} if "CAIRN_DOCS" in os.environ else False,
-        savepoint={"to": f"{ROOT}/savepoints"},
+        validate={"docs": os.environ["CAIRN_DOCS"]} if "CAIRN_DOCS" in os.environ else False,
+        savepoint={"folder": f"{ROOT}/savepoints"},
     )
 
 

@@ -113,7 +113,7 @@ def try_days(root: str, last: int) -> Tried:
         [day(n) for n in range(1, last + 1)],
         root,
         code="tests.support.sized_driver:DOUBLED",
-        name="doubled",
+        trial="doubled",
         now_ms=time.time_ns() // 1_000_000,
         on_shards=partial(testing._on_shards, Doubled),
     )

@@ -34,7 +34,7 @@ def try_days(root: str, days: int) -> None:
         [day(n) for n in range(1, days)],
         root,
         code="tests.support.trial_driver:SHOUTING",
-        name="shouting",
+        trial="shouting",
         now_ms=time.time_ns() // 1_000_000,
         on_shards=partial(testing._on_shards, piped.processor),
         on_outcome=lambda outcome, progress: print(progress.done, flush=True),

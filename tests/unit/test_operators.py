@@ -608,9 +608,9 @@ def test_every_operator_has_docs_for_the_ui() -> None:
         "file:///r",
         schedule="@daily",
         start_date=START,
-        validate={"docs_dir": "/d"},
-        savepoint={"to": "file:///s"},
-        sweep={"every": timedelta(days=7)},
+        validate={"docs": "/d"},
+        savepoint={"folder": "file:///s"},
+        sweep={"cadence": timedelta(days=7)},
     )
     without = [task.task_id for task in dag.tasks if not task.doc_md]
     assert without == []
@@ -619,7 +619,7 @@ def test_every_operator_has_docs_for_the_ui() -> None:
 @pytest.mark.parametrize("gate", [False, True])
 def test_what_the_next_interval_waits_for_gets_a_worker_slot_first(gate: bool) -> None:
     dag = stateful_pipeline(
-        "p", "m:P", "/r", schedule="@daily", start_date=START, gate=gate, validate=True, savepoint={"to": "/s"}
+        "p", "m:P", "/r", schedule="@daily", start_date=START, gate=gate, validate=True, savepoint={"folder": "/s"}
     )
     weights = {task.task_id: task.priority_weight for task in dag.tasks}
     assert weights == {"checkpoint": 5, "validate": 4, "process": 3, "savepoint": 1}
@@ -678,11 +678,11 @@ OF_CODE: Any = {"root": "r", "code": "m:P"}
 
 
 def validate(**more: Any) -> ValidateStateOperator:
-    return ValidateStateOperator(task_id="v", pipeline="m:P", root="r", checkpoint="5", docs_dir="/docs", **more)
+    return ValidateStateOperator(task_id="v", pipeline="m:P", root="r", checkpoint="5", docs="/docs", **more)
 
 
 def savepoint(**more: Any) -> SavepointOperator:
-    return SavepointOperator(task_id="s", pipeline="m:P", root="r", checkpoint="5", to="file:///s", **more)
+    return SavepointOperator(task_id="s", pipeline="m:P", root="r", checkpoint="5", folder="file:///s", **more)
 
 
 def test_validation_names_its_findings(fake: Callable[[str], Path]) -> None:
@@ -703,27 +703,27 @@ def test_validation_and_savepoint_arguments(fake: Callable[[str], Path]) -> None
     folder = fake('ok {"success": true, "findings": [], "docs": "d", "keys": 3}')
     assert run(validate())["keys"] == 3
     assert request_in(folder) == Validate(**OF_CODE, checkpoint="5", docs="/docs")
-    run(savepoint(every=None))
+    run(savepoint(cadence=None))
     assert request_in(folder) == TakeSavepoint(**OF_CODE, checkpoint="5", folder="file:///s")
-    run(savepoint(every=None, consolidate=True))
+    run(savepoint(cadence=None, consolidate=True))
     assert request_in(folder) == TakeSavepoint(**OF_CODE, checkpoint="5", folder="file:///s", consolidate=True)
 
 
 @pytest.mark.parametrize(
-    ("more", "mode"),
+    ("more", "fast"),
     [
-        ({"mode": "fast"}, "fast"),
-        ({"mode": "fast", "full_every": timedelta(days=5)}, "full"),  # the interval ends five days after the start
-        ({"mode": "fast", "full_every": timedelta(days=7)}, "fast"),
-        ({"full_every": timedelta(days=7)}, "full"),
+        ({"fast": True}, True),
+        ({"fast": True, "full_every": timedelta(days=5)}, False),  # the interval ends five days after the start
+        ({"fast": True, "full_every": timedelta(days=7)}, True),
+        ({"full_every": timedelta(days=7)}, False),
     ],
 )
 def test_fast_validation_is_a_full_one_on_its_cadence(
-    fake: Callable[[str], Path], more: dict[str, Any], mode: str
+    fake: Callable[[str], Path], more: dict[str, Any], fast: bool
 ) -> None:
     folder = fake('ok {"success": true, "findings": [], "docs": null, "keys": 3}')
     run(validate(**more))
-    assert request_in(folder).fast is (mode == "fast")
+    assert request_in(folder).fast is fast
 
 
 @pytest.mark.long("half a second", runs_in="ci")
@@ -753,8 +753,6 @@ def test_a_refused_attempt_and_a_refused_checkpoint_say_what_to_do(fake: Callabl
         run(ValidateStateOperator(task_id="v", pipeline="m:P", root="r", savepoint="file:///s"))
     with pytest.raises(ValueError, match="one of checkpoint, attempt and savepoint"):
         ValidateStateOperator(task_id="v", pipeline="m:P", root="r", savepoint="file:///s", attempt="a")
-    with pytest.raises(ValueError, match="mode is 'quick'; expected fast or full"):
-        validate(mode="quick")
 
 
 def test_the_asset_is_told_of_what_was_validated(fake: Callable[[str], Path]) -> None:
@@ -773,7 +771,7 @@ def test_the_asset_is_told_of_what_was_validated(fake: Callable[[str], Path]) ->
 
 def test_a_savepoint_off_the_cadence_is_skipped() -> None:
     with pytest.raises(AirflowSkipException):
-        run(savepoint(every=timedelta(days=7)))
+        run(savepoint(cadence=timedelta(days=7)))
 
 
 def test_what_is_not_due_is_skipped_where_the_checkpoint_is_committed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -786,8 +784,8 @@ def test_what_is_not_due_is_skipped_where_the_checkpoint_is_committed(monkeypatc
         schedule="@daily",
         start_date=datetime(2013, 1, 1, tzinfo=UTC),
         validate=True,
-        savepoint={"to": "memory://s"},
-        sweep={"every": timedelta(days=1)},
+        savepoint={"folder": "memory://s"},
+        sweep={"cadence": timedelta(days=1)},
     )
     task = dag.get_task("checkpoint")
     task.attempt, task.sink_of = committing.attempt, ""
@@ -867,7 +865,7 @@ def test_a_range_goes_through_one_driver_and_tells_each_checkpoint(fake: Callabl
 
 def test_a_dry_run_of_a_range_validates_nothing(fake: Callable[[str], Path]) -> None:
     folder = fake('ok {"intervals": [], "computed": 2, "kept": 3, "checkpoint": null}')
-    task = backfill_task(validate={"docs_dir": "/docs"})
+    task = backfill_task(validate={"docs": "/docs"})
     task.only_plan = "True"
     ti = SimpleNamespace(try_number=1, xcom_push=lambda **_: None)
     with pytest.raises(DownstreamTasksSkipped) as skipped:
@@ -906,12 +904,12 @@ def test_off_the_cadence_state_is_restored_and_proven_all_the_same(
 
 def test_a_gate_stands_between_process_and_checkpoint() -> None:
     dag = stateful_pipeline(
-        "p", pipeline="m:P", root="/r", schedule=None, start_date=START, gate=True, validate={"mode": "fast"}
+        "p", pipeline="m:P", root="/r", schedule=None, start_date=START, gate=True, validate={"fast": True}
     )
     assert dag.get_task("process").downstream_task_ids == {"validate", "checkpoint"}
     assert dag.get_task("validate").downstream_task_ids == {"checkpoint"}
     assert dag.get_task("validate").attempt == dag.get_task("checkpoint").attempt
-    assert dag.get_task("validate").mode == "fast"
+    assert dag.get_task("validate").fast
     assert dag.get_task("checkpoint").validated
 
 
@@ -1365,9 +1363,9 @@ def test_pipeline_wires_everything() -> None:
         "file:///r",
         schedule="@daily",
         start_date=START,
-        validate={"docs_dir": "/d"},
-        savepoint={"to": "file:///s/", "format": "canonical"},
-        sweep={"every": timedelta(days=7), "min_age": timedelta(days=1)},
+        validate={"docs": "/d"},
+        savepoint={"folder": "file:///s/", "format": "canonical"},
+        sweep={"cadence": timedelta(days=7), "min_age": timedelta(days=1)},
         pipeline_name="aircraft",
     )
     process = dag.get_task("process")
@@ -1380,12 +1378,12 @@ def test_pipeline_wires_everything() -> None:
     assert (checkpoint_task.pipeline_name, checkpoint_task.root) == ("aircraft", "file:///r")
     assert (checkpoint_task.attempt.key, checkpoint_task.sink_of.key) == ("attempt", "sink")
     sweep = dag.get_task("sweep")
-    assert (sweep.pipeline_name, sweep.every, sweep.min_age) == ("aircraft", timedelta(days=7), timedelta(days=1))
+    assert (sweep.pipeline_name, sweep.cadence, sweep.min_age) == ("aircraft", timedelta(days=7), timedelta(days=1))
 
 
 @pytest.mark.parametrize("savepoint", [{}, {"format": "canonical"}])
 def test_a_savepoint_without_a_folder_is_refused_at_parse_time(savepoint: dict[str, str]) -> None:
-    with pytest.raises(ValueError, match="DAG p: savepoint has no 'to', the URL of the folder for all savepoints"):
+    with pytest.raises(ValueError, match="DAG p: savepoint has no 'folder', the URL of the folder for all savepoints"):
         stateful_pipeline("p", "m:P", "file:///r", schedule="@daily", start_date=START, savepoint=savepoint)
 
 

@@ -74,8 +74,8 @@ def test_a_delay_of_the_users_own_is_taken_instead(
 def test_every_task_of_the_factories_has_it() -> None:
     start = datetime(2024, 1, 1, tzinfo=UTC)
     daily = stateful_pipeline(
-        "p", "m:P", "file:///r", schedule="@daily", start_date=start, savepoint={"to": "file:///s"},
-        sweep={"every": timedelta(days=1)}, validate={"retry_delay": timedelta(seconds=1)},
+        "p", "m:P", "file:///r", schedule="@daily", start_date=start, savepoint={"folder": "file:///s"},
+        sweep={"cadence": timedelta(days=1)}, validate={"retry_delay": timedelta(seconds=1)},
     )  # fmt: skip
     assert {task.task_id: task.has_retry_policy for task in daily.tasks} == {
         "process": True, "checkpoint": True, "validate": False, "savepoint": True, "sweep": True,

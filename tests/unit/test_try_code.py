@@ -156,7 +156,7 @@ def test_the_same_code_comes_to_the_same_and_production_is_as_it_was(
 
 @pytest.mark.long("half a second", runs_in="ci")
 def test_a_planted_mistake_is_found_by_column_and_key(root: Path) -> None:
-    try_days(DOUBLED, root, range(1, 5), name="double")
+    try_days(DOUBLED, root, range(1, 5), trial="double")
     found = compared(root)
     assert not found.same and not found.states  # only what it tells is wrong, not what it keeps
     assert [(rows["changed"], rows["only_old"], rows["only_new"]) for rows in found.outputs] == [(1, 0, 0)] * 4
@@ -239,13 +239,13 @@ def test_for_what_comes_next_the_state_is_checked(root: Path) -> None:
 
 @pytest.mark.long("half a second", runs_in="ci")
 def test_production_that_was_run_again_since_is_not_what_the_trial_began_from(root: Path) -> None:
-    try_days(AVERAGED, root, range(2, 5), name="one")
+    try_days(AVERAGED, root, range(2, 5), trial="one")
     DAYS[day(1).start] = [("ann", "kiwi", 9)]
     run(OLD, root, range(1, 5))
     with pytest.raises(UsageError, match="is not the state that trial 'one' began from"):
         plan_promotion(SESSION, AVERAGED, str(root), past=True)
     with pytest.raises(UsageError, match="Give the new trial another name, or remove the existing trial first"):
-        try_days(AVERAGED, root, range(2, 5), name="one")
+        try_days(AVERAGED, root, range(2, 5), trial="one")
 
 
 @pytest.mark.long("half a second", runs_in="ci")
@@ -272,15 +272,15 @@ def test_a_trial_goes_on_though_production_has_dropped_what_it_began_from(tmp_pa
     assert [o.computed for o in again.outcomes] == [False, True, True] and again.trial.base == begun.trial.base
     # One that has not begun can't.
     with pytest.raises(UsageError, match="a trial can't begin at"):
-        try_days(AVERAGED, tmp_path, range(2, 5), name="other")
+        try_days(AVERAGED, tmp_path, range(2, 5), trial="other")
 
 
 def test_its_time_is_over_and_a_sweep_removes_it(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now_ms = time.time_ns() // 1_000_000
     with monkeypatch.context() as ahead:  # the clock of a host, and no matter
         ahead.setattr(time, "time_ns", lambda: (now_ms + 30 * 86_400_000) * 1_000_000)
-        try_days(OLD, root, [4], name="short", keep=timedelta(hours=1))
-        try_days(DOUBLED, root, [4], name="long")
+        try_days(OLD, root, [4], trial="short", keep_for=timedelta(hours=1))
+        try_days(DOUBLED, root, [4], trial="long")
         assert sweep_trials(str(root), NAME) == []
     later_ms = now_ms + 2 * 3_600_000
     assert [r.name for r in sweep_trials(str(root), NAME, now_ms=later_ms, dry_run=True)] == ["short"]
@@ -376,17 +376,17 @@ def test_a_removed_trial_stops_though_another_of_its_name_began(root: Path) -> N
     def begin_again(outcome: Any, progress: Any) -> None:
         if progress.done == 1:
             remove_trial(str(root), find_trial(str(root), NAME))
-            try_days(DOUBLED, root, [2], name="same")
+            try_days(DOUBLED, root, [2], trial="same")
 
     with pytest.raises(UsageError, match="was removed while it ran"):
-        try_days(DOUBLED, root, range(2, 4), name="same", on_outcome=begin_again)
-    assert [o.computed for o in try_days(DOUBLED, root, range(2, 4), name="same").outcomes] == [False, True]
+        try_days(DOUBLED, root, range(2, 4), trial="same", on_outcome=begin_again)
+    assert [o.computed for o in try_days(DOUBLED, root, range(2, 4), trial="same").outcomes] == [False, True]
 
 
 def test_a_renewal_writes_its_end_though_another_renewal_came_between(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    trial, stat = try_days(DOUBLED, root, [2], name="same").trial, LocalStorage.stat
+    trial, stat = try_days(DOUBLED, root, [2], trial="same").trial, LocalStorage.stat
     others = [lambda: renew_trial(str(root), replace(trial, ends_ms=trial.ends_ms + 1))]
 
     def overtaken(self: LocalStorage, path: str) -> Any:
@@ -423,7 +423,7 @@ def overtaken_at(root: Path, monkeypatch: pytest.MonkeyPatch, at: int) -> bool:
 
     def begin(which: str) -> None:
         try:
-            try_days(DOUBLED, root, range(2, 4), name="same")
+            try_days(DOUBLED, root, range(2, 4), trial="same")
         except CairnError as error:
             assert "at the same time" in str(error), error
             refused.append(which)
@@ -439,10 +439,10 @@ def overtaken_at(root: Path, monkeypatch: pytest.MonkeyPatch, at: int) -> bool:
 def check_overtaken_at(production: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, at: int) -> bool:
     root = Path(shutil.copytree(production, folder / str(at)))
     came = overtaken_at(root, monkeypatch, at)
-    again = try_days(DOUBLED, root, range(2, 4), name="same")
+    again = try_days(DOUBLED, root, range(2, 4), trial="same")
     assert not any(o.computed for o in again.outcomes), f"overtaken before call {at}: an interval is missing"
     alone = Path(shutil.copytree(production, folder / f"{at}-alone"))
-    assert digests(again.root)[-2:] == digests(try_days(DOUBLED, alone, range(2, 4), name="same").root)[-2:]
+    assert digests(again.root)[-2:] == digests(try_days(DOUBLED, alone, range(2, 4), trial="same").root)[-2:]
     assert bytes_of(root / NAME) == bytes_of(production / NAME)
     return came
 
@@ -458,16 +458,16 @@ def test_of_two_tries_that_begin_a_trial_at_once_none_is_stuck(
 @pytest.mark.long("half a second", runs_in="ci")
 def test_a_trial_whose_folder_has_results_of_another_prints_the_command_that_helps(root: Path) -> None:
     """Two trials that began at once left this before."""
-    trial = try_days(DOUBLED, root, [2], name="same").trial
+    trial = try_days(DOUBLED, root, [2], trial="same").trial
     open_storage(trials_url(str(root), NAME)).delete("trials/same.json")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(trials, "remove_all", lambda url: None)
         with pytest.raises(UsageError, match="results of another trial of this name") as stuck:
-            try_days(DOUBLED, root, [2], name="same")
+            try_days(DOUBLED, root, [2], trial="same")
     assert find_trial(str(root), NAME).attempt != trial.attempt
     command = str(stuck.value).splitlines()[-1]
     assert CliRunner().invoke(app, shlex.split(command)[1:]).exit_code == 0
-    assert [o.computed for o in try_days(DOUBLED, root, [2], name="same").outcomes] == [True]
+    assert [o.computed for o in try_days(DOUBLED, root, [2], trial="same").outcomes] == [True]
 
 
 @pytest.mark.long("two minutes")
@@ -494,7 +494,7 @@ def test_a_trial_that_is_killed_during_its_fork_leaves_only_a_lease_in_productio
         patch.setattr("state_backend.checkpoint.rewind.take_over", killed)
         patch.setattr("state_backend.checkpoint.leases.give_back", lambda storage, path: None)
         with pytest.raises(Killed):
-            try_days(DOUBLED, root, [2], name="same")
+            try_days(DOUBLED, root, [2], trial="same")
     left = bytes_of(root / NAME)
     assert {path.partition("/")[0] for path in {*left} - {*before}} == {"leases"} and left.items() >= before.items()
     later = time.time_ns() // 1_000_000 + 4 * 86_400_000
@@ -589,7 +589,7 @@ def test_a_trial_from_a_savepoint(root: Path, tmp_path: Path) -> None:
     assert tried.trial.base is not None and tried.trial.base.savepoint == str(tmp_path / "saved")
     assert compared(root).same
     with pytest.raises(UsageError, match="Begin the trial where the savepoint ends"):
-        try_days(OLD, root, [3, 4], savepoint=str(tmp_path / "saved"), name="later")
+        try_days(OLD, root, [3, 4], savepoint=str(tmp_path / "saved"), trial="later")
 
 
 def test_nothing_is_built_on_a_trial(root: Path) -> None:
@@ -615,7 +615,7 @@ def test_output_that_is_replaced_while_it_is_compared(root: Path, monkeypatch: p
 
 def test_which_trial_is_asked_for_where_there_are_several(root: Path) -> None:
     for name in ("one", "two"):
-        try_days(OLD, root, [4], name=name)
+        try_days(OLD, root, [4], trial=name)
     with pytest.raises(UsageError, match=r"has several trials below .*\nName one of them: one, two"):
         find_trial(str(root), NAME)
 

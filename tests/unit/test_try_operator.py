@@ -1,4 +1,4 @@
-"""The operators that try code and deploy it: what they pass on, whom they ask, and what the driver does for them; without Spark."""
+"""The operators that try code and promote it: what they pass on, whom they ask, and what the driver does for them; without Spark."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from cairn.driver import driver
 from cairn.operations.coordinator_of import coordinator_of
 from cairn_operators import PromoteTrialOperator, TryCodeOperator, trial_pipeline
 from cairn_operators.ask_person import as_markdown
-from cairn_operators.try_code import DEPLOY
+from cairn_operators.try_code import PROMOTE
 from state_backend.values.requests import COMMITTED, PromoteTrial, TryCode
 from tests.support.counting import DAYS, day
 from tests.support.drivers import driven
@@ -26,7 +26,7 @@ from tests.support.trials import CHANGED, OLD, SESSION, run
 from tests.unit.test_operators import Events, context
 from tests.unit.test_restore_operator import Store, answer
 
-NEXT, PAST, NO = DEPLOY
+NEXT, PAST, NO = PROMOTE
 OF_CODE: Any = {"root": "file:///r", "code": "m:NEW", "pipeline": "p"}
 
 
@@ -55,11 +55,11 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 
 def tasks(how: str = PAST) -> tuple[Any, Any]:
     dag = trial_pipeline("t", "m:NEW", "file:///r", pipeline_name="p", every=timedelta(hours=1))
-    tried, deploy = dag.get_task("try"), dag.get_task("deploy")
-    tried.pipeline = deploy.pipeline = "m:NEW"  # as rendered from the form
+    tried, promote = dag.get_task("try"), dag.get_task("promote")
+    tried.pipeline = promote.pipeline = "m:NEW"  # as rendered from the form
     tried.first, tried.last, tried.key = "2024-01-04", "2024-01-04T06:00", "user, kind"
-    deploy.how, deploy.trial, deploy.comparison = how, "t", "what differs"
-    return tried, deploy
+    promote.how, promote.trial, promote.comparison = how, "t", "what differs"
+    return tried, promote
 
 
 def where() -> Any:
@@ -91,45 +91,45 @@ def test_a_form_is_passed_on(calls: list[Any], monkeypatch: pytest.MonkeyPatch, 
         )
     ]
     with pytest.raises(ValueError, match="longer than zero"):
-        trial_pipeline("t", "m:NEW", "file:///r", pipeline_name="p", keep=timedelta(0))
+        trial_pipeline("t", "m:NEW", "file:///r", pipeline_name="p", keep_for=timedelta(0))
 
 
 def test_a_person_decides_with_the_comparison_and_a_retry_does_not_ask_again(
     calls: list[Any], asked: list[dict[str, Any]]
 ) -> None:
-    _, deploy = tasks()
+    _, promote = tasks()
     there = where()
     with pytest.raises(TaskAwaitingInput) as parked:
-        deploy.execute(there)
+        promote.execute(there)
     assert (
         not calls
         and "what differs" in asked[0]["body"]
         and "run its intervals again in production" in asked[0]["subject"]
     )
-    assert deploy.after_answer(there, answer("Approve"), **parked.value.kwargs)["again"] == 1
-    assert calls == [PromoteTrial(**OF_CODE, name="t", past=True)]
-    assert there["outlet_events"][deploy.alias].told[0][0] == "cairn://p/"
-    deploy.execute(there)
+    assert promote.after_answer(there, answer("Approve"), **parked.value.kwargs)["again"] == 1
+    assert calls == [PromoteTrial(**OF_CODE, trial="t", past=True)]
+    assert there["outlet_events"][promote.alias].told[0][0] == "cairn://p/"
+    promote.execute(there)
     assert len(asked) == 1 and len(calls) == 2
-    deploy.trial = "other"  # another question
+    promote.trial = "other"  # another question
     with pytest.raises(TaskAwaitingInput):
-        deploy.execute(there)
+        promote.execute(there)
 
 
 def test_a_rejection_a_silence_and_a_no_deploy_nothing(calls: list[Any], asked: list[dict[str, Any]]) -> None:
-    _, deploy = tasks(NEXT)
-    with pytest.raises(AirflowFailException, match="ann has rejected the deployment"):
-        deploy.after_answer(where(), answer("Reject"), asked="")
-    with pytest.raises(AirflowFailException, match="somebody has rejected the deployment"):
-        deploy.after_answer(where(), {**answer("Reject"), "responded_by_user": None}, asked="")
+    _, promote = tasks(NEXT)
+    with pytest.raises(AirflowFailException, match="ann has rejected the promotion"):
+        promote.after_answer(where(), answer("Reject"), asked="")
+    with pytest.raises(AirflowFailException, match="somebody has rejected the promotion"):
+        promote.after_answer(where(), {**answer("Reject"), "responded_by_user": None}, asked="")
     with pytest.raises(AirflowFailException, match="no person has answered"):
-        deploy.after_answer(where(), {"error": "x", "error_type": "timeout"}, asked="")
-    deploy.how = NO
+        promote.after_answer(where(), {"error": "x", "error_type": "timeout"}, asked="")
+    promote.how = NO
     with pytest.raises(AirflowSkipException):
-        deploy.execute(where())
-    deploy.how = "maybe"
+        promote.execute(where())
+    promote.how = "maybe"
     with pytest.raises(AirflowFailException, match="expected one of"):
-        deploy.execute(where())
+        promote.execute(where())
     assert not calls and not asked
 
 
@@ -172,16 +172,16 @@ def test_the_driver_tries_compares_and_deploys(root: Path, capfd: pytest.Capture
     def called(request: Any) -> Any:
         return driven(request, root / "result")
 
-    tried = TryCode(**of, **span, keep_for=timedelta(minutes=1), compare=True, match=("user",), name="more")
+    tried = TryCode(**of, **span, keep_for=timedelta(minutes=1), compare=True, match=("user",), trial="more")
     made = called(tried)["ok"]
     assert (made["name"], made["same"], made["computed"], made["other_input"]) == ("more", False, 2, [])
     assert "state seen_at" in "".join(made["comparison"])
     assert "comparison" not in called(replace(tried, compare=False))["ok"]
-    assert called(PromoteTrial(**of, name="more"))["ok"]["again"] == 0
+    assert called(PromoteTrial(**of, trial="more"))["ok"]["again"] == 0
     capfd.readouterr()
-    deployed = called(PromoteTrial(**of, name="more", past=True))["ok"]
-    assert (deployed["again"], deployed["behind"]) == (2, 0) and deployed["back"].startswith("cairn restore 1 --root ")
-    assert deployed["promoted"] and coordinator_of(OLD, state).log().head_id == 5
+    promoted = called(PromoteTrial(**of, trial="more", past=True))["ok"]
+    assert (promoted["again"], promoted["behind"]) == (2, 0) and promoted["back"].startswith("cairn restore 1 --root ")
+    assert promoted["promoted"] and coordinator_of(OLD, state).log().head_id == 5
     assert capfd.readouterr().out.count(COMMITTED) == 2
     DAYS[day(2).start] = [("bob", "fig", 6)]
-    assert called(PromoteTrial(**of, name="other", past=True))["error"]["type"] == "UsageError"
+    assert called(PromoteTrial(**of, trial="other", past=True))["error"]["type"] == "UsageError"

@@ -1,7 +1,7 @@
 """The commands `cairn try`, `cairn compare`, `cairn promote` and `cairn trials`.
 
 They run changed code of a pipeline beside production, show what the code changes, and take the code over. Trying and
-deploying run Spark where `--spark` says. Comparing needs no Spark.
+promoting run Spark where `--spark` says. Comparing needs no Spark.
 """
 
 from __future__ import annotations

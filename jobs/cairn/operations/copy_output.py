@@ -1,6 +1,6 @@
 """A sink that copies each interval's current output to plain Parquet files, for readers without Cairn.
 
-    <to>/interval=20130101T000000000Z_20130102T000000000Z/00000000000000000042-part-00000-7.parquet
+    <folder>/interval=20130101T000000000Z_20130102T000000000Z/00000000000000000042-part-00000-7.parquet
 
 **Not atomic.** While the sink copies an interval, files appear one by one. While the sink copies a re-run, the folder
 holds the files of both results, until the sink deletes the older files one by one. Readers that must not see such a
@@ -36,14 +36,14 @@ if TYPE_CHECKING:
 _COPY = re.compile(r"interval=[^/]+/([0-9]{20})-part-[^/]+\.parquet")
 
 
-def copy_output(to: str) -> Callable[[SparkSession | None, list[str], Interval, int], None]:
-    """Return a `Pipeline.sink` that copies output files to the storage URL `to`.
+def copy_output(folder: str) -> Callable[[SparkSession | None, list[str], Interval, int], None]:
+    """Return a `Pipeline.sink` that copies output files to the storage URL `folder`.
 
-    Each call of the sink first copies those files of the interval that are missing in `to`. Then the call deletes the
-    copies of earlier results of the interval. So after any number of calls, `to` holds the output of the last call.
+    Each call of the sink first copies those files of the interval that are missing in `folder`. Then the call deletes the
+    copies of earlier results of the interval. So after any number of calls, `folder` holds the output of the last call.
 
     Args:
-        to: URL or absolute path of the folder for the copies.
+        folder: URL or absolute path of the folder for the copies.
 
     Raises:
         UsageError: The URL is wrong.
@@ -54,10 +54,10 @@ def copy_output(to: str) -> Callable[[SparkSession | None, list[str], Interval, 
     Example:
         Pipeline(..., sink=copy_output("gs://warehouse/clicks"))
     """
-    open_storage(to)  # Raise for a wrong URL now, at the pipeline's declaration.
+    open_storage(folder)  # Raise for a wrong URL now, at the pipeline's declaration.
 
     def sink(spark: SparkSession | None, files: list[str], interval: Interval, checkpoint_id: int) -> None:
-        folder, destination = f"interval={paths.interval_name(interval)}/", open_storage(to)
+        prefix, destination = f"interval={paths.interval_name(interval)}/", open_storage(folder)
         wanted = {}
         if files:
             source = open_storage(_root_of(files[0]))
@@ -66,17 +66,17 @@ def copy_output(to: str) -> Callable[[SparkSession | None, list[str], Interval, 
             for output in outputs:
                 if not output.late:
                     name = output.handle.path.rpartition("/")[2]
-                    wanted[f"{folder}{checkpoint_id:020d}-{name}"] = output.handle
-        there = listed(destination, folder)
+                    wanted[f"{prefix}{checkpoint_id:020d}-{name}"] = output.handle
+        there = listed(destination, prefix)
         copies = [path for path in there if path not in wanted and _COPY.fullmatch(path)]
-        note_names(destination, folder, [path.removeprefix(folder) for path in wanted])
+        note_names(destination, prefix, [path.removeprefix(prefix) for path in wanted])
         for path, handle in wanted.items():
             # Some storages list a file for a while after its deletion. So ask for the file by its name.
             if path not in there or (lists_late(destination) and destination.stat(path) is None):
                 _copy(source, handle, destination, path)
         for path in copies:
             destination.delete(path)
-        note_names(destination, folder, [], drop=[path.removeprefix(folder) for path in copies])
+        note_names(destination, prefix, [], drop=[path.removeprefix(prefix) for path in copies])
 
     return sink
 

@@ -28,9 +28,9 @@ def carry_out_try(request: TryCode, place: Place) -> dict[str, Any]:
         intervals,
         request.root,
         code=request.code,
-        name=request.name,
+        trial=request.trial,
         savepoint=request.savepoint,
-        keep=request.keep_for,
+        keep_for=request.keep_for,
         on_plan=lambda plan: _say_plan(plan, place),
         on_outcome=place.on_outcome,
     )
@@ -73,7 +73,7 @@ def carry_out_promotion(
     """
     pipeline = place.load(request)
     spark = place.connect(pipeline, "promote")
-    plan = plan_promotion(spark, pipeline, request.root, name=request.name, past=request.past)
+    plan = plan_promotion(spark, pipeline, request.root, trial=request.trial, past=request.past)
     said: dict[str, Any] = {
         "trial": plan.trial.name,
         "promoted": agreed,

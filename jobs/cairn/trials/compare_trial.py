@@ -27,10 +27,10 @@ _LISTED = 10
 def compare_trial(
     root: str,
     pipeline: str,
-    name: str | None,
-    key: Sequence[str],
+    trial: str | None,
+    match: Sequence[str],
     limit: int,
-    to: Path | None = None,
+    folder: Path | None = None,
     start: datetime | None = None,
 ) -> tuple[Trial, Comparison]:
     """Compare the output, late rows and state of a trial with production's.
@@ -38,42 +38,42 @@ def compare_trial(
     Args:
         root: URL of the folder that holds the pipelines.
         pipeline: Name of the pipeline.
-        name: Name of the trial; None for the pipeline's only trial.
-        key: Columns that identify an output row. If empty, whole rows are compared.
+        trial: Name of the trial; None for the pipeline's only trial.
+        match: Columns that identify an output row. If empty, whole rows are compared.
         limit: Number of examples for each kind of difference.
-        to: Local folder that gets all rows that differ, one Parquet file per interval; None writes none.
+        folder: Local folder that gets all rows that differ, one Parquet file per interval; None writes none.
         start: Compares only the interval that starts then; None compares all intervals.
 
     Returns:
         The trial, and the comparison.
 
     Raises:
-        UsageError: There is no such trial, no interval of the trial starts at `start`, or a key column is missing.
+        UsageError: There is no such trial, no interval of the trial starts at `start`, or a column of `match` is missing.
         CheckpointDropped: Compared files were deleted meanwhile.
     """
-    trial = find_trial(root, pipeline, name)
-    intervals = [i for i in intervals_of_trial(trial) if start in (None, i.start)]
+    tried = find_trial(root, pipeline, trial)
+    intervals = [i for i in intervals_of_trial(tried) if start in (None, i.start)]
     if start is not None and not intervals:
         raise UsageError(
-            f"trial {trial.name!r} of {pipeline!r} has no interval that starts at {format_instant(start)}\n"
-            f"Its intervals lie in {trial.span}, each {timedelta(milliseconds=trial.length_ms)} long"
+            f"trial {tried.name!r} of {pipeline!r} has no interval that starts at {format_instant(start)}\n"
+            f"Its intervals lie in {tried.span}, each {timedelta(milliseconds=tried.length_ms)} long"
         )
-    if to is not None:
-        to.mkdir(parents=True, exist_ok=True)
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
 
     def write(interval: Interval, rows: TableDifference) -> None:
-        if to is not None:
+        if folder is not None:
             table: pa.Table = rows.rows()
-            pq.write_table(table, to / f"{interval.start:%Y%m%dT%H%M%S}.parquet")
+            pq.write_table(table, folder / f"{interval.start:%Y%m%dT%H%M%S}.parquet")
 
     sides = []
-    for above in (root, root_of_trial(root, pipeline, trial.name)):
+    for above in (root, root_of_trial(root, pipeline, tried.name)):
         url = join_url(above, pipeline)
         coordinator = Coordinator(open_storage(url), pipeline)
         sides.append((url, coordinator.log(), coordinator.storage))
     with work_folder("compare") as work:
-        found = compare_runs(sides[0], sides[1], intervals, work, key=key, limit=limit, on_rows=write)
-    return trial, found
+        found = compare_runs(sides[0], sides[1], intervals, work, key=match, limit=limit, on_rows=write)
+    return tried, found
 
 
 def comparison_lines(trial: Trial, said: dict[str, Any]) -> list[str]:

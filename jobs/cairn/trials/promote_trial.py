@@ -52,7 +52,7 @@ class PromotionPlan:
 
 
 def plan_promotion(
-    spark: SparkSession, pipeline: Pipeline, root: str, *, name: str | None = None, past: bool = False
+    spark: SparkSession, pipeline: Pipeline, root: str, *, trial: str | None = None, past: bool = False
 ) -> PromotionPlan:
     """Check whether production can take over a trial's code. Write nothing.
 
@@ -60,7 +60,7 @@ def plan_promotion(
         spark: A session, classic or Spark Connect.
         pipeline: The pipeline with the new code.
         root: URL of the folder that holds the pipelines.
-        name: Name of the trial; None for the pipeline's only trial.
+        trial: Name of the trial; None for the pipeline's only trial.
         past: True plans to run the trial's intervals again in production.
 
     Raises:
@@ -70,11 +70,11 @@ def plan_promotion(
     check_running(spark)
     use_this_python(spark)
     check_no_trial(root, "promotion")
-    trial = find_trial(root, pipeline.name, name)
+    known = find_trial(root, pipeline.name, trial)
     hashed = code_hash(pipeline.processor, pipeline.name)
-    if hashed != trial.code_hash:
+    if hashed != known.code_hash:
         raise UsageError(
-            f"the code of {pipeline.name!r} has hash {hashed[:12]}, but trial {trial.name!r} ran code with hash {trial.code_hash[:12]} ({trial.code})\n"
+            f"the code of {pipeline.name!r} has hash {hashed[:12]}, but trial {known.name!r} ran code with hash {known.code_hash[:12]} ({known.code})\n"
             "Only tried code can be promoted: give the trial's code, or try this code first"
         )
     there = coordinator_of(pipeline, root).log()
@@ -83,26 +83,26 @@ def plan_promotion(
         newest = None if state is None else there.whole(state.id)
         if newest is not None:
             _check_next(spark, pipeline, newest, there)
-        return PromotionPlan(trial=trial, again=(), behind=(), back=newest)
-    again = tuple(intervals_of_trial(trial))
-    tried = made_within(coordinator_of(pipeline, root_of_trial(root, pipeline.name, trial.name)).log(), trial.span)
+        return PromotionPlan(trial=known, again=(), behind=(), back=newest)
+    again = tuple(intervals_of_trial(known))
+    tried = made_within(coordinator_of(pipeline, root_of_trial(root, pipeline.name, known.name)).log(), known.span)
     missing = [i for i in again if i not in tried]
     if missing:
         raise UsageError(
-            f"trial {trial.name!r} of {pipeline.name!r} is not complete: {len(missing)} of its {len(again)} intervals are missing, "
+            f"trial {known.name!r} of {pipeline.name!r} is not complete: {len(missing)} of its {len(again)} intervals are missing, "
             f"the first is {missing[0]}\nRun the same cairn try again to complete it"
         )
     base = plan_base(there, pipeline.name, again[0], Permissions(), to_ms(pipeline.start))
     digest = None if base is None else base.content.digest
-    if digest != (None if trial.base is None else trial.base.digest):
+    if digest != (None if known.base is None else known.base.digest):
         raise UsageError(
-            f"the state of {pipeline.name!r} at {format_instant(again[0].start)} is not the state that trial {trial.name!r} began from\n"
+            f"the state of {pipeline.name!r} at {format_instant(again[0].start)} is not the state that trial {known.name!r} began from\n"
             "An earlier interval was run again since, or the trial began from a savepoint. Remove the trial, and try again from the present state"
         )
-    end = max((c.content.interval.end for c in there.completed()), default=trial.span.end)
-    later = there.outputs_near(Interval(trial.span.end, end)) if end > trial.span.end else []
-    behind = sorted(i for i, _ in later if i.start >= trial.span.end)
-    return PromotionPlan(trial=trial, again=again, behind=tuple(_in_row(again[-1], behind)), back=base)
+    end = max((c.content.interval.end for c in there.completed()), default=known.span.end)
+    later = there.outputs_near(Interval(known.span.end, end)) if end > known.span.end else []
+    behind = sorted(i for i, _ in later if i.start >= known.span.end)
+    return PromotionPlan(trial=known, again=again, behind=tuple(_in_row(again[-1], behind)), back=base)
 
 
 def promote_past(
@@ -118,7 +118,7 @@ def promote_past(
     """Run the trial's intervals again in production, then the later intervals. After a failure the same call continues.
 
     All checkpoints that exist now are retained until the first commit after this call. So `cairn restore` can undo the
-    deployment.
+    promotion.
 
     Args:
         spark: A session, classic or Spark Connect.
@@ -167,7 +167,7 @@ def promote_past(
         root,
         mode,
         reprocess="all",
-        run=RunRef(run_id=f"deploy__{trial.name}__{trial.attempt}", clear_number=0, try_number=1),
+        run=RunRef(run_id=f"promote__{trial.name}__{trial.attempt}", clear_number=0, try_number=1),
         on_outcome=on_outcome,
         on_shards=on_shards,
         before_commit=as_tried,

@@ -99,9 +99,9 @@ def try_code(
     root: str,
     *,
     code: str,
-    name: str | None = None,
+    trial: str | None = None,
     savepoint: str | None = None,
-    keep: timedelta = KEEP,
+    keep_for: timedelta = KEEP,
     mode: str = "incremental",
     now_ms: int | None = None,
     on_plan: Any = None,
@@ -118,10 +118,10 @@ def try_code(
         intervals: The intervals to run. Each starts where the one before ends.
         root: URL of production's root.
         code: `module:NAME` of the pipeline, which commands show to people.
-        name: Name of the trial; None makes a name from the first interval and the code.
+        trial: Name of the trial; None makes a name from the first interval and the code.
         savepoint: URL of a native savepoint that ends where the first interval starts. None begins from production's
             state.
-        keep: How long the trial stays, from the end of this call.
+        keep_for: How long the trial stays, from the end of this call.
         mode: How checkpoints are stored: "incremental", "full" or "changelog".
         now_ms: Present time in milliseconds since the epoch; None for the storage's clock.
         on_plan: Gets the `TrialPlan` before anything is written.
@@ -138,40 +138,40 @@ def try_code(
 
     Example:
         tried = try_code(spark, CLICKS, intervals, root, code="pipelines.clicks:CLICKS")
-        trial, comparison = compare_trial(root, "clicks", tried.trial.name, key=["user"], limit=3)
+        trial, comparison = compare_trial(root, "clicks", tried.trial.name, match=["user"], limit=3)
     """
     check_running(spark)
     use_this_python(spark)
-    plan = plan_trial(spark, pipeline, intervals, root, code=code, name=name, savepoint=savepoint, ends_ms=0)
+    plan = plan_trial(spark, pipeline, intervals, root, code=code, name=trial, savepoint=savepoint, ends_ms=0)
     if on_plan is not None:
         on_plan(plan)
     if now_ms is None:
         now_ms = storage_now_ms(open_storage(trials_url(root, pipeline.name)))
-    trial = replace(plan.trial, ends_ms=_later(now_ms, keep))
-    own = root_of_trial(root, pipeline.name, trial.name)
+    running = replace(plan.trial, ends_ms=_later(now_ms, keep_for))
+    own = root_of_trial(root, pipeline.name, running.name)
     began_s = time.monotonic()
     if plan.before is None:
-        create_trial(root, trial)
-    elif not renew_trial(root, trial):
-        _clean_up_removed(root, trial)
+        create_trial(root, running)
+    elif not renew_trial(root, running):
+        _clean_up_removed(root, running)
     try:
         fork_s = _fork(plan, pipeline, root, own)
         # A trial calls no sink.
         quiet = replace(pipeline, sink=None, retention=KeepLast(min(len(intervals) + 1, MOST_STATES)))
         outcomes = run_intervals(
             *(spark, quiet, intervals, own, mode),
-            run=RunRef(run_id=f"trial__{trial.code_hash[:12]}", clear_number=0, try_number=1),
+            run=RunRef(run_id=f"trial__{running.code_hash[:12]}", clear_number=0, try_number=1),
             on_outcome=on_outcome,
             on_shards=on_shards,
             asked=plan.asked,
-            before_commit=lambda _: _check_there(root, trial),
+            before_commit=lambda _: _check_there(root, running),
         )
     except Exception as error:
         # A removal of the trial while it ran causes arbitrary errors. Then the call raises `UsageError` instead.
-        _clean_up_removed(root, trial, error)
+        _clean_up_removed(root, running, error)
         raise
-    trial = _renewed(root, trial, now_ms + int((time.monotonic() - began_s) * 1000), keep)
-    return Tried(trial=trial, root=own, outcomes=outcomes, fork_s=fork_s, other_input=plan.other_input)
+    running = _renewed(root, running, now_ms + int((time.monotonic() - began_s) * 1000), keep_for)
+    return Tried(trial=running, root=own, outcomes=outcomes, fork_s=fork_s, other_input=plan.other_input)
 
 
 def _renewed(root: str, trial: Trial, now_ms: int, keep: timedelta) -> Trial:
