@@ -158,7 +158,7 @@ def captured_shard(
     # The batches have as many rows as those that Spark passes to a writer.
     batches = routed[0].toArrow().combine_chunks().to_batches(max_chunksize=_BATCH)
     job, arrangement = jobs[0]
-    return job, batches if arrangement is None else list(arrangement.arranged(batches, partial(work_folder, "floor")))
+    return job, batches if arrangement is None else list(arrangement.arrange(batches, partial(work_folder, "floor")))
 
 
 def run_shard_s(job: IntervalJob, batches: list[pa.RecordBatch], number: int) -> float:

@@ -46,7 +46,7 @@ def with_signatures(page: str) -> str:
             _signature(loader.modules_collection[name], [m for m in re.split(r",\s*", members) if m])
             for name, members in _NAME.findall(block[1])
         ]
-        text = _formatted("\n".join(shown))
+        text = _format("\n".join(shown))
         return f"<!-- signatures -->\n```pyi\n{text}```\n<!-- site\n{block[1]}-->\n"
 
     return _BLOCK.sub(printed, page)
@@ -96,7 +96,7 @@ def _function(function: Any, margin: str) -> str:
     return f"{margin}def {function.name}({', '.join(words)}){returns}: ..."
 
 
-def _formatted(stub: str) -> str:
+def _format(stub: str) -> str:
     """Return a stub as `ruff format` has it, which also checks the page."""
     command = [str(Path(sys.executable).with_name("ruff")), "format", "--stdin-filename", str(PAGE.with_suffix(".pyi"))]
     return subprocess.run(command, input=stub, capture_output=True, text=True, check=True, cwd=ROOT).stdout

@@ -14,7 +14,7 @@ from cairn_operators.check_dag_arguments import check_pipeline_and_root
 from cairn_operators.driver_operator import DriverOperator
 from cairn_operators.pipeline_asset import pipeline_asset
 from cairn_operators.pipeline_source import pipeline_name_of
-from cairn_operators.process_data_interval import check_mode, granted
+from cairn_operators.process_data_interval import check_mode, parse_permissions
 from cairn_operators.retries import retry_arguments
 from cairn_operators.task_outputs import push_outputs
 from cairn_operators.validate_state import ValidateStateOperator
@@ -128,7 +128,7 @@ class RunIntervalsOperator(DriverOperator):
             run=RunRef(run_id=run.run_id, clear_number=run.clear_number or 0, try_number=ti.try_number),
             mode=self.mode,
             reprocess=self.reprocess,  # type: ignore[arg-type]  # checked above
-            permissions=granted(self.permissions),
+            permissions=parse_permissions(self.permissions),
             dry_run=_yes("dry_run", self.only_plan),
         )
         result, committed = self.run_and_collect(request)

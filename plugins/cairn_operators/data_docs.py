@@ -66,7 +66,7 @@ def page_in(root: Path, path: str) -> Path | None:
     return file if inside else None
 
 
-def styled(html: str) -> str:
+def add_style(html: str) -> str:
     """Add styles to a page, so that it is readable in a browser that can't load styles from other hosts."""
     return html.replace("<head>", f"<head>{_STYLE}", 1)
 

@@ -226,7 +226,7 @@ class ProcessIntervalOperator(DriverOperator):
         from state_backend.values.schedule import decode
 
         schedule = schedule_of_dag(context.get("dag"))
-        permissions = granted(self.permissions)
+        permissions = parse_permissions(self.permissions)
         runs = predecessor_runs(context, start, end, self._checkpoint_tasks(context))
         queued = any(run.state == "queued" for run in runs)
         try:
@@ -385,7 +385,7 @@ class ProcessIntervalOperator(DriverOperator):
             mode=self.mode,
             run=RunRef(run_id=run.run_id, clear_number=run.clear_number or 0, try_number=ti.try_number),
             attempt=attempt,
-            permissions=granted(self.permissions),
+            permissions=parse_permissions(self.permissions),
             committed=there,
             schedule=schedule_of_dag(context.get("dag")),
             newest_first=_is_newest_first(context),
@@ -446,7 +446,7 @@ def before_us(run: Any, ti: Any, now: datetime) -> dict[str, int]:
     return {name: max(0, round(span_s * 1e6)) for name, span_s in spans_s.items()}
 
 
-def granted(permissions: Mapping[str, bool | str]) -> Permissions:
+def parse_permissions(permissions: Mapping[str, bool | str]) -> Permissions:
     """Return a task's permissions as flags."""
     from state_backend.values.errors import UsageError
     from state_backend.values.records import Permissions

@@ -64,7 +64,7 @@ def broken_since(
         if run.interval is not None:
             of_interval.setdefault(run.interval, []).append(run)
     known = sorted({*newest, *of_interval})
-    found = [one for i in known if (one := newest.get(i) or _failed(i, of_interval[i])) is not None]
+    found = [one for i in known if (one := newest.get(i) or _find_failed(i, of_interval[i])) is not None]
     if expected is not None and not any(i.start <= expected.start for i in known):
         due = min(_asked_until(schedule, now), now - GRACE)
         if expected.end <= due:
@@ -75,7 +75,7 @@ def broken_since(
     return Broken(first=found[0], last=found[-1].interval, counts=tuple(counts.most_common()))
 
 
-def _failed(interval: Interval, runs: Sequence[DagRun]) -> Trouble | None:
+def _find_failed(interval: Interval, runs: Sequence[DagRun]) -> Trouble | None:
     failed = [run for run in runs if run.state == "failed"]
     if not failed or any(run.unfinished for run in runs):
         return None

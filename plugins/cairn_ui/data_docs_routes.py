@@ -11,7 +11,7 @@ from airflow.api_fastapi.core_api.security import requires_access_view
 from fastapi import Depends, FastAPI, HTTPException, Request
 from fastapi.responses import FileResponse, HTMLResponse, Response
 
-from cairn_operators.data_docs import URL_PREFIX, docs_root, page_in, styled
+from cairn_operators.data_docs import URL_PREFIX, add_style, docs_root, page_in
 from cairn_ui import shown_page
 from cairn_ui.access import Asks
 from cairn_ui.data_docs import page_at, pages_in
@@ -82,7 +82,7 @@ def page(path: str, rights: Asks) -> Response:
     shown = page_at(file.relative_to(root.resolve()).as_posix())
     is_own = shown is not None and shown.table is None
     if file.suffix == ".html" and not is_own:
-        return HTMLResponse(styled(file.read_text(encoding="utf-8")), headers=_SANDBOX)
+        return HTMLResponse(add_style(file.read_text(encoding="utf-8")), headers=_SANDBOX)
     return FileResponse(file, headers=_SANDBOX)
 
 

@@ -88,7 +88,7 @@ def pipelines_of(dag_id: str, serialized: Mapping[str, Any]) -> list[PipelineRef
     return found
 
 
-def configured(setting: str) -> list[PipelineRef]:
+def parse_configured(setting: str) -> list[PipelineRef]:
     """Return the pipelines that the setting CAIRN_UI_PIPELINES lists."""
     found = []
     for word in setting.split():
@@ -107,7 +107,7 @@ def all_pipelines(dags: Iterable[tuple[str, Mapping[str, Any]]], setting: str) -
     every = list(dags)
     found = [ref for dag_id, data in every for ref in pipelines_of(dag_id, data)]
     owned = {ref.folder for ref in found}
-    for extra in configured(setting):
+    for extra in parse_configured(setting):
         templated = [n for n, ref in enumerate(found) if ref.unreadable and ref.name == extra.name]
         for n in templated:
             found[n] = replace(

@@ -49,7 +49,7 @@ def reason_of(log: Iterable[LogLine], events: Sequence[str], retry_reason: str |
                 message = f"{line.signal}: {message}"
     event = first_line(events[-1]) if events else None
     found = exception or message or event or (first_line(retry_reason) if retry_reason else None)
-    return None if found is None else shortened(found)
+    return None if found is None else shorten(found)
 
 
 def first_line(text: str) -> str:
@@ -57,6 +57,6 @@ def first_line(text: str) -> str:
     return next((line.strip() for line in text.splitlines() if line.strip()), "")
 
 
-def shortened(text: str) -> str:
+def shorten(text: str) -> str:
     """Return a text of at most 300 characters: a longer one is cut and ends with an ellipsis."""
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1].rstrip()}…"

@@ -47,14 +47,14 @@ class Session(AuthorizedSession):  # type: ignore[misc]
         if not stream or response.status_code >= 400:
             body = BytesIO()
             with response:
-                while data := received(response, CHUNK_BYTES, until, decode=True):
+                while data := receive(response, CHUNK_BYTES, until, decode=True):
                     body.write(data)
             body.seek(0)
             response.raw = body
         return response
 
 
-def received(response: requests.Response, at_most: int, until_s: float, *, decode: bool) -> bytes:
+def receive(response: requests.Response, at_most: int, until_s: float, *, decode: bool) -> bytes:
     """Wait for bytes of an answer, and return them."""
     data: bytes = response.raw.read1(at_most, decode_content=decode)
     if time.monotonic() > until_s:

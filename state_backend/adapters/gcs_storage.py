@@ -31,7 +31,7 @@ from state_backend.adapters.gcs_connections import (
     Connections,
     connections_of_environment,
     credentials_in,
-    received,
+    receive,
 )
 from state_backend.adapters.local_storage import CHUNK_BYTES
 from state_backend.adapters.object_store import (
@@ -126,7 +126,7 @@ class GcsStorage(ObjectStore):
                 None if length is None else int(length),
                 None if stored is None else int(stored),
                 crc32c_of(hashes.get("crc32c")),
-                functools.partial(received, response, decode=False),
+                functools.partial(receive, response, decode=False),
                 stack.pop_all().close,
             )
 

@@ -119,7 +119,7 @@ def read_chunks(local: Path, doing: str) -> Iterator[bytes]:
             yield chunk
 
 
-def verified(chunks: Iterable[bytes], handle: Handle, *, url: str) -> Iterator[bytes]:
+def verify_chunks(chunks: Iterable[bytes], handle: Handle, *, url: str) -> Iterator[bytes]:
     """Yield the chunks, and compare their size and checksum with a handle after the last one."""
     size_bytes = crc32c = 0
     for chunk in chunks:
@@ -147,7 +147,7 @@ def write_verified(
                     # Not every system can allocate. On a full disk, the write below raises.
                     with suppress(OSError, AttributeError):
                         os.posix_fallocate(file.fileno(), 0, room_bytes)
-                for chunk in verified(chunks, handle, url=url):
+                for chunk in verify_chunks(chunks, handle, url=url):
                     file.write(chunk)
             temp.replace(destination)
         finally:
@@ -201,7 +201,7 @@ class LocalStorage:
         folder, _, name = check_path(path).rpartition("/")
         doing = self._doing("replace", path)
         self._expect(path, generation)  # Fail before the bytes are written. The check under the lock decides.
-        with self._written(path, (data,), doing) as (temps, temp, handle), self._locked():
+        with self._written(path, (data,), doing) as (temps, temp, handle), self._lock():
             self._expect(path, generation)
             with self._folder(folder) as into:
                 self._publish(lambda: os.rename(temp, name, src_dir_fd=temps, dst_dir_fd=into), into, doing)
@@ -226,7 +226,7 @@ class LocalStorage:
         folder, _, name = check_path(path).rpartition("/")
         doing = self._doing(f"copy {handle.path!r} of {source.url} to", path)
         with os_errors(doing, may_be_absent=False), self._folder(folder, make=True) as into:
-            if not (isinstance(source, LocalStorage) and self._linked(source, handle, into, name, doing)):
+            if not (isinstance(source, LocalStorage) and self._link_file(source, handle, into, name, doing)):
                 with self._folder(TEMP_FOLDER, make=True) as temps:
                     temp = f"{uuid4().hex}.part"
                     local = _path_of(temps, self._root / TEMP_FOLDER) / temp
@@ -239,10 +239,10 @@ class LocalStorage:
                             os.unlink(temp, dir_fd=temps)
         return replace(handle, path=path)
 
-    def _linked(self, source: LocalStorage, handle: Handle, into: int, name: str, doing: str) -> bool:
+    def _link_file(self, source: LocalStorage, handle: Handle, into: int, name: str, doing: str) -> bool:
         """Hard-link a file of another root to a new name in this root."""
         file = source._file(handle.path)
-        for _ in verified(read_chunks(file, source._doing("read", handle.path)), handle, url=source.url):
+        for _ in verify_chunks(read_chunks(file, source._doing("read", handle.path)), handle, url=source.url):
             pass
         _sync(file)  # The file may have been copied there without a sync.
         folder, _, own = handle.path.rpartition("/")
@@ -294,7 +294,7 @@ class LocalStorage:
             return False
         folder, _, name = path.rpartition("/")
         with os_errors(self._doing("delete", path)), ExitStack() as stack:
-            stack.enter_context(self._locked())
+            stack.enter_context(self._lock())
             try:
                 above = stack.enter_context(self._folder(folder))
                 found = os.stat(name, dir_fd=above)
@@ -426,7 +426,7 @@ class LocalStorage:
             )
 
     @contextmanager
-    def _locked(self) -> Iterator[None]:
+    def _lock(self) -> Iterator[None]:
         """Hold the root's lock during the block, against every other replace and delete by threads and processes.
 
         The system releases the lock of a process that dies.

@@ -408,7 +408,7 @@ class ObjectStore(ABC):
             if isinstance(error, NotFound) and not write.uncertain:
                 self._require_bucket(doing)
                 raise
-            stored = self._settled(error, path, 0, write, doing)
+            stored = self._settle(error, path, 0, write, doing)
         return self._compared(stored, copied, 0, doing)
 
     def _write(self, path: str, chunks: Iterable[bytes], generation: int, doing: str) -> Handle:
@@ -432,7 +432,7 @@ class ObjectStore(ABC):
                         self._send(doing, functools.partial(upload.send, data, last))
                     stored = self._send(doing, functools.partial(upload.finish, handle), write)
         except (NotFound, PreconditionFailed, LostUpload) as error:
-            stored = self._settled(error, path, generation, write, doing)
+            stored = self._settle(error, path, generation, write, doing)
         return self._compared(stored, handle, generation, doing)
 
     def _pieces(self, chunks: Iterable[bytes]) -> Iterator[tuple[bytes, bool]]:
@@ -456,7 +456,7 @@ class ObjectStore(ABC):
                     self._send(doing, upload.abort)
             raise
 
-    def _settled(self, error: Exception, path: str, generation: int, write: Write, doing: str) -> Found:
+    def _settle(self, error: Exception, path: str, generation: int, write: Write, doing: str) -> Found:
         """Find out if a write took effect, after the server refused the write's last request.
 
         A request is repeated if its answer is lost. If the first request did write the file, the server refuses the
@@ -526,7 +526,7 @@ class ObjectStore(ABC):
             if write is not None and failure.may_have_effect:
                 write.uncertain = True
             if time.monotonic() >= ends_s[failure.repeat]:
-                raised = self._translated(doing, failure, write) or raised
+                raised = self._translate(doing, failure, write) or raised
                 break
             time.sleep(patience.delay_s(repeats))
         # Raise outside the except block: inside, the traceback would also show the cause, which holds URLs and the request.
@@ -537,7 +537,7 @@ class ObjectStore(ABC):
             return Failure(said=str(error), repeat="yes")
         return self._failure(error) or Failure(said=type(error).__name__, kind="unknown")
 
-    def _translated(self, doing: str, failure: Failure, write: Write | None) -> CairnError | None:
+    def _translate(self, doing: str, failure: Failure, write: Write | None) -> CairnError | None:
         """Return the error of a request; None if its own error tells more."""
         if failure.kind == "precondition":
             return PreconditionFailed(f"can't {doing}: another process has rewritten the file meanwhile")

@@ -585,7 +585,7 @@ class RocksStore:
             with suppress(rocksdict.DbClosedError):
                 self._db.close()
         except Exception as error:  # rocksdict raises the error of a failed compaction again
-            raise _translated(error, f"can't close the state in {self.directory}") from error
+            raise _translate(error, f"can't close the state in {self.directory}") from error
         finally:
             self._return_metadata()
 
@@ -613,7 +613,7 @@ class _Failures:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if isinstance(error, Exception) and not isinstance(error, StorageUnavailable):
-            raise _translated(error, self._doing) from error
+            raise _translate(error, self._doing) from error
 
 
 def _before(end: bytes) -> rocksdict.ReadOptions:
@@ -652,7 +652,7 @@ def _manifest_in(folder: Path) -> str:
     return current.decode().strip()
 
 
-def _translated(error: Exception, doing: str) -> Exception:
+def _translate(error: Exception, doing: str) -> Exception:
     text = str(error)
     if isinstance(error, CorruptFile):
         return CorruptFile(f"{doing}: {text}")

@@ -43,7 +43,7 @@ FEW = 0
 def append(storage: Storage, log: Log, entry: E) -> E:
     """Create the record `entry` after the newest record of `log`, and return it as written, with its summary."""
     settle(storage, log)
-    summary = next_summary(log, entry, published=_published(storage, log), done=_done(storage, log))
+    summary = next_summary(log, entry, published=_read_published(storage, log), done=_done(storage, log))
     entry = replace(entry, summary=summary)
     storage.create(paths.record(entry.id), record_codec.encode(entry))
     note_head(storage, log, entry.id)
@@ -140,7 +140,7 @@ def ends_of(entries: Iterable[Record | SweepRecord | Tombstone]) -> Iterator[Att
 # --- what the storage knows ------------------------------------------------------------------------------------------------------
 
 
-def _published(storage: Storage, log: Log) -> set[Unpublished]:
+def _read_published(storage: Storage, log: Log) -> set[Unpublished]:
     """Return those of the summary's `unpublished` intervals that have a file in `published/` now."""
     waiting = log.summary.unpublished
     if len(waiting) <= FEW:

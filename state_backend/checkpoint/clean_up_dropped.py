@@ -117,7 +117,7 @@ def needed_by_retained(storage: Storage, log: Log, read: Callable[[Log], Log]) -
     """
     while True:
         try:
-            return _needed(storage, log), log
+            return _find_needed(storage, log), log
         except (CorruptFile, CorruptRecord):
             newer = read(log)
             if newer.head_id == log.head_id:
@@ -125,7 +125,7 @@ def needed_by_retained(storage: Storage, log: Log, read: Callable[[Log], Log]) -
             log = newer
 
 
-def _needed(storage: Storage, log: Log) -> Needed:
+def _find_needed(storage: Storage, log: Log) -> Needed:
     """Return the needed files, reading few records and manifests.
 
     A checkpoint whose base is retained has two kinds of state files: files of its base, and files of its own attempt. The
@@ -144,13 +144,13 @@ def _needed(storage: Storage, log: Log) -> Needed:
     beginnings = [log.whole(k.id).content for k in usable]
     # A checkpoint may be quarantined because its manifest is damaged. It must not stop all deletions while it is held.
     damaged = [log.whole(k.id).content for k in refused]
-    named = {h.path for content in (*beginnings, *damaged) for ref in content.shards for h in _named(ref)}
+    named = {h.path for content in (*beginnings, *damaged) for ref in content.shards for h in _list_named(ref)}
     named |= {h.path for h in _manifests_files(beginnings, storage)}
     named |= {h.path for h in _manifests_files(damaged, storage, gone_before=True)}
     return Needed(paths=named, attempts=frozenset(k.attempt for k in intervals))
 
 
-def _named(ref: ShardRef) -> Iterable[Handle]:
+def _list_named(ref: ShardRef) -> Iterable[Handle]:
     """Yield the files of a shard that the record itself names: the manifest's file, and segments added after it."""
     if ref.manifest is not None:
         yield ref.manifest
@@ -172,7 +172,7 @@ def rewritten_outputs(content: Content) -> tuple[OutputFile, ...]:
 
 def _state_files(content: Content, storage: Storage, *, gone_before: bool = False) -> Iterable[Handle]:
     for ref in content.shards:
-        yield from _named(ref)
+        yield from _list_named(ref)
     yield from _manifests_files([content], storage, gone_before=gone_before)
 
 

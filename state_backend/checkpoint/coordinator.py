@@ -419,7 +419,7 @@ class Coordinator:
         there = [info.path for info in looked_at if info is not None]
         if few and not there:
             return decision
-        return plan_commit(log, prepared, self._policy, held, self._validated(there))
+        return plan_commit(log, prepared, self._policy, held, self._find_validated(there))
 
     def _held_in_quarantine(self, log: Log, content: Content) -> frozenset[int]:
         """Return the quarantined checkpoints that the commit of an attempt must retain, with their bases.
@@ -446,7 +446,7 @@ class Coordinator:
             "Fix the cause, then run the interval again"
         )
 
-    def _validated(self, there: Collection[str]) -> list[frozenset[int]]:
+    def _find_validated(self, there: Collection[str]) -> list[frozenset[int]]:
         """Return, for each validation mode (`fast` and `full`), the ids of the checkpoints that passed."""
         listed = {*there, *(info.path for info in self._storage.list(paths.VALIDATED))}
         marks = [mark for path in listed if (mark := paths.validated_id(path))]
@@ -532,7 +532,7 @@ class Coordinator:
         if failed:
             held = {n for _, n in {*waiting} - {*published}} if in_order else set[int]()
             raise SinkFailed(
-                self._failed(failed, in_order, code or log.code), frozenset({n for _, n, _ in failed} | held)
+                self._explain_failed(failed, in_order, code or log.code), frozenset({n for _, n, _ in failed} | held)
             ) from failed[0][2]
         return published
 
@@ -559,7 +559,7 @@ class Coordinator:
             self._mark_published(interval, checkpoint_id)
         return skipped
 
-    def _failed(self, failed: list[tuple[Interval, int, Exception]], in_order: bool, code: str) -> str:
+    def _explain_failed(self, failed: list[tuple[Interval, int, Exception]], in_order: bool, code: str) -> str:
         root = self._storage.url.rstrip("/").removesuffix(f"/{self._pipeline}")
         where = {"root": root, "pipeline": self._pipeline}
         lines = [f"  {interval} (checkpoint {n}): {type(e).__name__}: {e}" for interval, n, e in failed]

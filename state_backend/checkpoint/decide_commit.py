@@ -114,7 +114,7 @@ def plan_commit(
             retained=(),
             reproduces=reproduced,
             content=with_schedule(log, with_retention(log, content)),
-            replaced=_replaced(log, prepared),
+            replaced=_find_replaced(log, prepared),
         ),
     )
     # A forget leaves the entries of all other keys as they are, so it makes no checkpoint stale. Checkpoints from
@@ -141,7 +141,7 @@ def _check_no_release(log: Log, who: str) -> None:
         )
 
 
-def _replaced(log: Log, prepared: Prepared) -> tuple[Interval, ...]:
+def _find_replaced(log: Log, prepared: Prepared) -> tuple[Interval, ...]:
     """Return the intervals, other than the committed one, whose output is no longer current after the commit."""
     content = prepared.content
     if not content.permissions.replace_overlapping:

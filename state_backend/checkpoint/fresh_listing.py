@@ -36,7 +36,7 @@ logger = logging.getLogger("cairn")
 _ROUNDS = 100
 
 
-def listed(storage: Storage, folder: str) -> list[str]:
+def list_fresh(storage: Storage, folder: str) -> list[str]:
     """List the paths in a folder, including those that `settled/names/` holds.
 
     `settled/names/` repeats names that a listing may miss (see the module). Files with these names may be deleted, or not
@@ -44,7 +44,7 @@ def listed(storage: Storage, folder: str) -> list[str]:
     """
     found = {info.path for info in storage.list(folder)}
     if lists_late(storage):
-        found |= {folder + name for name in _noted(storage, paths.names(folder))}
+        found |= {folder + name for name in _read_noted(storage, paths.names(folder))}
     return sorted(found)
 
 
@@ -56,7 +56,7 @@ def listed_files(storage: Storage, folder: str) -> list[FileInfo]:
     """
     found = {info.path: info for info in storage.list(folder)}
     if lists_late(storage):
-        noted = [folder + name for name in sorted(_noted(storage, paths.names(folder)))]
+        noted = [folder + name for name in sorted(_read_noted(storage, paths.names(folder)))]
         now = at_once(storage.stat, noted)
         found = {path: info for path, info in found.items() if path not in noted}
         found |= {info.path: info for info in now if info is not None}
@@ -64,7 +64,7 @@ def listed_files(storage: Storage, folder: str) -> list[FileInfo]:
 
 
 def note_names(storage: Storage, folder: str, add: Collection[str], drop: Collection[str] = ()) -> None:
-    """Note the names of new files, so that `listed` and `listed_files` find them even if a listing misses them.
+    """Note the names of new files, so that `list_fresh` and `listed_files` find them even if a listing misses them.
 
     The names are kept in `settled/names/`, in one file for each listed folder. If the storage's listings are always
     current, the function does nothing.
@@ -74,7 +74,7 @@ def note_names(storage: Storage, folder: str, add: Collection[str], drop: Collec
     path = paths.names(folder)
     for _ in range(_ROUNDS):
         info = storage.stat(path)  # taken before the read, so that a write in between makes `replace` fail
-        known = _noted(storage, path) if info is not None else set()
+        known = _read_noted(storage, path) if info is not None else set()
         wanted = (known | {*add}) - {*drop}
         if wanted == known:
             return
@@ -90,7 +90,7 @@ def note_names(storage: Storage, folder: str, add: Collection[str], drop: Collec
     raise StorageUnavailable(f"{storage.url}: other processes rewrote {path} {_ROUNDS} times in a row; try again")
 
 
-def _noted(storage: Storage, path: str) -> set[str]:
+def _read_noted(storage: Storage, path: str) -> set[str]:
     try:
         return {*record_codec.decode(storage.read(path), path, Names).names}
     except NotFound:

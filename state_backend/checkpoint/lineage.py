@@ -71,7 +71,7 @@ def choose_base(
         raise StateGapError(text, rerun=filling)
     usable = [c for c in candidates if log.quarantine_above(c.id) is None]
     if not usable:
-        text, anew = _refused(log, pipeline, interval, candidates)
+        text, anew = _explain_refusal(log, pipeline, interval, candidates)
         raise StateUnusable(text, rerun=anew)
     fresh = [c for c in usable if is_forgiven(log.retained[c.id].stale_by, permissions, as_of)]
     if not fresh:
@@ -359,7 +359,7 @@ def _stale(log: Log, pipeline: str, interval: Interval, base: Kept) -> tuple[str
     return f"{text}\nRun again {intervals_of(again)}.", again
 
 
-def _refused(log: Log, pipeline: str, interval: Interval, candidates: list[Kept]) -> tuple[str, Rerun | None]:
+def _explain_refusal(log: Log, pipeline: str, interval: Interval, candidates: list[Kept]) -> tuple[str, Rerun | None]:
     base = max(candidates, key=lambda c: c.id)
     refused = log.quarantine_above(base.id)
     assert refused is not None

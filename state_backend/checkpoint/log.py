@@ -17,7 +17,7 @@ from functools import cached_property
 from typing import Any
 
 from state_backend.checkpoint.end_of_log import missing_records
-from state_backend.checkpoint.fresh_listing import listed
+from state_backend.checkpoint.fresh_listing import list_fresh
 from state_backend.checkpoint.parallel import at_once
 from state_backend.checkpoint.record_reader import LISTED_AT_ONCE, Entry, Fact, RecordReader
 from state_backend.formats import paths, record_codec
@@ -662,7 +662,7 @@ def _last_listed(storage: Storage) -> int:
 
 def _read_quarantined(storage: Storage) -> dict[int, Quarantine]:
     quarantined: dict[int, Quarantine] = {}
-    for path in listed(storage, paths.QUARANTINE):
+    for path in list_fresh(storage, paths.QUARANTINE):
         if paths.quarantined_id(path) is None:
             continue
         try:

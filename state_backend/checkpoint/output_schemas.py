@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from state_backend.checkpoint.log import Log
-from state_backend.formats.table_schema import joined
+from state_backend.formats.table_schema import join_schemas
 from state_backend.formats.types import StructType, parse_struct
 from state_backend.values.errors import CorruptRecord, UsageError
 from state_backend.values.intervals import Interval
@@ -61,13 +61,13 @@ def check_output_schema(log: Log, pipeline: str, interval: Interval, declared: d
     only if the declared schema clashes with some recorded schema.
     """
     recorded, made = recorded_schemas(log), parse_struct(declared)
-    if not any(joined(parse_struct(schema), made)[1] for schema in recorded):
+    if not any(join_schemas(parse_struct(schema), made)[1] for schema in recorded):
         return
     others = [(other, files) for other, (_, files) in log.current_outputs().items() if not other.overlaps(interval)]
     for other, files in sorted(others, reverse=True):
         for file in files:
             there = None if file.late else schema_of(file, recorded)
-            if there is not None and (clashes := joined(there, made)[1]):
+            if there is not None and (clashes := join_schemas(there, made)[1]):
                 fields = "; ".join(f"field {c.path!r}: recorded as {c.one}, declared as {c.other}" for c in clashes)
                 raise UsageError(
                     f"pipeline {pipeline!r}: the new output_schema does not fit the output of {other}: {fields}; neither type holds all "

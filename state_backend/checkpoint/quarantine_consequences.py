@@ -52,7 +52,7 @@ def computed_without(log: Log, checkpoint_id: int) -> int | None:
 
     A release is harmless if a usable commit has replaced the checkpoint since.
     """
-    if (found := _released(log, checkpoint_id)) is None:
+    if (found := _find_released(log, checkpoint_id)) is None:
         return None
     after, interval = found
     for kept in log.kept:
@@ -68,14 +68,14 @@ def hidden_by_release(log: Log, checkpoint_id: int) -> int | None:
 
     The files of the dropped checkpoint are gone. So the next interval could start from neither of the two.
     """
-    if checkpoint_id in log.retained or (found := _released(log, checkpoint_id)) is None:
+    if checkpoint_id in log.retained or (found := _find_released(log, checkpoint_id)) is None:
         return None
     after, interval = found
     older = [k.id for k in log.kept if k.id < checkpoint_id and k.interval == interval]
     return next((n for n in reversed(older) if after.quarantine_above(n) is None), None)
 
 
-def _released(log: Log, checkpoint_id: int) -> tuple[Log, Interval] | None:
+def _find_released(log: Log, checkpoint_id: int) -> tuple[Log, Interval] | None:
     """Return the log after a release, and the checkpoint's interval; None if a usable commit has replaced the checkpoint."""
     entry = log.entry(checkpoint_id)
     if entry is None or isinstance(entry, SweepRecord):

@@ -18,7 +18,7 @@ from datetime import timedelta
 from functools import cached_property
 from typing import Any, NamedTuple, cast
 
-from state_backend.checkpoint.fresh_listing import listed
+from state_backend.checkpoint.fresh_listing import list_fresh
 from state_backend.checkpoint.parallel import at_once
 from state_backend.formats import paths, record_codec
 from state_backend.ports.storage import Storage, lists_late
@@ -70,7 +70,7 @@ class RecordReader(Mapping[int, Entry]):
         if entry is None:
             if not isinstance(checkpoint_id, int) or not 1 <= checkpoint_id <= self.head_id:
                 raise KeyError(checkpoint_id)
-            entry = self._remembered(checkpoint_id) or self.fresh(checkpoint_id)
+            entry = self._recall(checkpoint_id) or self.fresh(checkpoint_id)
             self._here[checkpoint_id] = entry
         return entry
 
@@ -132,7 +132,7 @@ class RecordReader(Mapping[int, Entry]):
 
         The record's lists of other checkpoints are not decoded.
         """
-        entry = self._here.get(checkpoint_id) or self._remembered(checkpoint_id)
+        entry = self._here.get(checkpoint_id) or self._recall(checkpoint_id)
         if entry is None:
             path = paths.record(checkpoint_id)
             with suppress(NotFound):
@@ -161,7 +161,7 @@ class RecordReader(Mapping[int, Entry]):
         """Return a reader of the same entries that uses another `Storage` object for the same folder."""
         return RecordReader(storage, self.head_id, self.known)
 
-    def _remembered(self, checkpoint_id: int) -> Entry | None:
+    def _recall(self, checkpoint_id: int) -> Entry | None:
         """Return the entry if this process has read it before; None if it must be read from the storage.
 
         A record that the newest record does not retain must be read again: it may be a tombstone by now.
@@ -241,7 +241,7 @@ class RecordReader(Mapping[int, Entry]):
         return end.id
 
     def _list(self, folder: str) -> list[Fact]:
-        return [fact for path in listed(self._storage, folder) if (fact := _fact(path)) is not None]
+        return [fact for path in list_fresh(self._storage, folder) if (fact := _fact(path)) is not None]
 
 
 def _fact(path: str) -> Fact | None:

@@ -139,7 +139,7 @@ def _exchange_in_settled(storage: Storage, rewritten: RewrittenOutput) -> None:
             data = record_codec.encode(replace(settled, outputs=rewritten.outputs))
             storage.replace(path, data, generation=info.generation)
             return
-    raise _disturbed(path)
+    raise _explain_disturbance(path)
 
 
 def _exchange_in_record(storage: Storage, rewritten: RewrittenOutput) -> None:
@@ -158,14 +158,14 @@ def _exchange_in_record(storage: Storage, rewritten: RewrittenOutput) -> None:
         with suppress(PreconditionFailed):  # a clean-up wrote the tombstone meanwhile: read it again
             storage.replace(path, record_codec.encode(now), generation=info.generation)
             return
-    raise _disturbed(path)
+    raise _explain_disturbance(path)
 
 
 def _has_replaced(outputs: Iterable[OutputFile], rewritten: RewrittenOutput) -> bool:
     return any(output.handle.path in rewritten.replaces for output in outputs)
 
 
-def _disturbed(path: str) -> StorageUnavailable:
+def _explain_disturbance(path: str) -> StorageUnavailable:
     return StorageUnavailable(
         f"{path}: other processes rewrote the file {_ROUNDS} times meanwhile; forget the key again"
     )

@@ -33,13 +33,13 @@ def plan_settled(log: Log) -> dict[str, Settled | AttemptEnd]:
     planned: dict[str, Settled | AttemptEnd] = {}
     for fact in facts:
         if fact.id < log.head_id:
-            planned[paths.settled(*fact)] = _settled(log, fact, current)
+            planned[paths.settled(*fact)] = _settle(log, fact, current)
     for end in ends_of(below):
         planned.setdefault(settled_path(end), end)
     return planned
 
 
-def _settled(log: Log, fact: Fact, current: set[int]) -> Settled:
+def _settle(log: Log, fact: Fact, current: set[int]) -> Settled:
     entry = log.entries[fact.id]
     outputs: tuple[OutputFile, ...] = ()
     collected = False

@@ -49,7 +49,7 @@ def next_summary(
         unpublished=tuple(Unpublished(interval=i, id=n) for i, n in sorted(waiting.items())),
         superseded=tuple(Superseded(id=n, by=by) for n, by in sorted(superseded.items())),
         marks=tuple(sorted(log.quarantined)),
-        refused=_refused(log, new, kept | {n for by in superseded.values() for n in by}),
+        refused=_find_refused(log, new, kept | {n for by in superseded.values() for n in by}),
         levels=tuple(sorted(levels)),
         kept=still,
         latest_end_ms=latest_end_ms,
@@ -80,7 +80,7 @@ def _replaced_outputs(log: Log, new: Record) -> set[int]:
     return {n for i, n in log.outputs_after(interval.end) if i in new.replaced} if new.replaced else set()
 
 
-def _refused(log: Log, new: Record | SweepRecord, asked_of: set[int]) -> tuple[Judged, ...]:
+def _find_refused(log: Log, new: Record | SweepRecord, asked_of: set[int]) -> tuple[Judged, ...]:
     found = {}
     for checkpoint_id in asked_of:
         at: int | None = checkpoint_id

@@ -260,7 +260,7 @@ def _agreed_plan(
         if log.head_id < max(known_id, last_marked(f.path for f in files)[0]):
             log = read_on(storage, log)
         try:
-            needed = _needed(log, storage)
+            needed = _find_needed(log, storage)
         except (NotFound, StorageUnavailable) as error:
             if read_log(storage, log).head_id != log.head_id:
                 continue  # a newer commit dropped the checkpoint or replaced the output, and its clean-up deleted files
@@ -298,7 +298,7 @@ def _agreed_plan(
     )
 
 
-def _needed(log: Log, storage: Storage) -> frozenset[str]:
+def _find_needed(log: Log, storage: Storage) -> frozenset[str]:
     """Return every path that a record or a savepoint names."""
     named = {o.handle.path for _, outputs in log.current_outputs().values() for o in outputs}
     near = {n: log.entries[n] for n in {*log.retained, *log.summary.dropping}}

@@ -142,7 +142,7 @@ def check_same_trial(there: Trial, wanted: Trial) -> None:
     for what, before, now in (
         ("begins at", format_instant(there.span.start), format_instant(wanted.span.start)),
         ("has intervals of", f"{there.length_ms // 1000} s", f"{wanted.length_ms // 1000} s"),
-        ("began from", _described(there.base), _described(wanted.base)),
+        ("began from", _describe(there.base), _describe(wanted.base)),
     ):
         if before != now:
             raise UsageError(
@@ -206,7 +206,7 @@ def intervals_of_trial(trial: Trial) -> list[Interval]:
     return [Interval(from_ms(start), from_ms(start + length)) for start in starts]
 
 
-def _described(base: TrialBase | None) -> str:
+def _describe(base: TrialBase | None) -> str:
     if base is None:
         return "empty state"
     of = "" if base.savepoint is None else f" in the savepoint {base.savepoint}"

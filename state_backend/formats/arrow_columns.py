@@ -351,7 +351,7 @@ def concatenate(count: int, pieces: Sequence[Fixed | pa.Array]) -> pa.BinaryArra
     pieces = [piece if isinstance(piece, Fixed) else _of_one_width(piece) for piece in pieces]
     for _, run in groupby(pieces, lambda piece: id(piece.keep) if isinstance(piece, Fixed) else None):
         neighbours = list(run)
-        joined += [_packed(count, neighbours)] if isinstance(neighbours[0], Fixed) else neighbours
+        joined += [_pack(count, neighbours)] if isinstance(neighbours[0], Fixed) else neighbours
     return joined[0] if len(joined) == 1 else pc.binary_join_element_wise(*joined, b"")
 
 
@@ -364,7 +364,7 @@ def _of_one_width(column: pa.Array) -> Fixed | pa.Array:
     return Fixed(np.ndarray((len(column),), f"V{width}", raw.data, int(offsets[0])))
 
 
-def _packed(count: int, pieces: Sequence[Any]) -> pa.BinaryArray:
+def _pack(count: int, pieces: Sequence[Any]) -> pa.BinaryArray:
     dtype = np.dtype([(str(i), piece.values.dtype) for i, piece in enumerate(pieces)])
     packed = np.empty(count, dtype)
     for i, piece in enumerate(pieces):

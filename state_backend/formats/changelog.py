@@ -60,7 +60,7 @@ def write_segment(file: BinaryIO, ranges: Sequence[tuple[bytes, bytes]], entries
     for kind, pairs in parts:
         for block in _blocks(pairs):
             written += len(block)
-            _write_block(file, kind, len(block), _packed(block))
+            _write_block(file, kind, len(block), _pack(block))
     _write_block(file, END, written, b"")
     return written
 
@@ -75,7 +75,7 @@ def append_manifest(segment: BinaryIO, manifest: bytes) -> int:
     end = segment.seek(-_END_BYTES, io.SEEK_END)
     last = segment.read(_END_BYTES)
     segment.seek(end)
-    _write_block(segment, MANIFEST, 1, _packed([(b"", manifest)]))
+    _write_block(segment, MANIFEST, 1, _pack([(b"", manifest)]))
     segment.write(last)
     return end
 
@@ -94,7 +94,7 @@ def read_manifest(tail: bytes, name: str) -> bytes:
     kind, count, raw = _read_block(file, name)
     if (kind, count) != (MANIFEST, 1) or _read_block(file, name)[0] != END or file.read(1):
         raise CorruptFile(f"{name}: expected one manifest and the end; found a block of kind {kind} with {count} pairs")
-    ((key, manifest),) = _unpacked(raw, 1, name)
+    ((key, manifest),) = _unpack(raw, 1, name)
     if key or manifest is None:
         raise CorruptFile(f"{name}: the block for the manifest has no manifest")
     return manifest
@@ -135,7 +135,7 @@ def read_segment(file: BinaryIO, name: str) -> Iterator[tuple[int, list[Pair]]]:
             continue
         if kind not in (RANGES, ENTRIES) or kind < at:
             raise CorruptFile(f"{name}: blocks out of order: kind {kind} follows kind {at}")
-        pairs = _unpacked(raw, count, name)
+        pairs = _unpack(raw, count, name)
         if kind == RANGES:
             if any(end is None or start >= end for start, end in pairs):
                 raise CorruptFile(f"{name}: a deleted range ends before it starts")
@@ -167,14 +167,14 @@ def _blocks(pairs: Iterable[Pair]) -> Iterator[list[Pair]]:
             yield block[start:]
 
 
-def _packed(block: Sequence[Pair]) -> bytes:
+def _pack(block: Sequence[Pair]) -> bytes:
     lengths = np.empty((2, len(block)), ">u4")
     lengths[0] = [len(first) for first, _ in block]
     lengths[1] = [_DELETED if second is None else len(second) for _, second in block]
     return b"".join([lengths.tobytes(), *(first for first, _ in block), *(second for _, second in block if second)])
 
 
-def _unpacked(raw: bytes, count: int, name: str) -> list[Pair]:
+def _unpack(raw: bytes, count: int, name: str) -> list[Pair]:
     if not count or len(raw) < 8 * count:
         raise CorruptFile(f"{name}: damaged block: {len(raw)} bytes can't hold {count} changes")
     lengths = np.frombuffer(raw, ">u4", 2 * count).astype(np.int64).reshape(2, count)

@@ -80,8 +80,8 @@ def compiled_encoder(
         otherwise: The encoder for all other rows, such as rows with a null. It encodes or refuses them.
     """
     fixed, variable = _by_width(columns)
-    lines = [f"{_names('b', [i])} = {_converted(columns[i].to_physical, i)}" for i in variable]
-    parts = ["clean", *[_converted(columns[i].to_physical, i) for i in fixed]]
+    lines = [f"{_names('b', [i])} = {_convert(columns[i].to_physical, i)}" for i in variable]
+    parts = ["clean", *[_convert(columns[i].to_physical, i) for i in fixed]]
     packed = ", ".join([*parts, *[f"len(b{i})" for i in variable[:1]]])
     joined = [f"pack({packed})", *(f"b{i}" for i in variable[:1])]
     for i in variable[1:]:
@@ -126,7 +126,7 @@ def compiled_decoder(
     lines = [f"end = {head.size} + n{first}", f"v{first} = data[{head.size}:end]"]
     for i in others:
         lines += ["begin = end + 4", "end = begin + u32(data, end)[0]", f"v{i} = data[begin:end]"]
-    values = ", ".join(_converted(column.to_python, i) for i, column in enumerate(columns))
+    values = ", ".join(_convert(column.to_python, i) for i, column in enumerate(columns))
     source = f"""
 def decode(data):
     if data.startswith(clean):
@@ -160,7 +160,7 @@ def _names(letter: str, numbers: Sequence[int]) -> str:
     return ", ".join(f"{letter}{i}" for i in numbers)
 
 
-def _converted(convert: Convert | None, i: int) -> str:
+def _convert(convert: Convert | None, i: int) -> str:
     return f"v{i}" if convert is None else f"convert{i}(v{i})"
 
 

@@ -36,13 +36,13 @@ def encode_json_key(text: str, schema: StructType) -> bytes:
     try:
         given = json.loads(text, parse_float=Decimal)
     except ValueError as error:
-        raise UsageError(f"key {text!r} is not JSON: {error}; {_expected(schema)}") from None
+        raise UsageError(f"key {text!r} is not JSON: {error}; {_explain_expected(schema)}") from None
     if not isinstance(given, dict) or given.keys() != {*schema.names}:
-        raise UsageError(f"key {text!r} does not name the key's columns; {_expected(schema)}")
+        raise UsageError(f"key {text!r} does not name the key's columns; {_explain_expected(schema)}")
     try:
         return KeyCodec(schema).encode(_struct(given, schema))
     except (StateTypeError, ValueError, TypeError, InvalidOperation) as error:
-        raise UsageError(f"key {text!r} does not fit: {error}; {_expected(schema)}") from None
+        raise UsageError(f"key {text!r} does not fit: {error}; {_explain_expected(schema)}") from None
 
 
 def parse_key(text: str, schema: StructType) -> tuple[Any, ...]:
@@ -63,7 +63,7 @@ def parse_key(text: str, schema: StructType) -> tuple[Any, ...]:
         key = tuple(_value(_from_text(values[f.name], f.type), f.type) for f in schema.fields)
         KeyCodec(schema).encode(key)
     except (StateTypeError, ValueError, TypeError, InvalidOperation) as error:
-        raise UsageError(f"the key {text!r} does not fit: {error}; {_expected(schema)}") from None
+        raise UsageError(f"the key {text!r} does not fit: {error}; {_explain_expected(schema)}") from None
     return key
 
 
@@ -107,7 +107,7 @@ def similar_keys(key: tuple[Any, ...], schema: StructType) -> Iterator[tuple[Any
                     yield (*key[:n], other, *key[n + 1 :])
 
 
-def _expected(schema: StructType) -> str:
+def _explain_expected(schema: StructType) -> str:
     columns = ", ".join(f'"{field.name}": {field.type}' for field in schema.fields)
     return f"expected {{{columns}}}"
 

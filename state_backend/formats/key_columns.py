@@ -87,7 +87,7 @@ class KeyColumns:
         valid = valid_rows(array) if array.null_count else None
         yield Fixed(_ONE if valid is None else valid)
         if field.type in (AtomicType("string"), AtomicType("binary")):
-            yield _escaped(array)
+            yield _escape(array)
             yield Fixed(_END, valid)
         else:
             yield Fixed(_sortable(fixed_values(array, field.type)), valid)
@@ -144,7 +144,7 @@ class KeyColumns:
         begins = at + 1
         if field.type in (AtomicType("string"), AtomicType("binary")):
             stops = _terminators(raw, begins, ends, valid)
-            column = _unescaped(cut(data.buffers()[2], begins, stops))
+            column = _unescape(cut(data.buffers()[2], begins, stops))
             validity = None if nulls is None else pa.py_buffer(np.packbits(valid, bitorder="little"))
             column = pa.Array.from_buffers(arrow_type(field.type), len(column), [validity, *column.buffers()[1:]])
             after = stops + 2 * valid
@@ -186,7 +186,7 @@ def _sortable(values: Array) -> Array:
     return bits.astype(unsigned.newbyteorder(">"))
 
 
-def _escaped(array: pa.Array) -> pa.BinaryArray:
+def _escape(array: pa.Array) -> pa.BinaryArray:
     """Return the strings with each byte 0x00 replaced by 0x00 0xFF. Null becomes the empty string."""
     array = array.cast(pa.binary())
     if array.null_count:
@@ -232,7 +232,7 @@ def _terminators(raw: Array, begins: Array, ends: Array, valid: Mask) -> Array:
     return stops
 
 
-def _unescaped(column: pa.BinaryArray) -> pa.BinaryArray:
+def _unescape(column: pa.BinaryArray) -> pa.BinaryArray:
     offsets, raw = binary_views(column)
     used = raw[offsets[0] : offsets[-1]]
     if used.all():

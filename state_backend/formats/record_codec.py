@@ -148,7 +148,7 @@ def encode(value: object) -> bytes:
         "body": body,
     }
     data = json.dumps(envelope, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
-    return _gzipped(data) if len(data) > _PLAIN_BYTES and isinstance(value, Record | Prepared | Tombstone) else data
+    return _gzip(data) if len(data) > _PLAIN_BYTES and isinstance(value, Record | Prepared | Tombstone) else data
 
 
 def decode(data: bytes, path: str, *expected: type[T]) -> T:
@@ -210,7 +210,7 @@ def decode_content(data: bytes, path: str) -> tuple[int, Content] | None:
         CorruptRecord: The record's content is impossible.
     """
     try:
-        text = (_gunzipped(data) if data[:1] == _GZIP_HEADER[:1] else data).decode()
+        text = (_gunzip(data) if data[:1] == _GZIP_HEADER[:1] else data).decode()
         begin, end = _CONTENT.match(text), _RECORD_END.search(text, max(0, len(text) - _MOST_END))
         if begin is None or end is None:
             return None
@@ -236,7 +236,7 @@ def _envelope(data: bytes, path: str) -> dict[str, Any]:
         raise CorruptRecord(f"{path}: {len(data)} bytes; a record has at most {MAX_BYTES}")
     try:
         if data[:1] == _GZIP_HEADER[:1]:
-            data = _gunzipped(data)
+            data = _gunzip(data)
         envelope = json.loads(data, object_pairs_hook=_no_duplicates, parse_constant=_no_number, parse_float=_finite)
     except (ValueError, RecursionError) as error:
         raise CorruptRecord(f"{path}: not a record: {error}") from None
@@ -423,14 +423,14 @@ def _compact(body: object) -> bytes:
     return json.dumps(body, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
 
 
-def _gzipped(data: bytes) -> bytes:
+def _gzip(data: bytes) -> bytes:
     deflate = zlib.compressobj(wbits=-zlib.MAX_WBITS)
     end = struct.pack("<II", zlib.crc32(data), len(data))
     return _GZIP_HEADER + deflate.compress(data) + deflate.flush() + end
 
 
-def _gunzipped(data: bytes) -> bytes:
-    """Return the bytes that `_gzipped` compressed."""
+def _gunzip(data: bytes) -> bytes:
+    """Return the bytes that `_gzip` compressed."""
     inflate = zlib.decompressobj(wbits=16 + zlib.MAX_WBITS)
     try:
         plain = inflate.decompress(data, MAX_BYTES)

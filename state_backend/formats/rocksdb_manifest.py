@@ -161,7 +161,7 @@ def mentions(log: bytes, name: str, text: bytes) -> bool:
 def without(log: bytes, spans: Collection[SstSpan]) -> bytes:
     """Return the MANIFEST `log` with one more version edit, which removes these SSTs from the store."""
     edit = b"".join(_varint(_DELETED_FILE) + _varint(span.level) + _varint(span.number) for span in spans)
-    return log + _framed(edit, len(log)) if spans else log
+    return log + _frame(edit, len(log)) if spans else log
 
 
 def with_stores(log: bytes, base: Store, others: Sequence[Store]) -> tuple[bytes, list[dict[int, int]]]:
@@ -200,7 +200,7 @@ def with_stores(log: bytes, base: Store, others: Sequence[Store]) -> tuple[bytes
         epoch += max((span.epoch for span in store.spans), default=0)
     last_sequence = max(store.last_sequence for store in (base, *others))
     edit = _varint(_NEXT_FILE) + _varint(number) + _varint(_LAST_SEQUENCE) + _varint(last_sequence) + added
-    return log + _framed(edit, len(log)), renumbered
+    return log + _frame(edit, len(log)), renumbered
 
 
 def _records(log: bytes) -> Iterator[bytes]:
@@ -225,7 +225,7 @@ def _records(log: bytes) -> Iterator[bytes]:
         raise ValueError("the last record has no end")
 
 
-def _framed(record: bytes, at: int) -> bytes:
+def _frame(record: bytes, at: int) -> bytes:
     """Return the bytes that append a record to a MANIFEST of `at` bytes: the record in blocks, with checksums."""
     framed, first = b"", True
     while True:

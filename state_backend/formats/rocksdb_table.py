@@ -98,7 +98,7 @@ def _versions(table: memoryview, spans: Sequence[Span]) -> Versions:
                     continue
                 if following := end is not None and key >= end:
                     break
-                sequence, kind = _packed(stored)
+                sequence, kind = _unpack(stored)
                 if kind not in (_DELETION, _VALUE, _SINGLE_DELETION):
                     raise UnknownTable(f"an entry has the unknown kind {kind}")
                 entries.append((key, sequence, value if kind == _VALUE else None))
@@ -107,7 +107,7 @@ def _versions(table: memoryview, spans: Sequence[Span]) -> Versions:
     ranges = []
     if _RANGES in meta:
         for stored, until in _pairs(_block(table, *_handle(meta[_RANGES]))):
-            begin, (sequence, kind) = stored[:-8], _packed(stored)
+            begin, (sequence, kind) = stored[:-8], _unpack(stored)
             if kind != _RANGE_DELETION:
                 raise UnknownTable(f"a deleted range has the unknown kind {kind}")
             if any(until > start and (end is None or begin < end) for start, end in spans):
@@ -189,7 +189,7 @@ def _handle(value: bytes) -> tuple[int, int]:
     return offset, size
 
 
-def _packed(stored: bytes) -> tuple[int, int]:
+def _unpack(stored: bytes) -> tuple[int, int]:
     (packed,) = struct.unpack_from("<Q", stored, len(stored) - 8)
     return packed >> 8, packed & 0xFF
 

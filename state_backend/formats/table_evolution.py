@@ -27,12 +27,12 @@ def batch_converter(target: pa.Schema) -> ConvertBatch:
 
 def _children(arrays: dict[str, pa.Array], rows: int, target: pa.StructType) -> list[pa.Array]:
     return [
-        _converted(arrays[field.name], field.type) if field.name in arrays else pa.nulls(rows, field.type)
+        _convert(arrays[field.name], field.type) if field.name in arrays else pa.nulls(rows, field.type)
         for field in target
     ]
 
 
-def _converted(array: pa.Array, target: pa.DataType) -> pa.Array:
+def _convert(array: pa.Array, target: pa.DataType) -> pa.Array:
     if array.type == target:
         return array
     if pa.types.is_struct(target):
@@ -42,10 +42,10 @@ def _converted(array: pa.Array, target: pa.DataType) -> pa.Array:
             return array.cast(target)
         return pa.StructArray.from_arrays(children, fields=list(target), mask=array.is_null())
     if pa.types.is_list(target):
-        values = _converted(array.values, target.value_type)
+        values = _convert(array.values, target.value_type)
         return pa.ListArray.from_arrays(_offsets(array), values, type=target, mask=array.is_null())
     if pa.types.is_map(target):
-        keys, items = _converted(array.keys, target.key_type), _converted(array.items, target.item_type)
+        keys, items = _convert(array.keys, target.key_type), _convert(array.items, target.item_type)
         return pa.MapArray.from_arrays(_offsets(array), keys, items, type=target, mask=array.is_null())
     return array.cast(target)
 

@@ -32,7 +32,7 @@ class Clash:
     other: DataType
 
 
-def joined(one: StructType, other: StructType) -> tuple[StructType, tuple[Clash, ...]]:
+def join_schemas(one: StructType, other: StructType) -> tuple[StructType, tuple[Clash, ...]]:
     """Return a schema that holds rows of both schemas, and the fields for which no type does.
 
     The fields of the first schema come first. A field that clashes has its type of the first schema.
@@ -49,21 +49,21 @@ def table_schema(recorded: Iterable[StructType], read: Iterable[StructType] = ()
         read: The schemas of the files that are read, which must not clash. They decide the type of a column whose
             recorded types clash.
     """
-    made, others = _folded([*dict.fromkeys(recorded)][::-1])
-    used, _ = _folded([*read])
+    made, others = _fold([*dict.fromkeys(recorded)][::-1])
+    used, _ = _fold([*read])
     if made is None or used is None:
         return made or used or StructType(())
-    made, clashes = joined(made, used)
+    made, clashes = join_schemas(made, used)
     clashing = {clash.path.partition(".")[0] for clash in (*others, *clashes)}
     types = {field.name: field.type for field in used.fields if field.name in clashing}
     return StructType(tuple(replace(field, type=types.get(field.name, field.type)) for field in made.fields))
 
 
-def _folded(schemas: Sequence[StructType]) -> tuple[StructType | None, list[Clash]]:
+def _fold(schemas: Sequence[StructType]) -> tuple[StructType | None, list[Clash]]:
     made, clashes = next(iter(schemas), None), list[Clash]()
     for schema in schemas[1:]:
         assert made is not None
-        made, more = joined(made, schema)
+        made, more = join_schemas(made, schema)
         clashes += more
     return made, clashes
 
@@ -75,20 +75,20 @@ def _joined_structs(path: str, one: StructType, other: StructType, clashes: list
         there = others.pop(field.name, None)
         made = replace(field, nullable=field.nullable or there is None or there.nullable)
         if there is not None:
-            made = replace(made, type=_joined(f"{path}{field.name}", field.type, there.type, clashes))
+            made = replace(made, type=_join(f"{path}{field.name}", field.type, there.type, clashes))
         fields.append(made)
     return StructType((*fields, *(Field(f.name, f.type, True, f.metadata) for f in others.values())))
 
 
-def _joined(path: str, one: DataType, other: DataType, clashes: list[Clash]) -> DataType:
+def _join(path: str, one: DataType, other: DataType, clashes: list[Clash]) -> DataType:
     match one, other:
         case StructType(), StructType():
             return _joined_structs(f"{path}.", one, other, clashes)
         case ArrayType(), ArrayType():
-            element = _joined(f"{path}.element", one.element, other.element, clashes)
+            element = _join(f"{path}.element", one.element, other.element, clashes)
             return ArrayType(element, one.contains_null or other.contains_null)
         case MapType(), MapType() if one.key == other.key:
-            value = _joined(f"{path}.value", one.value, other.value, clashes)
+            value = _join(f"{path}.value", one.value, other.value, clashes)
             return MapType(one.key, value, one.value_contains_null or other.value_contains_null)
         case _ if one == other or widens(other, one):
             return one

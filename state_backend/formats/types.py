@@ -196,11 +196,11 @@ def parse_struct(json_value: Mapping[str, Json]) -> StructType:
     try:
         parsed = _parse(json_value, "", {})
     except (KeyError, TypeError, AttributeError, ValueError) as error:
-        raise StateSchemaError(f"not a Spark struct type in JSON ({error!r}): {shortened(json_value)}") from error
+        raise StateSchemaError(f"not a Spark struct type in JSON ({error!r}): {shorten(json_value)}") from error
     except RecursionError:
         raise StateSchemaError("a schema is nested too deeply") from None
     if not isinstance(parsed, StructType):
-        raise StateSchemaError(f"a schema must be a Spark struct type in JSON; found {shortened(json_value)}")
+        raise StateSchemaError(f"a schema must be a Spark struct type in JSON; found {shorten(json_value)}")
     return parsed
 
 
@@ -214,14 +214,14 @@ def _parse(value: Json, path: str, collations: Mapping[str, str]) -> DataType:
     """
     if isinstance(value, str):
         if value == "string" and path in collations:
-            return _unsupported(f"string collate {collations[path]}", value)
+            return _explain_unsupported(f"string collate {collations[path]}", value)
         if value in _ATOMIC:
             return AtomicType(value)
         if match := re.fullmatch(r"decimal\(([0-9]{1,3}),([0-9]{1,3})\)", value):
             precision, scale = int(match[1]), int(match[2])
             if 1 <= precision <= MAX_DIGITS and scale <= precision:
                 return DecimalType(precision, scale)
-        return _unsupported(value, value)
+        return _explain_unsupported(value, value)
     kind = value["type"]
     if kind == "array":
         return ArrayType(_parse(value["elementType"], f"{path}.element", collations), value["containsNull"])
@@ -233,17 +233,17 @@ def _parse(value: Json, path: str, collations: Mapping[str, str]) -> DataType:
         if len({f.name for f in fields}) < len(fields):
             raise StateSchemaError(f"two fields share a name: {', '.join(f.name for f in fields)}")
         return StructType(fields)
-    return _unsupported(str(kind), value)
+    return _explain_unsupported(str(kind), value)
 
 
 def _parse_field(value: Json) -> Field:
     name, metadata = value["name"], value.get("metadata") or {}
     if not isinstance(name, str) or not isinstance(value["nullable"], bool):
-        raise TypeError(f"field {shortened(name)}")
+        raise TypeError(f"field {shorten(name)}")
     return Field(name, _parse(value["type"], name, metadata.get("__COLLATIONS", {})), value["nullable"], metadata)
 
 
-def _unsupported(name: str, value: Json) -> UnsupportedType:
+def _explain_unsupported(name: str, value: Json) -> UnsupportedType:
     why = "it is not a type that state can hold"
     if "collate" in name:
         why = "strings that differ in bytes may be equal under a collation; use STRING without collation, in lower case if needed"
@@ -341,14 +341,14 @@ class Misfit(TypeError):
         return f"{owner}{f' {member} {self.path[1:]!r}' if self.path else ''}{self.text}"
 
 
-def shortened(value: object) -> str:
+def shorten(value: object) -> str:
     """Return the value's repr, cut to at most 80 characters."""
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 def _misfit(expected: object, value: object, why: str = "") -> Misfit:
-    return Misfit(f": expected {expected}, found {type(value).__name__} {shortened(value)}{f' ({why})' if why else ''}")
+    return Misfit(f": expected {expected}, found {type(value).__name__} {shorten(value)}{f' ({why})' if why else ''}")
 
 
 def _plain(value: Any) -> Any:
@@ -436,7 +436,7 @@ def _from_float(expected: AtomicType) -> Convert:
             if isinstance(exact, bool) or not isinstance(exact, float | int):
                 raise _misfit(expected, value)
             if isinstance(exact, int):
-                exact = _widened(expected, exact)
+                exact = _widen(expected, exact)
             exact = float(exact)
         if single is not None:
             try:
@@ -449,7 +449,7 @@ def _from_float(expected: AtomicType) -> Convert:
     return convert
 
 
-def _widened(expected: AtomicType, value: int) -> float:
+def _widen(expected: AtomicType, value: int) -> float:
     """Return the float that equals an int."""
     try:
         widened = float(value)

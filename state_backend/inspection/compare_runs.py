@@ -91,7 +91,7 @@ def summarise_changes(changes: Iterable[EntryChange], limit: int) -> list[dict[s
     counted: dict[str, _Counted] = {}
     for change in _with_moved_timers(changes):
         counted.setdefault(change.state, _Counted(limit)).add(change)
-    return [found.described(state) for state, found in counted.items()]
+    return [found.describe(state) for state, found in counted.items()]
 
 
 def _with_moved_timers(changes: Iterable[EntryChange]) -> Iterator[EntryChange]:
@@ -99,16 +99,16 @@ def _with_moved_timers(changes: Iterable[EntryChange]) -> Iterator[EntryChange]:
     of_key: list[EntryChange] = []
     for change in changes:
         if of_key and (change.state != TIMERS_NAME or change.key != of_key[0].key):
-            yield from _moved(of_key)
+            yield from _find_moved(of_key)
             of_key = []
         if change.state == TIMERS_NAME:
             of_key.append(change)
         else:
             yield change
-    yield from _moved(of_key)
+    yield from _find_moved(of_key)
 
 
-def _moved(of_key: Sequence[EntryChange]) -> Iterator[EntryChange]:
+def _find_moved(of_key: Sequence[EntryChange]) -> Iterator[EntryChange]:
     gone, there = ([c for c in of_key if c.change == what] for what in ("removed", "added"))
     pairs = min(len(gone), len(there))
     for before, after in zip(gone[:pairs], there[:pairs], strict=True):
@@ -137,8 +137,8 @@ class _Counted:
         if change.before.expiry_ms != change.after.expiry_ms:
             self._fields.setdefault(_EXPIRY, _Sizes()).add(change.before.expiry_ms, change.after.expiry_ms)
 
-    def described(self, state: str) -> dict[str, Any]:
-        fields = [sizes.described(name) for name, sizes in self._fields.items()]
+    def describe(self, state: str) -> dict[str, Any]:
+        fields = [sizes.describe(name) for name, sizes in self._fields.items()]
         return {"state": state, **self._counts, "fields": fields, "examples": self._examples}
 
 
@@ -152,7 +152,7 @@ class _Sizes:
             by = abs(after - before)
             self._numbers, self._sum, self._largest = self._numbers + 1, self._sum + by, max(self._largest, by)
 
-    def described(self, name: str) -> dict[str, Any]:
+    def describe(self, name: str) -> dict[str, Any]:
         mean, largest = (self._sum / self._numbers, self._largest) if self._numbers else (None, None)
         return {"name": name, "changed": self._changed, "mean": mean, "largest": largest}
 

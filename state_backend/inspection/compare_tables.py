@@ -101,15 +101,15 @@ def compare_tables(old: pa.Table, new: pa.Table, key: Sequence[str] = ()) -> Tab
             f"the key column {missing[0]!r} is not in the output of both sides\nColumns of both: {', '.join(common) or 'none of them'}"
         )
     codes = {name: _codes(old.column(name), new.column(name)) for name in common}
-    whole = _combined([codes[name] for name in common], old.num_rows, new.num_rows)
+    whole = _combine([codes[name] for name in common], old.num_rows, new.num_rows)
     # For each row: True if no row of the other table is its partner by key. These rows are matched as a whole below.
     alone = np.ones(old.num_rows, bool), np.ones(new.num_rows, bool)
     pairs, repeated = np.empty((0, 2), np.int64), 0
     if key:
-        by_key = _combined([codes[name] for name in key], old.num_rows, new.num_rows)
+        by_key = _combine([codes[name] for name in key], old.num_rows, new.num_rows)
         pairs, repeated = _pairs(*by_key)
         alone[0][pairs[:, 0]] = alone[1][pairs[:, 1]] = False
-    only_old, only_new = _unmatched(*(np.where(side, c, -1) for side, c in zip(alone, whole, strict=True)))
+    only_old, only_new = _find_unmatched(*(np.where(side, c, -1) for side, c in zip(alone, whole, strict=True)))
     changed = pairs[whole[0][pairs[:, 0]] != whole[1][pairs[:, 1]]]
     columns = [_column(name, codes[name], old, new, changed) for name in common if name not in key]
     return TableDifference(
@@ -145,7 +145,7 @@ def _codes(old: pa.ChunkedArray, new: pa.ChunkedArray) -> tuple[Numbers, Numbers
     return numbers[: len(old)], numbers[len(old) :]
 
 
-def _combined(codes: Sequence[tuple[Numbers, Numbers]], old_rows: int, new_rows: int) -> tuple[Numbers, Numbers]:
+def _combine(codes: Sequence[tuple[Numbers, Numbers]], old_rows: int, new_rows: int) -> tuple[Numbers, Numbers]:
     """Return one code for each row of both tables. Two rows have equal codes if their codes are equal in every column."""
     made = np.zeros(old_rows + new_rows, np.int64)
     for old, new in codes:
@@ -164,7 +164,7 @@ def _pairs(old: Numbers, new: Numbers) -> tuple[Numbers, int]:
     return np.stack([first, position[old[first]]], axis=1), int(np.sum((counts[0] > 1) | (counts[1] > 1)))
 
 
-def _unmatched(old: Numbers, new: Numbers) -> tuple[Numbers, Numbers]:
+def _find_unmatched(old: Numbers, new: Numbers) -> tuple[Numbers, Numbers]:
     """Return the positions of rows without an equal row on the other side.
 
     Each row matches at most one row, so of three equal rows on one side and two on the other, one is returned.

@@ -212,7 +212,7 @@ class _Steps:
             between=between,
             unknown=unknown,
             changes=tuple(changes),
-            fired_ms=self._fired(record, since, changes),
+            fired_ms=self._find_fired(record, since, changes),
             output=output,
             late=late,
         )
@@ -267,7 +267,7 @@ class _Steps:
         ]
         return found[0], found[1]
 
-    def _fired(self, record: Record, since: int | None, changes: list[EntryChange]) -> tuple[int, ...]:
+    def _find_fired(self, record: Record, since: int | None, changes: list[EntryChange]) -> tuple[int, ...]:
         base = self._contents[since] if since is not None else None
         due_ms = due_until_ms(record.content, base)
         gone = [c.before.value["at_ms"] for c in changes if c.state == layout.TIMERS_NAME and c.before is not None]

@@ -153,9 +153,9 @@ class _ShardSide:
         self._store: RocksStore | None = None
         self._open: ExitStack = stack.enter_context(ExitStack())
         self._range: KeyGroupRange | None = None
-        self.groups = None if source.canonical else self._recorded()
+        self.groups = None if source.canonical else self._read_recorded()
 
-    def _recorded(self) -> Groups:
+    def _read_recorded(self) -> Groups:
         return {s.key_group: s for m in manifests_of(self.source, self.storage) for s in m.key_group_states}
 
     def keeps(self, group: int) -> bool:
@@ -172,13 +172,13 @@ class _ShardSide:
         self._range = range_of(shard, self.parallelism, self.max_parallelism)
         self.work.mkdir(parents=True)
         if self.source.canonical:
-            self._store = self._open.enter_context(self._filled(self._range))
+            self._store = self._open.enter_context(self._fill(self._range))
         else:
             spans = [layout.key_group_bounds(g, g) for g in groups if g in self._range]
             opened = open_shard(self.source, shard, self.storage, self.work, spans=spans, cache=cache)
             self._store, _ = self._open.enter_context(opened)
 
-    def _filled(self, owned: KeyGroupRange) -> RocksStore:
+    def _fill(self, owned: KeyGroupRange) -> RocksStore:
         store, content = RocksStore(self.work / "db"), self.source.content
         savepoint = self.source.savepoint
         read_canonical(
@@ -269,7 +269,7 @@ def _compare(
     assert described is not None
     readers = [EntryReader(side.keys, d) if d is not None else None for side, d in ((first, a), (second, b))]
     scans = [side.scan(group, d.state_id if d is not None else None) for side, d in ((first, a), (second, b))]
-    for rest, stored in merged(*scans):
+    for rest, stored in merge_entries(*scans):
         if stored[0] == stored[1]:
             continue
         read = [
@@ -333,7 +333,7 @@ class EntryReader:
 
 
 def _timer_changes(first: Side, second: Side, group: int) -> Iterator[EntryChange]:
-    for timer, held in merged(_timers(first, group), _timers(second, group)):
+    for timer, held in merge_entries(_timers(first, group), _timers(second, group)):
         if held[0] == held[1]:
             continue
         gone = held[0] is not None
@@ -357,7 +357,7 @@ def _timers(side: Side, group: int) -> Iterator[tuple[bytes, bytes]]:
             yield timer, b""
 
 
-def merged(
+def merge_entries(
     first: Iterator[tuple[bytes, bytes]], second: Iterator[tuple[bytes, bytes]]
 ) -> Iterator[tuple[bytes, tuple[bytes | None, bytes | None]]]:
     """Merge two ascending sequences of (key, entry).

@@ -305,10 +305,10 @@ def verify_files(
     missing = at_once(storage.stat, [handle.path for handle in handles if handle.path not in listed])
     listed |= {info.path: info for info in missing if info is not None}
     listed |= _with_checksums(storage, [listed[h.path] for h in handles if h.path in listed])
-    wrong = {h: finding for h in handles if (finding := _listed(h, listed.get(h.path))) is not None}
+    wrong = {h: finding for h in handles if (finding := _check_listed(h, listed.get(h.path))) is not None}
     unread = [h for h in handles if h not in wrong and listed[h.path].crc32c is None]
     with ThreadPoolExecutor(_READERS, thread_name_prefix="verify") as pool:
-        read = pool.map(lambda at: _downloaded(unread[at], storage, work / str(at)), range(len(unread)))
+        read = pool.map(lambda at: _check_downloaded(unread[at], storage, work / str(at)), range(len(unread)))
         wrong |= {h: finding for h, finding in zip(unread, read, strict=True) if finding is not None}
     findings += [*(wrong[h] for h in handles if h in wrong), *damaged]
     if canonical or not content.shards:
@@ -374,14 +374,14 @@ def _files(
     """
     for handle in dict.fromkeys(handles):
         # The listing may be some seconds old, so a file that the listing lacks is looked up by its path.
-        finding = _listed(handle, files.get(handle.path) or storage.stat(handle.path))
+        finding = _check_listed(handle, files.get(handle.path) or storage.stat(handle.path))
         if finding is None and work is not None:
-            finding = _downloaded(handle, storage, work / "file")
+            finding = _check_downloaded(handle, storage, work / "file")
         if finding is not None:
             yield finding
 
 
-def _listed(handle: Handle, info: FileInfo | None) -> str | None:
+def _check_listed(handle: Handle, info: FileInfo | None) -> str | None:
     if info is None:
         return f"{handle.path} is missing"
     if info.size_bytes != handle.size_bytes:
@@ -398,7 +398,7 @@ def _with_checksums(storage: Storage, files: Iterable[FileInfo]) -> dict[str, Fi
     return {info.path: replace(info, crc32c=crc32c) for info, crc32c in zip(unknown, told, strict=True)}
 
 
-def _downloaded(handle: Handle, storage: Storage, local: Path) -> str | None:
+def _check_downloaded(handle: Handle, storage: Storage, local: Path) -> str | None:
     try:
         storage.download(handle, local)
     except (StateUnusable, NotFound) as error:
@@ -423,7 +423,7 @@ def _checkpoint(
         handles = [*handles_in(refs.get(manifest.shard)), *handles_in(manifest)]
         wrong = [*_files(storage, handles, files, None)]
         if not wrong and work is not None:
-            walked, wrong = _walked(manifest, content, storage, work)
+            walked, wrong = _walk(manifest, content, storage, work)
             entries += walked
             # A restore stops at the first damaged file. A download of each file finds the other damaged files too.
             wrong = [*_files(storage, handles, files, work)] or wrong if wrong and not walked else wrong
@@ -446,7 +446,7 @@ def _manifests(content: Content, storage: Storage) -> tuple[list[ShardManifest],
     return manifests, findings
 
 
-def _walked(manifest: ShardManifest, content: Content, storage: Storage, work: Path) -> tuple[int, list[str]]:
+def _walk(manifest: ShardManifest, content: Content, storage: Storage, work: Path) -> tuple[int, list[str]]:
     directory = work / f"shard-{manifest.shard}"
     try:
         restored = restore_shard(manifest.key_groups, [manifest], storage, directory, EngineOptions())

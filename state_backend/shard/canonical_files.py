@@ -178,7 +178,7 @@ class EntryWriter:
     ) -> tuple[int, bytes]:
         """Write those rows of a Parquet row group that belong to the store's key groups, and skip the other rows."""
         try:
-            located = rows.located(table)
+            located = rows.to_entries(table)
             hashed = key_groups_of(rows.keys_of(table), self._key_schema, self._max_parallelism)
         except (CorruptFile, StateTypeError) as error:
             raise CorruptFile(f"{where}: {error}") from error

@@ -167,17 +167,17 @@ def most_bytes(store: RocksStore, key_groups: Sequence[KeyGroupState], options: 
     return live_bytes(runs, sum(size or 0 for size in sizes)) * (80 + options.most_obsolete_percent) // 80
 
 
-def counted(store: RocksStore, key_groups: Sequence[KeyGroupState]) -> tuple[KeyGroupState, ...]:
+def count_bytes(store: RocksStore, key_groups: Sequence[KeyGroupState]) -> tuple[KeyGroupState, ...]:
     """Return the key-group states, with a byte count for each key group.
 
     Older releases recorded no byte counts. For a key group without one, all its entries are read and counted.
     """
     return tuple(
-        s if s.size_bytes is not None else replace(s, size_bytes=_scanned(store, s.key_group)) for s in key_groups
+        s if s.size_bytes is not None else replace(s, size_bytes=_scan(store, s.key_group)) for s in key_groups
     )
 
 
-def _scanned(store: RocksStore, key_group: int) -> int:
+def _scan(store: RocksStore, key_group: int) -> int:
     return sum(record_bytes(key, data) for key, data in store.scan(*key_group_bounds(key_group, key_group)))
 
 

@@ -65,7 +65,7 @@ class FileCache:
         """Link a cached file to `destination`, and return True. If the cache can't deliver the file, return False."""
         name = _entry(url, handle)
         try:
-            with self._opened() as folder:
+            with self._open() as folder:
                 found = os.stat(name, dir_fd=folder, follow_symlinks=False)
                 if not stat.S_ISREG(found.st_mode):
                     return False
@@ -77,7 +77,7 @@ class FileCache:
                 except OSError as error:
                     if error.errno not in _NO_LINK:
                         raise
-                    if not _copied(self._folder / name, destination, handle):
+                    if not _copy(self._folder / name, destination, handle):
                         os.unlink(name, dir_fd=folder)
                         return False
                 os.utime(name, ns=(time.time_ns(), found.st_mtime_ns), dir_fd=folder, follow_symlinks=False)
@@ -99,7 +99,7 @@ class FileCache:
         """
         with suppress(OSError):
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with self._opened() as folder:
+            with self._open() as folder:
                 full = False
                 for handle, local in files:
                     if handle.size_bytes <= self._limit_bytes:
@@ -115,7 +115,7 @@ class FileCache:
         Later restores download the files again.
         """
         forgotten = 0
-        with suppress(OSError), self._opened() as folder:
+        with suppress(OSError), self._open() as folder:
             for handle in handles:
                 with suppress(OSError):
                     os.unlink(_entry(url, handle), dir_fd=folder)
@@ -139,7 +139,7 @@ class FileCache:
                 raise
             copy = self._folder / f".{uuid4().hex}.part"
             try:
-                if _copied(local, copy, handle):
+                if _copy(local, copy, handle):
                     os.utime(copy, ns=times_ns)
                     os.rename(copy.name, name, src_dir_fd=folder, dst_dir_fd=folder)
             finally:
@@ -172,7 +172,7 @@ class FileCache:
             used_bytes -= size_bytes
 
     @contextmanager
-    def _opened(self) -> Iterator[int]:
+    def _open(self) -> Iterator[int]:
         """Yield a descriptor of the cache's folder.
 
         In a shared temp folder, another user may have created the folder first, or may replace it by a link at any
@@ -217,7 +217,7 @@ def _sealed_ns(name: str) -> int:
     return (_SEALED_FROM_S + 2 * int(name[:7], 16)) * 1_000_000_000
 
 
-def _copied(source: Path, destination: Path, handle: Handle) -> bool:
+def _copy(source: Path, destination: Path, handle: Handle) -> bool:
     """Copy a file, and return True. If the copy has another size or checksum than the handle, delete it and return False."""
     shutil.copyfile(source, destination)
     if (destination.stat().st_size, _crc32c_of(destination)) == (handle.size_bytes, handle.crc32c):

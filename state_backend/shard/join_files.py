@@ -39,10 +39,10 @@ def join_manifests(
     """
     joined: list[tuple[ShardManifest, Store]] = []
     try:
-        log, base = _opened(first)
+        log, base = _open(first)
         runs = _runs(base)
         for other in others:
-            _, store = _opened(other)
+            _, store = _open(other)
             taken = [base, *(s for _, s in joined)]
             if (
                 runs + _runs(store) <= _MOST_RUNS
@@ -74,7 +74,7 @@ def join_manifests(
     ), tuple(other for other, _ in joined)
 
 
-def _opened(manifest: ShardManifest) -> tuple[InlineFile, Store]:
+def _open(manifest: ShardManifest) -> tuple[InlineFile, Store]:
     """Return a shard's file MANIFEST of RocksDB, and the store that this file describes."""
     (log,) = (f for f in manifest.inline_files if f.name.startswith("MANIFEST-"))
     store = store_of(log.data, log.name)

@@ -61,7 +61,7 @@ def manifest_of(ref: ShardRef, storage: Storage) -> ShardManifest:
         manifest = _manifest_in(ref.in_segment, handle, storage)
     else:
         manifest = record_codec.decode(read_verified(storage, handle), handle.path, ShardManifest)
-    return changed(manifest, ref.changes) if ref.changes is not None else manifest
+    return apply_changes(manifest, ref.changes) if ref.changes is not None else manifest
 
 
 def needed_manifest(ref: ShardRef, storage: Storage) -> ShardManifest:
@@ -93,7 +93,7 @@ def _manifest_in(where: InSegment, handle: Handle, storage: Storage) -> ShardMan
     return replace(manifest, segments=(*manifest.segments, segment))
 
 
-def changed(manifest: ShardManifest, changes: ShardChanges) -> ShardManifest:
+def apply_changes(manifest: ShardManifest, changes: ShardChanges) -> ShardManifest:
     """Return the manifest with the changes applied. Key groups that became empty are left out."""
     states = {s.key_group: s for s in manifest.key_group_states} | {s.key_group: s for s in changes.key_group_states}
     left = tuple(state for _, state in sorted(states.items()) if state.entries)

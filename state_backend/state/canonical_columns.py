@@ -26,7 +26,7 @@ from state_backend.state.entry_columns import (
     Groups,
     expiries,
     is_expiring,
-    joined,
+    join_columns,
     parts_of,
     split_timers,
     stored_keys,
@@ -158,18 +158,18 @@ class StateRows:
         """Return the columns of the key."""
         return _fields(table, "key")
 
-    def located(self, table: pa.Table) -> Located:
+    def to_entries(self, table: pa.Table) -> Located:
         """Convert savepoint rows to stored entries, in the order of the rows."""
         keys = self._keys.encode(self.keys_of(table))
         rests, lists = keys, None
         if self._user_keys is not None:
-            rests = joined(keys, self._user_keys.encode(_fields(table, "user_key")))
+            rests = join_columns(keys, self._user_keys.encode(_fields(table, "user_key")))
         elif self._descriptor.kind == "list":
             positions, nexts = (_longs(table, name) for name in ("position", "next_position"))
             if (positions < 0).any() or (positions >= nexts).any():
                 raise CorruptFile(f"list state {self._descriptor.name!r}: a position is not in 0 .. next_position - 1")
             element = [Fixed(np.void(layout.LIST_ELEMENT)), Fixed(positions.astype(">u8"))]
-            rests = joined(keys, concatenate(len(keys), element))
+            rests = join_columns(keys, concatenate(len(keys), element))
             begins = np.flatnonzero(differs(keys, self._last_key))
             lists = begins, np.stack((positions[begins], nexts[begins]))
             self._last_key = keys[-1].as_py()
@@ -209,7 +209,7 @@ class TimerRows:
         """Return the columns of the key."""
         return _fields(table, "key")
 
-    def located(self, table: pa.Table) -> Located:
+    def to_entries(self, table: pa.Table) -> Located:
         """Convert savepoint rows to stored timers, in the order of the rows.
 
         A timer's stored key has four parts, in this order: key group, state id, encoded key, and time as 8 bytes. The
@@ -218,7 +218,7 @@ class TimerRows:
         """
         keys = self._keys.encode(self.keys_of(table))
         times = _longs(table, "expires_at_ms").view(np.uint64) ^ _SIGN
-        rests = joined(keys, concatenate(len(keys), [Fixed(times.astype(">u8"))]))
+        rests = join_columns(keys, concatenate(len(keys), [Fixed(times.astype(">u8"))]))
         return Located(rests, pa.array([b""] * len(keys), pa.binary()))
 
 
@@ -237,7 +237,7 @@ def index_keys(groups: Groups, index: int, times: Array, behind: bytes, rests: p
     pieces = [Fixed((times.view(np.uint64) ^ _SIGN).astype(">u8"))]
     if behind:
         pieces.append(Fixed(np.void(behind)))
-    return stored_keys(groups, index, joined(concatenate(len(rests), pieces), rests))
+    return stored_keys(groups, index, join_columns(concatenate(len(rests), pieces), rests))
 
 
 def differs(keys: pa.Array, before: bytes | None) -> Array:
@@ -273,7 +273,7 @@ def _with_expiry(times: pa.Array, rows: pa.Array) -> pa.Array:
     packed = concatenate(
         len(rows), [Fixed(np.full(len(rows), layout.EXPIRING, np.uint8), valid), Fixed(numbers, valid)]
     )
-    return joined(packed, rows)
+    return join_columns(packed, rows)
 
 
 def _struct(schema: StructType, columns: Sequence[pa.Array]) -> pa.Array:

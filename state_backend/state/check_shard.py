@@ -30,7 +30,7 @@ from state_backend.state import layout
 from state_backend.state.entry_columns import (
     Groups,
     expiries,
-    joined,
+    join_columns,
     parts_of,
     split_timers,
     timers_of,
@@ -182,7 +182,7 @@ class _Check:
 
     def _entries(self, state: _State, groups: Groups, rests: pa.Array, entries: pa.Array) -> None:
         keys, sizes = self._keys.decode_prefix(rests)
-        self._owned(keys, groups)
+        self._check_owned(keys, groups)
         lengths = np.diff(binary_views(rests)[0])
         if state.descriptor.kind == "list":
             elements = self._lists(state, groups, rests, entries, sizes)
@@ -194,7 +194,7 @@ class _Check:
         elif (lengths != sizes).any():
             self.found(f"value state {state.name!r}: extra bytes follow a key")
         if len(rests):
-            self._count(state.name, groups, xxh64(joined(rests, entries), state.seed))
+            self._count(state.name, groups, xxh64(join_columns(rests, entries), state.seed))
             self._values(state, groups, rests, entries)
 
     def _values(self, state: _State, groups: Groups, rests: pa.Array, entries: pa.Array) -> None:
@@ -218,7 +218,7 @@ class _Check:
             some = entries if expiring.all() else entries.filter(mask)
             times = (expiries(some).view(np.uint64) ^ _SIGN).astype(">u8")
             front = concatenate(len(some), [Fixed(times), Fixed(np.void(bytes([state.descriptor.state_id])))])
-            indexed = joined(front, rests if expiring.all() else rests.filter(mask))
+            indexed = join_columns(front, rests if expiring.all() else rests.filter(mask))
             _add(self._expiry_balance, groups[expiring], xxh64(indexed, 0))
             if expiring.all():
                 entries = without_expiry(some)
@@ -242,7 +242,7 @@ class _Check:
             else:
                 codec.decode(rows.filter(pa.array(versions == version)))
 
-    def _owned(self, keys: Sequence[pa.Array], groups: Groups) -> None:
+    def _check_owned(self, keys: Sequence[pa.Array], groups: Groups) -> None:
         expected = key_groups_of(keys, self._key_schema, self._max_parallelism)
         for at in np.flatnonzero(expected != groups)[:MAX_FINDINGS].tolist():
             key = tuple(column[at].as_py() for column in keys)
@@ -320,14 +320,14 @@ class _Check:
     def _timers(self, groups: Groups, rests: pa.Array, entries: pa.Array) -> None:
         groups, timers = timers_of(groups, rests, entries)
         keys, times_ms = split_timers(timers)
-        self._owned(self._keys.decode(keys), groups)
+        self._check_owned(self._keys.decode(keys), groups)
         same_key = pc.equal(keys[1:], keys[:-1]).to_numpy(zero_copy_only=False) & (groups[1:] == groups[:-1])
         again = same_key & (times_ms[1:] <= times_ms[:-1])
         if again.any():
             self.found(f"{np.count_nonzero(again)} timers are out of order or occur twice")
         self._count(layout.TIMERS_NAME, groups, xxh64(timers, self._timer_seed))
         at = concatenate(len(timers), [Fixed((times_ms.view(np.uint64) ^ _SIGN).astype(">u8"))])
-        _add(self._timer_balance, groups, xxh64(joined(at, keys), 0))
+        _add(self._timer_balance, groups, xxh64(join_columns(at, keys), 0))
 
     # --- comparison with the manifest -------------------------------------------------------------------------------------
 

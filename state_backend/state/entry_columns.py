@@ -157,7 +157,7 @@ def timers_of(groups: Groups, rests: pa.Array, entries: pa.Array) -> tuple[Group
     offsets = np.concatenate(([0], np.cumsum(np.where(sizes[owners] > 0, 8, 0)))).astype(np.int32)
     packed = np.ascontiguousarray(raw[starts[0] : starts[-1]])
     times = pa.Array.from_buffers(pa.binary(), len(owners), [None, pa.py_buffer(offsets), pa.py_buffer(packed)])
-    return groups[owners], joined(rests.take(pa.array(owners)), times)
+    return groups[owners], join_columns(rests.take(pa.array(owners)), times)
 
 
 def split_timers(timers: pa.Array) -> tuple[pa.Array, Array]:
@@ -198,6 +198,6 @@ def without_expiry(entries: pa.Array) -> pa.Array:
     return pc.binary_slice(entries, 9, pc.max(pc.binary_length(entries)).as_py())
 
 
-def joined(*parts: pa.Array | pa.Scalar) -> pa.Array:
+def join_columns(*parts: pa.Array | pa.Scalar) -> pa.Array:
     """Return one binary column whose values are the concatenated values of each row. A scalar is repeated in every row."""
     return pc.binary_join_element_wise(*parts, pa.scalar(b"", pa.binary()))

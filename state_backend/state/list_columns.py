@@ -52,7 +52,7 @@ class ListColumns(StateColumns):
 
     def append(self, owners: Places, rows: pa.Table) -> None:
         """Append each row to the list of its key. Rows of one key keep their order."""
-        owners, entries = self._sorted(owners, self._entries(rows))
+        owners, entries = self._sort(owners, self._entries(rows))
         touched, starts, counts = np.unique(owners, return_index=True, return_counts=True)
         first, next_ = self._positions(touched)
         positions = np.repeat(next_ - starts, counts) + np.arange(len(owners))
@@ -62,7 +62,7 @@ class ListColumns(StateColumns):
 
     def put(self, owners: Places, rows: pa.Table) -> None:
         """Replace the whole list of each key in `owners` by the key's rows. Lists of other keys stay."""
-        owners, entries = self._sorted(owners, self._entries(rows))
+        owners, entries = self._sort(owners, self._entries(rows))
         touched, starts, counts = np.unique(owners, return_index=True, return_counts=True)
         first, next_ = self._positions(touched)
         self._remove(touched, np.maximum(first, counts), next_)
@@ -113,7 +113,7 @@ class ListColumns(StateColumns):
         emptied = now >= next_
         self._write_positions(lists, (first, next_), (np.where(emptied, 0, now), np.where(emptied, 0, next_)))
 
-    def _sorted(self, owners: Places, entries: pa.Array) -> tuple[Places, pa.Array]:
+    def _sort(self, owners: Places, entries: pa.Array) -> tuple[Places, pa.Array]:
         order = in_order(owners)
         return (owners, entries) if order is None else (owners[order], entries.take(pa.array(order)))
 
@@ -128,12 +128,12 @@ class ListColumns(StateColumns):
         return concatenate(len(owners), [keys, marker, Fixed(positions.astype(">u8"))])
 
     def _read_elements(self, owners: Places, positions: Positions) -> pa.Array:
-        return self._read(owners, self._located(owners, self._rests(owners, positions)))
+        return self._read(owners, self._locate(owners, self._rests(owners, positions)))
 
     def _write_elements(self, owners: Places, positions: Positions, entries: pa.Array, *, known: bool) -> None:
         """Write or remove list elements."""
         rests = self._rests(owners, positions)
-        located = self._located(owners, rests)
+        located = self._locate(owners, rests)
         old = pa.nulls(len(owners), pa.binary()) if known else self._read(owners, located)
         self._replace(owners, rests, old, entries, located)
 

@@ -51,7 +51,7 @@ class MapColumns(StateColumns):
         order = _in_order(owners, encoded)
         if order is not None:
             owners, encoded = owners[order], encoded.take(pa.array(order))
-        rows = self._visible(self._read(owners, self._located(owners, self._rests(owners, encoded))))
+        rows = self._visible(self._read(owners, self._locate(owners, self._rests(owners, encoded))))
         if order is not None:
             rows = rows.take(pa.array(np.argsort(order)))
         return self._table(rows), rows.is_valid().to_numpy(zero_copy_only=False)
@@ -101,7 +101,7 @@ class MapColumns(StateColumns):
         if len(owners):
             self._whole = None
             rests = self._rests(owners, encoded)
-            self._replace(owners, rests, old, pa.nulls(len(old), pa.binary()), self._located(owners, rests))
+            self._replace(owners, rests, old, pa.nulls(len(old), pa.binary()), self._locate(owners, rests))
 
     def _rests(self, owners: Places, encoded: pa.Array) -> pa.Array:
         return concatenate(len(owners), [self._keys.take(pa.array(owners)), encoded])
@@ -116,7 +116,7 @@ class MapColumns(StateColumns):
             kept = pa.array(last)
             owners, encoded, new = owners[last], encoded.filter(kept), new.filter(kept)
         rests = self._rests(owners, encoded)
-        located = self._located(owners, rests)
+        located = self._locate(owners, rests)
         old = self._read(owners, located) if self._whole is None else _found(rests, *self._whole)
         self._replace(owners, rests, old, new, located)
         if self._whole is not None:

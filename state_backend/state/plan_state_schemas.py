@@ -60,7 +60,7 @@ def plan_states(
             taken += 1
             planned.append(replace(now, state_id=taken))
         else:
-            planned.append(_evolved(pipeline, _renamed(before, now, renamed), now, dropped, warnings))
+            planned.append(_evolve(pipeline, _rename(before, now, renamed), now, dropped, warnings))
         _check_storable(pipeline, planned[-1])
     new = {d.name for d in declared} - {d.name for d in recorded}
     for now in (d for d in declared if d.name in new):
@@ -78,7 +78,7 @@ def plan_states(
     )
 
 
-def _renamed(before: StateDescriptor, now: StateDescriptor, renamed: Mapping[str, str]) -> StateDescriptor:
+def _rename(before: StateDescriptor, now: StateDescriptor, renamed: Mapping[str, str]) -> StateDescriptor:
     """Return a recorded state with the new names of its fields in all versions. Stored entries stay as they are."""
     wanted = field_types(parse_struct(now.versions[-1].value))
     # A struct comes before its fields, which are named by the struct's new name.
@@ -93,7 +93,7 @@ def _renamed(before: StateDescriptor, now: StateDescriptor, renamed: Mapping[str
     return before
 
 
-def _evolved(
+def _evolve(
     pipeline: str,
     before: StateDescriptor,
     now: StateDescriptor,

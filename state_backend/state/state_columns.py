@@ -69,7 +69,7 @@ class EntryColumns:
         self.keys = None
         self._seen.clear()
 
-    def _located(self, owners: Places, rests: pa.Array) -> list[bytes]:
+    def _locate(self, owners: Places, rests: pa.Array) -> list[bytes]:
         return stored_keys(self._groups[owners], self._state_id, rests)
 
     def _prefixes(self, owners: Places) -> list[bytes]:

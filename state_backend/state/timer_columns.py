@@ -96,12 +96,12 @@ class TimerColumns(EntryColumns):
             for part in _parts(due, most):
                 waiting.append(part)
                 if sum(len(due.times_ms) for due in waiting) >= most:
-                    yield from self._fired(_together(waiting), fired)
+                    yield from self._delete_fired(_together(waiting), fired)
                     waiting, fired = [], []
         if waiting:
-            yield from self._fired(_together(waiting), fired)
+            yield from self._delete_fired(_together(waiting), fired)
 
-    def _fired(self, due: DueTimers, index: Sequence[Span]) -> Iterator[DueTimers]:
+    def _delete_fired(self, due: DueTimers, index: Sequence[Span]) -> Iterator[DueTimers]:
         # The fired timers' keys in the timer index are deleted before the handler runs, partly by range deletions. A
         # later range deletion would also delete the index keys of timers that the handler registers in the range.
         for span in index:
@@ -155,12 +155,12 @@ class TimerColumns(EntryColumns):
         keys = self._keys.take(pa.array(owners))
         rests = concatenate(len(owners), [keys, packed_times(times_ms)])
         self._given = keys, times_ms
-        located = self._located(owners, rests)
+        located = self._locate(owners, rests)
         same = pa.array(np.zeros(len(owners), np.int64))
-        before = self._stored(owners, times_ms, located) if old is None else old.take(same)
+        before = self._read_stored(owners, times_ms, located) if old is None else old.take(same)
         self._replace(owners, rests, before, new.take(same), located)
 
-    def _stored(self, owners: Places, times_ms: Times, located: list[bytes]) -> pa.Array:
+    def _read_stored(self, owners: Places, times_ms: Times, located: list[bytes]) -> pa.Array:
         """Return the store's entry of each timer: empty bytes, or null for no timer.
 
         Most new timers are later than all timers of their key group, as watermarks ascend. The store certainly has no

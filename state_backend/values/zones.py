@@ -145,7 +145,7 @@ def local_zone(zone: Zone) -> Iterator[None]:
 def _set_local(zone: Zone) -> None:
     # On a host without zone files, the C library silently treats a region as UTC. The files of Python's tzdata package
     # are tried next.
-    for value in (zone.posix, *_packaged(zone.name)):
+    for value in (zone.posix, *_list_packaged(zone.name)):
         os.environ["TZ"] = value
         time.tzset()
         if all(datetime.fromtimestamp(at).astimezone().utcoffset() == _offset(zone, at) for at in _PROBES_S):
@@ -161,7 +161,7 @@ def _offset(zone: Zone, at_s: int) -> timedelta | None:
     return datetime.fromtimestamp(at_s, zone.rules).utcoffset()
 
 
-def _packaged(name: str) -> list[str]:
+def _list_packaged(name: str) -> list[str]:
     package = find_spec("tzdata")
     folders = package.submodule_search_locations if package is not None else None
     files = [Path(folder) / "zoneinfo" / name for folder in folders or ()]

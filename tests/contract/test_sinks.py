@@ -74,10 +74,10 @@ ANYTHING = Permissions(allow_stale_base=True, allow_gap=True, replace_overlappin
 SECONDS = pytest.mark.long("seconds for some tests of this table format", runs_in="ci")
 # The methods of each sink that talk to the other system.
 CALLS = {
-    "bigquery": ["_stored", "_create_ids", "_fit", "_stage", "_write", "_drop"],
+    "bigquery": ["_read_stored", "_create_ids", "_fit", "_stage", "_write", "_drop"],
     "delta": ["_table", "_write"],
     "iceberg": ["_table", "_create", "_write"],
-    "postgres": ["_lock", "_create_ids", "_stored", "_delete", "_fit", "_insert", "_store"],
+    "postgres": ["_lock", "_create_ids", "_read_stored", "_delete", "_fit", "_insert", "_store"],
 }
 
 

@@ -684,11 +684,10 @@ def test_a_trial_on_the_server_moves_no_state_and_leaves_nothing(server: GcsServ
     state comes here or goes there."""
     from functools import partial
 
-    from cairn.trials.promote_trial import plan_promotion, promote_past
-
     from cairn import testing
     from cairn.operations.coordinator_of import coordinator_of
     from cairn.trials.compare_trial import compare_trial
+    from cairn.trials.promote_trial import plan_promotion, promote_past
     from state_backend.adapters.open_storage import open_storage
     from state_backend.checkpoint.trials import find_trial, list_trials, remove_trial
     from tests.support.counting import DAYS, day

@@ -347,7 +347,7 @@ def test_each_refusal_has_an_error_with_its_next_step(
 ) -> None:
     answer = {"Error": {"Code": code, "Message": "secret"}, "ResponseMetadata": {"HTTPStatusCode": status}}
     storage = fresh()
-    made = storage._translated("read 'a'", storage._failure_of(ClientError(answer, "GetObject")), None)
+    made = storage._translate("read 'a'", storage._failure_of(ClientError(answer, "GetObject")), None)
     assert isinstance(made, error) and says in str(made) and "secret" not in str(made)
 
 

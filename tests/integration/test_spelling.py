@@ -88,7 +88,7 @@ def test_another_spelling_is_the_same_column(
     """In state, output, late rows and both tables. With `plant`, nothing folds the names, and the next
     guard refuses the interval."""
     if plant:
-        monkeypatch.setattr(ColumnNames, "spelled", lambda self, recorded: [*self.names])
+        monkeypatch.setattr(ColumnNames, "spell", lambda self, recorded: [*self.names])
         monkeypatch.setattr(plan_interval, "check_spelling", lambda *of: None)
     there, late = (sinks.delta(f"file://{tmp_path}/{name}") for name in ("table", "late"))
     made = pipeline(Newest, sink=there.with_late_rows(late))

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow.parquet as pq
 import pytest
-from cairn.trials.promote_trial import plan_promotion, promote_past
 from typer.testing import CliRunner
 
 from cairn import output_files
@@ -19,6 +18,7 @@ from cairn.command.cli import app
 from cairn.operations.coordinator_of import coordinator_of
 from cairn.operations.run_intervals import run_intervals
 from cairn.pipeline import Interval, Pipeline
+from cairn.trials.promote_trial import plan_promotion, promote_past
 from cairn.trials.try_code import Tried, try_code
 from pipelines.aircraft import AIRCRAFT
 from pipelines.land_flights import day_file, land

@@ -151,7 +151,7 @@ def test_equal_the_plain_sort_however_rows_come(tmp_path_factory, case, random_,
     arrangement = plan_arrangement(
         schema, None if initial is None else initial.schema, key=key, initial_key=[], order_by=order_by
     )
-    found = list(arrangement.arranged(whole.to_batches(chunk_rows), spill, most_bytes))
+    found = list(arrangement.arrange(whole.to_batches(chunk_rows), spill, most_bytes))
     assert found[0].column(PART).to_pylist() == [b"p"] and found[0].column(KIND).to_pylist() == [TICK]
     names = wanted[0].schema.names
     lists = [[row for batch in batches for row in batch.select(names).to_pylist()] for batches in (found, wanted)]

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from cairn.operations import arrow_tables, state_tables
-from cairn.operations.arrow_conditions import unsupported
+from cairn.operations.arrow_conditions import find_unsupported
 from cairn.operations.checks import Check
 from cairn.operations.expectation_suites import Rows, Suites, Table
 from tests.support.tiers import at_tier
@@ -124,7 +124,7 @@ def expectations(drawn: list[tuple[str, dict[str, Any]]], schema: pa.Schema) -> 
     for name, arguments_of_it in drawn:
         with suppress(ValueError):  # Great Expectations refuses some types of bounds and sets.
             made.append(getattr(gxe, name)(**arguments_of_it))
-    return [e for e in made if unsupported(e.configuration.type, e.configuration.kwargs, schema) is None]
+    return [e for e in made if find_unsupported(e.configuration.type, e.configuration.kwargs, schema) is None]
 
 
 def checks(rows: Rows, frame: Any, made: list[Any], docs: Path | None = None) -> list[Check]:
@@ -270,4 +270,4 @@ CASES: list[tuple[str, dict[str, Any], pa.DataType, bool]] = [
 def test_only_expectations_with_sparks_results_are_supported(
     expectation: str, kwargs: dict[str, Any], kind: pa.DataType, supported: bool
 ) -> None:
-    assert (unsupported(expectation, kwargs, pa.schema([("v", kind)])) is None) == supported
+    assert (find_unsupported(expectation, kwargs, pa.schema([("v", kind)])) is None) == supported

@@ -20,7 +20,7 @@ from state_backend.formats.spark_hash import key_group
 from state_backend.formats.types import StructType, parse_struct
 from state_backend.shard import canonical_files as canonical
 from state_backend.shard.canonical_files import read_canonical, write_canonical
-from state_backend.shard.consolidation import counted
+from state_backend.shard.consolidation import count_bytes
 from state_backend.state.check_shard import verify_shard
 from state_backend.state.expiry import expire
 from state_backend.state.shard_state import ShardState
@@ -168,7 +168,7 @@ def test_any_state_comes_back_at_any_layout(
                 found = verify_shard(restored_store, manifest, states, key_json, max_parallelism)
                 assert found[1] == []
                 states_of = manifest.key_group_states
-                assert counted(restored_store, [replace(s, size_bytes=None) for s in states_of]) == states_of
+                assert count_bytes(restored_store, [replace(s, size_bytes=None) for s in states_of]) == states_of
             assert sum(m.digest for _, m in shards) % 2**64 == source.digest
             assert sum(m.entries for _, m in shards) == source.entries == sum(f.rows for f in files)
             if layout_ == (1, 8):

@@ -101,7 +101,7 @@ def test_what_no_writer_writes_is_refused(blocks: list[tuple[int, list[changelog
     file = io.BytesIO(changelog.MAGIC)
     file.seek(0, io.SEEK_END)
     for kind, pairs in blocks:
-        changelog._write_block(file, kind, len(pairs), changelog._packed(pairs))
+        changelog._write_block(file, kind, len(pairs), changelog._pack(pairs))
     changelog._write_block(file, changelog.END, sum(len(pairs) for _, pairs in blocks), b"")
     with pytest.raises(CorruptFile, match=says):
         decoded(file.getvalue())

@@ -1217,7 +1217,7 @@ MISTAKES: dict[str, tuple[Any, str, Any]] = {
         "valid_states",
         lambda log: tuple(kept for kept in log.kept if log.quarantine_above(kept.id) is None),
     ),
-    "no output is retracted": (committing, "_replaced", lambda log, content: ()),
+    "no output is retracted": (committing, "_find_replaced", lambda log, content: ()),
 }
 
 

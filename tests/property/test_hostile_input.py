@@ -337,7 +337,7 @@ def test_changed_edits_with_right_checksums_are_refused_or_opened(
         changed[data.draw(st.integers(0, len(changed) - 1))] = data.draw(st.integers(0, 255))
     log = b""
     for record in records:
-        log += rocksdb_manifest._framed(bytes(record), len(log))
+        log += rocksdb_manifest._frame(bytes(record), len(log))
     files[at] = replace(files[at], data=log)
     opener.open(replace(manifest, inline_files=tuple(files)))
 

@@ -21,7 +21,7 @@ from state_backend.adapters.rocks import EngineOptions
 from state_backend.formats.spark_hash import key_group as key_group_of
 from state_backend.formats.types import parse_struct
 from state_backend.shard.changelog import ChangelogOptions, ShardChangelog
-from state_backend.shard.consolidation import counted
+from state_backend.shard.consolidation import count_bytes
 from state_backend.shard.restore import RestoredShard, restore_shard
 from state_backend.shard.snapshot import (
     Snapshot,
@@ -275,7 +275,7 @@ class StateMachine(RuleBasedStateMachine):
             manifests.append(self._checkpoint(shard, mode).manifest)
             assert verify_shard(state.store, manifests[-1], STATES, KEY_SCHEMA, MAX_PARALLELISM)[1] == []
             states = manifests[-1].key_group_states
-            assert counted(state.store, [replace(s, size_bytes=None) for s in states]) == states
+            assert count_bytes(state.store, [replace(s, size_bytes=None) for s in states]) == states
             state.store.close()
         digest = sum(m.digest for m in manifests) % 2**64
         self.manifests = manifests

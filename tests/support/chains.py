@@ -11,7 +11,7 @@ from typing import Literal
 from state_backend.adapters.rocks import EngineOptions
 from state_backend.ports.storage import Storage
 from state_backend.shard.changelog import ChangelogOptions, ShardChangelog
-from state_backend.shard.consolidation import consolidate, counted
+from state_backend.shard.consolidation import consolidate, count_bytes
 from state_backend.shard.restore import RestoredShard, restore_shard
 from state_backend.shard.snapshot import (
     Snapshot,
@@ -114,7 +114,7 @@ class Chain:
                 if mode == "savepoint":
                     store.compact()
                 elif self.consolidates:
-                    states = counted(store, states)
+                    states = count_bytes(store, states)
                     consolidate(
                         store,
                         key_groups=states,

@@ -14,8 +14,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from cairn.trials.promote_trial import plan_promotion, promote_past
-
 from cairn import testing
 from cairn.operations import restore_savepoint as restoring
 from cairn.operations import take_savepoint as taking
@@ -27,6 +25,7 @@ from cairn.operations.run_interval import finish_commit
 from cairn.operations.run_intervals import run_intervals
 from cairn.pipeline import Pipeline
 from cairn.trials.compare_trial import compare_trial
+from cairn.trials.promote_trial import plan_promotion, promote_past
 from cairn.trials.try_code import try_code
 from state_backend.adapters.local_storage import LocalStorage
 from state_backend.adapters.open_storage import join_url, open_storage

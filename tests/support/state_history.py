@@ -21,7 +21,7 @@ import numpy as np
 from state_backend.adapters.local_storage import LocalStorage
 from state_backend.adapters.rocks import SST_SUFFIX, EngineOptions
 from state_backend.shard.changelog import ChangelogOptions, ShardChangelog
-from state_backend.shard.consolidation import Consolidation, consolidate, counted, most_bytes
+from state_backend.shard.consolidation import Consolidation, consolidate, count_bytes, most_bytes
 from state_backend.shard.file_cache import FileCache
 from state_backend.shard.restore import RestoredShard, restore_shard
 from state_backend.shard.snapshot import (
@@ -181,7 +181,7 @@ class History:
     ) -> Snapshot:
         """The shard's files, consolidated first where the layout stays; ``merged`` is told how."""
         number = len(self.batches)
-        states = counted(restored.store, states)
+        states = count_bytes(restored.store, states)
         if not self.manifests or parallelism == len(self.manifests):
             merged.append(
                 consolidate(

@@ -19,7 +19,7 @@ from state_backend.adapters.memory_storage import MemoryStorage
 from state_backend.adapters.rocks import EngineOptions, RocksStore
 from state_backend.formats import changelog, record_codec
 from state_backend.shard.changelog import ChangelogOptions, ShardChangelog
-from state_backend.shard.manifest import INLINE_MANIFESTS_BYTES, changed, changes_since, manifest_of, plan_ref
+from state_backend.shard.manifest import INLINE_MANIFESTS_BYTES, apply_changes, changes_since, manifest_of, plan_ref
 from state_backend.shard.restore import restore_shard
 from state_backend.shard.snapshot import (
     INLINE_FILE_BYTES,
@@ -108,7 +108,7 @@ def test_changes_since_a_file_make_of_it_what_is_now(history: list[tuple[KeyGrou
         now = replace(base, segments=(*base.segments, segment), key_group_states=states)
         changes = changes_since(changes, base, now)
         assert changes is not None
-        assert changed(file, changes) == now
+        assert apply_changes(file, changes) == now
         assert {s.key_group for s in changes.key_group_states} <= {s.key_group for h in history for s in h}
         base = now
 
@@ -341,7 +341,7 @@ def block(kind: int, pairs: int, raw: bytes) -> bytes:
 
 
 def packed(*pairs: changelog.Pair) -> bytes:
-    return changelog._packed(pairs)
+    return changelog._pack(pairs)
 
 
 @pytest.mark.parametrize(

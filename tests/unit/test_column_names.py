@@ -15,7 +15,7 @@ from cairn.aggregates import Count, Last, RunningAggregate, Sum
 from cairn.operations.plan_interval import _check_sink
 from cairn.pipeline import Interval, Pipeline
 from cairn.processors import TopN, union_by_kind
-from cairn.rows.column_names import ColumnNames, check_spelling, plain_name, unquoted
+from cairn.rows.column_names import ColumnNames, check_spelling, plain_name, remove_quotes
 from state_backend.values.errors import SourceError, UsageError
 
 START = datetime(2024, 1, 1, tzinfo=UTC)
@@ -61,7 +61,7 @@ def test_a_column_is_found_as_spark_finds_it(
 def test_a_column_takes_the_recorded_spelling(
     names: tuple[str, ...], recorded: tuple[str, ...], case_sensitive: bool, spelled: list[str]
 ) -> None:
-    assert columns(*names, case_sensitive=case_sensitive).spelled(recorded) == spelled
+    assert columns(*names, case_sensitive=case_sensitive).spell(recorded) == spelled
 
 
 def test_names_that_differ_in_case_only_are_refused() -> None:
@@ -155,7 +155,7 @@ def test_an_expression_is_no_key(column: Any) -> None:
 
 @pytest.mark.parametrize(("name", "plain"), [("`a``b`", "a`b"), ("`a`.`b`", "`a`.`b`"), ("a", "a"), ("``", "")])
 def test_unquoted(name: str, plain: str) -> None:
-    assert unquoted(name) == plain
+    assert remove_quotes(name) == plain
 
 
 @pytest.mark.parametrize(

@@ -267,18 +267,18 @@ def whose_base_moved_deletes() -> Iterator[None]:
 
 @bug("a zombie, its retry, and the next")
 def what_others_need_is_deleted() -> Iterator[None]:
-    with mock.patch.object(cleaning, "_needed", lambda storage, now: Needed(paths=set(), attempts=frozenset())):
+    with mock.patch.object(cleaning, "_find_needed", lambda storage, now: Needed(paths=set(), attempts=frozenset())):
         yield
 
 
 @bug("after a later one was quarantined")
 def what_an_interval_wrote_itself_is_looked_for_at_its_base() -> Iterator[None]:
-    real = cleaning._needed
+    real = cleaning._find_needed
 
     def needed(storage: Any, now: Log) -> Needed:
         return replace(real(storage, now), attempts=frozenset())
 
-    with mock.patch.object(cleaning, "_needed", needed):
+    with mock.patch.object(cleaning, "_find_needed", needed):
         yield
 
 
@@ -366,7 +366,7 @@ def a_permission_covers_what_came_later() -> Iterator[None]:
 
 @bug("replaced two days, and the day after")
 def a_commit_does_not_say_what_it_replaced() -> Iterator[None]:
-    with mock.patch.object(committing, "_replaced", lambda log, content: ()):
+    with mock.patch.object(committing, "_find_replaced", lambda log, content: ()):
         yield
 
 
@@ -464,7 +464,7 @@ def a_rewind_takes_the_schemas_back() -> Iterator[None]:
 
 @bug("retracts output, and an attempt")
 def a_restore_retracts_nothing() -> Iterator[None]:
-    with mock.patch.object(committing, "_replaced", lambda log, content: ()):
+    with mock.patch.object(committing, "_find_replaced", lambda log, content: ()):
         yield
 
 
@@ -476,7 +476,7 @@ def files_of_retracted_output_stay() -> Iterator[None]:
 
 @bug("after its first result was quarantined")
 def what_marks_mean_for_the_retained_is_not_carried_on() -> Iterator[None]:
-    with mock.patch.object(summaries, "_refused", lambda log, new, asked_of: ()):
+    with mock.patch.object(summaries, "_find_refused", lambda log, new, asked_of: ()):
         yield
 
 

@@ -15,7 +15,7 @@ import pytest
 from state_backend.adapters.memory_storage import MemoryStorage
 from state_backend.adapters.rocks import GIB, EngineOptions, RocksStore, SortedRun
 from state_backend.shard.changelog import ChangelogOptions
-from state_backend.shard.consolidation import consolidate, counted, live_bytes, most_bytes, plan_consolidation
+from state_backend.shard.consolidation import consolidate, count_bytes, live_bytes, most_bytes, plan_consolidation
 from state_backend.shard.file_cache import FileCache
 from state_backend.shard.restore import restore_shard
 from state_backend.shard.snapshot import take_snapshot
@@ -263,12 +263,12 @@ def test_state_of_an_older_version_is_counted_once(tmp_path: Path) -> None:
     for shard, states in enumerate(exact):
         with history.restored(shard, 2, cache=None) as restored:
             assert most_bytes(restored.store, restored.key_group_states, EngineOptions()) is None
-            assert counted(restored.store, restored.key_group_states) == states
+            assert count_bytes(restored.store, restored.key_group_states) == states
     history.hour()
     for shard, manifest in enumerate(history.manifests):
         with history.restored(shard, 2, cache=None) as restored:
             uncounted = [replace(s, size_bytes=None) for s in manifest.key_group_states]
-            assert counted(restored.store, uncounted) == manifest.key_group_states
+            assert count_bytes(restored.store, uncounted) == manifest.key_group_states
 
 
 def test_a_count_that_is_too_small_is_counted_anew(tmp_path: Path) -> None:
@@ -281,7 +281,7 @@ def test_a_count_that_is_too_small_is_counted_anew(tmp_path: Path) -> None:
         expire(state)
         states = state.key_group_states()
         assert None in [s.size_bytes for s in states]
-        assert all((s.size_bytes or 0) >= 0 for s in counted(restored.store, states))
+        assert all((s.size_bytes or 0) >= 0 for s in count_bytes(restored.store, states))
 
 
 def check_state(history: History) -> None:

@@ -21,7 +21,7 @@ from state_backend.checkpoint.rewind import fork, rewind
 from state_backend.checkpoint.sweep import sweep
 from state_backend.formats import paths
 from state_backend.formats.table_evolution import batch_converter
-from state_backend.formats.table_schema import joined, table_schema
+from state_backend.formats.table_schema import join_schemas, table_schema
 from state_backend.formats.types import parse_struct
 from state_backend.values.errors import BaseMoved, CorruptFile, CorruptRecord, StorageUnavailable, UsageError
 from state_backend.values.handles import Handle
@@ -143,7 +143,7 @@ def test_a_table_has_all_columns_and_all_values(
     assert made == parse_struct(recorded_schema(schema(table)))
     assert table_schema(map(parse_struct, [old, new, old])) == made
     other = table_schema(map(parse_struct, [new, old]))  # The order of commits changes no column and no type.
-    assert (joined(made, other), joined(other, made)) == ((made, ()), (other, ()))
+    assert (join_schemas(made, other), join_schemas(other, made)) == ((made, ()), (other, ()))
     written = pa.RecordBatch.from_pylist(rows, schema=arrow_schema(old)).slice(start)
     read = batch_converter(arrow_schema(made.to_json()))(written)
     read.validate(full=True)

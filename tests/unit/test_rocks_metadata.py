@@ -478,7 +478,7 @@ def test_a_store_that_is_open_already_is_not_taken_for_a_damaged_one(tmp_path: P
 
 
 def test_a_full_local_disk_is_not_taken_for_the_storage() -> None:
-    error = rocks._translated(Exception("IO error: No space left on device: /tmp/x"), "can't write the state in /tmp/x")
+    error = rocks._translate(Exception("IO error: No space left on device: /tmp/x"), "can't write the state in /tmp/x")
     assert isinstance(error, StorageUnavailable)
     assert "is full (not the storage); free some space there, or set TMPDIR to a folder with more" in str(error)
 

@@ -29,7 +29,7 @@ def file(number: int, level: int, smallest: bytes, largest: bytes, epoch: int = 
 def log_of(*records: bytes) -> bytes:
     log = b""
     for record in records:
-        log += codec._framed(record, len(log))
+        log += codec._frame(record, len(log))
     return log
 
 

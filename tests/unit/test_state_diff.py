@@ -20,7 +20,7 @@ from cairn.operations.coordinator_of import coordinator_of
 from cairn.operations.export_state import export_state
 from state_backend.inspection import state_diff
 from state_backend.inspection.describe import plain
-from state_backend.inspection.state_diff import EntryChange, diff_states, merged, plan_groups
+from state_backend.inspection.state_diff import EntryChange, diff_states, merge_entries, plan_groups
 from state_backend.inspection.state_table import StateSource
 from state_backend.state.shard_state import ShardState
 from state_backend.state.state_variables import ListState, MapState, ValueState
@@ -206,7 +206,7 @@ def test_two_runs_are_merged(first: str, second: str, expected: str) -> None:
     def run(text: str) -> Any:
         return iter([(c.encode(), c.encode()) for c in text])
 
-    found = merged(run(first), run(second))
+    found = merge_entries(run(first), run(second))
     assert " ".join("".join(e.decode() if e else "-" for e in pair) for _, pair in found) == expected
 
 

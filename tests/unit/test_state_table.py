@@ -405,7 +405,7 @@ def test_a_record_that_crosses_blocks_of_the_manifest_is_one_record(tmp_path: Pa
     assert tails & {*range(1, 7)}  # too little for a header: the next record begins in the next block
     # RocksDB follows such a log too: here with an edit of 100,000 bytes that it ignores before the one that counts.
     ignored = b"\xff\x40" + b"\xa0\x8d\x06" + bytes(100_000)
-    image.write_bytes(without(log + rocksdb_manifest._framed(ignored, len(log)), [span]))
+    image.write_bytes(without(log + rocksdb_manifest._frame(ignored, len(log)), [span]))
     assert store_of(image.read_bytes(), "it").spans == ()
     with RocksStore(tmp_path / "image") as store:
         assert list(store.scan(b"", None)) == []

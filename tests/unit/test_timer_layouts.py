@@ -14,7 +14,7 @@ import pytest
 from state_backend.adapters.open_storage import open_storage
 from state_backend.inspection.state_diff import EntryChange, describe_change, diff_states
 from state_backend.inspection.state_table import StateSource, read_table
-from state_backend.shard.consolidation import counted
+from state_backend.shard.consolidation import count_bytes
 from state_backend.shard.restore import restore_shard
 from state_backend.state import layout
 from state_backend.state.check_shard import verify_shard
@@ -194,5 +194,5 @@ def test_a_removed_key_takes_its_bytes_with_it(tmp_path: Path, together: bool) -
     if together:
         lay_timers_together(state)
     left = remove_keys(state.store, state.key_group_states(), STATES, [(1, KEYS.encode(("a",)))]).key_group_states
-    assert counted(state.store, [replace(group, size_bytes=None) for group in left]) == left
+    assert count_bytes(state.store, [replace(group, size_bytes=None) for group in left]) == left
     state.store.close()

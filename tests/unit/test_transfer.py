@@ -229,7 +229,7 @@ def test_a_full_disk_of_the_worker_is_not_the_roots(tmp_path: Path, monkeypatch:
     def full(*_: Any, **_more: Any) -> Any:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("state_backend.adapters.local_storage.verified", full)
+    monkeypatch.setattr("state_backend.adapters.local_storage.verify_chunks", full)
     with pytest.raises(StorageUnavailable) as refused:
         write_verified([b"state"], handle, tmp_path / "out" / "a.sst", url=storage.url)
     assert "root" not in str(refused.value).partition("; ")[2]

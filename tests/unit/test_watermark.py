@@ -50,4 +50,4 @@ def test_rules(
     assert event_time.late_until_us == late_until_us
     assert event_time.base_ms == seen_ms
     assert event_time.due_ms(10_000) == due_ms
-    assert event_time.recorded(clock(seen_ms, None), 10_000, newest_us) == clock(*recorded)
+    assert event_time.advance(clock(seen_ms, None), 10_000, newest_us) == clock(*recorded)

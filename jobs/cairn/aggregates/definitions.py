@@ -15,13 +15,13 @@ from cairn.aggregates.column_types import MAX_DIGITS, numeric_type, scalar_type,
 from cairn.aggregates.folds import (
     ARRIVAL,
     Parts,
+    arrival_keys,
     arrivals_of,
-    arrived,
     counts_of,
     decimal_means,
     double_total,
     nan_as_one,
-    picked,
+    pick_values,
     running_sums,
     taken_rows,
     total_of,
@@ -324,7 +324,7 @@ class _Extreme(_OfColumn, ABC):
         values = column.values
         if pa.types.is_floating(before.type):
             values = nan_as_one(values + values.dtype.type(0))  # Adding 0 turns -0.0 into 0.0.
-        new = column.reduced(fold, values)
+        new = column.reduce(fold, values)
         valid, extremes = valid_rows(before), numbers(before).copy()
         extremes[present] = np.where(valid[present], fold(extremes[present], new), new)
         return array_of(extremes, before.type, valid | (column.counts > 0))
@@ -408,7 +408,7 @@ class First(OfOneRow):
             seen = booleans(old["seen"])
         places = np.arange(groups.keys)
         places[keys] = np.where(seen[keys], places[keys], groups.keys + np.arange(len(rows)))
-        new = picked(before, column.array, rows, places)
+        new = pick_values(before, column.array, rows, places)
         state = {"first": new, "seen": pa.array(np.ones(groups.keys, np.bool_))}
         return {**state, **arrivals_of(groups, old, keys, rows, ~seen[keys])}, new
 
@@ -416,7 +416,7 @@ class First(OfOneRow):
         """Return the value whose row came first."""
         rows = stored.batch.rows
         seen = valid_rows(whole(rows["first"])) if self.ignore_nulls else booleans(rows["seen"])
-        chosen = np.lexsort((*arrived(rows), ~seen, stored.key_of_row))[stored.starts]
+        chosen = np.lexsort((*arrival_keys(rows), ~seen, stored.key_of_row))[stored.starts]
         return taken_rows(rows, chosen)
 
 
@@ -443,14 +443,14 @@ class Last(OfOneRow):
             keys, rows = groups.some, (groups.starts + groups.lengths - 1)[groups.some]
         places = np.arange(groups.keys)
         places[keys] = groups.keys + np.arange(len(rows))
-        new = picked(old["last"], column.array, rows, places)
+        new = pick_values(old["last"], column.array, rows, places)
         return {"last": new, **arrivals_of(groups, old, keys, rows, np.ones(len(rows), np.bool_))}, new
 
     def merge(self, stored: Groups) -> Parts:
         """Return the value whose row came last."""
         rows = stored.batch.rows
         counts = valid_rows(whole(rows["last"])) if self.ignore_nulls else np.ones(rows.num_rows, np.bool_)
-        chosen = np.lexsort((*arrived(rows), counts, stored.key_of_row))[stored.starts + stored.lengths - 1]
+        chosen = np.lexsort((*arrival_keys(rows), counts, stored.key_of_row))[stored.starts + stored.lengths - 1]
         return taken_rows(rows, chosen)
 
 

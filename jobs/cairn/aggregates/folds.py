@@ -55,8 +55,8 @@ def _long_total(column: Column, before: pa.Array) -> tuple[Int64s, Bools]:
     low_bits = np.int64(0xFFFFFFFF)
     old, values = numbers(before), column.values.astype(np.int64)
     high, low = old >> 32, old & low_bits
-    high[column.present] += column.reduced(np.add, values >> 32)
-    low[column.present] += column.reduced(np.add, values & low_bits)
+    high[column.present] += column.reduce(np.add, values >> 32)
+    low[column.present] += column.reduce(np.add, values & low_bits)
     high += low >> 32
     return high << 32 | low & low_bits, (high < -(1 << 31)) | (high >= 1 << 31)
 
@@ -67,7 +67,7 @@ def _decimal_total(column: Column, before: pa.Array) -> tuple[Array, Bools]:
     Each limb is summed in an int64 of its own, so that no sum overflows. The carries are added afterwards.
     """
     total = numbers(before)
-    total[column.present] += column.reduced(np.add, column.values)
+    total[column.present] += column.reduce(np.add, column.values)
     for lower, upper in ((0, 1), (1, 2), (2, 3)):
         total[:, upper] += total[:, lower] >> 32
         total[:, lower] &= 0xFFFFFFFF
@@ -154,7 +154,7 @@ def arrivals_of(groups: Groups, old: Parts, keys: Any, rows: Int64s, replaced: B
     return {"interval_ms": array_of(interval_ms, pa.int64()), "number": array_of(number, pa.int64())}
 
 
-def arrived(rows: pa.Table) -> tuple[Int64s, Int64s]:
+def arrival_keys(rows: pa.Table) -> tuple[Int64s, Int64s]:
     """Return the numbers and the interval ends of the arrivals, as keys for a sort."""
     return numbers(whole(rows["number"])), numbers(whole(rows["interval_ms"]))
 
@@ -165,7 +165,7 @@ def taken_rows(rows: pa.Table, chosen: Int64s) -> Parts:
     return {name: whole(taken[name]) for name in taken.column_names}
 
 
-def picked(before: pa.Array, array: pa.Array, rows: Int64s, places: Int64s) -> pa.Array:
+def pick_values(before: pa.Array, array: pa.Array, rows: Int64s, places: Int64s) -> pa.Array:
     """Return one element for each key: its stored element, or a new element from the batch."""
     new = array.take(pa.array(rows)).cast(before.type)
     return pa.concat_arrays([before, new]).take(pa.array(places))

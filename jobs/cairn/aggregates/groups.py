@@ -99,7 +99,7 @@ class Column:
             return np.asarray(self.array.drop_null().cast(pa.float64()).to_numpy())
         return self.values.astype(np.float64)
 
-    def reduced(self, fold: np.ufunc, values: Array) -> Array:
+    def reduce(self, fold: np.ufunc, values: Array) -> Array:
         """Reduce the values of each key to one value. Keys without a non-null value are left out."""
         if len(values) == len(self.starts):
             return values

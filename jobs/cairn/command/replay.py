@@ -111,17 +111,17 @@ def describe_replay(found: Replay) -> dict[str, Any]:
                 "processing_time_ms": call.processing_time_ms,
                 "watermark_ms": call.watermark_ms,
                 "timer_ms": call.timer_ms,
-                "rows": shown(call.rows),
+                "rows": to_json_value(call.rows),
                 "uses": [
                     {
                         "state": use.what,
                         "method": use.method,
-                        "arguments": shown(use.arguments),
-                        "result": shown(use.result),
+                        "arguments": to_json_value(use.arguments),
+                        "result": to_json_value(use.result),
                     }
                     for use in call.uses
                 ],
-                "output": shown(call.output),
+                "output": to_json_value(call.output),
             }
             for call in found.run.calls
         ],
@@ -138,8 +138,8 @@ def _rows_as_json(difference: RowsDifference) -> dict[str, Any] | None:
     if not difference.known:
         return None
     return {
-        "only_committed": shown(difference.only_committed),
-        "only_replayed": shown(difference.only_replayed),
+        "only_committed": to_json_value(difference.only_committed),
+        "only_replayed": to_json_value(difference.only_replayed),
         "other_order": difference.other_order,
         "other_types": [*difference.other_types],
     }
@@ -217,21 +217,21 @@ def _lines_of_comparison(found: Replay) -> Iterator[str]:
     yield from (f"because: {reason}" for reason in found.reasons)
 
 
-def shown(value: Any) -> Any:
+def to_json_value(value: Any) -> Any:
     """Return a value of user code as JSON values. Values of unknown types become their text."""
     value = plain(value)
     if isinstance(value, dict):
-        return {str(name): shown(of) for name, of in value.items()}
+        return {str(name): to_json_value(of) for name, of in value.items()}
     if isinstance(value, list):
-        return [*map(shown, value)]
+        return [*map(to_json_value, value)]
     item = getattr(value, "item", None)
     if callable(item) and getattr(value, "ndim", None) == 0:
-        return shown(item())
+        return to_json_value(item())
     return value if value is None or isinstance(value, bool | int | float | str) else str(value)
 
 
 def _text(value: Any) -> str:
-    return json.dumps(shown(value), ensure_ascii=False)
+    return json.dumps(to_json_value(value), ensure_ascii=False)
 
 
 def _instant(ms: int) -> str:

@@ -41,7 +41,7 @@ from state_backend.checkpoint.log import Log, read_log
 from state_backend.checkpoint.output_schemas import newest_output, recorded_schemas, schema_of
 from state_backend.checkpoint.parallel import at_once
 from state_backend.formats.table_evolution import batch_converter
-from state_backend.formats.table_schema import joined, table_schema
+from state_backend.formats.table_schema import join_schemas, table_schema
 from state_backend.formats.types import StructType as SparkStruct
 from state_backend.formats.types import names_and_types, parse_struct
 from state_backend.ports.storage import Storage
@@ -218,7 +218,7 @@ class _OutputReader(DataSourceReader):
 
 
 def _check_clashes(later: tuple[SparkStruct, OutputFile], earlier: tuple[SparkStruct, OutputFile]) -> None:
-    clashes = joined(earlier[0], later[0])[1]
+    clashes = join_schemas(earlier[0], later[0])[1]
     if clashes:
         fields = "; ".join(f"{c.path!r} is {c.one}, but {c.other} in {later[1].handle.path}" for c in clashes)
         raise UsageError(

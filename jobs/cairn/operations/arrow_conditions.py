@@ -7,7 +7,7 @@ NumPy and pandas in three points:
     zero          0.0 and -0.0 are the same value.
     null          A comparison with null is neither true nor false. Great Expectations then counts no failing row.
 
-`unsupported` says which expectations these conditions can evaluate. `tests/property/test_arrow_conditions.py` compares the results with
+`find_unsupported` says which expectations these conditions can evaluate. `tests/property/test_arrow_conditions.py` compares the results with
 those of Great Expectations' Spark engine.
 """
 
@@ -133,7 +133,7 @@ def _doubles(column: pa.Array, bound: float) -> pa.Array:
 # --- which expectations -----------------------------------------------------------------------------------------------
 
 
-def unsupported(expectation: str, kwargs: Mapping[str, Any], schema: pa.Schema) -> str | None:
+def find_unsupported(expectation: str, kwargs: Mapping[str, Any], schema: pa.Schema) -> str | None:
     """Return why these conditions can't evaluate an expectation with Spark's result; None if they can.
 
     An expectation of a column that does not exist is supported: evaluating it says which columns exist.

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from state_backend.adapters.local_storage import LocalStorage
 from state_backend.adapters.open_storage import open_storage
 from state_backend.adapters.work_folders import work_folder
-from state_backend.checkpoint.fresh_listing import listed, note_names
+from state_backend.checkpoint.fresh_listing import list_fresh, note_names
 from state_backend.checkpoint.log import outputs_of, read_log
 from state_backend.formats import paths
 from state_backend.ports.storage import Storage, lists_late
@@ -67,7 +67,7 @@ def copy_output(folder: str) -> Callable[[SparkSession | None, list[str], Interv
                 if not output.late:
                     name = output.handle.path.rpartition("/")[2]
                     wanted[f"{prefix}{checkpoint_id:020d}-{name}"] = output.handle
-        there = listed(destination, prefix)
+        there = list_fresh(destination, prefix)
         copies = [path for path in there if path not in wanted and _COPY.fullmatch(path)]
         note_names(destination, prefix, [path.removeprefix(prefix) for path in wanted])
         for path, handle in wanted.items():

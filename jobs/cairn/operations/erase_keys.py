@@ -106,7 +106,7 @@ def plan_forget(
     _check_policy(log, record, options)
     _left_out(log, record, encoded)
     content, entries = record.content, Counter[str]()
-    keys = located(encoded, content)
+    keys = locate_keys(encoded, content)
     shards = _shards_with(content, keys, storage)
     for manifest in shards:
         with work_folder(f"forget-{manifest.shard}") as work, _opened(manifest, storage, work, engine) as restored:
@@ -115,7 +115,7 @@ def plan_forget(
     if options.rewrite_output:
         with work_folder("forget-output") as work:
             outputs = _outputs_without(storage, log, encoded, content, None, work)
-    suspects = suspected(log, encoded, storage, engine)
+    suspects = find_suspected(log, encoded, storage, engine)
     drops = suspects if options.drop_checkpoints else ()
     return Forgot(
         checkpoint=None,
@@ -209,7 +209,7 @@ def _attempt(
 ) -> Forgot:
     storage, record = coordinator.storage, _newest(log, coordinator.pipeline)
     _check_policy(log, record, options)
-    content, keys = record.content, located(encoded, record.content)
+    content, keys = record.content, locate_keys(encoded, record.content)
     left_out = _left_out(log, record, encoded)
     outputs = _NO_OUTPUTS
     # The base needs no lease: if another commit drops the base, this attempt can't be committed anyway.
@@ -227,7 +227,7 @@ def _attempt(
         if options.rewrite_output:
             with work_folder("forget-output") as work:
                 outputs = _outputs_without(storage, log, encoded, content, attempt, work)
-        suspects = suspected(log, encoded, storage, engine)
+        suspects = find_suspected(log, encoded, storage, engine)
         drops = suspects if options.drop_checkpoints else ()
         restored = as_restored(
             content,
@@ -306,7 +306,7 @@ def _forgotten_before(
     if options.rewrite_output:
         with work_folder("forget-output") as work:
             outputs = _outputs_without(storage, log, encoded, record.content, None, work)
-    suspects = suspected(log, encoded, storage, engine)
+    suspects = find_suspected(log, encoded, storage, engine)
     if outputs.rewritten or (options.drop_checkpoints and suspects):
         return None
     return Forgot(
@@ -324,7 +324,7 @@ def _forgotten_before(
 # --- shards ----------------------------------------------------------------------------------------------------------------------
 
 
-def located(encoded: Collection[bytes], content: Content) -> Keys:
+def locate_keys(encoded: Collection[bytes], content: Content) -> Keys:
     """Return each encoded key with its key group, by the key-group count of the checkpoint that `content` describes."""
     schema = parse_struct(content.key_schema)
     codec = KeyCodec(schema)
@@ -411,7 +411,7 @@ def _rewritten(
 # --- older checkpoints -------------------------------------------------------------------------------------------------------------
 
 
-def suspected(log: Log, encoded: Collection[bytes], storage: Storage, engine: EngineOptions) -> tuple[int, ...]:
+def find_suspected(log: Log, encoded: Collection[bytes], storage: Storage, engine: EngineOptions) -> tuple[int, ...]:
     """Return the ids of the retained checkpoints whose files may hold one of the keys.
 
     A checkpoint also counts if only deleted or replaced entries of its files may hold a key. For a key that was forgotten
@@ -420,7 +420,7 @@ def suspected(log: Log, encoded: Collection[bytes], storage: Storage, engine: En
     known: dict[bytes, bool] = {}
     found = []
     for record in log.completed():
-        keys = located([key for key in encoded if not is_free_of(log, record, key)], record.content)
+        keys = locate_keys([key for key in encoded if not is_free_of(log, record, key)], record.content)
         with telling_drops(storage, record.id):
             if keys and _is_suspected(record, keys, storage, engine, known):
                 found.append(record.id)

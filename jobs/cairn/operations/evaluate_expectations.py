@@ -19,9 +19,9 @@ import pyarrow as pa
 
 from cairn.change_expectations import ChangeExpectations
 from cairn.operations import arrow_tables, state_tables
-from cairn.operations.arrow_conditions import unsupported
+from cairn.operations.arrow_conditions import find_unsupported
 from cairn.operations.checks import Check
-from cairn.operations.expectation_suites import OVER_TIME, Rows, Suites, Table, declared, over_changes
+from cairn.operations.expectation_suites import OVER_TIME, Rows, Suites, Table, over_changes, read_declared
 from cairn.operations.row_json import has_json
 from cairn.pipeline import Pipeline
 from cairn.spark.session import SessionOnDemand, open_now, zone_of_session
@@ -256,7 +256,7 @@ def needs_spark(
         return "two columns have the same name"
     if odd := [name for name in identity if not has_json(schema.field(name).type)]:
         return f"column {odd[0]} is {schema.field(odd[0]).type}"
-    reasons = [unsupported(e.configuration.type, e.configuration.kwargs, schema) for e in expectations]
+    reasons = [find_unsupported(e.configuration.type, e.configuration.kwargs, schema) for e in expectations]
     if over_time is not None and base is not None and over_time.needs_pairs:
         if over_time.removable is not None and not selects:
             return "removable is an SQL condition"
@@ -266,7 +266,9 @@ def needs_spark(
         changes = tables.changes(0, None).schema
         if len({*changes.names}) < len(changes):
             return "two columns of the table of changes have the same name"
-        reasons += [unsupported(e.configuration.type, e.configuration.kwargs, changes) for e in over_changes(over_time)]
+        reasons += [
+            find_unsupported(e.configuration.type, e.configuration.kwargs, changes) for e in over_changes(over_time)
+        ]
     return next((reason for reason in reasons if reason is not None), None)
 
 
@@ -301,7 +303,7 @@ def try_expectations(
     now = StateSource.of_record(url, record)
     compared = Compared(now=now, before=None if base is None else StateSource.of_record(url, base))
     names = [*(d.name for d in record.content.states), TIMERS_NAME]
-    rules = Declared(*declared(pipeline, names, with_base=base is not None))
+    rules = Declared(*read_declared(pipeline, names, with_base=base is not None))
     for state in rules.states if spark is None else ():
         expectations, over_time = rules.suites.get(state, ()), rules.over_time.get(state)
         if (reason := needs_spark(state, expectations, over_time, compared, selects=False)) is not None:

@@ -37,7 +37,7 @@ class Table:
     expectations: Sequence[Any]
 
 
-def declared(
+def read_declared(
     pipeline: Pipeline, states: Collection[str], *, with_base: bool
 ) -> tuple[dict[str, Sequence[Any]], dict[str, ChangeExpectations]]:
     """Return the pipeline's expectations on each state, and those on its change since the base."""

@@ -21,7 +21,7 @@ from cairn.rows.routing import Inputs, key_schema_of
 from cairn.rows.watermark import EventTime, event_time_of
 from cairn.runners.output_schema import recorded_schema
 from cairn.runners.processor_handle import ArrowDeclaringHandle, DeclaringHandle
-from cairn.runners.user_code import described
+from cairn.runners.user_code import describe_error
 from cairn.shard_jobs.interval import IntervalJob
 from cairn.shipping.code_version import begin_code_version, code_reference
 from cairn.shipping.ship_processor import (
@@ -319,7 +319,7 @@ def _derived_output(spark: SparkSession, pipeline: Pipeline, input_schema: Struc
         raise
     except BaseException as error:
         raise ProcessorError(
-            f"pipeline {pipeline.name!r}: {name_of(pipeline.processor)}.deriveOutputSchema failed on the driver: {described(error)}"
+            f"pipeline {pipeline.name!r}: {name_of(pipeline.processor)}.deriveOutputSchema failed on the driver: {describe_error(error)}"
         ) from error
     if derived is None:
         raise UsageError(
@@ -359,7 +359,7 @@ def _spelled(
         kept = base.states if pipeline.api == "arrow" and pipeline.output_schema is None else ()
         for schema in (base.key_schema, *(state.versions[-1].value for state in kept)):
             known += [field["name"] for field in schema["fields"]]
-    spelled = names.spelled(known)
+    spelled = names.spell(known)
     return rows if spelled == rows.schema.names else rows.toDF(*spelled)
 
 
@@ -427,7 +427,7 @@ def _plan_states(
         raise
     except BaseException as error:
         raise ProcessorError(
-            f"pipeline {pipeline.name!r}: {name_of(pipeline.processor)}.init failed on the driver: {described(error)}"
+            f"pipeline {pipeline.name!r}: {name_of(pipeline.processor)}.init failed on the driver: {describe_error(error)}"
         ) from error
     for state in handle.declared.values():
         for schema in (state.versions[-1].user_key, state.versions[-1].value):
@@ -485,7 +485,7 @@ def _check_unchanged(pipeline: Pipeline, base: Content | None, key_schema: Struc
     for what, now, recorded in pipeline.changed_since(base):
         raise _changed(pipeline, what, now, recorded)
     before, now_types = (
-        [(names.folded(n), t) for n, t in _key_types(s)] for s in (base.key_schema, key_schema.jsonValue())
+        [(names.fold(n), t) for n, t in _key_types(s)] for s in (base.key_schema, key_schema.jsonValue())
     )
     if before != now_types:
         raise _changed(pipeline, "the key", parse_struct(key_schema.jsonValue()), parse_struct(base.key_schema))

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from cairn.operations.checks import Check
 from cairn.operations.checks_page import checks_page, page_path, relative_link, write_page
 from cairn.operations.evaluate_expectations import Compared, Declared, Engines, evaluate
-from cairn.operations.expectation_suites import declared
+from cairn.operations.expectation_suites import read_declared
 from cairn.operations.place import Place
 from cairn.spark.session import SessionOnDemand, open_now
 from state_backend.adapters.open_storage import join_url, open_storage
@@ -407,7 +407,7 @@ def _expected(
 ) -> tuple[Validation, Mapping[str, str]]:
     """Evaluate the expectations that the pipeline's owner wrote."""
     entries, before = {s.state: s.entries for s in found.states}, target.before
-    rules = Declared(*declared(pipeline, [*entries], with_base=before is not None))
+    rules = Declared(*read_declared(pipeline, [*entries], with_base=before is not None))
     if not rules.states:
         return found, {}
     from cairn.spark.first_cause import first_cause

@@ -77,7 +77,7 @@ class History(ReadyMade):
     def check_settings(cls) -> None:
         """Check the class attributes."""
         check_deleted(cls)
-        names = _tracked(cls.tracked)
+        names = _find_tracked(cls.tracked)
         if names is not None and (not names or not all(isinstance(name, str) and name for name in names)):
             raise UsageError(
                 f'{cls.__name__}.tracked is {cls.tracked!r}; name columns, as in tracked = ("city", "plan")'
@@ -102,13 +102,13 @@ class History(ReadyMade):
         row = fields_beside_key(handle)
         self._names = [f.name for f in row]
         self._values = [name for name in self._names if name not in (handle.event_time, self.deleted)]
-        for name in _tracked(self.tracked) or ():
+        for name in _find_tracked(self.tracked) or ():
             type_of(owner, "tracked", name, handle)
             if name in (*handle.key_schema.names, self.deleted):
                 raise UsageError(
                     f"{owner}.tracked names column {name!r}, which is a key column or `deleted`; leave it out"
                 )
-        self._compared = _tracked(self.tracked) or [name for name in self._values if name not in handle.order_by]
+        self._compared = _find_tracked(self.tracked) or [name for name in self._values if name not in handle.order_by]
         check_free(owner, MAKES_VERSION, handle.input_schema.names, "History", "the state")
         fields = [*with_deleted(self.deleted, row), StructField(MAKES_VERSION, BooleanType())]
         self._changes = handle.getListState(STATE, StructType(fields))
@@ -136,8 +136,10 @@ class History(ReadyMade):
         line = _time_line(owners, times)
         begins = self._begins(line, columns, deletes)
         self._keep(line, times, columns, deletes, begins, batch.time.getCurrentWatermarkInMs())
-        was = self._emitted(held.rows, deletes)
-        emitted = _emitted(line, owners, times, deletes, begins, was, self._replaced_alike(line, columns, len(was)))
+        was = self._select_emitted(held.rows, deletes)
+        emitted = _select_emitted(
+            line, owners, times, deletes, begins, was, self._replaced_alike(line, columns, len(was))
+        )
         rows = pa.array(emitted.rows)
         time_type = columns[self._handle.event_time].type
         output = keys_at(batch, owners[emitted.rows])
@@ -153,7 +155,7 @@ class History(ReadyMade):
         times, deletes = numbers(columns[self._handle.event_time]), self._deletions(columns)
         line = _time_line(held.key_of_row, times)
         # No row has come: the emitted versions stay, even if other settings or another release emitted them.
-        begins = self._emitted(held.rows, deletes)[line.order]
+        begins = self._select_emitted(held.rows, deletes)[line.order]
         self._keep(line, times, columns, deletes, begins, batch.time.getCurrentWatermarkInMs())
         return BatchResult()
 
@@ -162,7 +164,7 @@ class History(ReadyMade):
             return np.zeros(len(columns[self._handle.event_time]), np.bool_)
         return booleans(columns[self.deleted])
 
-    def _emitted(self, held: pa.Table, deletes: Bools) -> Bools:
+    def _select_emitted(self, held: pa.Table, deletes: Bools) -> Bools:
         """Return True for each row of the state that was emitted as a version."""
         made: Bools = booleans(held[MAKES_VERSION].fill_null(True)) & ~deletes[: len(held)]
         return made
@@ -267,7 +269,7 @@ class _Emitted:
     has_end: Bools
 
 
-def _emitted(
+def _select_emitted(
     line: _TimeLine, owners: Int64s, times: Int64s, deletes: Bools, begins: Bools, was: Bools, alike: Bools
 ) -> _Emitted:
     """Return the versions that are new or changed, and those to delete."""
@@ -294,5 +296,5 @@ def _emitted(
     )
 
 
-def _tracked(value: Any) -> tuple[Any, ...] | None:
+def _find_tracked(value: Any) -> tuple[Any, ...] | None:
     return None if value is None else tuple(value) if isinstance(value, tuple | list) else (value,)

@@ -122,7 +122,7 @@ class Latest(ReadyMade):
         keys, old = batch.keys.num_rows, batch.states[STATE]
         newest, replaces = self._newest(batch)
         places = np.where(replaces, keys + newest, np.arange(keys))
-        was_deleted, is_deleted = self._deleted(old[self.deleted], batch, places) if self.deleted else (None, None)
+        was_deleted, is_deleted = self._find_deleted(old[self.deleted], batch, places) if self.deleted else (None, None)
         kept = {column.name for column in self._columns} | {self.deleted}
         new = {}
         for name in old.column_names:
@@ -160,7 +160,7 @@ class Latest(ReadyMade):
         of_best = np.where(given == best[batch.key_of_row], np.arange(len(given)), -1)
         return np.maximum.reduceat(of_best, starts), ~exists | (best >= stored)
 
-    def _deleted(self, old: pa.ChunkedArray, batch: KeyedBatch, places: Int64s) -> tuple[Bools, Bools]:
+    def _find_deleted(self, old: pa.ChunkedArray, batch: KeyedBatch, places: Int64s) -> tuple[Bools, Bools]:
         """Return True for each key that was deleted before the batch, and for each key that is deleted after it."""
         before = booleans(old)
         rows = booleans(batch.rows[self.deleted])

@@ -63,9 +63,9 @@ class ReadyMade(ArrowProcessor, ABC):
         for setting in self.column_settings:
             value = getattr(self, setting, None)
             if isinstance(value, str):
-                setattr(self, setting, _spelled(value, names))
+                setattr(self, setting, _spell(value, names))
             elif isinstance(value, list | tuple):
-                setattr(self, setting, tuple(_spelled(text, names) for text in value))
+                setattr(self, setting, tuple(_spell(text, names) for text in value))
 
     @classmethod
     @abstractmethod
@@ -78,7 +78,7 @@ class ReadyMade(ArrowProcessor, ABC):
         cls.check_settings()
 
 
-def _spelled(text: Any, names: Sequence[str]) -> Any:
+def _spell(text: Any, names: Sequence[str]) -> Any:
     """Return a text such as "score" or "score desc" with the column as the input spells it."""
     if not isinstance(text, str):
         return text
@@ -141,7 +141,7 @@ class ChangedKeys:
     def __init__(self) -> None:
         self._changed_before = False
 
-    def to_put_out(self, batch: KeyedBatch, changed: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+    def select_changed(self, batch: KeyedBatch, changed: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
         """Return True for each key that has changed, and that has no more rows in the next batch."""
         changed = changed.copy()
         changed[0] |= self._changed_before

@@ -26,7 +26,7 @@ from cairn.processors.windows import (
     Windows,
     are_in,
     is_sorted,
-    joined,
+    join_tables,
     of_open_key,
     versions_of,
 )
@@ -96,7 +96,7 @@ class SessionWindow(Windows):
         super().check_settings()
 
     def _more(self) -> list[str]:
-        return [*super()._more(), *([DELETED] if self._versioned else [])]
+        return [*super()._more(), *([DELETED] if self._is_versioned else [])]
 
     def init(self, handle: Any) -> None:
         """Declare the map state `sessions`."""
@@ -110,14 +110,14 @@ class SessionWindow(Windows):
                 )
             self._gap_unit = 1 if isinstance(of, DayTimeIntervalType) else _SECOND
         self._carried: Int64s = np.zeros(0, np.int64)
-        values = [StructField(END, self._of_time), *parts, *([StructField(VERSION, LongType())] * self._versioned)]
+        values = [StructField(END, self._of_time), *parts, *([StructField(VERSION, LongType())] * self._is_versioned)]
         self._sessions = handle.getMapState(STATE, StructType([StructField(START, self._of_time)]), StructType(values))
 
     def handleBatch(self, batch: KeyedBatch) -> BatchResult:
         """Add the rows of a batch to the sessions of their keys."""
         times, gaps = times_of(type(self).__name__, batch, self._handle.event_time), self._gaps(batch)
         starts = within_bounds(times, 0, gaps)
-        stored = self._stored()
+        stored = self._read_stored()
         line = _sessions_of(stored, batch.key_of_row, starts, starts + gaps, self._carried)
         old = self._old_parts(batch, stored, line)
         order = np.argsort(line.of_row, kind="stable")
@@ -138,7 +138,7 @@ class SessionWindow(Windows):
 
     def handleExpiredTimers(self, batch: KeyedBatch) -> BatchResult:
         """Put out the sessions that are due, and remove those that the watermark has passed."""
-        stored = self._stored()
+        stored = self._read_stored()
         due_ms = batch.time.getCurrentWatermarkInMs()
         ended = ceil_ms(stored.ends) <= due_ms
         put_out = self._is_due(stored.ends, stored.versions, due_ms)
@@ -185,7 +185,7 @@ class SessionWindow(Windows):
             )
         return np.minimum(gaps, LONGEST_US // self._gap_unit) * self._gap_unit
 
-    def _stored(self) -> _Stored:
+    def _read_stored(self) -> _Stored:
         entries = self._sessions.iterator()
         return _Stored(
             owners=entries.key_of_row,
@@ -205,11 +205,11 @@ class SessionWindow(Windows):
             return stored.parts.take(pa.array(first, mask=first < 0))
         merging = counts[line.of_member] > 1
         at = np.append(0, np.cumsum(counts[many])).astype(np.int64)
-        merged = self._merged(
+        merged = self._merge(
             batch, line.owners[many], line.begins[many], stored.parts.take(pa.array(line.members[merging])), at
         )
         first[many] = len(stored.owners) + np.arange(len(many))
-        return joined([stored.parts, merged.cast(stored.parts.schema)]).take(pa.array(first, mask=first < 0))
+        return join_tables([stored.parts, merged.cast(stored.parts.schema)]).take(pa.array(first, mask=first < 0))
 
     def _with_untouched(self, batch: KeyedBatch, line: _Sessions, old: pa.Table, some: Int64s, step: Any) -> Any:
         """Add the sessions that an earlier batch of the interval has changed, and that have no rows in this batch."""
@@ -219,7 +219,7 @@ class SessionWindow(Windows):
         more = self._values(batch, line.owners[rest], line.begins[rest], untouched)
         place = pa.array(np.argsort(np.concatenate([some, rest])))
         values = {name: pa.concat_arrays([values[name], more[name]]).take(place) for name in values}
-        return joined([parts, untouched.select(parts.column_names).cast(parts.schema)]).take(place), values
+        return join_tables([parts, untouched.select(parts.column_names).cast(parts.schema)]).take(place), values
 
     def _settle(
         self, batch: KeyedBatch, stored: _Stored, line: _Sessions, parts: pa.Table, values: Any
@@ -283,7 +283,7 @@ class SessionWindow(Windows):
 
     def _write(self, owners: Int64s, begins: Int64s, ends: Int64s, parts: pa.Table, versions: Int64s) -> None:
         values = parts.append_column(END, self._times(ends))
-        if self._versioned:
+        if self._is_versioned:
             values = values.append_column(VERSION, array_of(versions.astype(np.int64), pa.int64()))
         self._sessions.updateValue(owners, self._user_keys(begins), values)
 

@@ -100,7 +100,7 @@ class SlidingWindow(Windows):
         self._carried: Int64s = np.zeros(0, np.int64)
         key = made_with(self, ("size", "slide", "offset"), [StructField(PANE, self._of_time)])
         self._panes = handle.getMapState(PANES, key, StructType(values))
-        if self._versioned:
+        if self._is_versioned:
             of_version = StructType([StructField(VERSION, LongType())])
             self._put_out = handle.getMapState(PUT_OUT, StructType([StructField(START, self._of_time)]), of_version)
 
@@ -122,7 +122,7 @@ class SlidingWindow(Windows):
             # The first windows of the pane may have closed.
             first = np.maximum(first, self._end_after(self._handle.late_ms * 1000))
         self._handle.registerTimer(cut.owners[new], ceil_ms(first - self._lateness))
-        if not self._versioned:
+        if not self._is_versioned:
             return BatchResult()
         return BatchResult(output=self._changed_rows(batch, cut.owners, cut.begins))
 
@@ -142,7 +142,7 @@ class SlidingWindow(Windows):
         closed = self._last_end(panes) <= due_us
         self._panes.removeKey(owners[closed], entries.keys.filter(pa.array(closed)))
         waiting_for = np.maximum(self._first_end(panes), self._end_after(due_us + self._lateness)) - self._lateness
-        if self._versioned:
+        if self._is_versioned:
             self._close(owners, due_us)
             # With `allowed_lateness`, a pane also needs a timer at the end of its last window, because the pane closes then.
             waiting_for = np.minimum(waiting_for, self._last_end(panes))
@@ -211,9 +211,9 @@ class SlidingWindow(Windows):
     ) -> pa.Table:
         """Return the output rows of windows, and remember their versions."""
         begins = ends - self._size
-        parts = self._merged(batch, owners, begins, parts, at)
+        parts = self._merge(batch, owners, begins, parts, at)
         versions = np.zeros(len(owners), np.int64)
-        if self._versioned:
+        if self._is_versioned:
             versions = versions_of(self._put_out.getValue(owners, self._user_keys(begins))[0])
             if self._lateness:
                 chosen = (versions > 0) == changed

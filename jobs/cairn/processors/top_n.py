@@ -105,7 +105,7 @@ class TopN(ReadyMade):
         """Merge the rows of a batch into the best rows of their keys."""
         held = self._top.get()
         owners = np.concatenate([held.key_of_row, batch.key_of_row])
-        columns = {name: self._joined(held.rows[name], batch.rows[name]) for name in self._names}
+        columns = {name: self._join(held.rows[name], batch.rows[name]) for name in self._names}
         codes = order_codes(self._order, [columns[column.name] for column in self._order])
         order = np.lexsort((codes, owners))
         of_key, of_rank = owners[order], codes[order]
@@ -124,12 +124,12 @@ class TopN(ReadyMade):
         changed[of_key[chosen >= len(held.rows)]] = True
         new = changed[of_key]
         self._top.put(of_key[new], pa.table({name: columns[name].take(pa.array(chosen[new])) for name in self._names}))
-        put_out = self._changed.to_put_out(batch, changed)[of_key]
+        put_out = self._changed.select_changed(batch, changed)[of_key]
         rows = pa.array(chosen[put_out])
         output = keys_at(batch, of_key[put_out]) | {name: columns[name].take(rows) for name in self._names}
         output[RANK] = array_of(ranks[put_out].astype(np.int64), pa.int64())
         return BatchResult(output=pa.table(output))
 
     @staticmethod
-    def _joined(old: pa.ChunkedArray, new: pa.ChunkedArray) -> pa.Array:
+    def _join(old: pa.ChunkedArray, new: pa.ChunkedArray) -> pa.Array:
         return pa.concat_arrays([whole(old).cast(new.type), whole(new)])

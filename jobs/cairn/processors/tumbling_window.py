@@ -24,7 +24,7 @@ from cairn.processors.windows import (
     VERSION,
     Windows,
     check_offset,
-    joined,
+    join_tables,
     of_open_key,
     rows_by_window,
     versions_of,
@@ -81,7 +81,7 @@ class TumblingWindow(Windows):
         self._size, self._offset = self.size // MICROSECOND, self.offset // MICROSECOND
         self._carried: Int64s = np.zeros(0, np.int64)
         # No aggregate has a state field of this name: the names of its fields are `<aggregate>_<part>`.
-        values += [StructField(VERSION, LongType())] if self._versioned else []
+        values += [StructField(VERSION, LongType())] if self._is_versioned else []
         key = made_with(self, ("size", "offset"), [StructField(START, self._of_time)])
         self._windows = handle.getMapState(STATE, key, StructType(values))
 
@@ -101,7 +101,7 @@ class TumblingWindow(Windows):
             stored, there = self._windows.getValue(of_first, self._user_keys(carried))
             more = self._values(batch, of_first, carried, stored)
             values = {name: pa.concat_arrays([values[name], more[name]]) for name in values}
-            parts = joined([parts, stored.select(parts.column_names).cast(parts.schema)])
+            parts = join_tables([parts, stored.select(parts.column_names).cast(parts.schema)])
             owners, begins = np.concatenate([owners, of_first]), np.concatenate([begins, carried])
             exists, versions = np.concatenate([exists, there]), np.concatenate([versions, versions_of(stored)])
         waits = of_open_key(batch, owners)
@@ -112,7 +112,7 @@ class TumblingWindow(Windows):
         changed = versions + put_out
         keep = np.flatnonzero(~closes)
         kept = parts if len(keep) == len(owners) else parts.take(pa.array(keep))
-        if self._versioned:
+        if self._is_versioned:
             kept = kept.append_column(VERSION, array_of(changed[keep], pa.int64()))
         self._windows.updateValue(owners[keep], self._user_keys(begins[keep]), kept)
         new = np.flatnonzero(~closes & ~exists)

@@ -115,10 +115,10 @@ class Windows(ReadyMade, ABC):
 
     def _more(self) -> list[str]:
         """Return the names of the output columns that `early` and `allowed_lateness` add."""
-        return [VERSION] * self._versioned + [FINAL] * self.early
+        return [VERSION] * self._is_versioned + [FINAL] * self.early
 
     @property
-    def _versioned(self) -> bool:
+    def _is_versioned(self) -> bool:
         return self.early or bool(self.allowed_lateness)
 
     def _declare(self, handle: Any) -> list[StructField]:
@@ -162,7 +162,7 @@ class Windows(ReadyMade, ABC):
         none = np.zeros(len(owners) + 1, np.int64)
         return self._step(Groups(self._windows_of(batch, owners, begins, self._no_rows, none)), parts)[1]
 
-    def _merged(self, batch: KeyedBatch, owners: Int64s, begins: Int64s, parts: pa.Table, at: Int64s) -> pa.Table:
+    def _merge(self, batch: KeyedBatch, owners: Int64s, begins: Int64s, parts: pa.Table, at: Int64s) -> pa.Table:
         """Merge the aggregates of several parts of a window."""
         if len(parts) == len(owners):
             return parts.select(self._part_names())
@@ -272,7 +272,7 @@ def check_offset(cls: Any) -> None:
     check_length_of_time(f"{cls.__name__}.offset", cls.offset)
 
 
-def joined(tables: Sequence[pa.Table]) -> pa.Table:
+def join_tables(tables: Sequence[pa.Table]) -> pa.Table:
     """Return the rows of tables with the same columns, each column as one array."""
     return tables[0] if len(tables) == 1 else pa.concat_tables(tables).combine_chunks()
 

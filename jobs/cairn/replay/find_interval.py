@@ -43,7 +43,7 @@ def find_interval(log: Log, pipeline: str, which: str | Interval, schedule: Sche
                 f"{pipeline}: checkpoint {dropped.id} of {dropped.interval} is dropped: its state, code and source position are unknown\n"
                 f"{_others(log)}"
             )
-        raise NoSuchCheckpoint(f"{pipeline}: no checkpoint {_named(which, zone)}\n{_others(log)}")
+        raise NoSuchCheckpoint(f"{pipeline}: no checkpoint {_name_interval(which, zone)}\n{_others(log)}")
     record = log.whole(max(found, key=lambda k: (k.kind == "interval", log.quarantine_above(k.id) is None, k.id)).id)
     content = record.content
     if content.kind != "interval":
@@ -84,7 +84,7 @@ def _of_interval(log: Log, which: str | Interval, zone: tzinfo) -> tuple[list[Ke
     return found, dropped[-1] if dropped else None
 
 
-def _named(which: str | Interval, zone: tzinfo) -> str:
+def _name_interval(which: str | Interval, zone: tzinfo) -> str:
     if isinstance(which, Interval):
         return f"of {which}"
     return which if which.isdecimal() else f"of an interval that starts at {_instant(which, zone)}"

@@ -71,7 +71,7 @@ def plan_key(
     `attempt`: The attempt, which is never prepared.
     """
     try:
-        return _planned(LocalSession(zone), pipeline, root, attempt, begun, key)
+        return _plan(LocalSession(zone), pipeline, root, attempt, begun, key)
     except NeedsSpark as error:
         if spark is None:
             raise UsageError(f"the source of pipeline {pipeline.name!r} needs Spark: it uses {error}") from None
@@ -81,12 +81,10 @@ def plan_key(
             raise
     session = spark()
     with in_zone_of(session, zone):
-        return _planned(session, pipeline, root, attempt, begun, key)
+        return _plan(session, pipeline, root, attempt, begun, key)
 
 
-def _planned(
-    session: Any, pipeline: Pipeline, root: str, attempt: Attempt, begun: Begun, key: SearchedKey
-) -> PlannedKey:
+def _plan(session: Any, pipeline: Pipeline, root: str, attempt: Attempt, begun: Begun, key: SearchedKey) -> PlannedKey:
     with in_zone_of(session, pipeline.time_zone):
         read = read_source(session, pipeline, attempt.interval)
         return plan_read_key(session, pipeline, root, attempt, begun, key, read)

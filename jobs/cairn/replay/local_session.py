@@ -20,7 +20,7 @@ from pyspark.sql.pandas.types import from_arrow_type, to_arrow_schema
 
 from cairn.replay.text_files import Doubtful, read_csv, read_json
 from cairn.rows.local_rows import LocalRows
-from cairn.rows.row_order import unordered
+from cairn.rows.row_order import find_unordered_type
 from cairn.spark.ddl import parse_ddl_locally
 from state_backend.formats.types import parse_struct
 from state_backend.inspection.key_entries import SearchedKey
@@ -143,7 +143,7 @@ class _Reader:
         # As in Spark, every column of a file is nullable, even if the schema says otherwise.
         schema = t.StructType([t.StructField(f.name, f.dataType, True) for f in declared.fields])
         for field in schema.fields:
-            if not isinstance(field.dataType, _SIMPLE) or unordered(field.dataType) is not None:
+            if not isinstance(field.dataType, _SIMPLE) or find_unordered_type(field.dataType) is not None:
                 raise NeedsSpark(f"a column of type {field.dataType.simpleString()}")
         return LocalFrame(schema, self._session.zone, files=files)
 
@@ -177,7 +177,7 @@ class LocalFrame(LocalRows):
     def rows_of(self, key: SearchedKey, names: Sequence[str]) -> LocalRows:
         """Return the input rows of one key."""
         wanted = to_arrow_schema(self.schema, timezone=self.zone.name, prefers_large_types=False)
-        found = [_filtered(part, key, names) for part in self._parts(wanted)]
+        found = [_filter(part, key, names) for part in self._parts(wanted)]
         table = pa.concat_tables(found) if found else wanted.empty_table()
         return LocalRows.of_table(table, self.schema, self.zone)
 
@@ -202,7 +202,7 @@ class LocalFrame(LocalRows):
         raise NeedsSpark(f"DataFrame.{name}")
 
 
-def _filtered(part: pa.Table, key: SearchedKey, names: Sequence[str]) -> pa.Table:
+def _filter(part: pa.Table, key: SearchedKey, names: Sequence[str]) -> pa.Table:
     named = part.select([*names]).rename_columns([*key.schema.names])
     at = pa.array(range(part.num_rows), pa.int64())
     found = rows_of_key(named.append_column("__at", at), key)

@@ -91,14 +91,14 @@ class Trace:
                 result = method(*arguments, **named)
             if hasattr(result, "__next__"):
                 use.result, use.reads = [], True
-                return self._followed(result, use)
+                return self._follow(result, use)
             use.result = plain_value(result)
             return result
 
         with suppress(AttributeError):  # An object with `__slots__` takes no new method: its uses are not recorded.
             setattr(owner, name, watched)
 
-    def _followed(self, results: Iterator[Any], use: Use) -> Iterator[Any]:
+    def _follow(self, results: Iterator[Any], use: Use) -> Iterator[Any]:
         while True:
             with self._inside():
                 result = next(results, self)
@@ -149,8 +149,8 @@ class TracedProcessor:
     def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Any]:
         """Call the processor, and record rows in and out."""
         call = self._trace.begin("handleInputRows", timerValues)
-        results = self._processor.handleInputRows(key, _recorded(rows, call.rows), timerValues)
-        return _recorded(iterable(results, "handleInputRows"), call.output)
+        results = self._processor.handleInputRows(key, _record(rows, call.rows), timerValues)
+        return _record(iterable(results, "handleInputRows"), call.output)
 
     def handleInitialState(self, key: Any, initialState: Any, timerValues: Any) -> None:
         """Call the processor, and record the row of initial state."""
@@ -164,7 +164,7 @@ class TracedProcessor:
         results = self._processor.handleExpiredTimer(
             key=key, timerValues=timerValues, expiredTimerInfo=expiredTimerInfo
         )
-        return _recorded(iterable(results, "handleExpiredTimer"), call.output)
+        return _record(iterable(results, "handleExpiredTimer"), call.output)
 
     # --- Arrow API ----------------------------------------------------------------------------------------------------
 
@@ -210,7 +210,7 @@ class TracedFactory:
         return TracedProcessor(processor, self.trace)
 
 
-def _recorded(items: Any, into: list[Any]) -> Iterator[Any]:
+def _record(items: Any, into: list[Any]) -> Iterator[Any]:
     for item in items:
         into += rows_of(item)
         yield item

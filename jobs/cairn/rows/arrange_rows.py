@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 from pyspark.sql.types import ArrayType, StructType
 
 from cairn.rows.routing import INITIAL, INPUT, KEY_GROUP, KIND, PART, TICK, check_order_by, flat_columns, key_columns
-from cairn.rows.row_order import MASK_BITS, unordered
+from cairn.rows.row_order import MASK_BITS, find_unordered_type
 from cairn.rows.sort_rows import SORT_BYTES, sorted_batches
 from state_backend.formats.arrow_columns import valid_rows
 from state_backend.values.frozen import frozen
@@ -45,7 +45,7 @@ class Arrangement:
     # The columns of the initial state; None if the interval has no initial state.
     initial: Columns | None
 
-    def arranged(
+    def arrange(
         self,
         batches: Iterable[pa.RecordBatch],
         spill: Callable[[], AbstractContextManager[Path]],
@@ -111,7 +111,7 @@ class Arrangement:
         count = rows.num_rows
         parts = rows.column(PART) if PART in rows.schema.names else pa.nulls(count, pa.binary())
         found = {KEY_GROUP: rows.column(KEY_GROUP), PART: parts, KIND: rows.column(KIND)}
-        found |= dict(zip(key_columns(len(self.input.key)), map(_normalised, self._keys(rows)), strict=True))
+        found |= dict(zip(key_columns(len(self.input.key)), map(_normalise, self._keys(rows)), strict=True))
         for kind, columns in self._by_kind:
             others = None if self.initial is None else pa.array(rows.column(KIND).to_numpy() != kind)
             flat = [*map(one_nan, _flat(rows, kind, columns))]
@@ -131,7 +131,7 @@ def plan_arrangement(
     """Plan how a task orders rows of these schemas."""
     check_order_by(order_by, rows)
     schemas = [rows, *([initial] if initial is not None else [])]
-    if any(isinstance(f.dataType, _NESTED) or unordered(f.dataType) is not None for s in schemas for f in s):
+    if any(isinstance(f.dataType, _NESTED) or find_unordered_type(f.dataType) is not None for s in schemas for f in s):
         return None
     return Arrangement(
         input=_columns(rows.names, key, order_by),
@@ -173,6 +173,6 @@ def one_nan(column: pa.Array) -> pa.Array:
     return pc.if_else(pc.is_nan(column), pa.scalar(float("nan"), column.type), column)
 
 
-def _normalised(column: pa.Array) -> pa.Array:
+def _normalise(column: pa.Array) -> pa.Array:
     """Replace -0.0 by 0.0 and every NaN by one NaN in a key column."""
     return pc.add(one_nan(column), pa.scalar(0.0, column.type)) if pa.types.is_floating(column.type) else column

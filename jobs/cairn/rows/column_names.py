@@ -30,7 +30,7 @@ class ColumnNames:
     def __post_init__(self) -> None:
         seen: dict[str, str] = {}
         for name in self.names:
-            folded = self.folded(name)
+            folded = self.fold(name)
             if folded in seen:
                 raise SourceError(
                     f"{self.what} has two columns {seen[folded]!r} and {name!r}, which Spark can't tell apart"
@@ -43,9 +43,9 @@ class ColumnNames:
 
         If no column has the name, it is returned unchanged, so that the caller can report it.
         """
-        for wanted in (name, unquoted(name)):
+        for wanted in (name, remove_quotes(name)):
             for own in self.names:
-                if self.folded(own) == self.folded(wanted):
+                if self.fold(own) == self.fold(wanted):
                     return own
         return name
 
@@ -65,14 +65,14 @@ class ColumnNames:
             raise UsageError(f"{self.what}: the key names a column twice: {', '.join(key)}")
         return own
 
-    def spelled(self, recorded: Iterable[str]) -> list[str]:
+    def spell(self, recorded: Iterable[str]) -> list[str]:
         """Return the names as the records spell them: the first of the recorded names that are equal but for case."""
         spelling: dict[str, str] = {}
         for name in recorded:
-            spelling.setdefault(self.folded(name), name)
-        return [spelling.get(self.folded(name), name) for name in self.names]
+            spelling.setdefault(self.fold(name), name)
+        return [spelling.get(self.fold(name), name) for name in self.names]
 
-    def folded(self, name: str) -> str:
+    def fold(self, name: str) -> str:
         """Return a form of the name that is equal for all spellings of one column."""
         return name if self.case_sensitive else name.lower()
 
@@ -99,7 +99,7 @@ def check_spelling(schema: StructType, case_sensitive: bool, what: str, earlier:
             )
 
 
-def unquoted(name: str) -> str:
+def remove_quotes(name: str) -> str:
     """Return the name without Spark's backticks. A text that is not one quoted name is returned unchanged."""
     match = _QUOTED.fullmatch(name)
     return match[1].replace("``", "`") if match else name
@@ -141,7 +141,7 @@ def _parts(column: Any) -> list[str]:
     expression: Any = getattr(column, "_expr", None)
     if type(expression).__name__ == "ColumnReference":
         name = expression.name()
-        return [unquoted(name)] if "." not in name or unquoted(name) != name else name.split(".")
+        return [remove_quotes(name)] if "." not in name or remove_quotes(name) != name else name.split(".")
     return []
 
 

@@ -19,7 +19,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 
 from cairn.rows.arrange_rows import one_nan
 from cairn.rows.routing import INITIAL, INPUT, TICK, check_order_by, key_columns
-from cairn.rows.row_order import MASK_BITS, unordered, without_zones
+from cairn.rows.row_order import MASK_BITS, find_unordered_type, without_zones
 from state_backend.formats.spark_hash import key_hasher
 from state_backend.formats.types import parse_struct
 from state_backend.values.errors import UsageError
@@ -38,7 +38,7 @@ class LocalRows:
 
     def __init__(self, rows: Any, schema: t.StructType, zone: Zone, what: str = "the rows") -> None:
         for field in schema.fields:
-            if (found := unordered(field.dataType)) is not None:
+            if (found := find_unordered_type(field.dataType)) is not None:
                 raise UsageError(
                     f"{what}: column {field.name!r} is {field.dataType.simpleString()}; only Spark can sort values of type {found.simpleString()}\n"
                     "Leave the column out here, or test this pipeline with run_interval and a Spark session"
@@ -96,7 +96,7 @@ class _Part:
         self.name = "__input" if kind == INPUT else "__initial"
         schema, table = rows.schema, rows.table
         columns = {f.name: table.column(n).combine_chunks() for n, f in enumerate(schema.fields)}
-        self.keys = [_normalised(columns[name], schema[name].dataType) for name in key]
+        self.keys = [_normalise(columns[name], schema[name].dataType) for name in key]
         self.struct = pa.StructArray.from_arrays(
             [one_nan(columns[f.name]) for f in schema.fields], fields=list(table.schema)
         )
@@ -136,16 +136,16 @@ def _batches(places: Sequence[_Place], parts: Sequence[_Part]) -> list[pa.Record
             "__key_group": pa.array([place[0] for place in places], pa.int32()),
             "__kind": pa.array([place[2] for place in places], pa.int8()),
             **{
-                name: _gathered(places, {part.kind: part.keys[n] for part in parts})
+                name: _gather(places, {part.kind: part.keys[n] for part in parts})
                 for n, name in enumerate(key_columns(len(parts[0].keys)))
             },
-            **{part.name: _gathered(places, {part.kind: part.struct}) for part in parts},
+            **{part.name: _gather(places, {part.kind: part.struct}) for part in parts},
         }
     )
     return [batch for batch in table.combine_chunks().to_batches(BATCH_ROWS) if batch.num_rows]
 
 
-def _gathered(places: Sequence[_Place], columns: Mapping[int, pa.Array]) -> pa.Array:
+def _gather(places: Sequence[_Place], columns: Mapping[int, pa.Array]) -> pa.Array:
     """Collect one column of the sorted rows from the columns of the input and of the initial state."""
     start, offsets = 0, {}
     for kind, column in columns.items():
@@ -238,7 +238,7 @@ def _has_float(field: Any) -> bool:
     return _is_float(data_type)
 
 
-def _normalised(column: pa.Array, data_type: t.DataType) -> pa.Array:
+def _normalise(column: pa.Array, data_type: t.DataType) -> pa.Array:
     """Replace -0.0 by 0.0 in a key column, also inside of arrays and structs."""
     if not _has_float(data_type):
         return column

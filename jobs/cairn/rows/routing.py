@@ -54,7 +54,7 @@ from pyspark.sql.types import (
 )
 
 from cairn.rows.connect_frames import with_schema
-from cairn.rows.row_order import bytes_of, needs_bytes, normalised, spark_order, tie_breaks
+from cairn.rows.row_order import bytes_of, needs_bytes, normalise_zeros, spark_order, tie_breaks
 from state_backend.formats.key_codec import check_key_schema
 from state_backend.formats.types import parse_struct
 from state_backend.values.errors import UsageError
@@ -134,7 +134,7 @@ def route_in_order(spark: SparkSession, inputs: Inputs, *, parts: Sequence[bytes
     in_bytes: list[str] = []
     for kind, rows, key in inputs.by_kind():
         of, name = rows.schema, _STRUCT[kind]
-        keyed.append(_keyed(rows, kind, key, max_parallelism))
+        keyed.append(_add_key(rows, kind, key, max_parallelism))
         order_by = inputs.order_by if kind == INPUT else ()
         values += _in_order(name, of, [*order_by, *of.names], key)
         ties += tie_breaks([(_in(name, f.name), f.dataType) for f in of])
@@ -195,23 +195,23 @@ def _flat(rows: DataFrame, kind: int, key: Sequence[str], max_parallelism: int) 
     return rows.selectExpr(
         _key_group(key, max_parallelism),
         f"cast({kind} as tinyint) as {KIND}",
-        *[f"{_quoted(name)} as {flat}" for name, flat in zip(names, flat_columns(kind, len(names)), strict=True)],
+        *[f"{_quote(name)} as {flat}" for name, flat in zip(names, flat_columns(kind, len(names)), strict=True)],
     )
 
 
 def _key_group(key: Sequence[str], max_parallelism: int) -> str:
-    hashed = f"xxhash64({', '.join(map(_quoted, key))})"
+    hashed = f"xxhash64({', '.join(map(_quote, key))})"
     return f"cast(pmod({hashed}, {max_parallelism}) as int) as {KEY_GROUP}"
 
 
-def _keyed(rows: DataFrame, kind: int, key: Sequence[str], max_parallelism: int) -> DataFrame:
+def _add_key(rows: DataFrame, kind: int, key: Sequence[str], max_parallelism: int) -> DataFrame:
     column = _STRUCT[kind]
     unordered = [_column(f.name) for f in rows.schema if needs_bytes(f.dataType)]
     return rows.select(
         F.expr(_key_group(key, max_parallelism)),
         F.lit(kind).cast("tinyint").alias("__kind"),
         *[
-            normalised(_column(name), rows.schema[name].dataType).alias(alias)
+            normalise_zeros(_column(name), rows.schema[name].dataType).alias(alias)
             for name, alias in zip(key, key_columns(len(key)), strict=True)
         ],
         F.struct(*[_one_nan(_column(f.name), f.dataType).alias(f.name) for f in rows.schema]).alias(column),
@@ -297,8 +297,8 @@ def _shard(parallelism: int, max_parallelism: int) -> Column:
 
 
 def _column(name: str) -> Column:
-    return F.col(_quoted(name))
+    return F.col(_quote(name))
 
 
-def _quoted(name: str) -> str:
+def _quote(name: str) -> str:
     return f"`{name.replace('`', '``')}`"

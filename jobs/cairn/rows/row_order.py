@@ -103,13 +103,15 @@ def tie_breaks(columns: Sequence[tuple[Column, DataType]]) -> list[Column]:
     return masks + others
 
 
-def unordered(data_type: DataType) -> DataType | None:
+def find_unordered_type(data_type: DataType) -> DataType | None:
     """Return the first type in `data_type` that only the JVM can order; None without one."""
     match data_type:
         case ArrayType():
-            return unordered(data_type.elementType)
+            return find_unordered_type(data_type.elementType)
         case StructType():
-            return next((found for f in data_type.fields if (found := unordered(f.dataType)) is not None), None)
+            return next(
+                (found for f in data_type.fields if (found := find_unordered_type(f.dataType)) is not None), None
+            )
     known = type(data_type) in _IN_PYTHON
     if isinstance(data_type, StringType):
         known = known and data_type.isUTF8BinaryCollation()
@@ -128,15 +130,15 @@ def bytes_of(columns: Sequence[Column]) -> Column:
     return F.arrow_udf(_row_bytes, BinaryType())(*columns)
 
 
-def normalised(column: Column, data_type: DataType) -> Column:
+def normalise_zeros(column: Column, data_type: DataType) -> Column:
     """Replace -0.0 by 0.0 in a key column, also inside of arrays and structs, because Spark treats both as one key."""
     if not _has(data_type, lambda t: isinstance(t, FloatType | DoubleType)):
         return column
     match data_type:
         case ArrayType():
-            return F.transform(column, lambda item: normalised(item, data_type.elementType))
+            return F.transform(column, lambda item: normalise_zeros(item, data_type.elementType))
         case StructType():
-            fields = [normalised(column.getField(f.name), f.dataType).alias(f.name) for f in data_type.fields]
+            fields = [normalise_zeros(column.getField(f.name), f.dataType).alias(f.name) for f in data_type.fields]
             return F.when(column.isNotNull(), F.struct(*fields))
     # By IEEE 754, -0.0 + 0.0 is 0.0.
     return column + F.lit(0.0).cast(data_type)

@@ -88,12 +88,12 @@ def sorted_batches(
             written += 1
         at_once = max(_LEAST_MERGED, most_bytes // (4 * max(run.piece_bytes for run in runs)))
         while len(runs) > at_once:
-            merged = _merged(runs[:at_once], columns_of, most_bytes)
+            merged = _merge(runs[:at_once], columns_of, most_bytes)
             longer = _write_run(folder, written, _even(merged, _PIECE_OF_RUN))
             for run in runs[:at_once]:
                 run.path.unlink()
             runs, written = [*runs[at_once:], longer], written + 1
-        yield from _even(_merged(runs, columns_of, most_bytes), cut)
+        yield from _even(_merge(runs, columns_of, most_bytes), cut)
 
 
 def total_order(columns: Iterable[pa.Array], count: int) -> Positions:
@@ -196,9 +196,7 @@ def _passes_of_bytes(column: pa.Array) -> Iterator[_Pass]:
             begin = starts[rows] + number * _PIECE_BYTES
             left = np.clip(sizes[rows] - number * _PIECE_BYTES, 0, _PIECE_BYTES)
             if everywhere is None:
-                return np.array(
-                    [int.from_bytes(_padded(raw, b, n)) for b, n in zip(begin, left, strict=True)], np.uint64
-                )
+                return np.array([int.from_bytes(_pad(raw, b, n)) for b, n in zip(begin, left, strict=True)], np.uint64)
             # Near the end of the data, eight bytes are read from an earlier offset. The bytes before the value are
             # shifted out.
             read = np.minimum(begin, last)
@@ -225,7 +223,7 @@ def _passes_of_bytes(column: pa.Array) -> Iterator[_Pass]:
     yield rest
 
 
-def _padded(raw: npt.NDArray[np.uint8], begin: int, size: int) -> bytes:
+def _pad(raw: npt.NDArray[np.uint8], begin: int, size: int) -> bytes:
     return raw[begin : begin + size].tobytes().ljust(_PIECE_BYTES, b"\0")
 
 
@@ -336,7 +334,7 @@ class _Run:
         return bool(self._read == self._file.num_record_batches)
 
 
-def _merged(written: Sequence[_Written], columns_of: SortColumns, most_bytes: int) -> Iterator[pa.RecordBatch]:
+def _merge(written: Sequence[_Written], columns_of: SortColumns, most_bytes: int) -> Iterator[pa.RecordBatch]:
     """Merge sorted runs: yield all their rows in one sorted order."""
     with ExitStack() as stack:
         runs = [_Run(stack.enter_context(pa.OSFile(str(run.path)))) for run in written]

@@ -74,7 +74,7 @@ class EventTime:
         advanced = self._reached_ms(interval_end_ms, None) if self.rule == "interval" else self.base_ms
         return advanced or 0
 
-    def recorded(self, time: LogicalTime, interval_end_ms: int, newest_event_us: int | None) -> LogicalTime:
+    def advance(self, time: LogicalTime, interval_end_ms: int, newest_event_us: int | None) -> LogicalTime:
         """Return the clock that the interval's checkpoint records: `time` with the new watermarks."""
         return replace(
             time,

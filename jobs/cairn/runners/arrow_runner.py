@@ -86,7 +86,7 @@ class ArrowRunner:
                 state, time_mode, key_schema, input_schema, event_time, due_ms, late_ms, order_by
             )
             self._processor.init(self._handle)
-            self._handle.initialized()
+            self._handle.end_init()
         self._states = self._handle.states
 
     def process(self, batches: InputBatches) -> None:

@@ -72,7 +72,7 @@ class KeyedRunner:
             self._processor = processor()
             self._handle = ProcessorHandle(state, time_mode)
             self._processor.init(self._handle)
-            self._handle.initialized()
+            self._handle.end_init()
 
     def process(self, rows: KeyedInput) -> None:
         """Call `handleInputRows` or `handleInitialState` for each key."""
@@ -92,7 +92,7 @@ class KeyedRunner:
                         add(result)
                     settle()
             except BaseException as error:
-                self._user_code.failed(call, key, error)
+                self._user_code.fail(call, key, error)
             if count % _KEYS_PER_CHECK == 0 and output.full:
                 self._write_output()
         self._handle.state = HandleState.DATA_PROCESSED
@@ -114,7 +114,7 @@ class KeyedRunner:
                         add(result)
                     settle()
                 except Exception as error:
-                    self._user_code.failed("handleExpiredTimer", key, error)
+                    self._user_code.fail("handleExpiredTimer", key, error)
                 if count % _KEYS_PER_CHECK == 0 and output.full:
                     self._write_output()
         self._handle.state = HandleState.TIMER_PROCESSED

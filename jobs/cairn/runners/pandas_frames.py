@@ -44,7 +44,7 @@ def frame_slices(zone: str) -> SlicesOf:
 
     def slices_of(column: pa.StructArray) -> Slices:
         batch = pa.RecordBatch.from_arrays(
-            [_widened(values) for values in column.flatten()],
+            [_widen(values) for values in column.flatten()],
             schema=pa.schema([field.with_type(_wide(field.type)) for field in column.type]),
         )
         frame = pd.concat(ArrowBatchTransformer.to_pandas(batch, timezone=zone), axis=1)
@@ -143,7 +143,7 @@ def _wide(data_type: pa.DataType) -> pa.DataType:
     return pa.float64() if pa.types.is_floating(data_type) else data_type
 
 
-def _widened(values: pa.Array) -> pa.Array:
+def _widen(values: pa.Array) -> pa.Array:
     wide = _wide(values.type)
     return values if wide == values.type else values.cast(wide)
 
@@ -162,12 +162,12 @@ def whole_frames(parts: Iterator[pd.DataFrame]) -> Iterator[pd.DataFrame]:
         held.append(part)
         rows += len(part)
         while rows >= _ROWS_PER_FRAME:
-            whole = _joined(held)
+            whole = _join(held)
             yield _as_frame(whole[:_ROWS_PER_FRAME])
             rows -= _ROWS_PER_FRAME
             held = [whole[_ROWS_PER_FRAME:].reset_index(drop=True)] if rows else []
     if rows:
-        yield _as_frame(_joined(held))
+        yield _as_frame(_join(held))
 
 
 def key_values(column: pa.Array) -> list[Any]:
@@ -181,7 +181,7 @@ def key_values(column: pa.Array) -> list[Any]:
     return [None if at is None else pd.Timestamp(at.replace(tzinfo=None)) for at in values]
 
 
-def _joined(frames: list[pd.DataFrame]) -> pd.DataFrame:
+def _join(frames: list[pd.DataFrame]) -> pd.DataFrame:
     """Return the rows of all frames; integers as `Int64` if not all frames have them as the same dtype."""
     if len(frames) == 1:
         return frames[0]
@@ -282,19 +282,19 @@ class OutputFrames:
     def _column(self, at: int, parts: tuple[Any, ...]) -> pa.Array | pa.ChunkedArray:
         if len({part.dtype for part in parts}) == 1 and isinstance(parts[0], np.ndarray):
             try:
-                return self._converted(at, np.concatenate(parts))
+                return self._convert(at, np.concatenate(parts))
             except ProcessorError:
                 pass
         arrays = []
         for part, frame in zip(parts, self._pending, strict=True):
             try:
-                arrays.append(self._converted(at, part))
+                arrays.append(self._convert(at, part))
             except ProcessorError as error:
                 first = ", ".join(f"{name}={values[0]!r}" for name, values in zip(self._names, frame, strict=True))
                 raise ProcessorError(f"{error}; the frame begins with ({first})") from error
         return pa.chunked_array(arrays, self._file.schema.field(at).type)
 
-    def _converted(self, at: int, values: Any) -> pa.Array:
+    def _convert(self, at: int, values: Any) -> pa.Array:
         made, field = self._exactly(at, values), self._file.schema.field(at)
         if values.dtype.kind not in "iub" and _holds_large_integer(made):
             wrong = next((value for value in values if _is_lossy(value, field.type)), None)

@@ -152,17 +152,17 @@ class ProcessorHandle(spark_api.StatefulProcessorHandle):
         The schema and the time to live are ignored here: the driver read them from its own call of `init` when it
         planned the interval.
         """
-        return self._planned(RowValueState, stateName, "getValueState")
+        return self._plan(RowValueState, stateName, "getValueState")
 
     def getListState(self, stateName: str, schema: Any, ttlDurationMs: int | None = None) -> RowListState:
         """Return the list state of this name. Only `init` may call this method."""
-        return self._planned(RowListState, stateName, "getListState")
+        return self._plan(RowListState, stateName, "getListState")
 
     def getMapState(
         self, stateName: str, userKeySchema: Any, valueSchema: Any, ttlDurationMs: int | None = None
     ) -> RowMapState:
         """Return the map state of this name. Only `init` may call this method."""
-        return self._planned(RowMapState, stateName, "getMapState")
+        return self._plan(RowMapState, stateName, "getMapState")
 
     def deleteIfExists(self, stateName: str) -> None:
         """Allow the state of this name to be missing in this shard.
@@ -172,13 +172,13 @@ class ProcessorHandle(spark_api.StatefulProcessorHandle):
         _check_state(self.state, "deleteIfExists", HandleState.CREATED)
         self._unplanned.pop(stateName, None)
 
-    def initialized(self) -> None:
+    def end_init(self) -> None:
         """Mark the end of `init`. From then on, handlers may use timers."""
         for error in self._unplanned.values():
             raise error
         self.state = HandleState.INITIALIZED
 
-    def _planned(self, make: Callable[[ShardState, str], State], name: str, call: str) -> State:
+    def _plan(self, make: Callable[[ShardState, str], State], name: str, call: str) -> State:
         _check_state(self.state, call, HandleState.CREATED)
         try:
             return make(self._shard, name)
@@ -397,7 +397,7 @@ class ArrowHandle(ProcessorHandle):
 
         The method returns None, because a processor needs no object for a value state.
         """
-        found = self._planned(
+        found = self._plan(
             lambda shard, name: ValueColumns(shard, shard.descriptor(name, "value")), stateName, "getValueState"
         )
         if isinstance(found, ValueColumns):
@@ -405,15 +405,15 @@ class ArrowHandle(ProcessorHandle):
 
     def getListState(self, stateName: str, schema: Any, ttlDurationMs: int | None = None) -> Any:
         """Return the list state of this name, which acts on the keys of the current batch."""
-        return self._planned(partial(self._keyed, "list", ListColumns, ArrowListState), stateName, "getListState")
+        return self._plan(partial(self._add_key, "list", ListColumns, ArrowListState), stateName, "getListState")
 
     def getMapState(
         self, stateName: str, userKeySchema: Any, valueSchema: Any, ttlDurationMs: int | None = None
     ) -> Any:
         """Return the map state of this name, which acts on the keys of the current batch."""
-        return self._planned(partial(self._keyed, "map", MapColumns, ArrowMapState), stateName, "getMapState")
+        return self._plan(partial(self._add_key, "map", MapColumns, ArrowMapState), stateName, "getMapState")
 
-    def _keyed(self, kind: str, columns_of: Any, state_of: Any, shard: ShardState, name: str) -> Any:
+    def _add_key(self, kind: str, columns_of: Any, state_of: Any, shard: ShardState, name: str) -> Any:
         columns = columns_of(shard, shard.descriptor(name, kind))
         self._columns.append(columns)
         return state_of(columns, f"{kind} state {name!r}")

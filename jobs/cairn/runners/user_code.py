@@ -38,9 +38,9 @@ class UserCode:
         try:
             yield
         except BaseException as error:
-            self.failed(name, key, error)
+            self.fail(name, key, error)
 
-    def failed(self, name: str, key: Any, error: BaseException) -> NoReturn:
+    def fail(self, name: str, key: Any, error: BaseException) -> NoReturn:
         """Raise a ProcessorError that names the pipeline, the call, the key and the interval.
 
         The user code's traceback becomes a note of the ProcessorError.
@@ -49,7 +49,7 @@ class UserCode:
             raise error
         where = f"{name}, key {tuple(key)!r}" if key is not None else name
         trace = user_traceback(error)
-        what = f"pipeline {self._pipeline!r}: {where}, interval {self._interval}: {described(error)}"
+        what = f"pipeline {self._pipeline!r}: {where}, interval {self._interval}: {describe_error(error)}"
         if self._offers_null and isinstance(error, StateTypeError):
             what += "\nTo store NULL instead of such values, as Spark does, set Pipeline(on_type_mismatch='null')"
         raised = ProcessorError(printable(what))
@@ -60,7 +60,7 @@ class UserCode:
         raise raised from (error if printable(trace) == trace else None)
 
 
-def described(error: BaseException) -> str:
+def describe_error(error: BaseException) -> str:
     """Return an error's type and text for a message. The type is left out for errors of Cairn.
 
     The function never raises, even if the error's `__str__` does.

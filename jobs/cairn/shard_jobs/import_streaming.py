@@ -105,7 +105,7 @@ class ImportJob(JobOnContent):
         )
         if (groups != np.repeat(np.asarray(rows["__key_group"].combine_chunks()), lengths)).any():
             raise InvariantViolated(f"{self.source}: rows reached shards that do not own the rows' keys")
-        located, every = reader.located(table), np.ones(len(items), np.bool_)
+        located, every = reader.to_entries(table), np.ones(len(items), np.bool_)
         if n == TIMERS:
             writer.put_timers(located, groups, every)
         else:

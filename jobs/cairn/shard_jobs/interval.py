@@ -46,7 +46,7 @@ from state_backend.formats.key_columns import KeyColumns
 from state_backend.formats.types import parse_struct
 from state_backend.ports.storage import Storage
 from state_backend.shard.changelog import ChangelogOptions, ShardChangelog
-from state_backend.shard.consolidation import consolidate, counted, most_bytes
+from state_backend.shard.consolidation import consolidate, count_bytes, most_bytes
 from state_backend.shard.file_cache import damage_of_copies, open_cache
 from state_backend.shard.manifest import needed_manifest
 from state_backend.shard.restore import RestoredShard, restore_shard
@@ -257,7 +257,7 @@ class IntervalJob(JobOnContent):
         if changelog and changelog.fits(most_bytes(restored.store, key_group_states, self.engine)):
             return changelog.append(storage, attempt=self.content.attempt, task=task, key_group_states=key_group_states)
         with clock.phase("consolidate", "merging files"):
-            key_group_states = counted(restored.store, key_group_states)
+            key_group_states = count_bytes(restored.store, key_group_states)
             consolidate(
                 restored.store,
                 key_groups=key_group_states,
@@ -365,12 +365,12 @@ class IntervalJob(JobOnContent):
             state,
             key_values=key_values if frames else pa.Array.to_pylist,
             joined=whole_frames if frames else iter,
-            refused=self._refused,
+            refused=self._refusal,
         )
         runner.process(rows)
         return runner, rows.keys
 
-    def _refused(self, value: str) -> ProcessorError:
+    def _refusal(self, value: str) -> ProcessorError:
         """Return the error about a value of the input that the pipeline's form can't hold."""
         holds, forms = (
             (
@@ -413,7 +413,7 @@ class IntervalJob(JobOnContent):
         newest_event_us = max((ack.newest_event_us for ack in acks if ack.newest_event_us is not None), default=None)
         time_ = content.time
         if self.event_time is not None:
-            time_ = self.event_time.recorded(time_, content.interval.end_ms, newest_event_us)
+            time_ = self.event_time.advance(time_, content.interval.end_ms, newest_event_us)
         # Time outside of the slowest shard is Spark's: it plans the query, waits for cores, shuffles, and fetches the
         # acks.
         durations_us = {"plan": plan_us, "spark": max(0, spark_us - sum(slowest(acks).values()))}

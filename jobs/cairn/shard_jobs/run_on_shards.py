@@ -194,7 +194,7 @@ def _run_shard(shipped: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.R
     arrangement: Arrangement | None
     job, arrangement = unship(shipped)
     if arrangement is not None:
-        batches = arrangement.arranged(batches, partial(work_folder, f"sort-{context.partitionId()}"))
+        batches = arrangement.arrange(batches, partial(work_folder, f"sort-{context.partitionId()}"))
     batches = iter(batches)
     first = next(batch for batch in batches if batch.num_rows)
     part = first.column(PART)[0].as_py()

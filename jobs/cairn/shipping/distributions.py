@@ -74,7 +74,7 @@ def _contents(info: Path) -> tuple[frozenset[str], frozenset[str]]:
 
 @cache
 def _installed_at(info: Path) -> InstalledDistribution:
-    return _described(importlib.metadata.Distribution.at(info))
+    return _describe(importlib.metadata.Distribution.at(info))
 
 
 def distribution_here(name: str) -> InstalledDistribution | None:
@@ -84,13 +84,13 @@ def distribution_here(name: str) -> InstalledDistribution | None:
     """
     if name not in _SEEN:
         try:
-            _SEEN[name] = _described(importlib.metadata.distribution(name))
+            _SEEN[name] = _describe(importlib.metadata.distribution(name))
         except importlib.metadata.PackageNotFoundError:
             return None
     return _SEEN[name]
 
 
-def _described(found: importlib.metadata.Distribution) -> InstalledDistribution:
+def _describe(found: importlib.metadata.Distribution) -> InstalledDistribution:
     record, wheel = found.read_text("RECORD"), found.read_text("WHEEL") or ""
     digest = ""
     if record is not None:

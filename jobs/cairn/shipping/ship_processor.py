@@ -100,7 +100,7 @@ class ShippedProcessor:
 
 def ship_processor(processor: Any, pipeline: str) -> ShippedProcessor:
     """Pack a processor: a class, an instance, a partial, or a function that returns a processor."""
-    with _named(pipeline):
+    with _name_pipeline(pipeline):
         digest, code = _hash_code(processor)
         modules: Sequence[UserModule] = code.modules
         _LOADED.update((m.name, (sys.modules[m.name], m.digest)) for m in modules if m.name in sys.modules)
@@ -128,7 +128,7 @@ def ship_processor(processor: Any, pipeline: str) -> ShippedProcessor:
 def processor_on_driver(processor: Any, pipeline: str) -> Any:
     """Make a new processor in this process, from a copy. Its changes affect no worker and no later interval."""
     file = io.BytesIO()
-    with _named(pipeline):
+    with _name_pipeline(pipeline):
         copier = _Copier(file)
         _dump(copier, processor)
         file.seek(0)
@@ -141,7 +141,7 @@ def code_hash(processor: Any, pipeline: str) -> str:
     This code is the sources of the user's modules, and the names, versions and digests of the distributions that they
     import.
     """
-    with _named(pipeline):
+    with _name_pipeline(pipeline):
         return _hash_code(processor)[0]
 
 
@@ -184,7 +184,7 @@ def _make(form: Any, name: str) -> Any:
 
 
 @contextmanager
-def _named(pipeline: str) -> Iterator[None]:
+def _name_pipeline(pipeline: str) -> Iterator[None]:
     try:
         yield
     except (UsageError, UserCodeError) as error:

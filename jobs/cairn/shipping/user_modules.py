@@ -87,7 +87,7 @@ class _Search:
         """Record a module if it is the user's, and yield the names of its imports."""
         self.seen.add(name)
         spec = self._spec(name)
-        module = self._described(name, spec) if spec is not None else None
+        module = self._describe(name, spec) if spec is not None else None
         if module is None:
             return
         self.found[name] = module
@@ -95,9 +95,9 @@ class _Search:
             yield name.rpartition(".")[0]
         source = module.source or (spec and _source_of(spec)) or b""
         if source:
-            yield from _imported(source, name, name if module.folders is not None else name.rpartition(".")[0])
+            yield from _find_imports(source, name, name if module.folders is not None else name.rpartition(".")[0])
 
-    def _described(self, name: str, spec: ModuleSpec) -> UserModule | None:
+    def _describe(self, name: str, spec: ModuleSpec) -> UserModule | None:
         folders = tuple(spec.submodule_search_locations) if spec.submodule_search_locations is not None else None
         if not spec.has_location or spec.origin is None:
             users = folders and not any(is_installed(f) or is_runtime(f) for f in folders)
@@ -148,7 +148,7 @@ class _Search:
 
         A namespace package that is shared with an installed package counts only if the processor's own module is in it.
         """
-        if self._described(name, spec) is not None:
+        if self._describe(name, spec) is not None:
             return True
         return not spec.has_location and name.partition(".")[0] in self._own_packages
 
@@ -188,7 +188,7 @@ def _source_of(spec: ModuleSpec) -> bytes:
 
 
 @lru_cache(maxsize=1024)
-def _imported(source: bytes, name: str, package: str) -> tuple[str, ...]:
+def _find_imports(source: bytes, name: str, package: str) -> tuple[str, ...]:
     """Return the names of modules that a source may import, at the top or in a function."""
     try:
         with warnings.catch_warnings(action="ignore"):
@@ -307,7 +307,7 @@ def _runtime() -> frozenset[str]:
 @cache
 def is_installed(file: str) -> bool:
     """Return True if the file belongs to Python or to an installed package. PySpark may also be in SPARK_HOME."""
-    return _is_in_site(file) or any(_is_below(file, folder) for folder in _installed())
+    return _is_in_site(file) or any(_is_below(file, folder) for folder in _list_installed())
 
 
 def _is_in_site(file: str) -> bool:
@@ -330,7 +330,7 @@ def _is_below(file: str, folder: str) -> bool:
 
 
 @cache
-def _installed() -> tuple[str, ...]:
+def _list_installed() -> tuple[str, ...]:
     own = [str(Path(str(sys.modules[name].__file__)).parent) for name in ("pyspark", "py4j") if name in sys.modules]
     paths = [sysconfig.get_path(p) for p in ("stdlib", "platstdlib", "purelib", "platlib")]
     return (*paths, *own, *([site.getusersitepackages()] if site.ENABLE_USER_SITE else []))

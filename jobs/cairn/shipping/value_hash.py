@@ -218,7 +218,7 @@ class ValueHasher:
                 try:
                     held = value.value
                 except Exception as error:
-                    raise _refused(path, value, f"{type(error).__name__}: {error}") from None
+                    raise _refusal(path, value, f"{type(error).__name__}: {error}") from None
                 return _hash("broadcast", self.digest(held, f"{path}.value"))
             case Accumulator():
                 # The accumulator's current count is no input of the processor.
@@ -234,12 +234,12 @@ class ValueHasher:
         """Return the hash of an object's class and of the state that pickle would send."""
         cls = type(value)
         if cls.__module__.startswith(("py4j.", "grpc.", "pyspark.")) and not cls.__module__.startswith(_PYSPARK_VALUES):
-            raise _refused(path, value, "it belongs to this Spark session")
+            raise _refusal(path, value, "it belongs to this Spark session")
         try:
             reducer: Any = copyreg.dispatch_table.get(cls)
             reduced: Any = reducer(value) if reducer is not None else value.__reduce_ex__(4)
         except Exception as error:
-            raise _refused(path, value, f"{type(error).__name__}: {error}") from None
+            raise _refusal(path, value, f"{type(error).__name__}: {error}") from None
         if isinstance(reduced, str):
             return _hash("global", _text(f"{getattr(value, '__module__', '')}:{reduced}"))
         self._kept.append(reduced)
@@ -304,7 +304,7 @@ def _resolve(code: Any) -> Any:
     return found
 
 
-def _refused(path: str, value: Any, why: str) -> UsageError:
+def _refusal(path: str, value: Any, why: str) -> UsageError:
     return UsageError(
         f"{path} is a {_type_name(value)}. Cairn can't send it to the workers, because it may differ in each process ({why})\n"
         "Give the processor plain values, such as a name or a path, and create the object in init()"

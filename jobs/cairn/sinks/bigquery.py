@@ -202,7 +202,7 @@ class BigQuerySink(TableSink):
     @override
     def publish(self, publication: Publication) -> None:
         call = _Call(publication)
-        with self._opened() as dataset:
+        with self._open() as dataset:
             try:
                 self._repeat(lambda: self._publish(dataset, call))
             finally:
@@ -211,7 +211,7 @@ class BigQuerySink(TableSink):
 
     @override
     def row_counts(self) -> dict[Interval | None, int]:
-        with self._opened() as dataset:
+        with self._open() as dataset:
             there = {field.name for field in self._fields(dataset)}
             if not there:
                 return {}
@@ -223,11 +223,11 @@ class BigQuerySink(TableSink):
 
     @override
     def rows(self, interval: Interval, schema: pa.Schema) -> pa.Table:
-        with self._opened() as dataset:
+        with self._open() as dataset:
             there = {field.name.lower() for field in self._fields(dataset)}
             fields = [field for field in schema if field.name.lower() in there]
             # A query of no column would be an error.
-            columns = ", ".join([START, *(_quoted(field.name) for field in fields)])
+            columns = ", ".join([START, *(_quote(field.name) for field in fields)])
             text = f"SELECT {columns} FROM {self._sql(dataset)} WHERE {START} = @start AND {END} = @end"
             found = [row.values() for row in dataset.run(text, start=interval.start, end=interval.end)]
         values = [pa.array([_read(row[n], f.type) for row in found], f.type) for n, f in enumerate(fields, 1)]
@@ -243,7 +243,7 @@ class BigQuerySink(TableSink):
 
     @override
     def clear(self, owner: Owner, *, takes_over: bool = False) -> None:
-        with self._opened() as dataset:
+        with self._open() as dataset:
             self._repeat(lambda: self._clear(dataset, owner, takes_over))
 
     def _repeat(self, change: Callable[[], None]) -> None:
@@ -262,7 +262,7 @@ class BigQuerySink(TableSink):
     def _publish(self, dataset: _Dataset, call: _Call) -> None:
         publication = call.publication
         interval, owner = publication.interval, publication.owner
-        stored = self._stored(dataset, owner, interval)
+        stored = self._read_stored(dataset, owner, interval)
         ids = (stored and stored.ids) or {}
         replaced = publication.replaces(ids)
         if replaced is None:
@@ -280,7 +280,7 @@ class BigQuerySink(TableSink):
                 changes.append(f"DELETE FROM {self._sql(dataset)} WHERE {where}")
             if len(rows):
                 self._stage(dataset, call, fields)
-                names = ", ".join(_quoted(field.name) for field in fields)
+                names = ", ".join(_quote(field.name) for field in fields)
                 staged = ", ".join(f"c{n}" for n in range(len(fields)))
                 changes.append(
                     f"INSERT INTO {self._sql(dataset)} ({names}) SELECT {staged} FROM {self._sql(dataset, call.staged)}"
@@ -298,7 +298,7 @@ class BigQuerySink(TableSink):
         self._write(dataset, owner, stored, changes, parameters)
 
     def _clear(self, dataset: _Dataset, owner: Owner, takes_over: bool) -> None:
-        stored, there = self._stored(dataset, owner, takes_over=takes_over), self._fields(dataset)
+        stored, there = self._read_stored(dataset, owner, takes_over=takes_over), self._fields(dataset)
         if stored is None:
             if there and [*dataset.run(f"SELECT 1 FROM {self._sql(dataset)} LIMIT 1")]:
                 raise foreign_rows(self._text)
@@ -323,7 +323,7 @@ class BigQuerySink(TableSink):
         given = {"pipeline": str(owner), "stored": stored.owner, "count": stored.count, **parameters}
         dataset.run("".join(f"{line};\n" for line in script), **given)
 
-    def _stored(
+    def _read_stored(
         self, dataset: _Dataset, owner: Owner, interval: Interval | None = None, *, takes_over: bool = False
     ) -> _Stored | None:
         """Return what the sink's own table has; None if there is no such table."""
@@ -382,14 +382,14 @@ class BigQuerySink(TableSink):
             table.schema = [*there.values()]
             # If another process has changed the table meanwhile, BigQuery refuses the change: the request has the ETag.
             dataset.client.update_table(table, ["schema"], timeout=_REQUEST_S)
-        return [self._widened(dataset, there[field.name.lower()], field) for field in wanted]
+        return [self._widen(dataset, there[field.name.lower()], field) for field in wanted]
 
-    def _widened(self, dataset: _Dataset, there: Any, wanted: Any) -> Any:
+    def _widen(self, dataset: _Dataset, there: Any, wanted: Any) -> Any:
         """Widen a column of numbers if the wider type holds all stored and all new values; return the column as it is then."""
         wider = wider_type(wanted.field_type, there.field_type)
         if wider is None or "REPEATED" in (there.mode, wanted.mode) or there.precision is not None:
             return there
-        table, name, kind = self._sql(dataset), _quoted(there.name), _SQL_NAMES.get(wider, wider)
+        table, name, kind = self._sql(dataset), _quote(there.name), _SQL_NAMES.get(wider, wider)
         if wider == "FLOAT":
             old = _SQL_NAMES.get(there.field_type, there.field_type)
             changed = f"SELECT 1 FROM {table} WHERE SAFE_CAST(CAST({name} AS FLOAT64) AS {old}) IS DISTINCT FROM {name} LIMIT 1"
@@ -411,7 +411,7 @@ class BigQuerySink(TableSink):
             rows = with_type(rows, name, _arrow_type(field))
         # A file of Parquet can't have all names that a table can have.
         names = [f"c{n}" for n in range(len(fields))]
-        schema = [_renamed(field, name) for field, name in zip(fields, names, strict=True)]
+        schema = [_rename(field, name) for field, name in zip(fields, names, strict=True)]
         call.staged, call.fields = f"{_STAGED}_{self._name}_{uuid.uuid4().hex}", fields
         reference = self._reference(dataset, call.staged)
         staging = bq.Table(reference, schema=schema)
@@ -458,7 +458,7 @@ class BigQuerySink(TableSink):
             )
 
     @contextmanager
-    def _opened(self) -> Iterator[_Dataset]:
+    def _open(self) -> Iterator[_Dataset]:
         with closing(self._new_client()) as client:
             from google.api_core.exceptions import NotFound
 
@@ -615,11 +615,11 @@ def _with_fields(there: Any, wanted: Any) -> Any:
     return _bigquery().SchemaField.from_api_repr(made)
 
 
-def _renamed(field: Any, name: str) -> Any:
+def _rename(field: Any, name: str) -> Any:
     """Return a column of the staging table: other name, no limits, null allowed."""
     mode = "REPEATED" if field.mode == "REPEATED" else "NULLABLE"
     return _bigquery().SchemaField(
-        name, field.field_type, mode=mode, fields=[_renamed(part, part.name) for part in field.fields]
+        name, field.field_type, mode=mode, fields=[_rename(part, part.name) for part in field.fields]
     )
 
 
@@ -643,7 +643,7 @@ def _read(value: Any, kind: pa.DataType) -> Any:
     return value
 
 
-def _quoted(name: str) -> str:
+def _quote(name: str) -> str:
     return f"`{name}`"
 
 

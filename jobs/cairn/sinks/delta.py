@@ -147,7 +147,7 @@ class DeltaSink(TableSink):
             # Create the table even without rows: it stores the checkpoint's id, so a late call with an older id changes nothing.
             deltalake.write_deltalake(self._url, rows, mode="error", **made, **common)
             return
-        rows = _fitted(rows, pa.schema(table.schema()))
+        rows = _fit(rows, pa.schema(table.schema()))
         deltalake.write_deltalake(table, rows, mode="overwrite", predicate=where, schema_mode="merge", **common)
 
     def _new_owner(self, table: Any, owner: Owner, *, takes_over: bool = False) -> dict[str, int]:
@@ -222,7 +222,7 @@ def _is_one_of(intervals: Iterable[Interval]) -> str:
     )
 
 
-def _fitted(rows: pa.Table, schema: pa.Schema) -> pa.Table:
+def _fit(rows: pa.Table, schema: pa.Schema) -> pa.Table:
     """Cast each column to the type in the table. A new column keeps its type; a missing column becomes null."""
     for field in rows.schema:
         there = schema.field(field.name).type if field.name in schema.names else field.type

@@ -164,7 +164,7 @@ class IcebergSink(TableSink):
     def _publish(self, catalog: Any, publication: Publication, rows: Callable[[], pa.Table]) -> None:
         interval, owner, checkpoint_id = publication.interval, publication.owner, publication.checkpoint_id
         table = self._table(catalog, owner)
-        stored = {} if table is None else _stored(table)
+        stored = {} if table is None else _read_stored(table)
         replaced = publication.replaces(stored)
         if replaced is None:
             return
@@ -247,7 +247,7 @@ class IcebergSink(TableSink):
 
         transaction = table.transaction()
         there = table.schema().as_arrow()
-        rows = _fitted(rows, there)
+        rows = _fit_to(rows, there)
         # pyiceberg copies the whole metadata several times in each step, also in a change of the schema that changes nothing.
         new = [
             field
@@ -302,7 +302,7 @@ def _id_of(interval: Interval) -> str:
     return f"{_CHECKPOINT}.{_text_of(interval)}"
 
 
-def _stored(table: Any) -> dict[Interval, int]:
+def _read_stored(table: Any) -> dict[Interval, int]:
     found = {}
     for name, value in table.properties.items():
         if name.startswith(f"{_CHECKPOINT}."):
@@ -336,7 +336,7 @@ def _has_rows(table: Any, where: Any) -> bool:
     return any(True for _ in table.scan(row_filter=where).plan_files())
 
 
-def _fitted(rows: pa.Table, there: pa.Schema) -> pa.Table:
+def _fit_to(rows: pa.Table, there: pa.Schema) -> pa.Table:
     """Cast each column to its type in the table, unless Iceberg can widen the table's column instead."""
     for field in rows.schema:
         kind = there.field(field.name).type if field.name in there.names else field.type

@@ -109,7 +109,7 @@ class PostgresSink(TableSink):
             # One call at a time changes a table: other processes wait here. The lock ends with the transaction.
             self._lock(cursor)
             self._create_ids(cursor)
-            near = self._stored(cursor, publication.owner, publication.interval)
+            near = self._read_stored(cursor, publication.owner, publication.interval)
             replaced = publication.replaces(near)
             if replaced is None:
                 return
@@ -216,7 +216,7 @@ class PostgresSink(TableSink):
         if other is not None and must_store_owner(other[0], owner, ".".join(self._names), takes_over=takes_over):
             cursor.execute(self._sql("UPDATE {ids} SET pipeline = %s WHERE table_name = %s"), (str(owner), table))
 
-    def _stored(self, cursor: Any, owner: Owner, interval: Interval) -> dict[Interval, int]:
+    def _read_stored(self, cursor: Any, owner: Owner, interval: Interval) -> dict[Interval, int]:
         self._claim(cursor, owner)
         query = self._sql(
             f"SELECT {START}, {END}, checkpoint_id FROM {{ids}} WHERE table_name = %s AND {START} < %s AND {END} > %s"

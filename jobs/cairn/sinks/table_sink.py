@@ -165,14 +165,14 @@ class Publication:
             UsageError: Late rows have a column `checkpoint_id` already.
             CorruptFile: A file has another checksum than the record says.
         """
-        for rows in self._downloaded():
+        for rows in self._download():
             if not self.late:
                 yield rows
                 continue
             _check_free(self.owner.name, True, {CHECKPOINT}, rows.column_names)
             yield rows.append_column(CHECKPOINT, pa.repeat(pa.scalar(self.checkpoint_id, pa.int64()), len(rows)))
 
-    def _downloaded(self) -> Iterator[pa.Table]:
+    def _download(self) -> Iterator[pa.Table]:
         if not self.files:
             return
         storage = open_storage(self.root_url)

@@ -124,7 +124,7 @@ def _rows_lines(what: str, found: list[dict[str, Any]]) -> list[str]:
     columns: dict[str, dict[str, Any]] = {}
     for one in found:
         for column in one["columns"]:
-            columns[column["name"]] = _added(columns.get(column["name"]), column)
+            columns[column["name"]] = _add(columns.get(column["name"]), column)
     lines += [f"  {_column(column)}" for column in columns.values()]
     repeated = sum(one["repeated_keys"] for one in found)
     if repeated:
@@ -141,7 +141,7 @@ def _rows_lines(what: str, found: list[dict[str, Any]]) -> list[str]:
     return lines
 
 
-def _added(before: dict[str, Any] | None, more: dict[str, Any]) -> dict[str, Any]:
+def _add(before: dict[str, Any] | None, more: dict[str, Any]) -> dict[str, Any]:
     """Add a column's changes in one more interval to its changes in earlier intervals."""
     if before is None or before["mean"] is None or more["mean"] is None:
         return more if before is None else {**before, "changed": before["changed"] + more["changed"]}

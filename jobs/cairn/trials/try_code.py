@@ -170,11 +170,11 @@ def try_code(
         # A removal of the trial while it ran causes arbitrary errors. Then the call raises `UsageError` instead.
         _clean_up_removed(root, running, error)
         raise
-    running = _renewed(root, running, now_ms + int((time.monotonic() - began_s) * 1000), keep_for)
+    running = _renew(root, running, now_ms + int((time.monotonic() - began_s) * 1000), keep_for)
     return Tried(trial=running, root=own, outcomes=outcomes, fork_s=fork_s, other_input=plan.other_input)
 
 
-def _renewed(root: str, trial: Trial, now_ms: int, keep: timedelta) -> Trial:
+def _renew(root: str, trial: Trial, now_ms: int, keep: timedelta) -> Trial:
     trial = replace(trial, ends_ms=_later(now_ms, keep))
     if not renew_trial(root, trial):
         _clean_up_removed(root, trial)
@@ -201,7 +201,7 @@ def plan_trial(
     hashed = code_hash(pipeline.processor, pipeline.name)
     name = name or f"{first.start:%Y%m%dT%H%M}-{hashed[:8]}"
     before = read_trial(root, pipeline.name, name)
-    forked = _forked(pipeline, root, before)
+    forked = _find_fork(pipeline, root, before)
     base, target, source = _base(there, pipeline, first, production.storage.url, savepoint, forked)
     if isinstance(target, Savepoint):
         check_restored(there, pipeline.name, target.content)
@@ -273,7 +273,7 @@ def _base(
     return (None, None, folder) if found is None else (found.content, found.id, folder)
 
 
-def _forked(pipeline: Pipeline, root: str, before: Trial | None) -> tuple[int, Content] | None:
+def _find_fork(pipeline: Pipeline, root: str, before: Trial | None) -> tuple[int, Content] | None:
     """Return the production checkpoint from which an earlier call of `try_code` began the same trial.
 
     Its content is read from the trial's own log, whose first record is the fork. Production may have dropped the
