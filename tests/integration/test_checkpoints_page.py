@@ -48,7 +48,7 @@ def airflow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ShownAirflow]:
     try:
         DAYS.update({counted_day(n).start: [("bob", "fig", 5), ("ann", "pear", n)] for n in range(3)})
         run(OLD, folder / "tried", range(3))
-        try_days(CHANGED, folder / "tried", [1, 2], name="more")
+        try_days(CHANGED, folder / "tried", [1, 2], trial="more")
     finally:
         DAYS.clear()
     with shown_airflow(folder, more_env={"CAIRN_UI_PIPELINES": f"file://{folder}/tried/counting"}) as server:

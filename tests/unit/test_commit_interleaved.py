@@ -575,13 +575,13 @@ def _no_kept_facts() -> Any:
 
 @bug("stale listings: two attempts")
 def a_fence_is_looked_for_in_a_listing_only() -> Iterator[None]:
-    with mock.patch.object(readers, "listed", _only_listed), _no_kept_facts():
+    with mock.patch.object(readers, "list_fresh", _only_listed), _no_kept_facts():
         yield
 
 
 @bug("stale listings: an attempt, a re-run")
 def output_is_looked_for_in_a_listing_only() -> Iterator[None]:
-    with mock.patch.object(readers, "listed", _only_listed), _no_kept_facts():
+    with mock.patch.object(readers, "list_fresh", _only_listed), _no_kept_facts():
         yield
 
 
@@ -627,7 +627,7 @@ def a_release_looks_only_before_it_begins() -> Iterator[None]:
 
 @bug("stale listings: a quarantine")
 def a_quarantine_is_looked_for_in_a_listing_only() -> Iterator[None]:
-    with mock.patch.object(logs, "listed", _only_listed):
+    with mock.patch.object(logs, "list_fresh", _only_listed):
         yield
 
 

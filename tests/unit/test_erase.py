@@ -178,7 +178,7 @@ def test_no_file_has_the_key_afterwards(root: Path, tmp_path: Path) -> None:
     """With all options only the savepoint, the trial and the export, which the command names, still have it."""
     run(PIPELINE, root, [5])
     take_savepoint_of(root, root / "saved")
-    try_days(PIPELINE, root, [6], name="tried")
+    try_days(PIPELINE, root, [6], trial="tried")
     assert cairn(root, "export", "--folder", str(root / "exported")).exit_code == 0
     before = search(root, tmp_path / "before")
     assert {path.split("/")[1] for path in before if path.startswith(NAME)} >= {"checkpoints", "shared", "output"}
@@ -252,7 +252,7 @@ def test_what_would_bring_the_key_back_is_refused(root: Path, tmp_path: Path) ->
     assert "checkpoint 3 may hold a key" in target and "Take one of 6." in target
     into = Coordinator(LocalStorage(root / "fork"), "fork")
     assert "may hold a key" in refusal(lambda: fork(storage_of(root), 3, into, run=RUN, attempt="fork"))
-    assert "may bring the key back" in refusal(lambda: try_days(PIPELINE, root, [0, 1], name="tried"))
+    assert "may bring the key back" in refusal(lambda: try_days(PIPELINE, root, [0, 1], trial="tried"))
     saved = read_savepoint(LocalStorage(tmp_path / "saved")).content
     begin = coordinator(root).begin_restore
     restored = refusal(lambda: begin(saved, pipeline_start_ms=saved.pipeline_start_ms, attempt="restore"))
@@ -261,7 +261,7 @@ def test_what_would_bring_the_key_back_is_refused(root: Path, tmp_path: Path) ->
     # What starts from the state without the key goes on: a rewind, a fork, a trial, the next interval.
     rewind(coordinator(root), 6, run=RUN, attempt="to the forget")
     fork(storage_of(root), 6, into, run=RUN, attempt="fork")
-    try_days(PIPELINE, root, [5], name="later")
+    try_days(PIPELINE, root, [5], trial="later")
     run(PIPELINE, root, [5])
     assert newest(root).content.kind == "interval"
 
@@ -337,10 +337,10 @@ def test_a_trial_of_before_is_refused_also_where_re_runs_are_filtered(root: Path
     """Its root has a log of its own, which knows of nothing that was forgotten."""
     forget(root, "--on-rerun", "filter")
     for first in (0, 3):
-        said = refusal(lambda first=first: try_days(PIPELINE, root, [first], name="tried"))  # type: ignore[misc]
+        said = refusal(lambda first=first: try_days(PIPELINE, root, [first], trial="tried"))  # type: ignore[misc]
         assert f"a trial from 2024-01-0{first + 1}" in said and "Begin the trial at the end of a checkpoint" in said
     run(PIPELINE, root, range(5), reprocess="all")
-    try_days(PIPELINE, root, [3], name="tried")
+    try_days(PIPELINE, root, [3], trial="tried")
     own = coordinator_of(PIPELINE, root_of_trial(str(root), NAME, "tried")).log()
     assert own.newest is not None and len(own.newest.content.filtered) == 1
 

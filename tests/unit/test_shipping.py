@@ -37,7 +37,7 @@ from cairn.shipping.ship_processor import (
     ship,
     ship_processor,
 )
-from cairn.shipping.user_modules import UserModule, _imported, bytes_of, find_user_code
+from cairn.shipping.user_modules import UserModule, _find_imports, bytes_of, find_user_code
 from cairn.shipping.value_hash import ValueHasher
 from state_backend.values.errors import ProcessorError, UsageError
 from tests.support.counting import counting
@@ -622,4 +622,4 @@ def test_a_module_that_is_gone_or_broken_is_named() -> None:
     ):
         bytes_of(gone)
     with pytest.raises(UsageError, match=r"the module mine of the processor can't be parsed: .*\nCorrect the file"):
-        _imported(b"def (", "mine", "")
+        _find_imports(b"def (", "mine", "")

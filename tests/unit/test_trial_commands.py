@@ -40,7 +40,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         ("double", {"processor": Doubling}),
         ("more", {"processor": Averaging, "version": "2.0"}),
     ):
-        try_days(pipeline_of(**changes), made, [1, 2], name=name)
+        try_days(pipeline_of(**changes), made, [1, 2], trial=name)
     yield str(made)
     DAYS.clear()
 
@@ -83,7 +83,7 @@ def test_trials_are_listed_and_removed(root: str) -> None:
         "more",
         "same",
     ]
-    try_days(pipeline_of(), root, [2], name="short")
+    try_days(pipeline_of(), root, [2], trial="short")
     assert called("trials", "--remove", "short", "--root", root).startswith("removed trial short: ")
     of = ["--code", "tests.support.trials:OLD", "--from", "2024-01-02", "--to", "2024-01-02", "--root", f"{root}-none"]
     assert "Or give the length of an interval" in called("try", *of, code=2)

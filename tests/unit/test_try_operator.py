@@ -57,7 +57,7 @@ def tasks(how: str = PAST) -> tuple[Any, Any]:
     dag = trial_pipeline("t", "m:NEW", "file:///r", pipeline_name="p", every=timedelta(hours=1))
     tried, promote = dag.get_task("try"), dag.get_task("promote")
     tried.pipeline = promote.pipeline = "m:NEW"  # as rendered from the form
-    tried.first, tried.last, tried.key = "2024-01-04", "2024-01-04T06:00", "user, kind"
+    tried.first, tried.last, tried.match = "2024-01-04", "2024-01-04T06:00", "user, kind"
     promote.how, promote.trial, promote.comparison = how, "t", "what differs"
     return tried, promote
 

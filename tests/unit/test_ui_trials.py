@@ -69,7 +69,7 @@ def test_a_trial_is_listed_and_shown_beside_production(shown: Any) -> None:
     from starlette.testclient import TestClient
 
     assert "No trial yet" in text(shown.get(f"{shown.at}/trials"))
-    try_days(pipeline_of(processor=Doubling), shown.root, [1, 2], name="twice", code="mine:TWICE")
+    try_days(pipeline_of(processor=Doubling), shown.root, [1, 2], trial="twice", code="mine:TWICE")
     listed = shown.get(f"{shown.at}/trials")
     assert "twice mine:TWICE" in text(listed) and "checkpoint 1" in text(listed)
     assert f"{shown.at}/trials/twice" in listed.text
