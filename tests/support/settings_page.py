@@ -40,7 +40,7 @@ MORE = {
     "initial_state": "processors.md#state-that-a-pipeline-starts-with",
     "sink": "sinks.md",
     "expectations": "validation.md",
-    "expectations_over_time": "#overtime",
+    "expectations_over_time": "#changeexpectations",
     "expectations_memory_bytes": "validation.md#where-expectations-are-evaluated",
     "engine": "#engineoptions",
     "changelog": "#changelogoptions",
