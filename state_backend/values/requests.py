@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Literal, get_args, get_origin, get_type_hints
 from uuid import uuid4
 
 from state_backend.values.environment import Variable
-from state_backend.values.records import NO_PERMISSIONS, Permissions, RunRef
+from state_backend.values.records import NO_PERMISSIONS, OnRerun, Permissions, RunRef
 
 # A driver of `ProcessInterval` that has planned its attempt prints a line with this prefix, then JSON with attempt and
 # options.
@@ -261,6 +261,18 @@ class Sweep(OfPipeline):
         "An attempt that wrote nothing for this time counts as dead: 90m, 12h, 3d.", timedelta(days=3)
     )
     dry_run: bool = parameter("Print what would be deleted; delete nothing.", False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Erase(OfPipeline):
+    """Request to remove keys from the newest state."""
+
+    key: tuple[str, ...] = parameter('Keys to remove, as JSON: \'{"user": "u1"}\'.', option="key")
+    on_rerun: OnRerun = parameter(
+        "What to do with an interval that would bring a key back: refuse it, or filter the key out of it.", "refuse"
+    )
+    drop_checkpoints: bool = parameter("Also drop checkpoints whose files may hold the key.", False)
+    rewrite_output: bool = parameter("Also rewrite files of output and late rows that contain the key.", False)
 
 
 # What a driver carries out.

@@ -24,7 +24,7 @@ from unittest import mock
 
 import google_crc32c
 
-from cairn.operations.erase_keys import ForgetOptions, forget
+from cairn.operations.erase_keys import forget
 from cairn.operations.restore_savepoint import restore_savepoint
 from cairn.operations.take_savepoint import take_savepoint
 from cairn.pipeline import Pipeline
@@ -48,6 +48,7 @@ from state_backend.values.errors import CorruptRecord, RetryableError, StorageUn
 from state_backend.values.key_groups import range_of
 from state_backend.values.marks import Savepoint
 from state_backend.values.records import Content
+from state_backend.values.requests import Erase
 from state_backend.values.retention import AnyOf, KeepLast, KeepQuarantined
 from tests.support.checkpoints import PIPELINE, START, day
 from tests.support.faulty_storage import Fault as Planned
@@ -234,7 +235,7 @@ def forgetting(this: Try) -> None:
     forget(
         home,
         encoded,
-        ForgetOptions(drop_checkpoints=True, on_rerun="filter"),
+        Erase(root="", pipeline="", key=(), drop_checkpoints=True, on_rerun="filter"),
         EngineOptions(cache_dir=None),
         new_attempt=lambda: f"{this.attempt}-{next(numbers)}",
         new_salt=lambda: "00" * 16,

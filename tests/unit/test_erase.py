@@ -24,8 +24,8 @@ from typer.testing import CliRunner, Result
 
 from cairn.command.cli import app
 from cairn.operations.coordinator_of import coordinator_of
-from cairn.operations.erase_keys import ForgetOptions, newest_content
 from cairn.operations.erase_keys import forget as forget_keys
+from cairn.operations.erase_keys import newest_content
 from cairn.operations.take_savepoint import take_savepoint
 from cairn.pipeline import Interval, Pipeline
 from cairn.testing import PipelineTester
@@ -44,6 +44,7 @@ from state_backend.formats.types import parse_struct
 from state_backend.ports.storage import Storage
 from state_backend.values.errors import BaseMoved, UsageError
 from state_backend.values.records import Record, RunRef
+from state_backend.values.requests import Erase
 from state_backend.values.retention import KeepLast
 from tests.support import trials
 from tests.support.counting import DAYS, day
@@ -558,7 +559,7 @@ def test_several_keys_are_one_commit(root: Path, tmp_path: Path) -> None:
 # --- killed ----------------------------------------------------------------------------------------------------------------------
 
 WRITES = ("create", "replace", "upload", "delete")
-EVERYTHING = ForgetOptions(drop_checkpoints=True, rewrite_output=True, on_rerun="filter")
+EVERYTHING = Erase(root="", pipeline="", key=(), drop_checkpoints=True, rewrite_output=True, on_rerun="filter")
 
 
 def forget_over(storage: Storage) -> None:

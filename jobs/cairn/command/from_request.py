@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import MISSING, Field, fields
 from datetime import timedelta
 from functools import wraps
-from typing import Annotated, Any, get_args, get_type_hints
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import typer
 
@@ -50,7 +50,8 @@ def _parameter(field: Field[Any], hint: Any) -> inspect.Parameter:
     name = told["option"] or f"--{field.name.replace('_', '-')}"
     default = inspect.Parameter.empty if field.default is MISSING else _shown(field.default)
     if not name.startswith("--"):
-        kind: Any = typer.Argument(help=told["help"], metavar=name.upper())
+        more = "..." if get_origin(hint) is tuple else ""
+        kind: Any = typer.Argument(help=told["help"], metavar=name.upper() + more)
     else:
         kind = typer.Option(name, help=told["help"], envvar=told["env"] or None, min=told["least"])
     return inspect.Parameter(
@@ -62,6 +63,8 @@ def _typed(hint: Any) -> Any:
     """Return the type by which Typer parses an option."""
     if timedelta in (hint, *get_args(hint)):
         return str if hint is timedelta else str | None
+    if get_origin(hint) is tuple:
+        return list[str]
     return hint
 
 
@@ -74,4 +77,6 @@ def _shown(default: Any) -> Any:
 def _value(hint: Any, value: Any) -> Any:
     if timedelta in (hint, *get_args(hint)):
         return None if value is None else parse_duration(value)
+    if get_origin(hint) is tuple:
+        return tuple(value or ())
     return value

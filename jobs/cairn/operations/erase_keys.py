@@ -15,11 +15,15 @@ again with a new attempt; after the commit it finds the record and does the rema
 
 from __future__ import annotations
 
+import json
+import secrets
+import uuid
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from state_backend.adapters.rocks import EngineOptions
 from state_backend.adapters.work_folders import work_folder
@@ -31,10 +35,13 @@ from state_backend.checkpoint.newest_state import newest_state
 from state_backend.checkpoint.prepare_content import ShardAck, prepare, summary_of
 from state_backend.checkpoint.rewind import as_restored
 from state_backend.checkpoint.rewrite_outputs import OutputsWithout, exchange_outputs, write_outputs_without
+from state_backend.checkpoint.trials import check_no_trial
+from state_backend.formats.json_keys import encode_json_key
 from state_backend.formats.key_codec import KeyCodec
 from state_backend.formats.rocksdb_manifest import mentions, store_of
 from state_backend.formats.spark_hash import key_group
 from state_backend.formats.types import parse_struct
+from state_backend.inspection.places_of_keys import Left, places_of
 from state_backend.ports.storage import Storage
 from state_backend.shard.manifest import needed_manifest
 from state_backend.shard.restore import RestoredShard, restore_shard
@@ -50,27 +57,19 @@ from state_backend.values.records import (
     Content,
     Forget,
     ForgottenKey,
-    OnRerun,
     Permissions,
     Record,
     RunRef,
     ShardManifest,
 )
+from state_backend.values.requests import Erase
 
+_SALT_BYTES = 16
 _TRIES = 5
 _MANIFEST = "MANIFEST-"
 _NO_OUTPUTS = OutputsWithout(rewritten=(), files=0, rows=0, unknown=())
 
 Keys = tuple[tuple[int, bytes], ...]
-
-
-@frozen
-class ForgetOptions:
-    """Options of `forget`."""
-
-    drop_checkpoints: bool = False
-    rewrite_output: bool = False
-    on_rerun: OnRerun = "refuse"
 
 
 @frozen
@@ -89,21 +88,76 @@ class Forgot:
     outputs: OutputsWithout
 
 
+def erase_keys(request: Erase, *, dry_run: bool) -> dict[str, Any]:
+    """Remove the keys, or in a dry run only plan it. Return what is removed, and the places that may still hold the keys."""
+    check_no_trial(request.root, "erase")
+    coordinator = Coordinator.of(request.root, request.pipeline)
+    schema = parse_struct(newest_content(coordinator).key_schema)
+    encoded = list(dict.fromkeys(encode_json_key(text, schema) for text in request.key))
+    engine = EngineOptions(cache_dir=None)
+    if dry_run:
+        found = plan_forget(coordinator, encoded, request, engine)
+    else:
+        found = forget(
+            coordinator,
+            encoded,
+            request,
+            engine,
+            new_attempt=lambda: str(uuid.uuid4()),
+            new_salt=lambda: secrets.token_hex(_SALT_BYTES),
+        )
+    left = Left(
+        dropped=() if dry_run else found.dropped,
+        holding=found.holding,
+        output_rewritten=request.rewrite_output,
+        unknown_output=found.outputs.unknown,
+    )
+    texts = {text for one in request.key for text in _texts(json.loads(one))}
+    return {
+        "dry_run": dry_run,
+        "checkpoint": found.checkpoint,
+        "base": found.base,
+        "interval": str(found.interval),
+        "entries": found.entries,
+        "shards": found.shards,
+        "dropped": [*found.dropped],
+        "holding": [*found.holding],
+        "output_files": found.outputs.files,
+        "output_rows": found.outputs.rows,
+        "places": [one._asdict() for one in places_of(request.root, request.pipeline, encoded, texts, left)],
+    }
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Yield the parts of a key by which a search finds the key in the findings of validations.
+
+    A string is yielded as it is. A number or boolean is yielded with its field name, as findings write it.
+    """
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            yield from _texts(inner)
+            if isinstance(inner, int | float | bool):
+                yield f'"key_{name}":{json.dumps(inner)}'
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _texts(inner)
+    elif isinstance(value, str):
+        yield value
+
+
 def newest_content(coordinator: Coordinator) -> Content:
     """Return the content of the newest state. Its key schema is the schema of the keys to remove."""
     return _newest(coordinator.log(), coordinator.pipeline).content
 
 
-def plan_forget(
-    coordinator: Coordinator, encoded: Collection[bytes], options: ForgetOptions, engine: EngineOptions
-) -> Forgot:
+def plan_forget(coordinator: Coordinator, encoded: Collection[bytes], request: Erase, engine: EngineOptions) -> Forgot:
     """Return what `forget` would do. Write nothing.
 
-    This reads the shards that may hold the keys, and all output if `options.rewrite_output` is set.
+    This reads the shards that may hold the keys, and all output if `request.rewrite_output` is set.
     """
     storage, log = coordinator.storage, coordinator.log()
     record = _newest(log, coordinator.pipeline)
-    _check_policy(log, record, options)
+    _check_policy(log, record, request)
     _left_out(log, record, encoded)
     content, entries = record.content, Counter[str]()
     keys = locate_keys(encoded, content)
@@ -112,11 +166,11 @@ def plan_forget(
         with work_folder(f"forget-{manifest.shard}") as work, _opened(manifest, storage, work, engine) as restored:
             entries.update(remove_keys(restored.store, restored.key_group_states, content.states, keys).entries)
     outputs = _NO_OUTPUTS
-    if options.rewrite_output:
+    if request.rewrite_output:
         with work_folder("forget-output") as work:
             outputs = _outputs_without(storage, log, encoded, content, None, work)
     suspects = find_suspected(log, encoded, storage, engine)
-    drops = suspects if options.drop_checkpoints else ()
+    drops = suspects if request.drop_checkpoints else ()
     return Forgot(
         checkpoint=None,
         base=record.id,
@@ -132,7 +186,7 @@ def plan_forget(
 def forget(
     coordinator: Coordinator,
     encoded: Collection[bytes],
-    options: ForgetOptions,
+    request: Erase,
     engine: EngineOptions,
     *,
     new_attempt: Callable[[], str],
@@ -146,10 +200,10 @@ def forget(
     for tried in range(_TRIES):
         log = coordinator.log()
         exchange_outputs(storage, log)
-        done = _forgotten_before(coordinator.log(), encoded, options, storage, engine)
+        done = _forgotten_before(coordinator.log(), encoded, request, storage, engine)
         if done is None:
             try:
-                done = _attempt(coordinator, log, encoded, options, engine, new_attempt(), new_salt())
+                done = _attempt(coordinator, log, encoded, request, engine, new_attempt(), new_salt())
             except (
                 AttemptLost,
                 CheckpointDropped,
@@ -171,9 +225,9 @@ def _newest(log: Log, pipeline: str) -> Record:
     return log.whole(newest.id)
 
 
-def _check_policy(log: Log, record: Record, options: ForgetOptions) -> None:
+def _check_policy(log: Log, record: Record, request: Erase) -> None:
     until = from_ms(log.summary.latest_end_ms)
-    if options.on_rerun == "refuse" and record.content.interval.end < until:
+    if request.on_rerun == "refuse" and record.content.interval.end < until:
         raise UsageError(
             f"the newest state ends at {format_instant(record.content.interval.end)}, so intervals up to {format_instant(until)} must "
             "run again, but --on-rerun refuse would refuse them, because they would bring the key back\n"
@@ -202,13 +256,13 @@ def _attempt(
     coordinator: Coordinator,
     log: Log,
     encoded: Collection[bytes],
-    options: ForgetOptions,
+    request: Erase,
     engine: EngineOptions,
     attempt: str,
     salt: str,
 ) -> Forgot:
     storage, record = coordinator.storage, _newest(log, coordinator.pipeline)
-    _check_policy(log, record, options)
+    _check_policy(log, record, request)
     content, keys = record.content, locate_keys(encoded, record.content)
     left_out = _left_out(log, record, encoded)
     outputs = _NO_OUTPUTS
@@ -224,11 +278,11 @@ def _attempt(
             else:
                 ack = ShardAck(shard=ref.shard, manifest=None, summary=summary_of(manifest), durations_us={})
             acks.append(ack)
-        if options.rewrite_output:
+        if request.rewrite_output:
             with work_folder("forget-output") as work:
                 outputs = _outputs_without(storage, log, encoded, content, attempt, work)
         suspects = find_suspected(log, encoded, storage, engine)
-        drops = suspects if options.drop_checkpoints else ()
+        drops = suspects if request.drop_checkpoints else ()
         restored = as_restored(
             content,
             pipeline=content.pipeline,
@@ -244,7 +298,7 @@ def _attempt(
             input_hash=None,
             filtered=left_out,
             forget=Forget(
-                keys=_forgotten_keys(log, keys, content, options, attempt, salt),
+                keys=_forgotten_keys(log, keys, content, request, attempt, salt),
                 drops=drops,
                 rewritten=outputs.rewritten,
             ),
@@ -264,7 +318,7 @@ def _attempt(
 
 
 def _forgotten_keys(
-    log: Log, keys: Keys, content: Content, options: ForgetOptions, attempt: str, salt: str
+    log: Log, keys: Keys, content: Content, request: Erase, attempt: str, salt: str
 ) -> tuple[ForgottenKey, ...]:
     """Return the salt and the hash of each forgotten key, for the new record.
 
@@ -281,14 +335,14 @@ def _forgotten_keys(
                 key_group=group,
                 max_parallelism=content.max_parallelism,
                 until_ms=log.summary.latest_end_ms,
-                on_rerun=options.on_rerun,
+                on_rerun=request.on_rerun,
             )
         )
     return tuple(found)
 
 
 def _forgotten_before(
-    log: Log, encoded: Collection[bytes], options: ForgetOptions, storage: Storage, engine: EngineOptions
+    log: Log, encoded: Collection[bytes], request: Erase, storage: Storage, engine: EngineOptions
 ) -> Forgot | None:
     """Return the result of an earlier call of `forget`, if the present call need not commit again.
 
@@ -300,14 +354,14 @@ def _forgotten_before(
     if record is None or record.content.forget is None or record.content.base_id is None:
         return None
     said = record.content.forget.keys
-    if not all(any(is_key(f, key) and f.on_rerun == options.on_rerun for f in said) for key in encoded):
+    if not all(any(is_key(f, key) and f.on_rerun == request.on_rerun for f in said) for key in encoded):
         return None
     outputs = _NO_OUTPUTS
-    if options.rewrite_output:
+    if request.rewrite_output:
         with work_folder("forget-output") as work:
             outputs = _outputs_without(storage, log, encoded, record.content, None, work)
     suspects = find_suspected(log, encoded, storage, engine)
-    if outputs.rewritten or (options.drop_checkpoints and suspects):
+    if outputs.rewritten or (request.drop_checkpoints and suspects):
         return None
     return Forgot(
         checkpoint=record.id,
