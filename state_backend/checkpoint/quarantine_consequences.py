@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from state_backend.checkpoint.log import Log, base_of, base_with_shared_marks, interval_of
 from state_backend.values.errors import Rerun
@@ -19,6 +20,16 @@ class Consequences:
     # The intervals to run again, from the first to the last in `published`. If `published` is empty, the interval of
     # the refused checkpoint. None if no commit has the checkpoint's id.
     rerun: Rerun | None
+
+
+def describe_consequences(costs: Consequences | None) -> dict[str, Any]:
+    """Return consequences as JSON values; None if nothing was refused."""
+    return {
+        "published": [
+            {"id": n, "interval": str(interval)} for interval, n in ([] if costs is None else costs.published)
+        ],
+        "rerun": None if costs is None or costs.rerun is None else costs.rerun.as_json(),
+    }
 
 
 def plan_consequences(log: Log, refused: int) -> Consequences:

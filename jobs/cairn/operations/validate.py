@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from cairn.operations.checks import Check
 from cairn.operations.checks_page import checks_page, page_path, relative_link, write_page
+from cairn.operations.coordinator_of import coordinator_of
 from cairn.operations.evaluate_expectations import Compared, Declared, Engines, evaluate
 from cairn.operations.expectation_suites import read_declared
 from cairn.operations.place import Place
@@ -33,7 +34,7 @@ from state_backend.adapters.work_folders import work_folder
 from state_backend.checkpoint.coordinator import Coordinator
 from state_backend.checkpoint.dropped_checkpoint import check_retained, telling_drops
 from state_backend.checkpoint.leases import holding
-from state_backend.checkpoint.quarantine_consequences import Consequences, plan_consequences
+from state_backend.checkpoint.quarantine_consequences import describe_consequences, plan_consequences
 from state_backend.checkpoint.savepoints import read_savepoint
 from state_backend.formats.paths import interval_name
 from state_backend.inspection.checkpoint_names import find_state
@@ -114,7 +115,7 @@ class Validation:
 def carry_out_validation(request: Validate, place: Place) -> dict[str, Any]:
     """Validate the target of the request. Return the findings, and what a refused checkpoint affects."""
     pipeline = place.load(request)
-    coordinator = Coordinator(open_storage(join_url(request.root, pipeline.name)), pipeline.name)
+    coordinator = coordinator_of(pipeline, request.root)
     # The workers of a validation are not the processes that wrote the state, so they must read storage. The session is
     # opened only if a step needs Spark.
     opens = partial(place.connect, pipeline, "validate", own_workers=True)
@@ -150,6 +151,7 @@ def carry_out_validation(request: Validate, place: Place) -> dict[str, Any]:
         place.say(f"Data Docs: {found.docs}")
     return {
         "success": found.success,
+        "pipeline": pipeline.name,
         "what": found.what,
         "mode": found.mode,
         "checkpoint": found.checkpoint_id,
@@ -162,14 +164,8 @@ def carry_out_validation(request: Validate, place: Place) -> dict[str, Any]:
         "expectations": found.expectations,
         "pids": list(found.pids),
         "docs": found.docs,
-        "published": describe_published(costs),
-        "rerun": None if costs is None or costs.rerun is None else costs.rerun.as_json(),
+        **describe_consequences(costs),
     }
-
-
-def describe_published(costs: Consequences | None) -> list[dict[str, Any]]:
-    """Return the intervals whose published output was computed from a refused checkpoint, as JSON values."""
-    return [{"id": n, "interval": str(interval)} for interval, n in ([] if costs is None else costs.published)]
 
 
 def validate_checkpoint(
@@ -271,7 +267,7 @@ def _before(pipeline: Pipeline, root: str, record: Record) -> Record | None:
     base_id = record.content.base_id
     if base_id is None or pipeline.expectations_over_time is None:
         return None
-    checkpoints = Coordinator(open_storage(join_url(root, pipeline.name)), pipeline.name).log()
+    checkpoints = coordinator_of(pipeline, root).log()
     entry = checkpoints.entries.get(base_id)
     if base_id in checkpoints.retained and isinstance(entry, Record):
         return entry
