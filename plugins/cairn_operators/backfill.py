@@ -10,11 +10,12 @@ from airflow.sdk import DAG, Asset, AssetAlias, Param
 from airflow.sdk.bases.xcom import BaseXCom
 from airflow.sdk.exceptions import AirflowFailException, DownstreamTasksSkipped
 
-from cairn_operators.check_dag_arguments import check_pipeline_and_root
+from cairn_operators.check_dag_arguments import BY_HAND, check_pipeline_and_root
 from cairn_operators.driver_operator import DriverOperator
 from cairn_operators.pipeline_asset import pipeline_asset
 from cairn_operators.pipeline_source import pipeline_name_of
 from cairn_operators.process_data_interval import check_mode, parse_permissions
+from cairn_operators.request_of import request_of, run_of
 from cairn_operators.retries import retry_arguments
 from cairn_operators.task_outputs import push_outputs
 from cairn_operators.validate_state import ValidateStateOperator
@@ -113,21 +114,16 @@ class RunIntervalsOperator(DriverOperator):
             AirflowFailException: An argument is invalid, or a retry can't help.
             DownstreamTasksSkipped: A dry run made no checkpoint that downstream tasks could read.
         """
-        from state_backend.values.records import RunRef
         from state_backend.values.requests import RunRange
 
-        run, ti = context["dag_run"], context["ti"]
-        first, last = day_or_instant("first", self.first), day_or_instant("last", self.last)
         if self.reprocess not in REPROCESS:
             raise AirflowFailException(f"reprocess is {self.reprocess!r}; expected one of {', '.join(REPROCESS)}")
-        request = RunRange(
-            **self.of_code(),
-            first=first,
-            last=last,
-            every=self.every,
-            run=RunRef(run_id=run.run_id, clear_number=run.clear_number or 0, try_number=ti.try_number),
-            mode=self.mode,
-            reprocess=self.reprocess,  # type: ignore[arg-type]  # checked above
+        request = request_of(
+            RunRange,
+            self,
+            first=day_or_instant("first", self.first),
+            last=day_or_instant("last", self.last),
+            run=run_of(context),
             permissions=parse_permissions(self.permissions),
             dry_run=_yes("dry_run", self.only_plan),
         )
@@ -174,7 +170,8 @@ def _yes(name: str, value: bool | str) -> bool:
     return text == "true"
 
 
-_PARAMS = {
+# The fields of a form that asks for intervals.
+FROM_TO = {
     "from": Param(
         "",
         type="string",
@@ -185,6 +182,9 @@ _PARAMS = {
     "to": Param(
         "", type="string", minLength=1, title="To", description="A day, or the start of the last interval; included"
     ),
+}
+_PARAMS = {
+    **FROM_TO,
     "reprocess": Param(
         "changed",
         type="string",
@@ -248,8 +248,7 @@ def backfill_pipeline(
         "spark_conn_id": spark_conn_id,
         "storage_conn_id": storage_conn_id,
     }
-    arguments: dict[str, Any] = {"schedule": None, "catchup": False, "max_active_runs": 1, "params": {**_PARAMS}}
-    with DAG(dag_id, **{**arguments, "doc_md": _DOC, **dag_arguments}) as dag:
+    with DAG(dag_id, **{**BY_HAND, "params": _PARAMS, "doc_md": _DOC, **dag_arguments}) as dag:
         run = RunIntervalsOperator(
             task_id="backfill",
             pipeline_name=pipeline_name or pipeline_name_of(pipeline),

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 from state_backend.adapters.schemes import check_url
 from state_backend.values.errors import UsageError
 from state_backend.values.hide_secrets import hide
 
+# A DAG that runs only when a person starts it.
+BY_HAND: dict[str, Any] = {"schedule": None, "catchup": False, "max_active_runs": 1}
 _PIPELINE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
 

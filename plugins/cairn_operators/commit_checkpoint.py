@@ -13,7 +13,7 @@ from airflow.sdk.bases.xcom import BaseXCom
 from airflow.sdk.exceptions import AirflowFailException, DownstreamTasksSkipped
 from airflow.sdk.observability import stats
 
-from cairn_operators.data_interval import data_interval
+from cairn_operators.data_interval import is_due_in
 from cairn_operators.failures import failure_of
 from cairn_operators.pipeline_asset import pipeline_asset
 from cairn_operators.storage_connection import as_storage_identity
@@ -131,12 +131,8 @@ class CommitCheckpointOperator(BaseOperator):  # type: ignore[misc]  # Airflow i
         """
         behind = context["task"].downstream_list if self.has_dag() else []
         examine = [task.task_id for task in behind if dropped and getattr(task, "checkpoint", None) is not None]
-        cadenced = [task for task in behind if hasattr(task, "is_due_at") and task.task_id not in examine]
-        if not cadenced:
-            return examine
-        _, end = data_interval(context)
-        start = context["dag"].start_date
-        return [*examine, *(task.task_id for task in cadenced if not task.is_due_at(end, start))]
+        others = [task for task in behind if task.task_id not in examine]
+        return [*examine, *(one.task_id for one in others if not is_due_in(context, getattr(one, "cadence", None)))]
 
     def _execute(self, context: Any) -> dict[str, Any]:
         from state_backend.adapters.open_storage import join_url, open_storage

@@ -9,7 +9,7 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from airflow.sdk.exceptions import AirflowFailException
+from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
 
 def data_interval(context: Any) -> tuple[datetime, datetime]:
@@ -91,6 +91,21 @@ def is_due(end: datetime, start: datetime, every: timedelta | None) -> bool:
         return True
     elapsed = _plain(end) - _plain(start)
     return elapsed > timedelta(0) and elapsed % every == timedelta(0)
+
+
+def is_due_in(context: Any, every: timedelta | None) -> bool:
+    """Return True if the run's data interval ends a whole number of `every` after the DAG's start date.
+
+    Without `every`, the run needs no data interval: a run of `backfill_pipeline` has none.
+    """
+    return every is None or is_due(data_interval(context)[1], context["dag"].start_date, every)
+
+
+def skip_unless_due(context: Any, cadence: timedelta | None, what: str) -> None:
+    """Raise `AirflowSkipException` if a task is not due after the run's data interval."""
+    if not is_due_in(context, cadence):
+        end = data_interval(context)[1].isoformat()
+        raise AirflowSkipException(f"{what} every {cadence}; none is due at {end}")
 
 
 def _plain(instant: datetime) -> datetime:

@@ -64,10 +64,6 @@ class DriverOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not type
         """The id of the DAG that processes the pipeline, for commands in error messages."""
         return str(self.dag_id)
 
-    def of_code(self) -> dict[str, Any]:
-        """Return the parameters that every request of a pipeline's code has."""
-        return {"root": self.root, "code": self.pipeline, "pipeline": getattr(self, "pipeline_name", None)}
-
     def run_and_collect(self, request: Request) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         """Run one command in a driver process. Return its result, and a summary of each checkpoint that it committed."""
         from state_backend.values.requests import COMMITTED

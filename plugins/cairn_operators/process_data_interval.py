@@ -17,8 +17,9 @@ from cairn_operators.commit_checkpoint import CommitCheckpointOperator, command_
 from cairn_operators.dag_schedule import schedule_of_dag
 from cairn_operators.data_interval import check_ended, data_interval
 from cairn_operators.driver_operator import DriverOperator
-from cairn_operators.failures import failure, failure_of
+from cairn_operators.failures import convert_errors, failure
 from cairn_operators.pipeline_source import pipeline_name_of
+from cairn_operators.request_of import request_of, run_of
 from cairn_operators.storage_connection import as_storage_identity
 from cairn_operators.task_order import THEN_PROCESSES
 from cairn_operators.task_outputs import push_outputs
@@ -221,7 +222,6 @@ class ProcessIntervalOperator(DriverOperator):
         from state_backend.adapters.open_storage import open_storage
         from state_backend.checkpoint.log import read_newest
         from state_backend.values.airflow_commands import with_command
-        from state_backend.values.errors import CairnError
         from state_backend.values.intervals import Interval
         from state_backend.values.schedule import decode
 
@@ -229,7 +229,7 @@ class ProcessIntervalOperator(DriverOperator):
         permissions = parse_permissions(self.permissions)
         runs = predecessor_runs(context, start, end, self._checkpoint_tasks(context))
         queued = any(run.state == "queued" for run in runs)
-        try:
+        with convert_errors(context["dag_run"].dag_id):
             # The log is read after Airflow was asked, so it has the commits of all tasks that Airflow reported as
             # succeeded.
             with as_storage_identity(self.storage_conn_id):
@@ -248,8 +248,6 @@ class ProcessIntervalOperator(DriverOperator):
             decision = decide(earlier_running=queued and is_earlier_running(context, start))
             if isinstance(decision, Wait) and decision.heal_to is not None and is_earlier_blocked(context, start):
                 decision = decide(earlier_running=is_earlier_running(context, start), earlier_queued=True)
-        except CairnError as error:
-            raise failure_of(error, context["dag_run"].dag_id) from error
         if isinstance(decision, Refuse):
             text = with_command(decision.message, context["dag_run"].dag_id, decision.rerun)
             raise failure(decision.error, f"{text}\nThen run this interval again:\n{command_to_clear(context, self)}")
@@ -369,21 +367,19 @@ class ProcessIntervalOperator(DriverOperator):
     def _process(
         self, context: Any, start: datetime, end: datetime, there: bool, before: dict[str, int]
     ) -> dict[str, Any]:
-        from state_backend.values.records import RunRef
         from state_backend.values.requests import BEGUN, ProcessInterval
 
-        run, ti = context["dag_run"], context["ti"]
         store = context.get("task_state_store")
         # Each try gets a new attempt uuid. An earlier try may still be writing, and its files bear the earlier uuid.
         attempt = str(uuid.uuid4())
         # A first try has no earlier attempt, so it saves the request to Airflow's task state store.
-        known = store is not None and self.reuse_prepared and ti.try_number > 1
-        request = ProcessInterval(
-            **self.of_code(),
+        known = store is not None and self.reuse_prepared and context["ti"].try_number > 1
+        request = request_of(
+            ProcessInterval,
+            self,
             start=start,
             end=end,
-            mode=self.mode,
-            run=RunRef(run_id=run.run_id, clear_number=run.clear_number or 0, try_number=ti.try_number),
+            run=run_of(context),
             attempt=attempt,
             permissions=parse_permissions(self.permissions),
             committed=there,

@@ -19,5 +19,6 @@ def run_of(context: Any) -> Any:
 
 def request_of(kind: type[Any], task: Any, **others: Any) -> Any:
     """Return a request: each field is one of `others`, else the task's argument of that name, else its default."""
-    names = {field.name: _NAMED.get(field.name, field.name) for field in fields(kind) if field.name not in others}
-    return kind(**{field: getattr(task, name) for field, name in names.items() if hasattr(task, name)}, **others)
+    names = {field.name: _NAMED.get(field.name, field.name) for field in fields(kind)}
+    # `vars`, because Airflow's `BaseOperator` has methods such as `dry_run`.
+    return kind(**{field: vars(task)[name] for field, name in names.items() if name in vars(task)} | others)

@@ -12,7 +12,7 @@ from airflow.sdk import DAG, Param
 from airflow.sdk.exceptions import AirflowFailException
 
 from cairn_operators.ask_person import ask_person, check_approved
-from cairn_operators.check_dag_arguments import check_pipeline_and_root
+from cairn_operators.check_dag_arguments import BY_HAND, check_pipeline_and_root
 from cairn_operators.driver_operator import DriverOperator
 from cairn_operators.failures import convert_errors
 from cairn_operators.pipeline_source import pipeline_name_of
@@ -273,7 +273,7 @@ class RestoreStateOperator(DriverOperator):
 
         checkpoint = "latest" if plan.checkpoint is None else str(plan.checkpoint)
         savepoint = self.target.strip() if plan.checkpoint is None else None
-        found = self.run_driver(Validate(**self.of_code(), checkpoint=checkpoint, savepoint=savepoint))
+        found = self.run_driver(request_of(Validate, self, checkpoint=checkpoint, savepoint=savepoint))
         if not found["success"]:
             findings = "\n".join(f"- {finding}" for finding in found["findings"])
             what = f"savepoint {savepoint}" if savepoint else f"checkpoint {checkpoint}"
@@ -359,8 +359,7 @@ def restore_pipeline(
             description="Name of a new pipeline that begins with this state; empty: restore this pipeline",
         ),
     }
-    arguments: dict[str, Any] = {"schedule": None, "catchup": False, "max_active_runs": 1, "params": params}
-    with DAG(dag_id, **{**arguments, "doc_md": _DOC, **dag_arguments}) as dag:
+    with DAG(dag_id, **{**BY_HAND, "params": params, "doc_md": _DOC, **dag_arguments}) as dag:
         RestoreStateOperator(
             task_id="restore",
             pipeline=pipeline,

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Any, Literal
 
 from airflow.sdk import XComArg
-from airflow.sdk.exceptions import AirflowSkipException
 
-from cairn_operators.data_interval import data_interval, is_due
+from cairn_operators.data_interval import skip_unless_due
 from cairn_operators.driver_operator import DriverOperator
+from cairn_operators.request_of import request_of
 
 
 class SavepointOperator(DriverOperator):
@@ -49,17 +49,6 @@ class SavepointOperator(DriverOperator):
         self.cadence = cadence
         self.consolidate = consolidate
 
-    def is_due_at(self, end: datetime, start: datetime) -> bool:
-        """Return True if the task takes a savepoint after an interval that ends at `end`.
-
-        `CommitCheckpointOperator` asks this too, so that Airflow does not start a task that is not due.
-
-        Args:
-            end: End of the interval.
-            start: Start date of the DAG.
-        """
-        return is_due(end, start, self.cadence)
-
     def execute(self, context: Any) -> dict[str, Any]:
         """Take the savepoint in a driver, or skip the task if no savepoint is due.
 
@@ -71,16 +60,7 @@ class SavepointOperator(DriverOperator):
             AirflowException: Storage or Spark failed, and a retry may help.
             AirflowFailException: A retry can't help.
         """
-        _, end = data_interval(context)
-        if not self.is_due_at(end, context["dag"].start_date):
-            raise AirflowSkipException(f"savepoints are taken every {self.cadence}; none is due at {end.isoformat()}")
+        skip_unless_due(context, self.cadence, "savepoints are taken")
         from state_backend.values.requests import TakeSavepoint
 
-        request = TakeSavepoint(
-            **self.of_code(),
-            checkpoint=str(self.checkpoint),
-            folder=self.folder,
-            format=self.format,
-            consolidate=self.consolidate,
-        )
-        return self.run_driver(request)
+        return self.run_driver(request_of(TakeSavepoint, self, checkpoint=str(self.checkpoint)))

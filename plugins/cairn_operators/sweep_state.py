@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
 from airflow.sdk import BaseOperator
-from airflow.sdk.exceptions import AirflowSkipException
 
-from cairn_operators.data_interval import data_interval, is_due
-from cairn_operators.failures import failure
+from cairn_operators.data_interval import skip_unless_due
+from cairn_operators.failures import convert_errors
 from cairn_operators.request_of import request_of
 from cairn_operators.storage_connection import as_storage_identity
 
@@ -57,17 +56,6 @@ class SweepStateOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not 
         self.only_plan = dry_run  # Airflow's `BaseOperator` has a method `dry_run`.
         self.cadence = cadence
 
-    def is_due_at(self, end: datetime, start: datetime) -> bool:
-        """Return True if the task sweeps after an interval that ends at `end`.
-
-        `CommitCheckpointOperator` asks this too, so that Airflow does not start a task that is not due.
-
-        Args:
-            end: End of the interval.
-            start: Start date of the DAG.
-        """
-        return is_due(end, start, self.cadence)
-
     def execute(self, context: Any) -> dict[str, Any]:
         """Sweep the pipeline's folder, or skip the task if it is not due.
 
@@ -79,22 +67,12 @@ class SweepStateOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not 
             AirflowException: The storage failed, and a retry may help.
             AirflowFailException: A retry can't help.
         """
-        if self.cadence is not None:
-            _, end = data_interval(context)
-            if not self.is_due_at(end, context["dag"].start_date):
-                raise AirflowSkipException(f"sweeps run every {self.cadence}; none is due at {end.isoformat()}")
-        with as_storage_identity(self.storage_conn_id):
-            return self._execute()
-
-    def _execute(self) -> dict[str, Any]:
+        skip_unless_due(context, self.cadence, "sweeps run")
         from state_backend.checkpoint.sweep import lines_of_sweep, sweep_all
-        from state_backend.values.errors import CairnError
         from state_backend.values.requests import Sweep
 
-        try:
+        with as_storage_identity(self.storage_conn_id), convert_errors(self.dag_id if self.has_dag() else ""):
             swept = sweep_all(request_of(Sweep, self, dry_run=self.only_plan))
-        except CairnError as error:
-            raise failure(type(error).__name__, str(error)) from error
         for line in lines_of_sweep(swept, files=True):
             self.log.info("%s", line)
         # A long list would make a large XCom.

@@ -10,11 +10,12 @@ from airflow.sdk import DAG, AssetAlias, Param, XComArg
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
 from cairn_operators.ask_person import ask_person, check_approved
-from cairn_operators.backfill import day_or_instant, tell_asset
-from cairn_operators.check_dag_arguments import check_pipeline_and_root
+from cairn_operators.backfill import FROM_TO, day_or_instant, tell_asset
+from cairn_operators.check_dag_arguments import BY_HAND, check_pipeline_and_root
 from cairn_operators.driver_operator import DriverOperator
 from cairn_operators.pipeline_asset import pipeline_asset
 from cairn_operators.pipeline_source import pipeline_name_of
+from cairn_operators.request_of import request_of
 from cairn_operators.retries import retry_arguments
 from cairn_operators.task_outputs import push_outputs
 
@@ -103,13 +104,11 @@ class TryCodeOperator(DriverOperator):
         """
         from state_backend.values.requests import TryCode
 
-        first, last = day_or_instant("first", self.first), day_or_instant("last", self.last)
-        request = TryCode(
-            **self.of_code(),
-            first=first,
-            last=last,
-            every=self.every,
-            keep_for=self.keep_for,
+        request = request_of(
+            TryCode,
+            self,
+            first=day_or_instant("first", self.first),
+            last=day_or_instant("last", self.last),
             trial=self.trial.strip() or None,
             compare=True,
             match=tuple(filter(None, map(str.strip, self.match.split(",")))),
@@ -215,7 +214,7 @@ class PromoteTrialOperator(DriverOperator):
     def _promote(self, context: Any) -> dict[str, Any]:
         from state_backend.values.requests import PromoteTrial
 
-        request = PromoteTrial(**self.of_code(), trial=str(self.trial), past=self.how == PROMOTE[1])
+        request = request_of(PromoteTrial, self, trial=str(self.trial), past=self.how == PROMOTE[1])
         done, committed = self.run_and_collect(request)
         tell_asset(context, self.alias, self.asset, committed)
         return done
@@ -227,18 +226,8 @@ class PromoteTrialOperator(DriverOperator):
         return f"{_AGREED_KEY}_{context['dag_run'].clear_number or 0}"
 
 
-_BY_HAND: dict[str, Any] = {"schedule": None, "catchup": False, "max_active_runs": 1}
 _PARAMS = {
-    "from": Param(
-        "",
-        type="string",
-        minLength=1,
-        title="From",
-        description="A day, such as 2024-01-04, or the start of the first interval",
-    ),
-    "to": Param(
-        "", type="string", minLength=1, title="To", description="A day, or the start of the last interval; included"
-    ),
+    **FROM_TO,
     "match": Param(
         "",
         type="string",
@@ -298,8 +287,7 @@ def trial_pipeline(
         "spark_conn_id": spark_conn_id,
         "storage_conn_id": storage_conn_id,
     }
-    arguments = {**_BY_HAND, "params": {"code": code, **_PARAMS}, "doc_md": _DOC, **dag_arguments}
-    with DAG(dag_id, **arguments) as dag:
+    with DAG(dag_id, **{**BY_HAND, "params": {"code": code, **_PARAMS}, "doc_md": _DOC, **dag_arguments}) as dag:
         tried = TryCodeOperator(
             task_id="try",
             first="{{ params.from }}",

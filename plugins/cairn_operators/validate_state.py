@@ -11,9 +11,10 @@ from airflow.sdk.exceptions import AirflowFailException
 from airflow.sdk.observability import stats
 
 from cairn_operators.data_docs import DataDocsLink
-from cairn_operators.data_interval import data_interval, is_due
+from cairn_operators.data_interval import is_due_in
 from cairn_operators.driver_operator import DriverOperator
 from cairn_operators.pipeline_asset import pipeline_asset
+from cairn_operators.request_of import request_of
 from cairn_operators.task_order import THEN_VALIDATES
 from cairn_operators.task_outputs import task_of
 
@@ -94,16 +95,13 @@ class ValidateStateOperator(DriverOperator):
         """
         from state_backend.values.requests import Validate
 
-        full = not self.fast or (self.full_every is not None and _is_due(context, self.full_every))
-        expects = self.expectations_every is None or _is_due(context, self.expectations_every)
-        request = Validate(
-            **self.of_code(),
+        request = request_of(
+            Validate,
+            self,
             checkpoint="latest" if self.checkpoint is None else str(self.checkpoint),
             attempt=None if self.attempt is None else str(self.attempt),
-            savepoint=self.savepoint,
-            fast=not full,
-            docs=self.docs,
-            without_expectations=not expects,
+            fast=self.fast and (self.full_every is None or not is_due_in(context, self.full_every)),
+            without_expectations=not is_due_in(context, self.expectations_every),
         )
         result = self.run_driver(request)
         self.docs_page = result.get("docs")
@@ -150,13 +148,3 @@ class ValidateStateOperator(DriverOperator):
         if not (again := result.get("rerun")):
             return f"{text}."
         return with_command(f"{text}, or run these intervals again:", self.dag_of_pipeline, Rerun.from_json(again))
-
-
-def _is_due(context: Any, every: timedelta) -> bool:
-    """Return True if the run's data interval ends a whole number of `every` after the DAG's start date.
-
-    Call this only if `full_every` or `expectations_every` is set: a run of `backfill_pipeline` has no data interval, so
-    it would fail here.
-    """
-    _, end = data_interval(context)
-    return is_due(end, context["dag"].start_date, every)

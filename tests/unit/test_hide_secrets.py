@@ -27,6 +27,7 @@ from cairn.spark.session import _with_token
 from cairn_operators import ValidateStateOperator
 from cairn_operators.driver_process import DriverProcess
 from cairn_operators.lineage_datasets import inputs_of
+from cairn_operators.request_of import request_of
 from cairn_ui.next_steps import after_error
 from cairn_ui.render_template import environment, instants, render
 from state_backend.adapters.memory_storage import forget_memory
@@ -264,7 +265,7 @@ def test_no_driver_starts_with_credentials_among_its_arguments(monkeypatch: pyte
     operator = ValidateStateOperator(task_id="t", pipeline="m:P", root="gs://b/{{ x }}", checkpoint="1")
     operator.root = ADDRESSED[5]
     with pytest.raises(AirflowException, match="contains credentials") as raised:
-        operator.run_driver(Validate(**operator.of_code(), checkpoint="1"))
+        operator.run_driver(request_of(Validate, operator, checkpoint="1"))
     assert SECRET not in str(raised.value)
 
 
