@@ -34,6 +34,9 @@ def parameter(text: str, default: Any = MISSING, *, option: str = "", env: str =
     return field(default=default, metadata={"help": text, "option": option, "env": env, "least": least})
 
 
+MATCH = "Column that identifies an output row; may be repeated. Left out: compare whole rows."
+
+
 @dataclass(frozen=True, kw_only=True)
 class Operation:
     """Parameters of one call of an operation."""
@@ -150,6 +153,7 @@ class PromoteTrial(OfCode):
     past: bool = parameter(
         "Also run the trial's intervals again in production; commit only results equal to the trial's.", False
     )
+    match: tuple[str, ...] = parameter(MATCH, ())
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -81,7 +81,7 @@ GIVEN: dict[type[Any], dict[str, Any]] = {
         "compare": True,
         "match": ("user", "kind"),
     },
-    PromoteTrial: {"trial": "t", "past": True},
+    PromoteTrial: {"trial": "t", "past": True, "match": ("user",)},
     TakeSavepoint: {"folder": "/s", "checkpoint": "5", "format": "canonical", "consolidate": True},
     Restore: {
         "checkpoint": "5",

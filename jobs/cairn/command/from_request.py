@@ -50,8 +50,7 @@ def _parameter(field: Field[Any], hint: Any) -> inspect.Parameter:
     name = told["option"] or f"--{field.name.replace('_', '-')}"
     default = inspect.Parameter.empty if field.default is MISSING else _shown(field.default)
     if not name.startswith("--"):
-        more = "..." if get_origin(hint) is tuple else ""
-        kind: Any = typer.Argument(help=told["help"], metavar=name.upper() + more)
+        kind: Any = typer.Argument(help=told["help"], metavar=name.upper())
     else:
         kind = typer.Option(name, help=told["help"], envvar=told["env"] or None, min=told["least"])
     return inspect.Parameter(
@@ -64,14 +63,14 @@ def _typed(hint: Any) -> Any:
     if timedelta in (hint, *get_args(hint)):
         return str if hint is timedelta else str | None
     if get_origin(hint) is tuple:
-        return list[str]
+        return list[str] | None
     return hint
 
 
 def _shown(default: Any) -> Any:
     if isinstance(default, timedelta):
         return f"{default.days}d" if default == timedelta(days=default.days) else f"{int(default.total_seconds())}s"
-    return default
+    return None if default == () else default
 
 
 def _value(hint: Any, value: Any) -> Any:

@@ -22,16 +22,10 @@ from state_backend.inspection.describe import describe_trial
 from state_backend.values.airflow_commands import command_line
 from state_backend.values.day_or_instant import first_instant
 from state_backend.values.intervals import format_instant, from_ms
-from state_backend.values.requests import PromoteTrial, TryCode
+from state_backend.values.requests import MATCH, PromoteTrial, TryCode
 
 OfTrial = Annotated[
     str | None, typer.Argument(metavar="TRIAL", help="Name of the trial; left out: the pipeline's only trial.")
-]
-Match = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--match", help="Column that identifies an output row; may be repeated. Left out: compare whole rows."
-    ),
 ]
 
 
@@ -40,7 +34,7 @@ def try_(request: TryCode, spark: Spark = LOCAL_SPARK, as_json: Json = False) ->
 
     No sink is called. After a failure the same command continues.
     """
-    from cairn.trials.carry_out import carry_out_try
+    from cairn.trials.try_code import carry_out_try
 
     said = carry_out_try(request, Terminal(spark, silent=as_json))
     if as_json:
@@ -94,7 +88,7 @@ def compare(
             help="Compare only the interval that starts then, as in 2024-01-04, and the state at its end; left out: all."
         ),
     ] = None,
-    match: Match = None,
+    match: Annotated[list[str] | None, typer.Option(help=MATCH)] = None,
     limit: Annotated[int, typer.Option(min=0, help="How many examples of each kind of difference to list.")] = 3,
     folder: Annotated[
         Path | None, typer.Option(help="Folder for all rows that differ: a Parquet file for each interval.")
@@ -121,7 +115,6 @@ def compare(
 
 def promote(
     request: PromoteTrial,
-    match: Match = None,
     yes: Annotated[bool, typer.Option("--yes", help="Agree to promote the trial.")] = False,
     spark: Spark = LOCAL_SPARK,
     as_json: Json = False,
@@ -131,10 +124,9 @@ def promote(
     Without --yes, only show what the command would do and what the trial changes. For that comparison, --match names the
     columns by which output rows of the trial and of production are matched.
     """
-    from cairn.trials.carry_out import carry_out_promotion
+    from cairn.trials.promote_trial import carry_out_promotion
 
-    place = Terminal(spark, silent=as_json)
-    said = carry_out_promotion(request, place, agreed=yes, match=None if yes else tuple(match or ()))
+    said = carry_out_promotion(request, Terminal(spark, silent=as_json), agreed=yes)
     if as_json:
         return print_json(said)
     if not yes:

@@ -58,8 +58,8 @@ log = logging.getLogger("cairn")
 # The functions that carry out a request, by its command, as "module:function" in the package `cairn`.
 _OPERATIONS = {
     "run": "operations.run_range:run_range",
-    "try": "trials.carry_out:carry_out_try",
-    "promote": "trials.carry_out:carry_out_promotion",
+    "try": "trials.try_code:carry_out_try",
+    "promote": "trials.promote_trial:carry_out_promotion",
     "savepoint": "operations.take_savepoint:carry_out_savepoint",
     "restore": "operations.restore_savepoint:carry_out_restore",
     "validate": "operations.validate:carry_out_validation",

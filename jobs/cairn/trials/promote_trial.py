@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cairn.operations.coordinator_of import coordinator_of
+from cairn.operations.place import Place
 from cairn.operations.plan_interval import check_fits, in_zone_of
 from cairn.operations.process_interval import OnShards
 from cairn.operations.read_source import read_source
@@ -20,22 +21,64 @@ from cairn.operations.what_changed import made_of, what_changed
 from cairn.pipeline import Interval, Pipeline
 from cairn.shipping.ship_processor import code_hash
 from cairn.spark.session import check_running, use_this_python
+from cairn.trials.compare_trial import compare_trial, comparison_lines
 from state_backend.checkpoint.lineage import plan_base
 from state_backend.checkpoint.log import Log
 from state_backend.checkpoint.newest_state import newest_state
 from state_backend.checkpoint.rewind import plan_rewind
 from state_backend.checkpoint.trials import check_no_trial, find_trial, intervals_of_trial, root_of_trial
 from state_backend.inspection.compare_logs import Made, made_within
+from state_backend.inspection.compare_runs import describe_comparison
 from state_backend.values.airflow_commands import command_line
 from state_backend.values.errors import CairnError, NotAsTried, UsageError
 from state_backend.values.frozen import frozen
 from state_backend.values.intervals import format_instant, to_ms
 from state_backend.values.marks import Trial
 from state_backend.values.records import Content, OutputFile, Permissions, Record, RunRef
+from state_backend.values.requests import PromoteTrial
 from state_backend.values.retention import AnyOf, KeepLast
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+
+def carry_out_promotion(request: PromoteTrial, place: Place, *, agreed: bool = True) -> dict[str, Any]:
+    """Promote the trial if somebody has agreed, as an operator asks before. Otherwise only plan and compare; write nothing."""
+    pipeline = place.load(request)
+    spark = place.connect(pipeline, "promote")
+    plan = plan_promotion(spark, pipeline, request.root, trial=request.trial, past=request.past)
+    said: dict[str, Any] = {
+        "trial": plan.trial.name,
+        "promoted": agreed,
+        "again": len(plan.again),
+        "behind": len(plan.behind),
+    }
+    if not agreed:
+        trial, found = compare_trial(request.root, pipeline.name, plan.trial.name, request.match, 3)
+        said["comparison"] = describe_comparison(found)
+        for line in comparison_lines(trial, said["comparison"]):
+            place.say(line)
+        place.say(
+            f"would run again in production: {len(plan.again)} intervals of the trial, {plan.trial.span}"
+            if request.past
+            else "this code can continue from production's state: no interval is run again"
+        )
+        if plan.behind:
+            place.say(f"and {len(plan.behind)} later intervals, which the trial did not run")
+        return said
+    outcomes = []
+    if request.past:
+        outcomes = promote_past(spark, pipeline, request.root, plan, on_outcome=place.on_outcome)
+        place.say(f"{len(plan.again)} intervals have the results of the trial: their digests are equal")
+    back = restore_command(coordinator_of(pipeline, request.root).log(), plan, request.root)
+    place.say(f"Let the DAG run {request.code} from the next interval on")
+    if back is not None:
+        place.say(f"To go back, put the old code into the DAG, and restore its state:\n{back}")
+    elif request.past:
+        place.say(
+            "To go back, put the old code into the DAG, and run these intervals again: no checkpoint is before them"
+        )
+    return said | {"checkpoint": outcomes[-1].checkpoint if outcomes else None, "back": back}
 
 
 @frozen

@@ -20,8 +20,9 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from cairn.operations.coordinator_of import coordinator_of
+from cairn.operations.place import Place
 from cairn.operations.plan_interval import check_fits, in_zone_of
-from cairn.operations.plan_range import check_in_order
+from cairn.operations.plan_range import boundaries_of, check_in_order, named_intervals
 from cairn.operations.process_interval import OnShards
 from cairn.operations.read_source import Read, read_source
 from cairn.operations.run_intervals import OnOutcome, Outcome, run_intervals
@@ -29,6 +30,7 @@ from cairn.pipeline import Interval, Pipeline
 from cairn.shipping.code_version import code_version
 from cairn.shipping.ship_processor import code_hash
 from cairn.spark.session import check_running, use_this_python
+from cairn.trials.compare_trial import compare_trial, comparison_lines
 from state_backend.adapters.open_storage import open_storage
 from state_backend.checkpoint.forgotten_keys import check_not_tried, check_restored
 from state_backend.checkpoint.lineage import plan_base
@@ -47,12 +49,15 @@ from state_backend.checkpoint.trials import (
     root_of_trial,
     trials_url,
 )
+from state_backend.inspection.compare_runs import describe_comparison
+from state_backend.inspection.describe import describe_trial
 from state_backend.values.airflow_commands import command_line
 from state_backend.values.errors import CairnError, StateUnusable, UsageError
 from state_backend.values.frozen import frozen
 from state_backend.values.intervals import format_instant, to_ms
 from state_backend.values.marks import Savepoint, Trial, TrialBase
 from state_backend.values.records import Content, Permissions, Record, RunRef
+from state_backend.values.requests import TryCode
 from state_backend.values.retention import KeepLast
 
 if TYPE_CHECKING:
@@ -60,10 +65,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("cairn")
 
-# How long a trial stays after its last run, by default.
-KEEP = timedelta(days=3)
 # A trial retains at most this many of its newest checkpoints. Only output and digest remain of earlier ones.
 MOST_STATES = 300
+_LISTED = 10
 
 
 @frozen
@@ -92,6 +96,52 @@ class TrialPlan:
     other_input: tuple[Interval, ...]
 
 
+def carry_out_try(request: TryCode, place: Place) -> dict[str, Any]:
+    """Run the trial. Return the trial, counts and, if asked, the comparison with production."""
+    pipeline = place.load(request)
+    rule = boundaries_of(pipeline, coordinator_of(pipeline, request.root).log(), request.every)
+    intervals = named_intervals(request.first, request.last, rule)
+    tried = try_code(
+        place.connect(pipeline, "try"),
+        pipeline,
+        intervals,
+        request.root,
+        code=request.code,
+        trial=request.trial,
+        savepoint=request.savepoint,
+        keep_for=request.keep_for,
+        on_plan=lambda plan: _say_plan(plan, place),
+        on_outcome=place.on_outcome,
+    )
+    said = describe_trial(tried.trial) | {
+        "root": tried.root,
+        "computed": sum(o.computed for o in tried.outcomes),
+        "fork_seconds": round(tried.fork_s, 3),
+        "other_input": [str(i) for i in tried.other_input],
+    }
+    if request.compare:
+        trial, found = compare_trial(request.root, pipeline.name, tried.trial.name, request.match, 3)
+        lines = comparison_lines(trial, describe_comparison(found))
+        for line in lines:
+            place.say(line)
+        said |= {"same": found.same, "comparison": lines}
+    return said
+
+
+def _say_plan(plan: TrialPlan, place: Place) -> None:
+    trial = plan.trial
+    begins = "empty state" if trial.base is None else f"the state of checkpoint {trial.base.id}"
+    place.say(
+        f"trial {trial.name} of {trial.pipeline}: code {trial.code_version or trial.code_hash[:8]}, from {begins}"
+    )
+    for interval in plan.other_input[:_LISTED]:
+        place.say(
+            f"{interval}: the input has changed: the source's position differs from that in production's checkpoint"
+        )
+    if len(plan.other_input) > _LISTED:
+        place.say(f"the input of {len(plan.other_input) - _LISTED} more intervals has changed too")
+
+
 def try_code(
     spark: SparkSession,
     pipeline: Pipeline,
@@ -101,7 +151,7 @@ def try_code(
     code: str,
     trial: str | None = None,
     savepoint: str | None = None,
-    keep_for: timedelta = KEEP,
+    keep_for: timedelta = TryCode.keep_for,
     mode: str = "incremental",
     now_ms: int | None = None,
     on_plan: Any = None,
