@@ -148,7 +148,7 @@ def test_the_same_code_comes_to_the_same_and_production_is_as_it_was(
         written.append(sum(records[day(n)].totals.uploaded_bytes for n in range(2, 5)))
     assert 0 < written[1] <= 1.2 * written[0]
     # Again: nothing is computed, and the trial is prolonged.
-    again = try_days(sink, root, range(2, 5), keep=timedelta(days=9))
+    again = try_days(sink, root, range(2, 5), keep_for=timedelta(days=9))
     assert not any(o.computed for o in again.outcomes) and again.trial.ends_ms > tried.trial.ends_ms
     remove_trial(str(root), again.trial)
     assert not (root / ".trials").exists() and bytes_of(root / NAME) == before
