@@ -268,6 +268,42 @@ class Sweep(OfPipeline):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Heal(OfCode):
+    """Request to run every stale, failed, quarantined and missing interval up to a date, in order."""
+
+    code: str = parameter(
+        "module:NAME of the Pipeline: run the intervals in this process, without Airflow. Left out: where the newest "
+        "interval ran.",
+        "",
+    )
+    pipeline: str = parameter("Name of the pipeline.", env=Variable.PIPELINE)
+    last: str = parameter(
+        "The last interval: its start, or a day of the schedule's zone for all intervals that start on it.",
+        option="--to",
+    )
+    every: timedelta | None = parameter(
+        "Without Airflow: length of an interval, as in 1h or 1d; left out: the schedule, or the length of the newest "
+        "interval.",
+        None,
+    )
+    dag: str | None = parameter("Id of the pipeline's DAG; left out: the pipeline's name.", None)
+    dry_run: bool = parameter("Print what would be done; do nothing.", False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplayKey(OfCode):
+    """Request to run one key of one committed interval again, and to compare the results."""
+
+    key: str = parameter(
+        "The key: its value, column=value for each column, or a JSON object with all columns.", option="key"
+    )
+    interval: str = parameter(
+        "The interval: its start, as a day of the schedule's zone or an instant, or a checkpoint's id.",
+        option="interval",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class Erase(OfPipeline):
     """Request to remove keys from the newest state."""
 

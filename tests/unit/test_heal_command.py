@@ -7,6 +7,7 @@ import shlex
 import time
 import urllib.parse
 from collections.abc import Mapping
+from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,10 +18,12 @@ from cairn.command import airflow_rest, heal
 from cairn.command.airflow_rest import AirflowRest, RestError
 from cairn.command.cli import app
 from cairn.command.repair_command import ran_here, repair_command
+from cairn.command.terminal import Terminal
 from state_backend.adapters.open_storage import open_storage
 from state_backend.checkpoint.log import read_log
 from state_backend.values.airflow_commands import heal_command
 from state_backend.values.errors import Rerun
+from state_backend.values.requests import Heal
 from state_backend.values.schedule import Cron, Every, Schedule
 from tests.support.checkpoints import PIPELINE, START, Folder, day, run
 
@@ -159,12 +162,19 @@ def test_a_day_is_a_day_in_the_zone_of_the_schedule_else_of_airflow(
 
 
 def test_without_airflow_a_day_is_one_in_the_zone_of_the_pipelines_schedule() -> None:
-    place = ("berlin_spring", "memory://heal", open_storage("memory://heal/berlin_spring"), "2024-03-29")
-    for every, last in ((None, "2024-03-29T22:59:59.999000+00:00"), ("1d", "2024-03-29T23:59:59.999000+00:00")):
-        here = heal._Here(
-            "tests.support.calendars:BERLIN_SPRING", *place, every=every, spark="", silent=True, on_done=print
+    storage, terminal = open_storage("memory://heal/berlin_spring"), Terminal("", silent=True)
+    for every, last in (
+        (None, "2024-03-29T22:59:59.999000+00:00"),
+        (timedelta(days=1), "2024-03-29T23:59:59.999000+00:00"),
+    ):
+        asked = Heal(
+            root="memory://heal",
+            code="tests.support.calendars:BERLIN_SPRING",
+            pipeline="berlin_spring",
+            last="2024-03-29",
+            every=every,
         )
-        assert here.last.isoformat() == last
+        assert heal._Here(asked, storage, terminal, print).last.isoformat() == last
 
 
 def test_it_runs_an_interval_that_airflow_leaves_out_of_a_range_that_begins_with_it(airflow: FakeAirflow) -> None:

@@ -101,7 +101,6 @@ RUN = {
     "cairn run --code … --root … --from … --to … --reprocess … --replace-overlapping": "tests/unit/test_heal_command.py::"
     "test_without_airflow_overlapping_output_is_replaced_by_cairn_run as printed",
     "cairn heal --to 2013-01-06": "not run: needs Airflow, where tests/integration/test_heal.py runs it over random histories",
-    "cairn heal …": "not run: the name of the Spark application",
     "cairn backfill --dag aircraft --from 2013-01-04 --to 2013-01-05": "not run: needs Airflow, where printed backfills are run by "
     "tests/integration/test_airflow.py; its options are parsed here",
     "cairn run --code pipelines.clicks:CLICKS --every 1h --count 3": WITH_SPARK,
@@ -129,7 +128,6 @@ RUN = {
     "cairn replay": TRYING,
     "cairn replay --to-test": TRYING,
     "cairn promote --past": TRYING,
-    "cairn replay …": "not run: the name of the Spark application",
     "cairn key N24211 --history": HERE + "test_the_examples_of_the_page_of_commands as printed",
     "cairn diff": CLI + "test_diff_counts_what_is_shared_and_which_key_groups_changed",
     "cairn diff --json": HERE + "test_what_docs_show_of_a_pipeline",

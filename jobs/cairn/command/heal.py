@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Any, Protocol
@@ -13,10 +14,10 @@ import typer
 
 from cairn.command.airflow_rest import AirflowRest
 from cairn.command.heal_in_airflow import InAirflow
-from cairn.command.open_spark import open_spark
-from cairn.command.options import LOCAL_SPARK, Airflow, Json, Pipeline
+from cairn.command.options import LOCAL_SPARK, Airflow, Json
 from cairn.command.progress import Stopped
 from cairn.command.repair_command import ran_here
+from cairn.command.terminal import Terminal
 from cairn.operations.plan_heal import (
     Adopt,
     EndRun,
@@ -31,16 +32,17 @@ from cairn.operations.plan_heal import (
 )
 from cairn.operations.plan_range import boundaries_of
 from state_backend.adapters.open_storage import join_url, open_storage
-from state_backend.checkpoint.log import Log, read_log
+from state_backend.checkpoint.log import read_log
 from state_backend.checkpoint.trials import check_no_trial
 from state_backend.ports.storage import Storage
 from state_backend.values.airflow_commands import backfill_command, command_line, heal_command
-from state_backend.values.day_or_instant import last_instant, needs_zone, parse_duration
+from state_backend.values.day_or_instant import last_instant, needs_zone
 from state_backend.values.environment import Variable
 from state_backend.values.errors import CairnError, Rerun, UsageError
 from state_backend.values.hide_secrets import hide
 from state_backend.values.intervals import Interval, format_instant
 from state_backend.values.records import Permissions
+from state_backend.values.requests import Heal
 from state_backend.values.schedule import Schedule, first_interval, schedule_of
 from state_backend.values.zones import zone_of
 
@@ -65,35 +67,7 @@ class _Place(Protocol):
 
 
 def heal(
-    root: Annotated[
-        str,
-        typer.Option(
-            envvar=Variable.ROOT, help="URL of the folder that holds all pipelines, as in file:///data/state."
-        ),
-    ],
-    pipeline: Pipeline,
-    to: Annotated[
-        str,
-        typer.Option(
-            help="The last interval: its start, or a day of the schedule's zone for all intervals that start on it."
-        ),
-    ],
-    dag: Annotated[str | None, typer.Option(help="Id of the pipeline's DAG; left out: the pipeline's name.")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be done; do nothing.")] = False,
-    code: Annotated[
-        str | None,
-        typer.Option(
-            help="module:NAME of the Pipeline: run the intervals in this process, without Airflow. Left out: where the "
-            "newest interval ran."
-        ),
-    ] = None,
-    every: Annotated[
-        str | None,
-        typer.Option(
-            help="Without Airflow: length of an interval, as in 1h or 1d; left out: the schedule, or the length of the "
-            "newest interval."
-        ),
-    ] = None,
+    request: Heal,
     spark: Annotated[
         str,
         typer.Option(
@@ -108,30 +82,30 @@ def heal(
     The command waits for queued and running runs, and adopts or ends open and paused backfills. If the command is
     killed, call it again: it continues.
     """
+    root, pipeline, to, dag = request.root, request.pipeline, request.last, request.dag
     check_no_trial(root, "heal")
     last_instant("--to", to)  # A wrong date fails here, before the first request to the storage or Airflow.
     storage = open_storage(join_url(root, pipeline))
     log = read_log(storage)
-    if code is not None and dag is not None:
+    if request.code and dag is not None:
         raise UsageError("--code runs the intervals here, --dag runs them in Airflow; give one of them")
-    here = code is not None or (dag is None and ran_here(log))
-    if here and code is None and (code := Variable.CODE.given or log.recorded_code) is None:
-        raise UsageError(
-            f"the newest checkpoint of {pipeline} was made without Airflow; add --code module:NAME to run the intervals "
-            "here, or --dag ID to run them in Airflow"
-        )
     progress = _Progress(quiet=as_json)
-    if here and code is not None:
-        place: _Place = _Here(
-            code, pipeline, root, storage, to, every=every, spark=spark, silent=as_json, on_done=progress.done
-        )
+    if request.code or (dag is None and ran_here(log)):
+        code = request.code or Variable.CODE.given or log.recorded_code
+        if code is None:
+            raise UsageError(
+                f"the newest checkpoint of {pipeline} was made without Airflow; add --code module:NAME to run the "
+                "intervals here, or --dag ID to run them in Airflow"
+            )
+        request = replace(request, code=code)
+        place: _Place = _Here(request, storage, Terminal(spark, silent=as_json), progress.done)
         command = command_line(
             "heal",
             code=code,
             root=root,
             pipeline=pipeline,
             to=to,
-            every=every,
+            every=None if request.every is None else f"{int(request.every.total_seconds())}s",
             spark=None if spark == LOCAL_SPARK else spark,
         )
     else:
@@ -139,7 +113,7 @@ def heal(
         zone = rest.zone_of_days(dag or pipeline, log.schedule) if needs_zone(to) else zone_of("UTC")
         place = InAirflow(rest, dag or pipeline, storage, last_instant("--to", to, zone.rules), progress.say)
         command = heal_command(root, pipeline, to, dag, airflow)
-    return _Healing(place, pipeline, to, hide(command), progress, as_json).run(dry_run=dry_run)
+    return _Healing(place, request, hide(command), progress, as_json).run()
 
 
 class _Progress:
@@ -167,10 +141,9 @@ class _Progress:
 class _Healing:
     """One call of `cairn heal`."""
 
-    def __init__(self, place: _Place, pipeline: str, to: str, command: str, progress: _Progress, as_json: bool) -> None:
+    def __init__(self, place: _Place, request: Heal, command: str, progress: _Progress, as_json: bool) -> None:
         self.place = place
-        self.pipeline = pipeline
-        self.to = to
+        self.request = request
         self.command = command
         self.progress = progress
         self.as_json = as_json
@@ -178,11 +151,11 @@ class _Healing:
         # Ids of the backfills that a printed line has named, or that this call has created.
         self._adopted: set[int] = set()
 
-    def run(self, *, dry_run: bool) -> int:
+    def run(self) -> int:
         """Heal, print the verdict, and return the exit code."""
         plan, health = self.place.plan(_now(), fresh=True)
         self._announce(plan)
-        if dry_run:
+        if self.request.dry_run:
             return self._end(plan, health, "nothing was changed", healthy=not plan.steps)
         try:
             plan, health = self._until_healthy(plan, health)
@@ -247,7 +220,7 @@ class _Healing:
         say = self.progress.say
         if plan.steps:
             working = f", {plan.running} queued or running" if plan.running else ""
-            say(f"{self.pipeline}: {_count(len(plan.to_run))} to run{working}, up to {self.to}")
+            say(f"{self.request.pipeline}: {_count(len(plan.to_run))} to run{working}, up to {self.request.last}")
         for step in plan.steps:
             say(f"  {step}")
         if plan.skipped:
@@ -258,7 +231,7 @@ class _Healing:
 
     def _end(self, plan: HealPlan, health: Health, what: str, *, healthy: bool) -> int:
         """Print whether the pipeline is healthy and, if it is not, the command to type next. Return the exit code."""
-        verdict, command = f"{self.pipeline} is healthy up to {self.to}; {what}", None
+        verdict, command = f"{self.request.pipeline} is healthy up to {self.request.last}; {what}", None
         given_up = next((step for step in plan.steps if isinstance(step, GiveUp)), None)
         later = [start for start in health.spoilt if start > self.place.last]
         if given_up is not None and isinstance(self.place, InAirflow):
@@ -266,7 +239,7 @@ class _Healing:
             verdict = f"{given_up}; {what}\nIts log says why: {page}\nRepair the cause, then go on with:"
             command = self.command
         elif not healthy:
-            verdict = f"{self.pipeline} is not healthy up to {self.to}; {what}\nTo heal it:"
+            verdict = f"{self.request.pipeline} is not healthy up to {self.request.last}; {what}\nTo heal it:"
             command = self.command
         elif plan.off_schedule:
             healthy, other = False, plan.off_schedule[0]
@@ -303,36 +276,22 @@ class _Here:
     """The pipeline in this process, as `cairn run` runs it."""
 
     def __init__(
-        self,
-        code: str,
-        name: str,
-        root: str,
-        storage: Storage,
-        to: str,
-        *,
-        every: str | None,
-        spark: str,
-        silent: bool,
-        on_done: Callable[[Interval], None],
+        self, request: Heal, storage: Storage, terminal: Terminal, on_done: Callable[[Interval], None]
     ) -> None:
-        from cairn.command.terminal import load_named
-
-        self.pipeline = load_named(code, name)
-        self.own_backfills: set[int] = set()
-        self.root = root
+        self.request = request
         self.storage = storage
-        self.every = every
-        self.spark = spark
-        self.silent = silent
+        self.terminal = terminal
         self.on_done = on_done
-        declared = self._schedule(read_log(storage))
-        self.last = last_instant("--to", to, UTC if declared is None else declared.rules)
+        self.pipeline = terminal.load(request)
+        self.own_backfills: set[int] = set()
+        declared = None if request.every is not None else self.pipeline.declared_schedule or read_log(storage).schedule
+        self.last = last_instant("--to", request.last, UTC if declared is None else declared.rules)
 
     def plan(self, now: datetime, *, fresh: bool) -> tuple[HealPlan, Health]:
         """Read the log, and return the next steps."""
         log = read_log(self.storage)
         health = health_of(log)
-        rule = boundaries_of(self.pipeline, log, None if self.every is None else parse_duration(self.every))
+        rule = boundaries_of(self.pipeline, log, self.request.every)
         schedule = schedule_of(rule, "UTC") if isinstance(rule, timedelta) else rule
         begin = self.pipeline.start if health.good_until is None else health.base_before(health.good_until)
         calendar: list[Interval] = []
@@ -344,12 +303,9 @@ class _Here:
             begin = following.end
         return plan_heal(health, calendar, None), health
 
-    def _schedule(self, log: Log) -> Schedule | None:
-        return None if self.every is not None else self.pipeline.declared_schedule or log.schedule
-
     @cached_property
     def _session(self) -> SparkSession:
-        return open_spark(self.spark, f"cairn heal {self.pipeline.name}", silent=self.silent)
+        return self.terminal.connect(self.pipeline, "heal")
 
     def carry_out(self, step: Step) -> None:
         """Run the intervals of a `RunIntervals`."""
@@ -360,7 +316,7 @@ class _Here:
                 self._session,
                 self.pipeline,
                 [to_run.interval for to_run in step.to_run],
-                self.root,
+                self.request.root,
                 reprocess="all",
                 permissions=Permissions(allow_gap=step.allow_gap),
                 on_outcome=lambda outcome, _: self.on_done(outcome.interval),

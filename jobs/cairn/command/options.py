@@ -29,17 +29,9 @@ AnyPipeline = Annotated[
     str | None,
     typer.Option("--pipeline", envvar=Variable.PIPELINE, help="Name of the pipeline; not needed for a savepoint."),
 ]
-# For commands that load the pipeline's code: they refuse a pipeline of another name.
-ExpectedPipeline = Annotated[
-    str | None,
-    typer.Option(
-        "--pipeline", envvar=Variable.PIPELINE, help="Name that the Pipeline of --code must have; not needed."
-    ),
-]
 States = Annotated[
     list[str] | None, typer.Option("--state", help="Only this state; $timers for the timers; may be repeated.")
 ]
-Code = Annotated[str, typer.Option(envvar=Variable.CODE, help="module:NAME of the Pipeline, as in its DAG.")]
 # Spark of a command, if neither `--spark` nor CAIRN_SPARK names another.
 LOCAL_SPARK = Variable.SPARK.default
 Spark = Annotated[str, typer.Option(envvar=Variable.SPARK, help="URL of Spark: sc://host:port, local[2], spark://...")]

@@ -17,14 +17,14 @@ import typer
 
 from cairn.command.diff import line_of
 from cairn.command.exit_codes import FINDINGS
-from cairn.command.open_spark import open_spark
-from cairn.command.options import LOCAL_SPARK, Code, ExpectedPipeline, Json, Root, Spark
+from cairn.command.options import LOCAL_SPARK, Json, Spark
 from cairn.command.printing import print_json, print_text
-from cairn.command.terminal import load_named
+from cairn.command.terminal import Terminal
 from state_backend.inspection.describe import plain
 from state_backend.inspection.state_diff import describe_change
 from state_backend.values.errors import UsageError
 from state_backend.values.intervals import format_instant, from_ms, shown_ms
+from state_backend.values.requests import ReplayKey
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -38,18 +38,7 @@ _NOT_WRITTEN = "can't be written; give the name of a new file in a folder that e
 
 
 def replay(
-    key: Annotated[
-        str, typer.Argument(help="The key: its value, column=value for each column, or a JSON object with all columns.")
-    ],
-    interval: Annotated[
-        str,
-        typer.Argument(
-            help="The interval: its start, as a day of the schedule's zone or an instant, or a checkpoint's id."
-        ),
-    ],
-    root: Root,
-    code: Code,
-    expected: ExpectedPipeline = None,
+    request: ReplayKey,
     stop: Annotated[
         bool, typer.Option("--pdb", help="Stop at the first line of each handler, in pdb, Python's debugger.")
     ] = False,
@@ -69,15 +58,16 @@ def replay(
 
     if to_test is not None and (os.path.lexists(to_test) or not to_test.absolute().parent.is_dir()):
         raise UsageError(f"{to_test} {_NOT_WRITTEN}")
-    pipeline = load_named(code, expected)
-
-    opens = partial(open_spark, spark, f"cairn replay {pipeline.name}", silent=as_json)
+    terminal = Terminal(spark, silent=as_json)
+    pipeline = terminal.load(request)
+    replays = partial(replay_key, pipeline, request.key, request.interval, request.root)
+    opens = partial(terminal.connect, pipeline, "replay")
     if stop:
         debugger = Debugger()
         with debugger.running():
-            found = replay_key(pipeline, key, interval, root, spark=opens, made=debugger.watch)
+            found = replays(spark=opens, made=debugger.watch)
     else:
-        found = replay_key(pipeline, key, interval, root, spark=opens)
+        found = replays(spark=opens)
     if as_json:
         print_json(describe_replay(found))
     else:
@@ -86,7 +76,7 @@ def replay(
     if to_test is not None:
         try:
             with to_test.open("x", encoding="utf-8") as file:
-                file.write(text_of_test(found, code))
+                file.write(text_of_test(found, request.code))
         except OSError as error:
             raise UsageError(f"{to_test} {_NOT_WRITTEN}: {error}") from error
         if not as_json:

@@ -84,11 +84,6 @@ def load_code(code: str) -> Pipeline:
     return load_pipeline(code)
 
 
-def load_named(code: str, name: str | None) -> Pipeline:
-    """Load a pipeline, and check its name."""
-    return check_name(load_code(code), OfCode(root="", code=code, pipeline=name))
-
-
 def _line(outcome: Outcome) -> str:
     if outcome.record is None:
         return f"{outcome.interval}: {outcome.why}"
