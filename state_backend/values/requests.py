@@ -304,6 +304,23 @@ class ReplayKey(OfCode):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Export(Operation):
+    """Request to write state as Parquet files."""
+
+    folder: str = parameter("Empty folder for the files: a path or URL.")
+    checkpoint: str = parameter(
+        "The state: latest, an id, an interval's end, or a savepoint's folder.", "latest", option="checkpoint"
+    )
+    root: str = parameter(
+        "URL of the folder that holds all pipelines; not needed for a savepoint.", "", env=Variable.ROOT
+    )
+    pipeline: str = parameter("Name of the pipeline; not needed for a savepoint.", "", env=Variable.PIPELINE)
+    states: tuple[str, ...] = parameter(
+        "Only this state; $timers for the timers; may be repeated.", (), option="--state"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class Erase(OfPipeline):
     """Request to remove keys from the newest state."""
 

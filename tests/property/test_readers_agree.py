@@ -586,7 +586,7 @@ class History:
         assert (got["checkpoint"], got["interval"]) == (newest.id, str(hour(newest.hour)))
         assert [row["value"]["n"] for row in rows] == ([newest.state[user]] if user in newest.state else [])
         assert (shown["id"], shown["end"], line["last"][1]) == (newest.id, end, end)
-        assert sum(file["rows"] for file in exported) == len(newest.state)
+        assert sum(file["rows"] for file in exported["files"]) == len(newest.state)
         assert listed["base"] in (newest.id, None)
         compared = self.told("diff", str(newest.id), "--fast")
         assert compared["second"] == newest.id and compared["same_state"] is True

@@ -183,7 +183,7 @@ def test_an_export_that_takes_longer_than_retention(tmp_path: Path, monkeypatch:
         return real(source, states, to, shard)
 
     monkeypatch.setattr(exporting, "_export_shard", slow)
-    assert sum(f.rows for f in export_state(source, str(tmp_path / "out"))) == 2
+    assert sum(file["rows"] for file in export_state(source, str(tmp_path / "out"))["files"]) == 2
     assert pipeline.coordinator.clean_up().shrunk == (1,)
     monkeypatch.setattr(
         "cairn.operations.export_state.StateSource.held", lambda self, what: holding(pipeline.storage, 0, "")

@@ -106,10 +106,10 @@ def test_ctrl_c_says_how_much_is_done_and_the_command_that_continues(
     where = ["--root", str(root), "--pipeline", PIPELINE]
     for arguments, place, says in [
         (["check", *where], "cairn.command.check.verify_pipeline", "changed nothing"),
-        (["sweep", *where], "cairn.command.sweep.sweep_pipeline", "To continue"),
+        (["sweep", *where], "cairn.command.sweep.sweep_all", "To continue"),
         (
             ["export", "1", "--folder", "/tmp/of a test", *where],
-            "cairn.command.export.export_state",
+            "cairn.operations.export_state.export_state",
             "Delete its folder",
         ),
     ]:

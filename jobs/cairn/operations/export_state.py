@@ -14,45 +14,48 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
 from functools import partial
+from typing import Any
 
 from state_backend.adapters.open_storage import check_outside, open_storage
 from state_backend.adapters.work_folders import work_folder
 from state_backend.formats import paths
 from state_backend.formats.canonical_tables import CanonicalFiles, fits_parquet
 from state_backend.formats.types import parse_struct
+from state_backend.inspection.checkpoint_names import find_state
 from state_backend.inspection.state_table import StateSource, read_shard, table_schema
 from state_backend.shard.transfer import upload_all
 from state_backend.state.layout import TIMERS_NAME
 from state_backend.values.errors import UsageError
-from state_backend.values.frozen import frozen
 from state_backend.values.intervals import format_instant
+from state_backend.values.requests import Export
 
 REPORT = "export.json"
+_LARGE_BYTES = 64 << 20
 
 
-@frozen
-class ExportedFile:
-    """A file of an export."""
-
-    state: str
-    path: str
-    rows: int
-    size_bytes: int
+def carry_out_export(request: Export, on_progress: Callable[[int, int], None]) -> dict[str, Any]:
+    """Export the state. Return what `export.json` says."""
+    source = find_state(request.checkpoint, root=request.root or None, pipeline=request.pipeline or None)
+    # A process of its own for each shard pays off for a large state only.
+    jobs = (os.cpu_count() or 1) if source.content.totals.state_bytes > _LARGE_BYTES else 1
+    on_progress(0, source.content.parallelism)
+    return export_state(source, request.folder, states=request.states, jobs=jobs, on_progress=on_progress)
 
 
 def export_state(
     source: StateSource,
     to: str,
     *,
-    states: Sequence[str] | None = None,
+    states: Sequence[str] = (),
     jobs: int = 1,
     on_progress: Callable[[int, int], None] | None = None,
-) -> tuple[ExportedFile, ...]:
-    """Write states into the folder `to`, which must be empty. States without entries get no file.
+) -> dict[str, Any]:
+    """Write states into the folder `to`, which must be empty, and return what `export.json` says. States without entries get no file.
 
     If the export fails half-way, its files remain without `export.json`. Delete the folder before the next try.
     """
@@ -69,12 +72,12 @@ def export_state(
         stack.enter_context(source.held("an export"))
         shards = range(source.content.parallelism)
         write = partial(_export_shard, source, chosen, to)
-        done: Iterator[list[ExportedFile]] = map(write, shards)
+        done: Iterator[list[dict[str, Any]]] = map(write, shards)
         if jobs > 1:
             # Spawned, not forked: a fork would break the threads of RocksDB and Arrow.
             pool = ProcessPoolExecutor(min(jobs, len(shards)), mp_context=multiprocessing.get_context("spawn"))
             done = stack.enter_context(pool).map(write, shards)
-        files = list[ExportedFile]()
+        files = list[dict[str, Any]]()
         for n, of_shard in enumerate(done, 1):
             files += of_shard
             if on_progress is not None:
@@ -87,11 +90,11 @@ def export_state(
         "start": format_instant(content.interval.start),
         "end": format_instant(content.interval.end),
         "digest": f"{content.digest:016x}",
-        "rows": {state: sum(f.rows for f in files if f.state == state) for state in chosen},
-        "files": [{"path": f.path, "rows": f.rows, "bytes": f.size_bytes} for f in files],
+        "rows": {state: sum(one["rows"] for one in files if one["state"] == state) for state in chosen},
+        "files": files,
     }
     destination.create(REPORT, json.dumps(report, indent=2).encode())
-    return tuple(files)
+    return report
 
 
 def _check_fits(source: StateSource, state: str) -> None:
@@ -103,9 +106,9 @@ def _check_fits(source: StateSource, state: str) -> None:
         raise UsageError(f"{source}: state {state!r} has a struct without fields, which Parquet can't store")
 
 
-def _export_shard(source: StateSource, states: Sequence[str], to: str, shard: int) -> list[ExportedFile]:
+def _export_shard(source: StateSource, states: Sequence[str], to: str, shard: int) -> list[dict[str, Any]]:
     storage, destination = open_storage(source.url), open_storage(to)
-    exported: list[ExportedFile] = []
+    exported: list[dict[str, Any]] = []
     with work_folder(f"export-{shard}") as work:
         (work / "read").mkdir()
         writers: dict[str, CanonicalFiles] = {}
@@ -118,5 +121,5 @@ def _export_shard(source: StateSource, states: Sequence[str], to: str, shard: in
             name = None if state == TIMERS_NAME else state
             targets = [(paths.exported(name, shard, n), local) for n, (local, _) in enumerate(writer.written)]
             for handle, (_, rows) in zip(upload_all(destination, targets), writer.written, strict=True):
-                exported.append(ExportedFile(state=state, path=handle.path, rows=rows, size_bytes=handle.size_bytes))
+                exported.append({"state": state, "path": handle.path, "rows": rows, "bytes": handle.size_bytes})
     return exported
