@@ -377,7 +377,7 @@ class History:
     def forget(self, log: Log) -> None:
         self.forgetting = self.random.choice(USERS)
         asked = [
-            "forget",
+            "erase",
             *self.where(),
             json.dumps({"user": self.forgetting}),
             "--on-rerun",
@@ -566,8 +566,8 @@ class History:
     def check_commands(self, newest: Commit | None) -> None:
         end = None if newest is None else format_instant(hour(newest.hour).end)
         user = self.random.choice(USERS)
-        got = self.told("get", user)
-        shown = self.told("show", "latest")
+        got = self.told("key", user)
+        shown = self.told("checkpoints", "latest")
         # A key was forgotten since, by a commit that is quarantined now: no command makes the state of before the newest one.
         holds = newest is not None and any(c.forgets and c.id > newest.id for c in self.oracle.commits.values())
         refusal = "may hold a key that `cairn erase` removed" if holds else "no usable checkpoint"
@@ -575,7 +575,7 @@ class History:
             plan = self.told(*command, refusal=refusal)
             assert (None if plan is None else plan["end"]) == (None if holds else end), command
         exported = self.told("export", "--folder", f"memory://exports/{uuid.uuid4().hex}", "--state", "total")
-        verified = self.told("verify", "--fast")
+        verified = self.told("check", "--fast")
         listed = self.told("status")
         (line,) = json.loads(CliRunner().invoke(app, ["status", "--root", self.root, "--json"]).stdout)
         assert verified["newest_intact"] == (None if newest is None else newest.id)

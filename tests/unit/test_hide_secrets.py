@@ -168,11 +168,11 @@ def folder() -> Iterator[Folder]:
     "words",
     [
         ["status", "--pipeline", "p", "--root"],
-        ["pipelines", "--root"],
+        ["status", "--root"],
         [*HEAL, "--airflow"],
         [*HEAL, "--code", "tests.support.trials:OLD", "--dry-run", "--every", "1d", "--spark"],
         ["run", "--code", "tests.support.trials:OLD", "--every", "1d", "--root", "memory://secrets-of-runs", "--spark"],
-        ["diff", "--to"],
+        ["diff", "--folder"],
         ["status"],
         [],
     ],

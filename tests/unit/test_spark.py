@@ -633,6 +633,8 @@ def test_cairn_run_shows_what_spark_says_on_demand(
     run = ["run", "--code", "pipelines.aircraft:AIRCRAFT", "--root", str(tmp_path), "--every", "1d"]
     result = CliRunner().invoke(app, run, env={"CAIRN_SPARK_LOG": wanted})
     assert (result.exit_code, levels) == (1, [level])
+    wrong = CliRunner().invoke(app, run, env={"CAIRN_SPARK_LOG": "loud"})
+    assert (wrong.exit_code, "set it to one of off, error, warn, info" in wrong.stderr) == (2, True)
     hinted = "For Spark's own stack trace, run the same command with CAIRN_SPARK_LOG=error"
     _starting, _ready, *said = result.stderr.splitlines()
     assert said == [hinted] * hint + ["SourceError: an input file can't be read"]

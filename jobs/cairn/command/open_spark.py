@@ -7,9 +7,12 @@ import time
 from typing import TYPE_CHECKING
 
 from state_backend.values.environment import Variable
+from state_backend.values.errors import UsageError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+_LEVELS = ("OFF", "ERROR", "WARN", "INFO")
 
 
 def open_spark(where: str, app_name: str, *, own_workers: bool = False, silent: bool = False) -> SparkSession:
@@ -19,13 +22,16 @@ def open_spark(where: str, app_name: str, *, own_workers: bool = False, silent: 
     """
     from cairn.spark.session import connect
 
+    level = (Variable.SPARK_LOG.given or Variable.SPARK_LOG.default).upper()
+    if level not in _LEVELS:
+        raise UsageError(f"{Variable.SPARK_LOG} is {level!r}; set it to one of {', '.join(_LEVELS).lower()}")
     remote = where.startswith("sc://")
     began_s = time.monotonic()
     if not silent:  # The URL may contain a token.
         print("connecting to Spark" if remote else "starting Spark", file=sys.stderr, flush=True)
     session = connect(where, app_name, own_workers=own_workers)
     if not remote:
-        session.sparkContext.setLogLevel((Variable.SPARK_LOG.given or Variable.SPARK_LOG.default).upper())
+        session.sparkContext.setLogLevel(level)
     if not silent:
         print(f"Spark is ready after {time.monotonic() - began_s:.1f} s", file=sys.stderr, flush=True)
     return session
