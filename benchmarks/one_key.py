@@ -30,9 +30,9 @@ from typing import Any
 from unittest import mock
 
 import pyarrow as pa
-from cairn.command.get import look_up
 
 from cairn.aggregates import Count, RunningAggregate
+from cairn.command.key import look_up
 from cairn.pipeline import Interval, Pipeline
 from cairn.replay.replay_key import replay_key
 from cairn.testing import PipelineTester
@@ -163,7 +163,7 @@ def measure(root: str, where: str, runs: int) -> None:
     def replay() -> Any:
         return replay_key(ACCOUNTS, (KEY,), changed, root)
 
-    functions: dict[str, Callable[[], Any]] = {"get": get, "history": history, "replay": replay}
+    functions: dict[str, Callable[[], Any]] = {"key": get, "key --history": history, "replay": replay}
     for name, function in functions.items():
         with counted() as counts:
             found = function()
@@ -171,9 +171,9 @@ def measure(root: str, where: str, runs: int) -> None:
         more = ["--pipeline", "accounts"]
         if name == "replay":
             more = [changed.start.isoformat(), "--code", "benchmarks.one_key:ACCOUNTS"]
-        command = [sys.executable, "-m", "cairn.command.cli", name, str(KEY), "--root", root, *more]
+        command = [sys.executable, "-m", "cairn.command.cli", *name.split(), str(KEY), "--root", root, *more]
         ran = [timed(lambda c=command: subprocess.run(c, check=True, stdout=subprocess.DEVNULL)) for _ in range(runs)]
-        size = f"{len(found)} steps" if name == "history" else f"same: {found.same}" if name == "replay" else ""
+        size = f"{len(found)} steps" if name == "key --history" else f"same: {found.same}" if name == "replay" else ""
         print(
             f"{where:<5} {name:<8} {len(counts):6,} reads {sum(counts):13,} bytes; function {middle(called)}; "
             f"command {middle(ran)}  {size}",

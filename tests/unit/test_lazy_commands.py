@@ -8,8 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
-from cairn.command.cli import COMMANDS
+from cairn.command.cli import COMMANDS, app
 from cairn.command.lazy_group import Row
 from tests.support.checkpoints import PIPELINE
 from tests.support.real_shards import RealPipeline
@@ -61,3 +62,21 @@ def test_completion_offers_names_without_the_commands_modules() -> None:
     done = subprocess.run([sys.executable, "-c", probe], check=True, capture_output=True, text=True)
     assert set(done.stdout.split()) == {row.name for row in COMMANDS if row.name.startswith("s")}
     assert done.stderr.strip() == "[]"
+
+
+def test_help_all_shows_and_counts_the_commands_and_their_options() -> None:
+    """More than 24 commands or 60 options is a decision. An option's name has one default, but for two."""
+    said = CliRunner().invoke(app, ["--help-all"]).stdout
+    shown = {part.split("\n")[0]: part for part in f"\n{said}".split("\ncairn ")[1:]}
+    assert shown.keys() == {row.name for row in COMMANDS}
+    defaults: dict[str, set[str]] = {}
+    for row in COMMANDS:
+        for one in (one for one in row.command().params if one.name != "help"):
+            option = one.param_type_name == "option"
+            name = one.opts[0] if option else one.metavar
+            assert name in shown[row.name] and one.help in shown[row.name], (row.name, name)
+            if option:
+                defaults.setdefault(name, set()).update([str(one.default)] if one.default else [])
+    assert said.splitlines()[-1] == f"{len(COMMANDS)} commands, {len(defaults)} options"
+    assert len(COMMANDS) <= 24 and len(defaults) <= 60
+    assert {name for name, of in defaults.items() if len(of) > 1} == {"--limit", "--reprocess"}

@@ -88,12 +88,12 @@ def test_the_colour_of_a_state(state: str, colour: str) -> None:
 
 @pytest.mark.long("seconds", runs_in="ci")
 def test_a_bar_appears_on_a_terminal_only(root: Path) -> None:
-    assert b"verifying" in on_terminal(root, "check")
+    assert b"checking" in on_terminal(root, "check")
     assert b"exporting" in on_terminal(root, "export", "1", "--folder", f"{root}/tables")
     assert b"deleting" in on_terminal(root, "sweep")
     words = [sys.executable, "-m", "cairn.command.cli", "check", "--root", str(root), "--pipeline", PIPELINE]
     piped = subprocess.run(words, capture_output=True, text=True, check=True)
-    assert piped.stderr == "" and "verifying" not in piped.stdout
+    assert piped.stderr == "" and "checking" not in piped.stdout
 
 
 def test_ctrl_c_says_how_much_is_done_and_the_command_that_continues(
@@ -143,6 +143,6 @@ def test_ctrl_c_ends_a_call_of_spark_without_a_traceback_in_the_log(monkeypatch:
 
 
 def test_a_block_that_counted_nothing_adds_no_note() -> None:
-    with pytest.raises(KeyboardInterrupt) as raised, progress("verifying", "shards"):
+    with pytest.raises(KeyboardInterrupt) as raised, progress("checking", "shards"):
         raise KeyboardInterrupt
     assert not hasattr(raised.value, "__notes__")

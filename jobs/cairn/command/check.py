@@ -52,7 +52,7 @@ def check(
             f"--checksums is for S3, which keeps checksums outside of its listings; {storage.url} is no such storage\nLeave the option out"
         )
     which = None if checkpoint is None else {Coordinator(storage, pipeline).record(checkpoint).id}
-    with work_folder("verify") as work, progress("verifying", "shards") as on_progress:
+    with work_folder("verify") as work, progress("checking", "shards") as on_progress:
         deep = None if fast else work
         found = verify_pipeline(storage, which=which, work=deep, checksums=checksums, on_progress=on_progress)
     if as_json:
