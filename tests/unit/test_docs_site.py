@@ -62,7 +62,7 @@ def test_the_menu_has_every_page() -> None:
 
 @pytest.mark.parametrize(
     ("word", "page"),
-    [("retry", "airflow.html"), ("late", "reference.html"), ("cost", "storage.html"), ("delete", "forget.html")],
+    [("retry", "airflow.html"), ("late", "reference.html"), ("cost", "storage.html"), ("delete", "erase.html")],
 )
 def test_the_search_knows(site: Path, word: str, page: str) -> None:
     index = json.loads((site / "search.json").read_text())

@@ -88,7 +88,7 @@ def test_a_key_returns_by_rows_or_by_the_base(start: int | None, base: int | Non
 
 def test_only_the_policy_refuses_at_begin() -> None:
     check_rerun(FILTERED, "p", day(2), 1)
-    with pytest.raises(UsageError, match="cairn erase --pipeline p --key JSON --on-rerun filter"):
+    with pytest.raises(UsageError, match="cairn erase --pipeline p --on-rerun filter JSON"):
         check_rerun(REFUSED, "p", day(2), 1)
     for n, base in ((1, None), (2, 1)):
         found = choose_base(FILTERED, "p", day(n), Permissions(), start_ms())
