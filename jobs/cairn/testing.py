@@ -63,7 +63,7 @@ from state_backend.inspection.state_table import StateSource, read_table
 from state_backend.state.layout import TIMERS_NAME
 from state_backend.values.errors import StateUnusable, UsageError
 from state_backend.values.intervals import from_ms, to_ms
-from state_backend.values.records import NO_PERMISSIONS, Permissions, Record, RunRef
+from state_backend.values.records import NO_PERMISSIONS, Permissions, Record, own_run
 from state_backend.values.schedule import interval_from, no_boundary
 from state_backend.values.zones import zone_of
 
@@ -301,7 +301,7 @@ class PipelineTester:
             id=identifier,
             interval=interval,
             mode=mode or self.mode,
-            run=RunRef(run_id=f"tester__{identifier}", clear_number=0, try_number=1),
+            run=own_run(f"tester__{identifier}"),
             permissions=permissions,
         )
         pipeline = self._as_run(rows, position)
@@ -396,7 +396,7 @@ class PipelineTester:
         key_schema = parse_struct(key_schema_of(self._schema, self._names.find_key(pipeline.key)).jsonValue())
         values = parse_key(key, key_schema) if isinstance(key, str) else _key_values(key, key_schema)
         searched = SearchedKey.of(values, key_schema, pipeline.max_parallelism)
-        attempt = Attempt(id="replay", interval=interval, run=RunRef(run_id="replay", clear_number=0, try_number=1))
+        attempt = Attempt(id="replay", interval=interval, run=own_run("replay"))
         begun = Begun(attempt=attempt.id, h0=0, base=None)
         session = LocalSession(self._session_zone)
         read = Read(rows=rows, position={})

@@ -135,7 +135,7 @@ class CommitCheckpointOperator(BaseOperator):  # type: ignore[misc]  # Airflow i
         return [*examine, *(one.task_id for one in others if not is_due_in(context, getattr(one, "cadence", None)))]
 
     def _execute(self, context: Any) -> dict[str, Any]:
-        from state_backend.adapters.open_storage import join_url, open_storage
+        from state_backend.adapters.open_storage import join_url
         from state_backend.checkpoint.coordinator import Coordinator
         from state_backend.values.errors import AttemptLost, CairnError, CorruptFile, SinkFailed
 
@@ -152,7 +152,7 @@ class CommitCheckpointOperator(BaseOperator):  # type: ignore[misc]  # Airflow i
         try:
             url = join_url(self.root, self.pipeline_name)
             pipeline = _pipeline_of(self.sink_of) if self.sink_of else None
-            coordinator = Coordinator(open_storage(url), self.pipeline_name, remembers=True)
+            coordinator = Coordinator.of(self.root, self.pipeline_name, remembers=True)
             ended("open")
             committed = coordinator.commit(self.attempt)
             ended("commit")

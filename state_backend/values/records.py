@@ -279,6 +279,11 @@ class RunRef:
     try_number: int
 
 
+def own_run(run_id: str) -> RunRef:
+    """Return the run of a call without Airflow."""
+    return RunRef(run_id=run_id, clear_number=0, try_number=1)
+
+
 @frozen
 class Permissions:
     """The permissions with which an attempt began. The record keeps them, since they explain the state.

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Literal, get_args, get_origin, get_type_hints
 from uuid import uuid4
 
 from state_backend.values.environment import Variable
-from state_backend.values.records import NO_PERMISSIONS, OnRerun, Permissions, RunRef
+from state_backend.values.records import NO_PERMISSIONS, OnRerun, Permissions, RunRef, own_run
 
 # A driver of `ProcessInterval` that has planned its attempt prints a line with this prefix, then JSON with attempt and
 # options.
@@ -34,6 +34,8 @@ def parameter(text: str, default: Any = MISSING, *, option: str = "", env: str =
     return field(default=default, metadata={"help": text, "option": option, "env": env, "least": least})
 
 
+CHECKPOINT = "The checkpoint: latest, an id, or an interval's end with its time zone."
+DRY_RUN = "Print what would be done; do nothing."
 MATCH = "Column that identifies an output row; may be repeated. Left out: compare whole rows."
 
 
@@ -117,7 +119,7 @@ class RunRange(OfCode):
     replace_overlapping: bool = parameter(
         "Accept an interval that overlaps earlier ones with other boundaries, and replace their output.", False
     )
-    dry_run: bool = parameter("Print what would be done; do nothing.", False)
+    dry_run: bool = parameter(DRY_RUN, False)
     mode: str = "incremental"
     permissions: Permissions = NO_PERMISSIONS
     # The Airflow run that asks; None: the command line.
@@ -163,9 +165,7 @@ class TakeSavepoint(OfCode):
     command: ClassVar[str] = "savepoint"
 
     folder: str = parameter("URL of a new folder for the savepoint.")
-    checkpoint: str = parameter(
-        "The checkpoint: latest, an id, or an interval's end with its time zone.", "latest", option="checkpoint"
-    )
+    checkpoint: str = parameter(CHECKPOINT, "latest", option="checkpoint")
     format: Literal["native", "canonical"] = parameter(
         "native: compacted files of RocksDB, quick to restore. canonical: Parquet, which also fits changed states.",
         "native",
@@ -188,7 +188,7 @@ class _OfState(Operation):
         """Return run, attempt and permissions of the record that the operation makes."""
         attempt = self.attempt or str(uuid4())
         return {
-            "run": self.run or RunRef(run_id=f"{what}__{attempt}", clear_number=0, try_number=1),
+            "run": self.run or own_run(f"{what}__{attempt}"),
             "attempt": attempt,
             "permissions": Permissions(allow_stale_base=self.allow_stale, allow_quarantined=self.allow_quarantined),
         }
@@ -219,9 +219,7 @@ class Fork(_OfState):
     """Request to give a checkpoint or a native savepoint to a pipeline of another name."""
 
     fork_as: str = parameter("Name of the pipeline that gets the state.", option="--as")
-    checkpoint: str = parameter(
-        "The checkpoint: latest, an id, or an interval's end with its time zone.", "latest", option="checkpoint"
-    )
+    checkpoint: str = parameter(CHECKPOINT, "latest", option="checkpoint")
     pipeline: str | None = parameter("Name of the pipeline to fork.", None, env=Variable.PIPELINE)
     savepoint: str | None = parameter(
         "Take the state from the native savepoint in this folder (URL), instead of from --pipeline.", None
@@ -234,7 +232,7 @@ class Fork(_OfState):
         None,
         option="--from",
     )
-    dry_run: bool = parameter("Print what would be done; do nothing.", False)
+    dry_run: bool = parameter(DRY_RUN, False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -243,9 +241,7 @@ class Validate(OfCode):
 
     command: ClassVar[str] = "validate"
 
-    checkpoint: str = parameter(
-        "The checkpoint: latest, an id, or an interval's end with its time zone.", "latest", option="checkpoint"
-    )
+    checkpoint: str = parameter(CHECKPOINT, "latest", option="checkpoint")
     fast: bool = parameter("Read no state: check files only. Needs no Spark.", False)
     docs: str | None = parameter("Folder or URL for Data Docs; left out: none are written.", None, option="--folder")
     dry_run: bool = parameter("Mark the checkpoint neither as valid nor as refused.", False)
@@ -287,7 +283,7 @@ class Heal(OfCode):
         None,
     )
     dag: str | None = parameter("Id of the pipeline's DAG; left out: the pipeline's name.", None)
-    dry_run: bool = parameter("Print what would be done; do nothing.", False)
+    dry_run: bool = parameter(DRY_RUN, False)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -27,7 +27,7 @@ def with_options(command: Callable[..., int]) -> Callable[..., int]:
     request: type[Any] = own
     offered = {field.name: field for field in fields(request) if "help" in field.metadata}
     request_hints = get_type_hints(request)
-    parameters = [_parameter(field, request_hints[name]) for name, field in offered.items()]
+    parameters = [_parameter(request, field, request_hints[name]) for name, field in offered.items()]
     defaults = inspect.signature(command).parameters
     parameters += [
         inspect.Parameter(one, inspect.Parameter.KEYWORD_ONLY, annotation=hint, default=defaults[one].default)
@@ -45,14 +45,18 @@ def with_options(command: Callable[..., int]) -> Callable[..., int]:
     return call
 
 
-def _parameter(field: Field[Any], hint: Any) -> inspect.Parameter:
-    told = field.metadata
-    name = told["option"] or f"--{field.name.replace('_', '-')}"
+def option_of(request: type[Any], name: str) -> Any:
+    """Return the option or the argument of a request's field, for Typer."""
+    told = next(field.metadata for field in fields(request) if field.name == name)
+    option = told["option"] or f"--{name.replace('_', '-')}"
+    if not option.startswith("--"):
+        return typer.Argument(help=told["help"], metavar=option.upper())
+    return typer.Option(option, help=told["help"], envvar=told["env"] or None, min=told["least"])
+
+
+def _parameter(request: type[Any], field: Field[Any], hint: Any) -> inspect.Parameter:
     default = inspect.Parameter.empty if field.default is MISSING else _shown(field.default)
-    if not name.startswith("--"):
-        kind: Any = typer.Argument(help=told["help"], metavar=name.upper())
-    else:
-        kind = typer.Option(name, help=told["help"], envvar=told["env"] or None, min=told["least"])
+    kind = option_of(request, field.name)
     return inspect.Parameter(
         field.name, inspect.Parameter.KEYWORD_ONLY, annotation=Annotated[_typed(hint), kind], default=default
     )

@@ -6,43 +6,31 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from cairn.command.from_request import option_of
 from state_backend.adapters.open_storage import join_url, open_storage
 from state_backend.values.day_or_instant import parse_duration
 from state_backend.values.environment import Variable
+from state_backend.values.requests import Export, Heal, OfPipeline, RunRange, TakeSavepoint
 
 if TYPE_CHECKING:
     from state_backend.checkpoint.log import Log
     from state_backend.ports.storage import Storage
 
-Root = Annotated[
-    str,
-    typer.Option(envvar=Variable.ROOT, help="URL of the folder that holds all pipelines, as in file:///data/state."),
-]
-Pipeline = Annotated[str, typer.Option("--pipeline", envvar=Variable.PIPELINE, help="Name of the pipeline.")]
-AnyRoot = Annotated[
-    str | None,
-    typer.Option(
-        "--root", envvar=Variable.ROOT, help="URL of the folder that holds all pipelines; not needed for a savepoint."
-    ),
-]
-AnyPipeline = Annotated[
-    str | None,
-    typer.Option("--pipeline", envvar=Variable.PIPELINE, help="Name of the pipeline; not needed for a savepoint."),
-]
-States = Annotated[
-    list[str] | None, typer.Option("--state", help="Only this state; $timers for the timers; may be repeated.")
-]
+Root = Annotated[str, option_of(OfPipeline, "root")]
+Pipeline = Annotated[str, option_of(OfPipeline, "pipeline")]
+AnyRoot = Annotated[str | None, option_of(Export, "root")]
+AnyPipeline = Annotated[str | None, option_of(Export, "pipeline")]
+States = Annotated[list[str] | None, option_of(Export, "states")]
 # Spark of a command, if neither `--spark` nor CAIRN_SPARK names another.
 LOCAL_SPARK = Variable.SPARK.default
 Spark = Annotated[str, typer.Option(envvar=Variable.SPARK, help="URL of Spark: sc://host:port, local[2], spark://...")]
-Dag = Annotated[str | None, typer.Option(help="Id of the pipeline's DAG; left out: the pipeline's name.")]
+Dag = Annotated[str | None, option_of(Heal, "dag")]
 Airflow = Annotated[
     str, typer.Option(envvar=Variable.AIRFLOW, help="Address of Airflow. CAIRN_AIRFLOW_TOKEN may hold a token.")
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON value instead of text.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would be done; do nothing.")]
-
-Wanted = Annotated[str, typer.Argument(help="The checkpoint: latest, an id, or an interval's end with its time zone.")]
+DryRun = Annotated[bool, option_of(RunRange, "dry_run")]
+Wanted = Annotated[str, option_of(TakeSavepoint, "checkpoint")]
 
 PUT_BACK = "Put the manifest back from a backup, or go back to an older checkpoint with cairn restore"
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from cairn.pipeline import Pipeline
-from state_backend.adapters.open_storage import join_url, open_storage
 from state_backend.checkpoint.coordinator import Coordinator
 
 
 def coordinator_of(pipeline: Pipeline, root: str, *, remembers: bool = False) -> Coordinator:
     """Return an object that begins, prepares and commits attempts in the pipeline's folder."""
-    return Coordinator(open_storage(join_url(root, pipeline.name)), pipeline.name, remembers=remembers)
+    return Coordinator.of(root, pipeline.name, remembers=remembers)

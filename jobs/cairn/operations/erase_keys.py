@@ -59,8 +59,8 @@ from state_backend.values.records import (
     ForgottenKey,
     Permissions,
     Record,
-    RunRef,
     ShardManifest,
+    own_run,
 )
 from state_backend.values.requests import Erase
 
@@ -286,7 +286,7 @@ def _attempt(
         restored = as_restored(
             content,
             pipeline=content.pipeline,
-            run=RunRef(run_id=f"forget__{attempt}", clear_number=0, try_number=1),
+            run=own_run(f"forget__{attempt}"),
             attempt=attempt,
             base_id=record.id,
             permissions=Permissions(),

@@ -28,7 +28,7 @@ from state_backend.ports.storage import Storage
 from state_backend.values.errors import Fenced, UsageError
 from state_backend.values.intervals import format_instant, to_ms
 from state_backend.values.marks import Claim, Savepoint
-from state_backend.values.records import Content, Record, RunRef
+from state_backend.values.records import Content, Record, own_run
 from state_backend.values.requests import Restore
 
 if TYPE_CHECKING:
@@ -197,7 +197,7 @@ def _plan(
         savepoint=savepoint,
         pipeline=pipeline.name,
         pipeline_start_ms=to_ms(pipeline.start),
-        run=RunRef(run_id=f"restore__{attempt}", clear_number=0, try_number=1),
+        run=own_run(f"restore__{attempt}"),
         attempt=attempt,
         first_task=first_task,
         h0=begun.h0,

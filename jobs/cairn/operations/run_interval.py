@@ -16,7 +16,7 @@ from state_backend.adapters.open_storage import join_url
 from state_backend.checkpoint.coordinator import Coordinator
 from state_backend.values.errors import CorruptFile, SinkFailed
 from state_backend.values.human_units import in_words
-from state_backend.values.records import NO_PERMISSIONS, Permissions, Record, RunRef
+from state_backend.values.records import NO_PERMISSIONS, Permissions, Record, RunRef, own_run
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -57,7 +57,7 @@ def run_interval(
         id=identifier,
         interval=interval,
         mode=mode,
-        run=run or RunRef(run_id=f"direct__{identifier}", clear_number=0, try_number=1),
+        run=run or own_run(f"direct__{identifier}"),
         permissions=permissions,
     )
     coordinator = coordinator_of(pipeline, root, remembers=True)

@@ -50,7 +50,7 @@ from cairn.pipeline import Interval, Pipeline
 from cairn.spark.session import check_running, use_this_python
 from state_backend.checkpoint.interval_results import Result, results_of, spoilt_by
 from state_backend.values.errors import NotAsTried, UsageError
-from state_backend.values.records import NO_PERMISSIONS, Content, Permissions, Record, RunRef
+from state_backend.values.records import NO_PERMISSIONS, Content, Permissions, Record, RunRef, own_run
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -139,7 +139,7 @@ def run_intervals(
     """
     _check(intervals, reprocess)
     named = run is not None
-    run = run or RunRef(run_id=f"direct__{uuid.uuid4()}", clear_number=0, try_number=1)
+    run = run or own_run(f"direct__{uuid.uuid4()}")
     check_running(spark)
     use_this_python(spark)
     # One block around all intervals, because the thread that reads ahead shares the session's zone.
@@ -178,7 +178,7 @@ def plan_intervals(
     outcome says so.
     """
     _check(intervals, reprocess)
-    run = run or RunRef(run_id=f"direct__{uuid.uuid4()}", clear_number=0, try_number=1)
+    run = run or own_run(f"direct__{uuid.uuid4()}")
     there = _results(pipeline, root, intervals)
     outcomes, again = list[Outcome](), None
     for interval in intervals:

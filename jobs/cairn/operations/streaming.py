@@ -38,7 +38,7 @@ from state_backend.formats.types import StructType as Struct
 from state_backend.inspection.checkpoint_names import find_state
 from state_backend.state.layout import TIMERS_NAME
 from state_backend.values.errors import SourceError, StateSchemaError, UsageError
-from state_backend.values.records import LogicalTime, Record, RunRef, StateDescriptor
+from state_backend.values.records import LogicalTime, Record, StateDescriptor, own_run
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, GroupedData, SparkSession
@@ -106,7 +106,7 @@ def from_streaming_checkpoint(
     timers = None if pipeline.time_mode == "none" else reader.timers()
     key_schema = _key_schema(pipeline, path, [*frames.values(), *([timers] if timers is not None else [])])
     coordinator, attempt = coordinator_of(pipeline, root), str(uuid.uuid4())
-    run = RunRef(run_id=f"import__{attempt}", clear_number=0, try_number=1)
+    run = own_run(f"import__{attempt}")
     before = content_before(pipeline, interval, attempt, run, code_hash(pipeline.processor, pipeline.name))
     content = replace(
         before,

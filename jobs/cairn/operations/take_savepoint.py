@@ -24,7 +24,7 @@ from state_backend.ports.storage import Storage
 from state_backend.values.errors import AlreadyExists, CorruptFile, StateUnusable, UsageError
 from state_backend.values.human_units import size
 from state_backend.values.marks import Savepoint
-from state_backend.values.records import Record, RunRef
+from state_backend.values.records import Record, own_run
 from state_backend.values.requests import TakeSavepoint
 
 if TYPE_CHECKING:
@@ -148,7 +148,7 @@ def consolidate_checkpoint(spark: SparkSession, pipeline: Pipeline, root: str, r
         h0=checkpoints.head_id,
         checkpoint_id=record.id,
         content=record.content,
-        run=RunRef(run_id=f"consolidate__{attempt}", clear_number=0, try_number=1),
+        run=own_run(f"consolidate__{attempt}"),
         engine=pipeline.engine,
     )
     with telling_drops(coordinator.storage, record.id):

@@ -217,7 +217,7 @@ def validate_attempt(
     After a validation with findings, `commit` raises `ValidationRefused` for this attempt.
     """
     folder = join_url(root, pipeline.name)
-    coordinator = Coordinator(open_storage(folder), pipeline.name)
+    coordinator = coordinator_of(pipeline, root)
     content = coordinator.load_prepared(attempt).content
     record = Record(id=0, retained=(), reproduces=None, content=content)
     options = {"root": root, "pipeline": pipeline.name, "attempt": attempt}

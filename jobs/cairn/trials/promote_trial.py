@@ -34,7 +34,7 @@ from state_backend.values.errors import CairnError, NotAsTried, UsageError
 from state_backend.values.frozen import frozen
 from state_backend.values.intervals import format_instant, to_ms
 from state_backend.values.marks import Trial
-from state_backend.values.records import Content, OutputFile, Permissions, Record, RunRef
+from state_backend.values.records import Content, OutputFile, Permissions, Record, own_run
 from state_backend.values.requests import PromoteTrial
 from state_backend.values.retention import AnyOf, KeepLast
 
@@ -210,7 +210,7 @@ def promote_past(
         root,
         mode,
         reprocess="all",
-        run=RunRef(run_id=f"promote__{trial.name}__{trial.attempt}", clear_number=0, try_number=1),
+        run=own_run(f"promote__{trial.name}__{trial.attempt}"),
         on_outcome=on_outcome,
         on_shards=on_shards,
         before_commit=as_tried,

@@ -56,7 +56,7 @@ from state_backend.values.errors import CairnError, StateUnusable, UsageError
 from state_backend.values.frozen import frozen
 from state_backend.values.intervals import format_instant, to_ms
 from state_backend.values.marks import Savepoint, Trial, TrialBase
-from state_backend.values.records import Content, Permissions, Record, RunRef
+from state_backend.values.records import Content, Permissions, Record, own_run
 from state_backend.values.requests import TryCode
 from state_backend.values.retention import KeepLast
 
@@ -210,7 +210,7 @@ def try_code(
         quiet = replace(pipeline, sink=None, retention=KeepLast(min(len(intervals) + 1, MOST_STATES)))
         outcomes = run_intervals(
             *(spark, quiet, intervals, own, mode),
-            run=RunRef(run_id=f"trial__{running.code_hash[:12]}", clear_number=0, try_number=1),
+            run=own_run(f"trial__{running.code_hash[:12]}"),
             on_outcome=on_outcome,
             on_shards=on_shards,
             asked=plan.asked,
@@ -389,7 +389,7 @@ def _fork(plan: TrialPlan, pipeline: Pipeline, root: str, own: str) -> float:
             open_storage(plan.source),
             plan.target,
             into,
-            run=RunRef(run_id=f"trial__{plan.trial.name}", clear_number=0, try_number=1),
+            run=own_run(f"trial__{plan.trial.name}"),
             attempt=plan.trial.attempt,
             pipeline_start_ms=to_ms(pipeline.start),
         )
