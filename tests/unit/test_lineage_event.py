@@ -152,8 +152,9 @@ def task(
     """The task of a pipeline with a table sink, before its try; the coordinator commits as told."""
 
     class Coordinator:
-        def __init__(self, *_: Any, **__: Any) -> None:
-            pass
+        @classmethod
+        def of(cls, *_: Any, **__: Any) -> Coordinator:
+            return cls()
 
         def commit(self, attempt: str) -> Any:
             made = commit()

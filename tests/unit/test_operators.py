@@ -533,8 +533,10 @@ def checkpoint(
     asked: list[str] = []
 
     class Coordinator:
-        def __init__(self, storage: Any, pipeline: str, **_: Any) -> None:
+        @classmethod
+        def of(cls, root: str, pipeline: str, **_: Any) -> Coordinator:
             asked.append(pipeline)
+            return cls()
 
         def commit(self, attempt: str) -> Any:
             asked.append(f"commit {attempt}")
