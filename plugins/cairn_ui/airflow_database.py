@@ -69,10 +69,10 @@ class DagsInDatabase:
 def _slim(data: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return a serialized DAG with only those tasks that may be Cairn's, to save memory.
 
-    Each of Cairn's tasks that the pages need has a template field `root` or `to`.
+    Each of Cairn's tasks that the pages need has a template field `root`.
     """
     tasks = data.get("dag", {}).get("tasks", [])
-    ours = [t for t in tasks if {"root", "to"} & set(t.get("__var", t).get("template_fields", ()))]
+    ours = [t for t in tasks if "root" in t.get("__var", t).get("template_fields", ())]
     return {"dag": {"tasks": ours}}
 
 

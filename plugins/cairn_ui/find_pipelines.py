@@ -15,7 +15,7 @@ from state_backend.values.frozen import frozen
 
 _COMMITS = {"pipeline_name", "root", "attempt", "sink_of"}
 _PROCESSES = {"pipeline_name", "root", "mode", "permissions"}
-_SAVEPOINTS = {"checkpoint", "to", "pipeline"}
+_SAVEPOINTS = {"checkpoint", "folder", "pipeline"}
 _RESTORES = {"pipeline_name", "root", "target", "fork_as"}
 _NOT_SLUG = re.compile(r"[^A-Za-z0-9_.-]+")
 

@@ -112,8 +112,8 @@ def a_dag(root: str = "file:///state", name: str = "rides") -> dict[str, Any]:
             root=root,
             storage_conn_id="google",
         ),
-        operator("validate", "pipeline root checkpoint attempt savepoint docs_dir", **where),
-        operator("savepoint", "pipeline root checkpoint to", **where),
+        operator("validate", "pipeline root checkpoint attempt savepoint docs", **where),
+        operator("savepoint", "pipeline root checkpoint folder", **where),
         operator("mail", "to subject"),
     ]
     return {"dag": {"tasks": tasks}}
