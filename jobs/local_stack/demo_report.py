@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from state_backend.values.frozen import frozen
 
 _COLUMNS = "{:10}  {:>10}  {:>7}  {:>6}  {:>10}  {:>10}  {:>7}  {:>5}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class DayResult:
     """Result of one day of the demo."""
 

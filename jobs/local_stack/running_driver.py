@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
 from local_stack.owned_process import command_line
+from state_backend.values.frozen import frozen
 
 # The title of a forked driver (`cairn.driver.driver_host`), or the command line of a driver that a task started.
 _FORKED = re.compile(r"cairn-driver of task (?P<task>\d+): \S+ -m cairn\.driver\.driver (?P<command>.+)")
 _STARTED = re.compile(r"\S+ -m cairn\.driver\.driver (?P<command>.+)")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class RunningDriver:
     """A driver process."""
 

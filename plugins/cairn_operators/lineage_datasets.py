@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from state_backend.formats.table_schema import table_schema
 from state_backend.formats.types import parse_struct
+from state_backend.values.frozen import frozen
 
 if TYPE_CHECKING:
     from state_backend.values.records import Record
@@ -39,7 +40,7 @@ _FILE = re.compile(r"[^/]*\.[A-Za-z][A-Za-z0-9]*")
 _INTERVAL_COLUMNS = ({"name": "interval_start", "type": "timestamp"}, {"name": "interval_end", "type": "timestamp"})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Field:
     """A column, or a part of a nested column."""
 
@@ -49,7 +50,7 @@ class Field:
     fields: tuple[Field, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Dataset:
     """A folder or a table."""
 

@@ -10,7 +10,6 @@ task's checkpoint is not committed yet. After a failure it waits without a messa
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from state_backend.checkpoint.interval_results import Result, results_of
@@ -18,6 +17,7 @@ from state_backend.checkpoint.lineage import choose_base
 from state_backend.checkpoint.log import Log, interval_of, run_of
 from state_backend.checkpoint.newest_state import newest_state
 from state_backend.values.errors import CairnError, Rerun, StaleStateError, StateGapError
+from state_backend.values.frozen import frozen
 from state_backend.values.intervals import Interval, from_ms
 from state_backend.values.records import Permissions
 from state_backend.values.schedule import Schedule, interval_before
@@ -25,7 +25,7 @@ from state_backend.values.schedule import Schedule, interval_before
 _ENDED_BADLY = frozenset({"failed", "upstream_failed", "skipped", "removed"})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class PredecessorRun:
     """A run whose data interval ends where the task's own interval starts, as Airflow reports it."""
 
@@ -47,7 +47,7 @@ class PredecessorRun:
         return f"{self.run_id} ({self.state}; {tasks})"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Go:
     """The decision to process the interval now."""
 
@@ -56,7 +56,7 @@ class Go:
     there: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Wait:
     """The decision to wait until a run of the interval before has committed or ended, or its stale result is replaced."""
 
@@ -72,7 +72,7 @@ class Wait:
     begins: datetime | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Refuse:
     """The decision to fail the task for good, because no retry can help.
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
@@ -18,6 +17,7 @@ from cairn_operators.failures import convert_errors
 from cairn_operators.pipeline_source import pipeline_name_of
 from cairn_operators.request_of import request_of, run_of
 from cairn_operators.storage_connection import as_storage_identity
+from state_backend.values.frozen import frozen
 
 if TYPE_CHECKING:
     from state_backend.checkpoint.coordinator import Coordinator
@@ -35,7 +35,7 @@ another pipeline with this state.
 """
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Restoration:
     """The plan of one restore."""
 

@@ -9,7 +9,7 @@ import json
 import re
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from airflow.sdk import BaseHook
@@ -17,6 +17,7 @@ from airflow.sdk.exceptions import AirflowFailException, AirflowNotFoundExceptio
 from airflow.sdk.log import mask_secret
 
 from cairn_operators.hidden_settings import Hidden, is_secret, redaction_of
+from state_backend.values.frozen import frozen
 from state_backend.values.hide_secrets import hide
 
 DEFAULT_CONN_ID = "cairn_spark"
@@ -27,7 +28,7 @@ _WORD = re.compile(r"local(\[.*\])?|local-cluster\[.*\]|yarn")
 _SCHEMES = {"sc": "spark_connect", "k8s": "spark", "yarn": "spark"}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class SparkLocation:
     """The address of Spark, and the settings that only the driver may see.
 

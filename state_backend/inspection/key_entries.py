@@ -7,7 +7,7 @@ at its end.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +51,7 @@ class SearchedKey:
         return found
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class KeyEntries:
     """The stored entries of one key. Two `KeyEntries` can be compared with `changes_of_group`."""
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
@@ -12,10 +11,11 @@ import pyarrow as pa
 from cairn.operations.what_changed import MadeOf, made_of, what_changed
 from state_backend.inspection.key_entries import KeyEntries
 from state_backend.inspection.state_diff import EntryChange, changes_of_group
+from state_backend.values.frozen import frozen
 from state_backend.values.records import Content
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class RowsDifference:
     """The difference between the committed and the replayed rows of a key."""
 
@@ -31,7 +31,7 @@ class RowsDifference:
         return not (self.only_committed or self.only_replayed or self.other_order or self.other_types)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Comparison:
     """The difference between the committed and the replayed interval of one key."""
 

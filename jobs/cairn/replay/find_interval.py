@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta, tzinfo
 
 from state_backend.checkpoint.log import Log
 from state_backend.inspection.describe import state_of
 from state_backend.values.day_or_instant import first_instant
 from state_backend.values.errors import NoSuchCheckpoint, StateUnusable, UsageError
+from state_backend.values.frozen import frozen
 from state_backend.values.intervals import Interval, format_instant
 from state_backend.values.records import Kept, Record, Tombstone
 from state_backend.values.schedule import Schedule
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Replayable:
     """A committed interval that can run again from its base."""
 

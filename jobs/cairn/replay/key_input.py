@@ -7,7 +7,7 @@ session, where Spark only filters: by the hash of the key, before the rows leave
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -24,6 +24,7 @@ from state_backend.formats.key_columns import KeyColumns
 from state_backend.formats.spark_hash import xxhash64_columns
 from state_backend.inspection.key_entries import SearchedKey
 from state_backend.values.errors import SourceError, UsageError
+from state_backend.values.frozen import frozen
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 OpenSpark = Callable[[], "SparkSession"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class PlannedKey:
     """A planned interval with the input of one key."""
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -35,13 +35,14 @@ from state_backend.inspection.key_rows import read_key_rows
 from state_backend.inspection.state_table import StateSource
 from state_backend.ports.storage import Storage
 from state_backend.values.errors import CorruptRecord, StateUnusable
+from state_backend.values.frozen import frozen
 from state_backend.values.key_groups import shard_of
 from state_backend.values.records import Content, Record
 
 Watch = Callable[[Any], None]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Replay:
     """A replayed interval of one key."""
 

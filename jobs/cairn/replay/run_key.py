@@ -20,6 +20,7 @@ from state_backend.checkpoint.forgotten_keys import is_key
 from state_backend.inspection.key_entries import KeyEntries, SearchedKey, Stored, entries_in, entries_of
 from state_backend.shard.restore import RestoredShard
 from state_backend.state import layout
+from state_backend.values.frozen import frozen
 from state_backend.values.key_groups import range_of
 from state_backend.values.records import KeyGroupState
 from state_backend.values.zones import local_zone, zone_of
@@ -41,7 +42,7 @@ class InProcess:
         return processor_on_driver(self.processor, self.pipeline)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class KeyRun:
     """The result of the processor for one key."""
 
