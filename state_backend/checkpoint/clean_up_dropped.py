@@ -50,10 +50,8 @@ class Needed:
 
     def others(self, files: Iterable[str]) -> set[str]:
         """Return those of the given paths that no retained checkpoint needs, so that the clean-up may delete them."""
-        return {p for p in files if p not in self.paths and not self._is_state_of(p)}
-
-    def _is_state_of(self, path: str) -> bool:
-        return path.startswith(paths.SHARED) and paths.attempt_of(path) in self.attempts
+        others = {*files} - self.paths
+        return {p for p in others if not (p.startswith(paths.SHARED) and paths.attempt_of(p) in self.attempts)}
 
 
 def clean_up(storage: Storage, log: Log, read: Callable[[Log], Log]) -> CleanUp:

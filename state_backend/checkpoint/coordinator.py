@@ -84,7 +84,6 @@ from state_backend.values.records import (
     Prepared,
     Record,
     SweepRecord,
-    Tombstone,
     ValidationMode,
 )
 from state_backend.values.retention import RetentionPolicy
@@ -338,7 +337,7 @@ class Coordinator:
         mine = log.of_attempt(attempt)
         if mine is not None:
             note_head(self._storage, log, log.head_id)
-            return _already(mine)
+            return CommitResult(id=mine.id, record=mine if isinstance(mine, Record) else None, outcome="already")
         if prepared is None:
             raise self._lost(log, attempt)
         self._check_not_refused(attempt)
@@ -781,10 +780,6 @@ class Coordinator:
         with suppress(AlreadyExists):
             mark = Refused(attempt=attempt, reason=hide(reason), findings=hide_all(findings))
             self._storage.create(paths.refused(attempt), record_codec.encode(mark))
-
-
-def _already(mine: Record | Tombstone) -> CommitResult:
-    return CommitResult(id=mine.id, record=mine if isinstance(mine, Record) else None, outcome="already")
 
 
 @frozen

@@ -294,7 +294,7 @@ def fork_state(request: Fork) -> dict[str, Any]:
     into = Coordinator.of(request.root if request.fork_root is None else request.fork_root, request.fork_as)
     start_ms = None if request.start is None else to_ms(parse_instant("--from", request.start))
     of_record = request.of_record("fork")
-    content = plan_fork(source, target, into, pipeline_start_ms=start_ms, permissions=of_record["permissions"])
+    content, *_ = _plan_fork(source, target, into, start_ms, of_record["permissions"], attempt="")
     said = {
         "pipeline": request.fork_as,
         "of": source.url,
@@ -308,21 +308,6 @@ def fork_state(request: Fork) -> dict[str, Any]:
     return {"checkpoint": fork(source, target, into, pipeline_start_ms=start_ms, **of_record).id, **said}
 
 
-def plan_fork(
-    source: Storage,
-    target: int | Savepoint,
-    into: Coordinator,
-    *,
-    pipeline_start_ms: int | None = None,
-    permissions: Permissions = Permissions(),  # noqa: B008
-) -> Content:
-    """Return the content that a fork would give to the pipeline `into`. Only reads.
-
-    The errors are those that `fork` raises before it copies files.
-    """
-    return _plan_fork(source, target, into, pipeline_start_ms, permissions, attempt="")[0]
-
-
 def _plan_fork(
     source: Storage,
     target: int | Savepoint,
@@ -331,6 +316,7 @@ def _plan_fork(
     permissions: Permissions,
     attempt: str,
 ) -> tuple[Content, Callable[[], Iterator[ShardManifest]], Begun]:
+    """Return the content that a fork gives to the pipeline `into`, and what its copy needs. Only reads."""
     if into.storage.url == source.url:
         raise UsageError(
             f"{source.url} can't be forked into itself\nGive the fork another name, or go back with cairn restore"

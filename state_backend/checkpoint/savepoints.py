@@ -29,7 +29,7 @@ from state_backend.values.errors import (
 from state_backend.values.handles import handles_in
 from state_backend.values.key_groups import check_parallelism, range_of
 from state_backend.values.marks import Claim, Savepoint
-from state_backend.values.records import ShardManifest
+from state_backend.values.records import Content, ShardManifest
 
 
 def read_savepoint(storage: Storage) -> Savepoint:
@@ -61,10 +61,10 @@ def _problem(savepoint: Savepoint) -> str | None:
                 parse_struct(version.value)
     except UsageError as error:
         return str(error)
-    names, ids = [d.name for d in content.states], [d.state_id for d in content.states]
-    if len({*names}) < len(names) or len({*ids}) < len(ids) or TIMERS_NAME in names:
-        return f"two states share a name or an id: {', '.join(f'{n} ({i})' for n, i in zip(names, ids, strict=True))}"
-    if any(not 1 <= i <= MAX_STATE_ID for i in ids) or any(not d.versions for d in content.states):
+    names = [d.name for d in content.states]
+    if (shared := shared_by_states(content)) is not None:
+        return shared
+    if any(not 1 <= d.state_id <= MAX_STATE_ID for d in content.states) or any(not d.versions for d in content.states):
         return f"a state has no schema, or its id is not from 1 to {MAX_STATE_ID}"
     shards = list(range(content.parallelism)) if savepoint.format == "native" else []
     if [ref.shard for ref in content.shards] != shards or (savepoint.format == "native" and savepoint.files):
@@ -77,6 +77,15 @@ def _problem(savepoint: Savepoint) -> str | None:
         if at and file.shard < savepoint.files[at - 1].shard:
             return "its files are not in the order of their shards"
     return None
+
+
+def shared_by_states(content: Content) -> str | None:
+    """Return a sentence about a name or an id that two states have, or a state and the timers; None if there is none."""
+    states = content.states
+    names = {TIMERS_NAME, *(d.name for d in states)}
+    if len(names) == len(states) + 1 and len({d.state_id for d in states}) == len(states):
+        return None
+    return f"two states share a name or an id: {', '.join(f'{d.name} ({d.state_id})' for d in states)}"
 
 
 def native_manifest(savepoint: Savepoint, shard: int, storage: Storage) -> ShardManifest:

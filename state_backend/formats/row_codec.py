@@ -236,22 +236,16 @@ def _codes(schema: StructType) -> str:
     return "".join(code for f in schema.fields if (code := _code(f.type)))
 
 
-def _packer(schema: StructType, header: bytes) -> Callable[..., bytes]:
-    """Return a function that packs the beginning of a row: header, null bitmap and the values of fixed width.
-
-    The returned function takes one bytes object with header and null bitmap, and then each value as an argument.
-    """
-    return struct.Struct(f"<{len(header) + _bitmap_size(len(schema.fields))}s{_codes(schema)}").pack
-
-
 def _unpacker(schema: StructType, header: bytes) -> struct.Struct:
     """Return the struct that unpacks the values of fixed width from a row, behind its header and null bitmap."""
     return struct.Struct(f"<{len(header) + _bitmap_size(len(schema.fields))}x{_codes(schema)}")
 
 
 def _struct_encoder(schema: StructType, header: bytes) -> Callable[[Sequence[Any]], bytes]:
-    size, pack, u32 = _bitmap_size(len(schema.fields)), _packer(schema, header), _U32.pack
+    size, u32 = _bitmap_size(len(schema.fields)), _U32.pack
     clean = header + bytes(size)
+    # `pack` takes one bytes object with header and null bitmap, and then each value of fixed width.
+    pack = struct.Struct(f"<{len(clean)}s{_codes(schema)}").pack
     fixed = [i for i, f in enumerate(schema.fields) if _code(f.type)]
     variable = [(i, _variable_encoder(f.type)) for i, f in enumerate(schema.fields) if not _code(f.type)]
 

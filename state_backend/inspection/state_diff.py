@@ -153,10 +153,10 @@ class _ShardSide:
         self._store: RocksStore | None = None
         self._open: ExitStack = stack.enter_context(ExitStack())
         self._range: KeyGroupRange | None = None
-        self.groups = None if source.canonical else self._read_recorded()
-
-    def _read_recorded(self) -> Groups:
-        return {s.key_group: s for m in manifests_of(self.source, self.storage) for s in m.key_group_states}
+        self.groups: Groups | None = None
+        if not source.canonical:
+            manifests = manifests_of(source, self.storage)
+            self.groups = {s.key_group: s for m in manifests for s in m.key_group_states}
 
     def keeps(self, group: int) -> bool:
         """Return True if the open shard holds the key group `group`. Otherwise close the shard, and return False."""

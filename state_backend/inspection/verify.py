@@ -31,6 +31,7 @@ from state_backend.checkpoint.lineage import intervals_of, plan_base
 from state_backend.checkpoint.log import Log, read_log, read_whole_log
 from state_backend.checkpoint.newest_state import newest_of, valid_states
 from state_backend.checkpoint.parallel import at_once
+from state_backend.checkpoint.savepoints import shared_by_states
 from state_backend.checkpoint.settled_files import lost_findings
 from state_backend.formats import paths, record_codec
 from state_backend.ports.storage import Storage, TellsChecksums
@@ -461,9 +462,8 @@ def _walk(manifest: ShardManifest, content: Content, storage: Storage, work: Pat
 
 def _contradictions(content: Content) -> Iterator[str]:
     """Yield a finding for each impossible declaration of a state, such as two states with one name or id."""
-    names, ids = [d.name for d in content.states], [d.state_id for d in content.states]
-    if len({*names}) < len(names) or len({*ids}) < len(ids):
-        yield f"two states share a name or an id: {', '.join(f'{n} ({i})' for n, i in zip(names, ids, strict=True))}"
+    if (shared := shared_by_states(content)) is not None:
+        yield shared
     for descriptor in content.states:
         versions = [v.version for v in descriptor.versions]
         if not versions or versions != sorted({*versions}) or not 1 <= descriptor.state_id <= MAX_STATE_ID:

@@ -26,7 +26,7 @@ from state_backend.formats.types import StructType
 from state_backend.ports.storage import Storage
 from state_backend.shard.transfer import upload_all
 from state_backend.state import layout
-from state_backend.state.canonical_columns import Located, StateRows, TimerRows, check_ascending, index_keys
+from state_backend.state.canonical_columns import Located, StateRows, TimerRows, check_ascending, index_keys, keys_of
 from state_backend.state.entry_columns import changes_by_key_group, expiries, is_expiring, split_timers, stored_keys
 from state_backend.state.shard_state import ShardState
 from state_backend.values.errors import CorruptFile, InvariantViolated, NotFound, StateTypeError
@@ -179,7 +179,7 @@ class EntryWriter:
         """Write those rows of a Parquet row group that belong to the store's key groups, and skip the other rows."""
         try:
             located = rows.to_entries(table)
-            hashed = key_groups_of(rows.keys_of(table), self._key_schema, self._max_parallelism)
+            hashed = key_groups_of(keys_of(table), self._key_schema, self._max_parallelism)
         except (CorruptFile, StateTypeError) as error:
             raise CorruptFile(f"{where}: {error}") from error
         recorded = np.asarray(table["key_group"].combine_chunks())
@@ -195,15 +195,9 @@ class EntryWriter:
 
     def put_entries(self, descriptor: StateDescriptor, located: Located, groups: Array, mine: Array) -> None:
         """Write those entries of one state that belong to the store's key groups."""
-        places = np.flatnonzero(mine)
-        if not len(places):
+        here, rests, entries = self._put(descriptor.name, descriptor.state_id, located, groups, mine)
+        if not len(here):
             return
-        # The entries are sorted by key group, so that `_account` updates the digest of each key group only once. Stored
-        # keys begin with the key group, so the writes into the store come nearly in the order of the stored keys too.
-        places = places[np.argsort(groups[places], kind="stable")]
-        here, rests, entries = groups[places], located.rests.take(places), located.entries.take(places)
-        self._account(descriptor.name, here, rests, entries)
-        self.state.put_many(stored_keys(here, descriptor.state_id, rests), entries.to_pylist())
         if located.lists is not None:
             begins, (firsts, nexts) = located.lists
             kept = mine[begins]
@@ -221,21 +215,27 @@ class EntryWriter:
 
     def put_timers(self, located: Located, groups: Array, mine: Array) -> None:
         """Write timers of a canonical file into the store of this shard."""
-        places = np.flatnonzero(mine)
-        if not len(places):
+        here, rests, _ = self._put(layout.TIMERS_NAME, layout.TIMERS, located, groups, mine)
+        if not len(here):
             return
-        places = places[np.argsort(groups[places], kind="stable")]
-        here, rests = groups[places], located.rests.take(places)
-        nothing = located.entries.take(places)
-        self._account(layout.TIMERS_NAME, here, rests, nothing)
-        self.state.put_many(stored_keys(here, layout.TIMERS, rests), nothing.to_pylist())
         keys, times = split_timers(rests)
         self._index(layout.TIMER_INDEX, here, times, b"", keys)
 
-    def _account(self, name: str, groups: Array, rests: pa.Array, entries: pa.Array) -> None:
-        nothing = pa.nulls(len(entries), pa.binary())
-        for group, *changes in changes_by_key_group(name, groups, rests, nothing, entries):
-            self.state.account(group, name, *changes)
+    def _put(
+        self, name: str, state_id: int, located: Located, groups: Array, mine: Array
+    ) -> tuple[Array, pa.Array, pa.Array]:
+        """Write the entries that belong to the store's key groups, count them, and return them ordered by key group."""
+        # So the digest of each key group is updated only once. Stored keys begin with the key group, so the writes into
+        # the store come nearly in the order of the stored keys too.
+        places = np.flatnonzero(mine)
+        places = places[np.argsort(groups[places], kind="stable")]
+        here, rests, entries = groups[places], located.rests.take(places), located.entries.take(places)
+        if len(places):
+            nothing = pa.nulls(len(entries), pa.binary())
+            for group, *changes in changes_by_key_group(name, here, rests, nothing, entries):
+                self.state.account(group, name, *changes)
+            self.state.put_many(stored_keys(here, state_id, rests), entries.to_pylist())
+        return here, rests, entries
 
     def _index(self, index: int, groups: Array, times: Array, behind: bytes, rests: pa.Array) -> None:
         keys = index_keys(groups, index, times, behind, rests)

@@ -100,13 +100,13 @@ class StateRows:
         if self._read is not None:
             columns["value"] = self._read(rows).to_struct_array()
         if "encoded_row" in self.schema.names:
-            older = numbers != self._codec_version if self._read is not None else np.ones(len(rows), np.bool_)
+            older = (
+                numbers != self._descriptor.versions[-1].version
+                if self._read is not None
+                else np.ones(len(rows), np.bool_)
+            )
             columns["encoded_row"] = pc.if_else(pa.array(older), rows, _NULL)
         return pa.table([columns[name] for name in self.schema.names], schema=self.schema)
-
-    @property
-    def _codec_version(self) -> int:
-        return self._descriptor.versions[-1].version
 
     def _elements(
         self, groups: Groups, rests: pa.Array, entries: pa.Array
@@ -154,13 +154,9 @@ class StateRows:
 
     # --- from rows to entries -------------------------------------------------------------------------------------------
 
-    def keys_of(self, table: pa.Table) -> list[pa.Array]:
-        """Return the columns of the key."""
-        return _fields(table, "key")
-
     def to_entries(self, table: pa.Table) -> Located:
         """Convert savepoint rows to stored entries, in the order of the rows."""
-        keys = self._keys.encode(self.keys_of(table))
+        keys = self._keys.encode(keys_of(table))
         rests, lists = keys, None
         if self._user_keys is not None:
             rests = join_columns(keys, self._user_keys.encode(_fields(table, "user_key")))
@@ -205,10 +201,6 @@ class TimerRows:
         key = _struct(self._keys.schema, self._keys.decode(keys))
         return pa.table([key, pa.array(times), pa.array(groups.astype(np.int32))], schema=self.schema)
 
-    def keys_of(self, table: pa.Table) -> list[pa.Array]:
-        """Return the columns of the key."""
-        return _fields(table, "key")
-
     def to_entries(self, table: pa.Table) -> Located:
         """Convert savepoint rows to stored timers, in the order of the rows.
 
@@ -216,10 +208,15 @@ class TimerRows:
         `rests` of the result are the stored keys without key group and state id. A timer has no value, so the `entries`
         of the result are empty byte strings.
         """
-        keys = self._keys.encode(self.keys_of(table))
+        keys = self._keys.encode(keys_of(table))
         times = _longs(table, "expires_at_ms").view(np.uint64) ^ _SIGN
         rests = join_columns(keys, concatenate(len(keys), [Fixed(times.astype(">u8"))]))
         return Located(rests, pa.array([b""] * len(keys), pa.binary()))
+
+
+def keys_of(table: pa.Table) -> list[pa.Array]:
+    """Return the columns of the key of savepoint rows."""
+    return _fields(table, "key")
 
 
 def check_ascending(groups: Array, rests: pa.Array, before: tuple[int, bytes] | None, name: str) -> tuple[int, bytes]:

@@ -53,8 +53,7 @@ class ListColumns(StateColumns):
     def append(self, owners: Places, rows: pa.Table) -> None:
         """Append each row to the list of its key. Rows of one key keep their order."""
         owners, entries = self._sort(owners, self._entries(rows))
-        touched, starts, counts = np.unique(owners, return_index=True, return_counts=True)
-        first, next_ = self._positions(touched)
+        touched, starts, counts, first, next_ = self._lists_of(owners)
         positions = np.repeat(next_ - starts, counts) + np.arange(len(owners))
         # The store holds nothing at the position `next_` of a list or at later ones, so no old entry is read.
         self._write_elements(owners, positions, entries, known=True)
@@ -63,8 +62,7 @@ class ListColumns(StateColumns):
     def put(self, owners: Places, rows: pa.Table) -> None:
         """Replace the whole list of each key in `owners` by the key's rows. Lists of other keys stay."""
         owners, entries = self._sort(owners, self._entries(rows))
-        touched, starts, counts = np.unique(owners, return_index=True, return_counts=True)
-        first, next_ = self._positions(touched)
+        touched, starts, counts, first, next_ = self._lists_of(owners)
         self._remove(touched, np.maximum(first, counts), next_)
         positions = np.arange(len(owners)) - np.repeat(starts, counts)
         replaced = positions < np.repeat(next_, counts)
@@ -116,6 +114,11 @@ class ListColumns(StateColumns):
     def _sort(self, owners: Places, entries: pa.Array) -> tuple[Places, pa.Array]:
         order = in_order(owners)
         return (owners, entries) if order is None else (owners[order], entries.take(pa.array(order)))
+
+    def _lists_of(self, owners: Places) -> tuple[Places, Positions, Positions, Positions, Positions]:
+        """Return the keys of sorted rows, the first row and the number of rows of each, and the bounds of their lists."""
+        touched, starts, counts = np.unique(owners, return_index=True, return_counts=True)
+        return touched, starts, counts, *self._positions(touched)
 
     def _elements(self, wanted: Places) -> tuple[pa.Array, Places]:
         """Read all elements of the wanted keys' lists."""

@@ -246,12 +246,9 @@ class ValueColumns(StateColumns):
         """Read the values of a batch of keys."""
         self.begin(key_groups, keys)
         self._stored_keys = stored_keys(key_groups, self._state_id, keys)
-        self._old = pa.array(self._read_values(key_groups), pa.binary())
+        self._old = pa.array(self._shard.read_sorted(self._name, key_groups, self._stored_keys), pa.binary())
         rows = self._visible(self._old)
         return self._table(rows), rows.is_valid().to_numpy(zero_copy_only=False)
-
-    def _read_values(self, key_groups: Groups) -> Sequence[bytes | None]:
-        return self._shard.read_sorted(self._name, key_groups, self._stored_keys)
 
     def write(self, rows: pa.Table, cleared: Mask | None = None) -> None:
         """Replace the values of all keys of the last `read`."""

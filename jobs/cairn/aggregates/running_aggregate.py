@@ -79,13 +79,21 @@ class RunningAggregate(ArrowProcessor):
     def handleBatch(self, batch: KeyedBatch) -> BatchResult:
         """Add the rows of a batch to the aggregates of their keys."""
         old, groups = batch.states[STATE], Groups(batch)
-        new: dict[str, pa.Array] = {}
-        output: dict[str, pa.Array] = {}
-        for name, aggregate in self.declared_aggregates.items():
-            parts = {part: whole(old[f"{name}_{part}"]) for part in self._parts[name]}
-            changed, output[name] = aggregate.step(groups, parts)
-            new.update((f"{name}_{part}", changed[part]) for part in parts)
+        new, output = step_aggregates(self.declared_aggregates, self._parts, groups, old)
         rows = with_keys(batch, pa.table(output))
         if batch.last_key_continues:
             rows = rows.slice(0, len(rows) - 1)
-        return BatchResult(states={STATE: pa.table(new)}, output=rows)
+        return BatchResult(states={STATE: new}, output=rows)
+
+
+def step_aggregates(
+    aggregates: Mapping[str, Aggregate], parts_of: Mapping[str, Sequence[str]], groups: Groups, old: pa.Table
+) -> tuple[pa.Table, dict[str, pa.Array]]:
+    """Return the new parts of all aggregates, and their values: one element for each key of the groups."""
+    new: dict[str, pa.Array] = {}
+    values: dict[str, pa.Array] = {}
+    for name, aggregate in aggregates.items():
+        parts = {part: whole(old[f"{name}_{part}"]) for part in parts_of[name]}
+        changed, values[name] = aggregate.step(groups, parts)
+        new.update((f"{name}_{part}", changed[part]) for part in parts)
+    return pa.table(new), values

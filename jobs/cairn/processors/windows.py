@@ -14,6 +14,7 @@ from pyspark.sql.types import BooleanType, LongType, StructField, StructType
 
 from cairn.aggregates import Aggregate
 from cairn.aggregates.groups import Arrivals, Groups
+from cairn.aggregates.running_aggregate import step_aggregates
 from cairn.aggregates.state_fields import (
     aggregate_fields,
     check_declared,
@@ -149,13 +150,7 @@ class Windows(ReadyMade, ABC):
 
     def _step(self, groups: Groups, old: pa.Table) -> tuple[pa.Table, dict[str, pa.Array]]:
         """Return the new parts of all aggregates, and their values: one element for each window."""
-        new: dict[str, pa.Array] = {}
-        values: dict[str, pa.Array] = {}
-        for name, aggregate in self.declared_aggregates.items():
-            parts = {part: whole(old[f"{name}_{part}"]) for part in self._parts[name]}
-            changed, values[name] = aggregate.step(groups, parts)
-            new.update((f"{name}_{part}", changed[part]) for part in parts)
-        return pa.table(new), values
+        return step_aggregates(self.declared_aggregates, self._parts, groups, old)
 
     def _values(self, batch: KeyedBatch, owners: Int64s, begins: Int64s, parts: pa.Table) -> dict[str, pa.Array]:
         """Return the values of stored aggregates."""

@@ -66,13 +66,6 @@ def find_interval(log: Log, pipeline: str, which: str | Interval, schedule: Sche
     )
 
 
-def replayable(log: Log) -> list[Kept]:
-    """Return the checkpoints whose intervals can be replayed, by id."""
-    return [
-        kept for kept in log.kept if kept.kind == "interval" and (kept.base_id is None or kept.base_id in log.retained)
-    ]
-
-
 def _of_interval(log: Log, which: str | Interval, zone: tzinfo) -> tuple[list[Kept], Tombstone | None]:
     if isinstance(which, Interval):
         start, found = which.start, [kept for kept in log.kept if kept.interval == which]
@@ -96,7 +89,8 @@ def _instant(text: str, zone: tzinfo) -> str:
 
 
 def _others(log: Log) -> str:
-    some = replayable(log)
+    intervals = [kept for kept in log.kept if kept.kind == "interval"]
+    some = [kept for kept in intervals if kept.base_id is None or kept.base_id in log.retained]
     listed = ", ".join(f"{r.id} ({format_instant(r.interval.start)})" for r in some[-10:])
     if len(some) > 10:
         listed = f"{len(some)}, of which the newest are {listed}"

@@ -110,15 +110,15 @@ class _Reader:
         return found
 
     def csv(self, path: Any, schema: Any = None, **options: Any) -> LocalFrame:
-        if schema is not None or options:
-            return (self if schema is None else self.schema(schema)).options(**options).csv(path)
-        header = self._options.get("header", "false") == "true"
-        return self._text(path, partial(read_csv, header=header), {"header": ("true", "false")})
+        reader = self._with(schema, options)
+        header = reader._options.get("header", "false") == "true"
+        return reader._text(path, partial(read_csv, header=header), {"header": ("true", "false")})
 
     def json(self, path: Any, schema: Any = None, **options: Any) -> LocalFrame:
-        if schema is not None or options:
-            return (self if schema is None else self.schema(schema)).options(**options).json(path)
-        return self._text(path, read_json, {})
+        return self._with(schema, options)._text(path, read_json, {})
+
+    def _with(self, schema: Any, options: Mapping[str, Any]) -> _Reader:
+        return (self if schema is None else self.schema(schema)).options(**options)
 
     def _text(self, path: Any, read: Any, known: Mapping[str, Sequence[str]]) -> LocalFrame:
         """Return the rows of text files. Each row is well formed, so all modes read the same rows."""

@@ -60,7 +60,8 @@ class InputBatches:
         # The event time is null for rows of the initial state and for rows without event time. Such rows are never
         # late.
         inputs = rows.column("__input")
-        events = _as_us(pc.struct_field(inputs, [inputs.type.get_field_index(event_time.column)]))
+        events = pc.struct_field(inputs, [inputs.type.get_field_index(event_time.column)])
+        events = events.cast(pa.timestamp("us", events.type.tz)).cast(pa.int64())
         newest = pc.max(events).as_py()
         if newest is not None:
             self.newest_event_us = max(newest, self.newest_event_us or newest)
@@ -94,7 +95,3 @@ class InputBatches:
         first, last = groups[0].as_py(), groups[-1].as_py()
         if not (first in self._owned and last in self._owned):
             raise InvariantViolated(f"rows of key groups {first} .. {last} reached the shard of {self._owned}")
-
-
-def _as_us(events: pa.Array) -> pa.Array:
-    return events.cast(pa.timestamp("us", events.type.tz)).cast(pa.int64())

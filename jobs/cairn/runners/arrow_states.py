@@ -38,18 +38,22 @@ EXPIRY = "expiry_ms"
 
 
 @frozen
-class KeyedRows:
+class _OfKeys:
+    offsets: Int64s
+
+    @property
+    def key_of_row(self) -> Int64s:
+        """Return, for each row or entry, the position of its key among the keys that the caller passed."""
+        return np.repeat(np.arange(len(self.offsets) - 1), np.diff(self.offsets))
+
+
+@frozen
+class KeyedRows(_OfKeys):
     """Rows of many keys."""
 
     # The rows of the requested keys, key after key. The requested keys are those that the caller passed to the state's
     # method, or all keys of the batch if the caller passed None.
     rows: pa.Table
-    offsets: Int64s
-
-    @property
-    def key_of_row(self) -> Int64s:
-        """Return, for each row, the position of its key among the keys that the caller passed."""
-        return np.repeat(np.arange(len(self.offsets) - 1), np.diff(self.offsets))
 
     def lists(self) -> pa.ListArray:
         """Return the rows as one column: a list of structs for each key that the caller passed."""
@@ -58,7 +62,7 @@ class KeyedRows:
 
 
 @frozen
-class KeyedEntries:
+class KeyedEntries(_OfKeys):
     """Entries of the maps of many keys, as `ArrowMapState.iterator` returns them.
 
     Each key of the batch has a map with entries. The entries are in the order of the keys that the caller passed to
@@ -67,12 +71,6 @@ class KeyedEntries:
 
     keys: pa.Table
     values: pa.Table
-    offsets: Int64s
-
-    @property
-    def key_of_row(self) -> Int64s:
-        """Return, for each entry, the position of its key among the keys that the caller passed."""
-        return np.repeat(np.arange(len(self.offsets) - 1), np.diff(self.offsets))
 
 
 class _OfBatch:

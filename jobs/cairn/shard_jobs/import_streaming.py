@@ -29,7 +29,7 @@ from state_backend.formats.spark_hash import key_groups as key_groups_of
 from state_backend.formats.types import parse_struct
 from state_backend.shard.canonical_files import EntryWriter
 from state_backend.shard.snapshot import inline_budget_bytes, take_snapshot
-from state_backend.state.canonical_columns import StateRows, TimerRows
+from state_backend.state.canonical_columns import StateRows, TimerRows, keys_of
 from state_backend.values.errors import InvariantViolated
 from state_backend.values.frozen import frozen
 from state_backend.values.key_groups import range_of
@@ -100,9 +100,7 @@ class ImportJob(JobOnContent):
         )
         if not len(table):
             return
-        groups = key_groups_of(
-            reader.keys_of(table), parse_struct(self.content.key_schema), self.content.max_parallelism
-        )
+        groups = key_groups_of(keys_of(table), parse_struct(self.content.key_schema), self.content.max_parallelism)
         if (groups != np.repeat(np.asarray(rows["__key_group"].combine_chunks()), lengths)).any():
             raise InvariantViolated(f"{self.source}: rows reached shards that do not own the rows' keys")
         located, every = reader.to_entries(table), np.ones(len(items), np.bool_)

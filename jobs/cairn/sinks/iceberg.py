@@ -171,7 +171,7 @@ class IcebergSink(TableSink):
         made = rows()
         if table is None:
             table = self._create(catalog, owner)
-        changes = {_PIPELINE: str(owner), _id_of(interval): str(checkpoint_id)}
+        changes = {_PIPELINE: str(owner), f"{_CHECKPOINT}.{_text_of(interval)}": str(checkpoint_id)}
         summary = {_PIPELINE: owner.name, "cairn.interval": _text_of(interval), _CHECKPOINT: str(checkpoint_id)}
         self._write(table, made, _is_one_of(replaced), changes, [], summary)
 
@@ -296,10 +296,6 @@ def _loses_nulls(column: pa.Array) -> bool:
 
 def _text_of(interval: Interval) -> str:
     return f"{format_instant(interval.start)}/{format_instant(interval.end)}"
-
-
-def _id_of(interval: Interval) -> str:
-    return f"{_CHECKPOINT}.{_text_of(interval)}"
 
 
 def _read_stored(table: Any) -> dict[Interval, int]:

@@ -368,12 +368,7 @@ def published_output(
 
 def owner_of(pipeline: str, root_url: str, *, late: bool) -> Owner:
     """Return the owner of the table that a pipeline's output or late rows go to."""
-    return Owner(name_of_owner(pipeline, late=late), id_of_log(open_storage(root_url)))
-
-
-def name_of_owner(pipeline: str, *, late: bool) -> str:
-    """Return the name under which a table stores its pipeline."""
-    return f"{pipeline}/late" if late else pipeline
+    return Owner(f"{pipeline}/late" if late else pipeline, id_of_log(open_storage(root_url)))
 
 
 def _place(late: bool) -> str:
