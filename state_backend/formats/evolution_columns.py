@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from state_backend.formats.row_codec import RowCodec
-from state_backend.formats.row_columns import RowColumns
+from state_backend.formats.row_columns import RowColumns, batch_of
 from state_backend.formats.schema_evolution import field_sources, row_reader
 from state_backend.formats.types import parse_struct
 from state_backend.values.errors import InvariantViolated
@@ -92,8 +92,6 @@ def _older_reader(state_name: str, versions: Sequence[SchemaVersion], latest: Ro
                 columns.append(pa.array(values, field.type))
             else:
                 columns.append(batch.column(place).cast(field.type))
-        if not columns:
-            return pa.RecordBatch.from_struct_array(pa.array([{}] * len(rows), pa.struct([])))
-        return pa.RecordBatch.from_arrays(columns, schema=schema)
+        return batch_of(columns, schema, len(rows))
 
     return read

@@ -9,7 +9,7 @@ cuts them out again. Arrays, maps and structs go through `RowCodec`, value by va
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
@@ -133,9 +133,7 @@ class RowColumns:
             columns = self._columns(rows) if len(rows) else [pa.array([], t) for t in self.arrow_schema.types]
         except (ValueError, CorruptFile) as error:
             self._refuse(rows, error)
-        if not columns:
-            return pa.RecordBatch.from_struct_array(pa.array([{}] * len(rows), pa.struct([])))
-        return pa.RecordBatch.from_arrays(columns, schema=self.arrow_schema)
+        return batch_of(columns, self.arrow_schema, len(rows))
 
     def _refuse(self, rows: pa.BinaryArray, error: Exception) -> NoReturn:
         for row in rows.to_pylist():
@@ -266,3 +264,10 @@ def _from_shortest(column: pa.BinaryArray, nulls: Mask | None) -> Array:
     if ((sizes[:, None] > 1) & (leading == sign) & (following >> 7 == sign >> 7)).any():
         raise ValueError("a decimal is not in its shortest form")
     return image.view(">u8")[:, ::-1].astype("<u8")
+
+
+def batch_of(columns: Sequence[pa.Array], schema: pa.Schema, rows: int) -> pa.RecordBatch:
+    """Return columns as a batch, which has rows also without columns."""
+    if not columns:
+        return pa.RecordBatch.from_struct_array(pa.array([{}] * rows, pa.struct([])))
+    return pa.RecordBatch.from_arrays(columns, schema=schema)

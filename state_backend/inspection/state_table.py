@@ -35,13 +35,13 @@ from state_backend.formats.key_columns import KeyColumns
 from state_backend.formats.rocksdb_manifest import store_of, without
 from state_backend.formats.types import parse_struct
 from state_backend.ports.storage import Storage
-from state_backend.shard.canonical_files import stored_batches
+from state_backend.shard.canonical_files import download_canonical, stored_batches
 from state_backend.shard.file_cache import FileCache
 from state_backend.shard.manifest import needed_manifest
 from state_backend.shard.restore import restore_shard
 from state_backend.state import layout
 from state_backend.state.canonical_columns import StateRows, TimerRows
-from state_backend.values.errors import CorruptFile, NotFound, UsageError
+from state_backend.values.errors import CorruptFile, UsageError
 from state_backend.values.frozen import frozen
 from state_backend.values.intervals import shown_ms
 from state_backend.values.key_groups import KeyGroupRange, range_of
@@ -228,10 +228,7 @@ def _file_tables(
     if groups is not None and not groups:
         return
     local = work / "canonical.parquet"
-    try:
-        storage.download(file.handle, local)
-    except NotFound as error:
-        raise CorruptFile(f"a file of the savepoint is missing from {storage.url}: {error}") from error
+    download_canonical(storage, file, local)
     reach = None if groups is None else KeyGroupRange(first=groups[0], last=groups[-1])
     keys = KeyColumns(parse_struct(source.content.key_schema))
     for table in read_tables(local, rows.schema, reach, f"{file.handle.path!r} of {storage.url}"):

@@ -135,16 +135,21 @@ def read_canonical(
             if same and file.key_groups.intersect(owned) is None:
                 continue
             local = work / "canonical.parquet"
-            try:
-                storage.download(file.handle, local)
-            except NotFound as error:
-                raise CorruptFile(f"a file of the savepoint is missing from {storage.url}: {error}") from error
+            download_canonical(storage, file, local)
             where = f"{file.handle.path!r} of {storage.url}"
             for table in read_tables(local, rows.schema, owned if same else None, where):
                 if table.num_rows:
                     last = target.take(rows, by_state.get(name), table, last, where, same)
             local.unlink()
     return target.state.key_group_states()
+
+
+def download_canonical(storage: Storage, file: CanonicalFile, local: Path) -> None:
+    """Download a file of a canonical savepoint."""
+    try:
+        storage.download(file.handle, local)
+    except NotFound as error:
+        raise CorruptFile(f"a file of the savepoint is missing from {storage.url}: {error}") from error
 
 
 class EntryWriter:

@@ -27,6 +27,7 @@ from cairn.processors.ready_made import (
     made_with,
     times_of,
     type_of_event_time,
+    wrong_setting,
 )
 from state_backend.values.errors import UsageError
 from state_backend.values.frozen import frozen
@@ -92,13 +93,9 @@ class Funnel(ReadyMade):
         """Check the class attributes."""
         step, steps = getattr(cls, "step", None), getattr(cls, "steps", None)
         if not isinstance(step, str) or not step:
-            found = f"is {step!r}" if hasattr(cls, "step") else "is missing"
-            raise UsageError(f'{cls.__name__}.step {found}; name the column with the steps, as in step = "page"')
+            raise wrong_setting(cls, "step", 'name the column with the steps, as in step = "page"')
         if not isinstance(steps, list | tuple) or len(steps) < 2 or None in steps or not _all_different(steps):
-            found = f"is {steps!r}" if hasattr(cls, "steps") else "is missing"
-            raise UsageError(
-                f'{cls.__name__}.steps {found}; name at least two different steps, as in steps = ("cart", "payment")'
-            )
+            raise wrong_setting(cls, "steps", 'name at least two different steps, as in steps = ("cart", "payment")')
         check_length(cls, "within")
 
     def init(self, handle: Any) -> None:

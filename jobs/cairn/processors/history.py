@@ -16,12 +16,14 @@ from cairn.processors.ready_made import (
     ReadyMade,
     ceil_ms,
     check_deleted,
+    check_deleted_column,
     check_free,
     fields_beside_key,
     keys_at,
     times_of,
     type_of_event_time,
     with_deleted,
+    wrong_setting,
 )
 from state_backend.values.errors import UsageError
 from state_backend.values.frozen import frozen
@@ -79,9 +81,7 @@ class History(ReadyMade):
         check_deleted(cls)
         names = _find_tracked(cls.tracked)
         if names is not None and (not names or not all(isinstance(name, str) and name for name in names)):
-            raise UsageError(
-                f'{cls.__name__}.tracked is {cls.tracked!r}; name columns, as in tracked = ("city", "plan")'
-            )
+            raise wrong_setting(cls, "tracked", 'name columns, as in tracked = ("city", "plan")')
 
     def init(self, handle: Any) -> None:
         """Declare the list state `changes` with all input columns except the key."""
@@ -93,11 +93,7 @@ class History(ReadyMade):
                     f"{owner}: {setting} is the key column {name!r}; key=[...] must name the columns that stay equal"
                 )
         if self.deleted is not None:
-            of = type_of(owner, "deleted", self.deleted, handle)
-            if not isinstance(of, BooleanType):
-                raise UsageError(
-                    f"{owner}.deleted names column {self.deleted!r}, which is {of.simpleString()}; name a boolean column"
-                )
+            check_deleted_column(self, handle)
         self._handle = handle
         row = fields_beside_key(handle)
         self._names = [f.name for f in row]

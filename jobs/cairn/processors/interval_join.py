@@ -18,6 +18,7 @@ from cairn.processors.ready_made import (
     ceil_ms,
     check_choice,
     made_with,
+    wrong_setting,
 )
 from cairn.processors.two_inputs import (
     NO_TIME,
@@ -31,6 +32,8 @@ from cairn.processors.two_inputs import (
     output_rows,
     output_schema,
     positions,
+    register_first,
+    remove_rows,
     sides_of,
     split_sides,
 )
@@ -87,8 +90,7 @@ class IntervalJoin(ReadyMade):
         for name in ("lower", "upper"):
             value = getattr(cls, name, None)
             if not isinstance(value, timedelta):
-                found = f"is {value!r}" if hasattr(cls, name) else "is missing"
-                raise UsageError(f"{cls.__name__}.{name} {found}; write {name} = timedelta(hours=1)")
+                raise wrong_setting(cls, name, f"write {name} = timedelta(hours=1)")
             check_length_of_time(f"{cls.__name__}.{name}", value)
         if cls.lower > cls.upper:
             raise UsageError(
@@ -126,16 +128,15 @@ class IntervalJoin(ReadyMade):
         at_left, at_right = self._pairs(rows[0], rows[1], len(held[0].owners), len(held[1].owners))
         owners = [rows[0].owners[at_left]]
         output = [self._output(batch, owners[0], rows, (at_left, at_right))]
-        keys = batch.keys.num_rows
-        held_last = earliest(
-            keys, *((part.owners, part.times + last) for part, last in zip(held, self._lasts, strict=True))
-        )
-        new_last = earliest(
-            keys, *((new.owners, new.times + last) for (new, _), last in zip(sides, self._lasts, strict=True))
+        held_last, new_last = (
+            earliest(
+                batch.keys.num_rows,
+                *((part.owners, part.times + last) for part, last in zip(parts, self._lasts, strict=True)),
+            )
+            for parts in (held, [new for new, _ in sides])
         )
         # A key with held rows already has a timer, for the row that can be removed first.
-        timed = np.flatnonzero((new_last < held_last) & (new_last < NO_TIME))
-        self._handle.registerTimer(timed, ceil_ms(new_last[timed]))
+        register_first(self._handle, np.where(new_last < held_last, new_last, NO_TIME))
         for side, pairs in enumerate((at_left, at_right)):
             self._store(side, held[side], sides[side][0], rows[side], pairs)
             alone = sides[side][1]
@@ -151,18 +152,12 @@ class IntervalJoin(ReadyMade):
         for side, (state, last) in enumerate(zip(self._states, self._lasts, strict=True)):
             held = held_rows(state.get(), self._sides[side])
             over = ceil_ms(held.times + last) <= watermark_ms
-            kept, gone = held.chosen(~over), held.chosen(over)
-            touched = np.unique(gone.owners)
-            state.clear(np.setdiff1d(touched, kept.owners))
-            again = kept.chosen(np.isin(kept.owners, touched))
-            state.put(again.owners, again.rows)
+            kept, gone = remove_rows(state, held, over), held.chosen(over)
             left.append((kept.owners, kept.times + last))
             if self._outer[side]:
                 alone = gone.chosen(numbers(whole(gone.rows[MATCHED])) == 0)
                 output.append(self._alone(batch, side, alone))
-        first = earliest(batch.keys.num_rows, *left)
-        timed = np.flatnonzero(first < NO_TIME)
-        self._handle.registerTimer(timed, ceil_ms(first[timed]))
+        register_first(self._handle, earliest(batch.keys.num_rows, *left))
         return BatchResult(output=pa.concat_tables(output) if output else None)
 
     def _pairs(self, left: SideRows, right: SideRows, held_left: int, held_right: int) -> tuple[Int64s, Int64s]:

@@ -8,15 +8,16 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
-from pyspark.sql.types import BooleanType, StructType
+from pyspark.sql.types import StructType
 
 from cairn.aggregates.state_fields import nullable
 from cairn.arrow_processor import BatchResult, KeyedBatch, with_keys
 from cairn.numpy_columns import Bools, Int64s, booleans, same_values, whole
-from cairn.processors.ordering import OrderColumn, check_order, order_codes, order_columns, type_of
+from cairn.processors.ordering import OrderColumn, check_order, order_codes, order_columns
 from cairn.processors.ready_made import (
     ReadyMade,
     check_deleted,
+    check_deleted_column,
     check_span,
     fields_beside_key,
     with_deleted,
@@ -89,11 +90,7 @@ class Latest(ReadyMade):
         self._columns = _version(owner, self.version)
         check_order(owner, "version", self._columns, handle)
         if self.deleted is not None:
-            of = type_of(owner, "deleted", self.deleted, handle)
-            if not isinstance(of, BooleanType) or self.deleted in handle.key_schema.names:
-                raise UsageError(
-                    f"{owner}.deleted names column {self.deleted!r}, which is {of.simpleString()}; name a boolean column that is not in the key"
-                )
+            check_deleted_column(self, handle)
             if self.horizon is not None and handle.time_mode == "none":
                 raise UsageError(
                     f"{owner}.horizon needs a clock; declare the pipeline with time_mode='processing' or 'event'"

@@ -27,6 +27,8 @@ from cairn.processors.two_inputs import (
     output_rows,
     output_schema,
     positions,
+    register_first,
+    remove_rows,
     sides_of,
     split_sides,
 )
@@ -144,7 +146,7 @@ class LookupJoin(ReadyMade):
         if self.how == "inner":
             passed, at = passed.chosen(found), at[found]
         output = self._output(batch, passed, versions, at)
-        self._replace(self._facts, facts, due)
+        remove_rows(self._facts, facts, due)
         next_of_key = np.append(of_key[1:] == of_key[:-1], [False]) if len(order) else np.zeros(0, np.bool_)
         settled = ceil_ms(times) <= watermark_ms
         next_settled = np.append(settled[1:], [False])[: len(order)] & next_of_key
@@ -152,13 +154,12 @@ class LookupJoin(ReadyMade):
         gone = same | (settled & (next_settled | deletes))
         unneeded = np.zeros(len(order), np.bool_)
         unneeded[order] = gone
-        self._replace(self._versions, versions, unneeded)
+        remove_rows(self._versions, versions, unneeded)
         kept = ~gone
         many = np.bincount(of_key[kept], minlength=keys)[of_key] > 1
         timed = kept & ~settled & (many | deletes)
         first = earliest(keys, (waiting.owners, waiting.times), (of_key[timed], times[timed]))
-        at_key = np.flatnonzero(first < NO_TIME)
-        self._handle.registerTimer(at_key, ceil_ms(first[at_key]))
+        register_first(self._handle, first)
         return BatchResult(output=output)
 
     def _set_timers(self, first: Int64s) -> None:
@@ -180,14 +181,6 @@ class LookupJoin(ReadyMade):
         if self._deleted is None:
             return np.zeros(len(versions.owners), np.bool_)
         return booleans(versions.rows[self._deleted])
-
-    @staticmethod
-    def _replace(state: Any, rows: SideRows, gone: Bools) -> None:
-        """Remove rows from a list state."""
-        touched = np.unique(rows.owners[gone])
-        kept = rows.chosen(~gone & np.isin(rows.owners, touched))
-        state.clear(np.setdiff1d(touched, kept.owners))
-        state.put(kept.owners, kept.rows)
 
     def _output(self, batch: KeyedBatch, facts: SideRows, versions: SideRows, at: Int64s) -> Any:
         parts = [(self._sides[0], facts.rows, np.arange(len(facts.owners))), (self._sides[1], versions.rows, at)]

@@ -17,6 +17,7 @@ from cairn.aggregates.groups import key_text
 from cairn.aggregates.state_fields import nullable, spelled_name
 from cairn.arrow_processor import ArrowProcessor, KeyedBatch
 from cairn.numpy_columns import numbers, valid_rows, whole
+from cairn.processors.ordering import type_of
 from state_backend.formats.recorded_settings import SETTINGS
 from state_backend.state.plan_state_schemas import MADE_WITH
 from state_backend.values.errors import ProcessorError, UsageError
@@ -154,14 +155,17 @@ class ChangedKeys:
 # --- checks of one setting --------------------------------------------------------------------------------------------
 
 
+def wrong_setting(cls: type, name: str, advice: str) -> UsageError:
+    """Return the error for a setting that is missing, or whose value is wrong."""
+    found = f"is {getattr(cls, name)!r}" if hasattr(cls, name) else "is missing"
+    return UsageError(f"{cls.__name__}.{name} {found}; {advice}")
+
+
 def check_span(cls: type, name: str, forever: str) -> None:
     """Check a setting that is a length of time, or None for no limit."""
-    advice = f"write {name} = timedelta(days=7), or {name} = None to {forever}"
-    if not hasattr(cls, name):
-        raise UsageError(f"{cls.__name__}.{name} is missing; {advice}")
-    value = getattr(cls, name)
+    value = getattr(cls, name, 0)
     if value is not None and (not isinstance(value, timedelta) or value <= timedelta(0)):
-        raise UsageError(f"{cls.__name__}.{name} is {value!r}; {advice}")
+        raise wrong_setting(cls, name, f"write {name} = timedelta(days=7), or {name} = None to {forever}")
     if value is not None:
         check_length_of_time(f"{cls.__name__}.{name}", value, f". Write {name} = None to {forever}")
 
@@ -170,16 +174,23 @@ def check_length(cls: type, name: str) -> None:
     """Check a setting that is a length of time."""
     value = getattr(cls, name, None)
     if not isinstance(value, timedelta) or value <= timedelta(0):
-        found = f"is {value!r}" if hasattr(cls, name) else "is missing"
-        raise UsageError(f"{cls.__name__}.{name} {found}; write {name} = timedelta(hours=1)")
+        raise wrong_setting(cls, name, f"write {name} = timedelta(hours=1)")
     check_length_of_time(f"{cls.__name__}.{name}", value)
 
 
 def check_deleted(cls: Any, example: str = "is_deleted") -> None:
     """Check the setting `deleted`."""
     if cls.deleted is not None and not isinstance(cls.deleted, str):
+        raise wrong_setting(cls, "deleted", f'name a boolean column, as in deleted = "{example}"')
+
+
+def check_deleted_column(processor: Any, handle: Any) -> None:
+    """Check the column that the setting `deleted` names."""
+    owner, name = type(processor).__name__, processor.deleted
+    of = type_of(owner, "deleted", name, handle)
+    if not isinstance(of, BooleanType) or name in handle.key_schema.names:
         raise UsageError(
-            f'{cls.__name__}.deleted is {cls.deleted!r}; name a boolean column, as in deleted = "{example}"'
+            f"{owner}.deleted names column {name!r}, which is {of.simpleString()}; name a boolean column that is not in the key"
         )
 
 
@@ -187,7 +198,7 @@ def check_choice(cls: type, name: str, choices: Collection[Any]) -> None:
     """Check a setting that has one of a few values."""
     value = getattr(cls, name)
     if not any(value is choice or (isinstance(value, str) and value == choice) for choice in choices):
-        raise UsageError(f"{cls.__name__}.{name} is {value!r}; write one of {', '.join(map(repr, choices))}")
+        raise wrong_setting(cls, name, f"write one of {', '.join(map(repr, choices))}")
 
 
 def check_free(

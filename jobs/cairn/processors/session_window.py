@@ -19,6 +19,7 @@ from cairn.processors.ready_made import (
     key_of_row_text,
     times_of,
     within_bounds,
+    wrong_setting,
 )
 from cairn.processors.windows import (
     DELETED,
@@ -87,9 +88,8 @@ class SessionWindow(Windows):
         """Check the class attributes."""
         gap = getattr(cls, "gap", None)
         if not (isinstance(gap, timedelta) and gap > timedelta(0)) and not (isinstance(gap, str) and gap):
-            found = f"is {gap!r}" if hasattr(cls, "gap") else "is missing"
-            raise UsageError(
-                f'{cls.__name__}.gap {found}; write gap = timedelta(minutes=30), or name a column, as in gap = "gap_seconds"'
+            raise wrong_setting(
+                cls, "gap", 'write gap = timedelta(minutes=30), or name a column, as in gap = "gap_seconds"'
             )
         if isinstance(gap, timedelta):
             check_length_of_time(f"{cls.__name__}.gap", gap)

@@ -20,6 +20,7 @@ from cairn.processors.ready_made import (
     fields_beside_key,
     keys_at,
     made_with,
+    wrong_setting,
 )
 from state_backend.values.errors import UsageError
 
@@ -66,9 +67,9 @@ class TopN(ReadyMade):
         """Check the class attributes."""
         for name, example in (("n", "n = 3"), ("order", 'order = "score desc"')):
             if not hasattr(cls, name):
-                raise UsageError(f"{cls.__name__}.{name} is missing; write {example}")
+                raise wrong_setting(cls, name, f"write {example}")
         if type(cls.n) is not int or not 1 <= cls.n <= 10_000:
-            raise UsageError(f"{cls.__name__}.n is {cls.n!r}; write a whole number from 1 to 10,000, as in n = 3")
+            raise wrong_setting(cls, "n", "write a whole number from 1 to 10,000, as in n = 3")
         order_columns(cls.__name__, "order", cls.order)
         check_choice(cls, "ties", ("first", "all"))
         check_ttl(cls.__name__, cls.ttl_ms)

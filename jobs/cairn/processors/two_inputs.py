@@ -16,10 +16,12 @@ from cairn.aggregates.state_fields import nullable
 from cairn.arrow_processor import KeyedBatch
 from cairn.numpy_columns import Bools, Int64s, booleans, numbers, valid_rows, whole
 from cairn.processors.ready_made import (
+    ceil_ms,
     check_free,
     key_of_row_text,
     keys_at,
     type_of_event_time,
+    wrong_setting,
 )
 from state_backend.values.errors import ProcessorError, UsageError
 from state_backend.values.frozen import frozen
@@ -126,15 +128,9 @@ class SideRows:
 def check_kinds(cls: type, *settings: str) -> None:
     """Check the settings that name the two kinds."""
     for name in settings:
-        if not hasattr(cls, name):
-            raise UsageError(
-                f"{cls.__name__}.{name} is missing; name the value of the column 'kind', as in {name} = \"order\""
-            )
-        value = getattr(cls, name)
+        value = getattr(cls, name, None)
         if not isinstance(value, str) or not value:
-            raise UsageError(
-                f"{cls.__name__}.{name} is {value!r}; name the value of the column 'kind', as in {name} = \"order\""
-            )
+            raise wrong_setting(cls, name, f"name the value of the column 'kind', as in {name} = \"order\"")
     first, second = (getattr(cls, name) for name in settings)
     if first.lower() == second.lower():
         raise UsageError(
@@ -269,6 +265,21 @@ def positions(
         found.append(np.searchsorted(placed, of_key * span + ranks[at : at + len(of_time)], side=side))
         at += len(of_time)
     return order, found
+
+
+def remove_rows(state: Any, rows: SideRows, gone: Bools) -> SideRows:
+    """Remove rows from a list state, and return the rows that stay."""
+    kept, touched = rows.chosen(~gone), np.unique(rows.owners[gone])
+    again = kept.chosen(np.isin(kept.owners, touched))
+    state.clear(np.setdiff1d(touched, again.owners))
+    state.put(again.owners, again.rows)
+    return kept
+
+
+def register_first(handle: Any, first: Int64s) -> None:
+    """Register a timer of each key that has a time."""
+    timed = np.flatnonzero(first < NO_TIME)
+    handle.registerTimer(timed, ceil_ms(first[timed]))
 
 
 def earliest(keys: int, *parts: tuple[Int64s, Int64s]) -> Int64s:

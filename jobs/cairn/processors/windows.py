@@ -36,6 +36,7 @@ from cairn.processors.ready_made import (
     ready_made,
     type_of_event_time,
     with_settings,
+    wrong_setting,
 )
 from state_backend.values.errors import UsageError
 from state_backend.values.frozen import frozen
@@ -71,9 +72,7 @@ class Windows(ReadyMade, ABC):
         check_choice(cls, "early", (True, False))
         lateness = cls.allowed_lateness
         if not isinstance(lateness, timedelta) or lateness < timedelta(0):
-            raise UsageError(
-                f"{cls.__name__}.allowed_lateness is {lateness!r}; write allowed_lateness = timedelta(hours=1)"
-            )
+            raise wrong_setting(cls, "allowed_lateness", "write allowed_lateness = timedelta(hours=1)")
         check_length_of_time(f"{cls.__name__}.allowed_lateness", lateness)
         if cls.early and lateness:
             raise UsageError(
@@ -263,7 +262,7 @@ def is_sorted(order: Int64s) -> bool:
 def check_offset(cls: Any) -> None:
     """Check the shift of windows."""
     if not isinstance(cls.offset, timedelta):
-        raise UsageError(f"{cls.__name__}.offset is {cls.offset!r}; write offset = timedelta(minutes=15)")
+        raise wrong_setting(cls, "offset", "write offset = timedelta(minutes=15)")
     check_length_of_time(f"{cls.__name__}.offset", cls.offset)
 
 

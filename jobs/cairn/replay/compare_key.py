@@ -104,9 +104,7 @@ def reasons_for(content: Content, now: MadeOf, *, deterministic: bool) -> list[s
         return found
     if not content.source_position:
         found.append("the source recorded no position, so Cairn can't tell whether it returned other rows")
-    if not found:
-        found.append(
-            "code, source position and settings are equal, and two replays agree: the source returned other rows for the same position, "
-            "or the processor depends on other keys, on files, or on the process that ran it"
-        )
-    return found
+    return found or [
+        "code, source position and settings are equal, and two replays agree: the source returned other rows for the same position, "
+        "or the processor depends on other keys, on files, or on the process that ran it"
+    ]

@@ -286,12 +286,16 @@ def _in_order(held: list[pa.RecordBatch], columns_of: SortColumns, cut: _Cut) ->
     """
     whole = held[0] if len(held) == 1 else pa.concat_batches(held)
     held.clear()
-    order = total_order(columns_of(whole), whole.num_rows)
-    ends_bytes = np.cumsum(_row_bytes(whole)[order])
+    yield from _cut(whole, total_order(columns_of(whole), whole.num_rows), cut)
+
+
+def _cut(rows: pa.RecordBatch, order: Positions, cut: _Cut) -> Iterator[pa.RecordBatch]:
+    """Yield rows in an order, in batches of the size that `cut` allows."""
+    ends_bytes = np.cumsum(_row_bytes(rows)[order])
     start = 0
     while start < len(order):
         end = cut.end(ends_bytes, start) or len(order)
-        yield whole.take(pa.array(order[start:end]))
+        yield rows.take(pa.array(order[start:end]))
         start = end
 
 
@@ -371,12 +375,7 @@ def _first_of(runs: Sequence[_Run], columns_of: SortColumns) -> Iterator[pa.Reco
     taken = np.bincount(np.repeat(np.arange(len(runs)), counts)[order], minlength=len(runs))
     for run, count in zip(runs, taken.tolist(), strict=True):
         run.rows = run.rows.slice(count)
-    ends_bytes = np.cumsum(_row_bytes(pool)[order])
-    start = 0
-    while start < len(order):
-        end = _TAKEN_AT_ONCE.end(ends_bytes, start) or len(order)
-        yield pool.take(pa.array(order[start:end]))
-        start = end
+    yield from _cut(pool, order, _TAKEN_AT_ONCE)
 
 
 def _even(batches: Iterator[pa.RecordBatch], cut: _Cut) -> Iterator[pa.RecordBatch]:

@@ -186,7 +186,7 @@ class ProcessorHandle(spark_api.StatefulProcessorHandle):
             # The missing state is allowed if `init` later passes its name to `deleteIfExists`. `initialized` raises the
             # error otherwise.
             self._unplanned[name] = error
-            return cast(State, _Deleted(name))
+            return cast(State, _Placeholder(name, deleted=True))
 
     def registerTimer(self, expiryTimestampMs: int) -> None:
         """Register a timer of the current key, as PySpark's method does."""
@@ -248,20 +248,19 @@ class DeclaringHandle(spark_api.StatefulProcessorHandle):
         self.declared.pop(stateName, None)
         self.deleted.append(stateName)
 
-    def registerTimer(self, expiryTimestampMs: int) -> None:
-        """Raise an error, as Spark does, because `init` has no current key."""
+    def registerTimer(self, *_: Any, **__: Any) -> None:
+        """Raise an error, as Spark does, because `init` has no current key and no current batch."""
         _check_state(HandleState.CREATED, "registerTimer", HandleState.INITIALIZED)
 
-    def deleteTimer(self, expiryTimestampMs: int) -> None:
-        """Raise an error, as Spark does, because `init` has no current key."""
+    def deleteTimer(self, *_: Any, **__: Any) -> None:
+        """Raise an error, as Spark does, because `init` has no current key and no current batch."""
         _check_state(HandleState.CREATED, "deleteTimer", HandleState.INITIALIZED)
 
-    def listTimers(self) -> Iterator[int]:
-        """Raise an error, as Spark does, because `init` has no current key."""
+    def listTimers(self, *_: Any, **__: Any) -> Any:
+        """Raise an error, as Spark does, because `init` has no current key and no current batch."""
         _check_state(HandleState.CREATED, "listTimers", HandleState.INITIALIZED)
-        return iter(())
 
-    def _declare(self, name: str, kind: StateKind, schema: Any, user_key: Any, ttl_ms: int | None) -> _Declared:
+    def _declare(self, name: str, kind: StateKind, schema: Any, user_key: Any, ttl_ms: int | None) -> _Placeholder:
         if not name or name != name.strip() or name == "default" or name.startswith("$"):
             raise StateSchemaError(
                 f"{name!r} can't be the name of a state: a name is not empty, has no spaces around it, is not 'default' and does not begin with '$'"
@@ -290,7 +289,7 @@ class DeclaringHandle(spark_api.StatefulProcessorHandle):
         self.declared[name] = StateDescriptor(
             name=name, kind=kind, state_id=len(self.declared) + 1, ttl_ms=ttl_ms or None, versions=(version,)
         )
-        return _Declared(name)
+        return _Placeholder(name)
 
     def _schema(self, schema: Any) -> dict[str, Any]:
         struct = schema if isinstance(schema, StructType) else self._parse_ddl(schema)
@@ -298,28 +297,20 @@ class DeclaringHandle(spark_api.StatefulProcessorHandle):
         return value
 
 
-class _Declared:
-    """The placeholder for a state on the driver, where any use of a state is an error."""
+class _Placeholder:
+    """A state that can't be used: on the driver, or because `init` declared and then deleted it. Any use is an error."""
 
-    def __init__(self, name: str) -> None:
-        self._name = name
+    def __init__(self, name: str, *, deleted: bool = False) -> None:
+        self._name, self._deleted = name, deleted
 
     def __getattr__(self, method: str) -> Any:
+        if self._deleted:
+            raise PySparkRuntimeError(
+                f"state {self._name!r}: {method} was called, but init() deleted the state with deleteIfExists after it had declared it; "
+                "remove that call, or move it before the declaration"
+            )
         raise UsageError(
             f"state {self._name!r}: {method} was called outside a handler, in init or close; only handlers may use state"
-        )
-
-
-class _Deleted:
-    """The placeholder for a state that `init` declared and then deleted; any use is an error."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-
-    def __getattr__(self, method: str) -> Any:
-        raise PySparkRuntimeError(
-            f"state {self._name!r}: {method} was called, but init() deleted the state with deleteIfExists after it had declared it; "
-            "remove that call, or move it before the declaration"
         )
 
 
@@ -341,18 +332,6 @@ class ArrowDeclaringHandle(DeclaringHandle):
         self.input_schema = input_schema
         self.event_time = event_time
         self.time_mode = time_mode
-
-    def registerTimer(self, keys: Any, expiryTimestampMs: Any = None) -> None:  # type: ignore[override]
-        """Raise an error, as Spark does, because `init` has no current batch."""
-        super().registerTimer(0)
-
-    def deleteTimer(self, keys: Any, expiryTimestampMs: Any = None) -> None:  # type: ignore[override]
-        """Raise an error, as Spark does, because `init` has no current batch."""
-        super().deleteTimer(0)
-
-    def listTimers(self, keys: Any = None) -> Any:
-        """Raise an error, as Spark does, because `init` has no current batch."""
-        return super().listTimers()
 
 
 class ArrowHandle(ProcessorHandle):
