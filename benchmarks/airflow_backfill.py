@@ -72,7 +72,7 @@ from cairn_operators import stateful_pipeline
 
 for n in @ACTIVE@:
     globals()[f"active_{n}"] = stateful_pipeline(
-        f"active_{n}", "pipelines.aircraft:AIRCRAFT", f"file://@FOLDER@/state-{n}", pipeline_name="aircraft",
+        f"active_{n}", "pipelines.aircraft:AIRCRAFT", f"file://@FOLDER@/state-{n}", pipeline="aircraft",
         validate={"docs": f"@FOLDER@/docs-{n}", "expectations_every": timedelta(days=365)}, max_active_runs=n,
         schedule=CronDataIntervalTimetable("@daily", timezone="UTC"), start_date=datetime(2013, 1, 1, tzinfo=UTC),
         end_date=datetime(2013, 12, 31, tzinfo=UTC),

@@ -18,7 +18,7 @@ ROOT = os.environ.get("CAIRN_ROOT", f"file://{DATA}/state")
 
 dag = stateful_pipeline(
     "aircraft",
-    pipeline=PIPELINE,
+    code=PIPELINE,
     root=ROOT,
     savepoint={"folder": f"file://{DATA}/savepoints"},
     validate={

@@ -19,14 +19,14 @@ DATA = Path(os.environ.get("CAIRN_DATA", Path(__file__).resolve().parents[1] / "
 ROOT = os.environ.get("CAIRN_ROOT", f"file://{DATA}/state")
 
 
-def interval_and_checkpoint(name: str, pipeline: str) -> tuple[Any, Any]:
+def interval_and_checkpoint(name: str, code: str) -> tuple[Any, Any]:
     """Return the task that processes an interval of a pipeline, and the task that commits its checkpoint.
 
     If one pipeline of a DAG fails, the checkpoints of the pipelines before it stay committed.
     """
     process = ProcessIntervalOperator(
         task_id=name,
-        pipeline=pipeline,
+        code=code,
         root=ROOT,
         mode="changelog",
         **retry_arguments(),

@@ -10,7 +10,7 @@ from airflow.sdk import DAG, Asset, AssetAlias, Param
 from airflow.sdk.bases.xcom import BaseXCom
 from airflow.sdk.exceptions import AirflowFailException, DownstreamTasksSkipped
 
-from cairn_operators.check_dag_arguments import BY_HAND, check_pipeline_and_root
+from cairn_operators.check_dag_arguments import BY_HAND, check_code_and_root
 from cairn_operators.driver_operator import DriverOperator
 from cairn_operators.pipeline_asset import pipeline_asset
 from cairn_operators.pipeline_source import pipeline_name_of
@@ -36,12 +36,12 @@ the asset, as if it had run alone.
 class RunIntervalsOperator(DriverOperator):
     """The task that processes and commits a range of intervals on one Spark session.
 
-    The asset `cairn://<pipeline_name>` gets an event for each commit, after the task succeeded.
+    The asset `cairn://<pipeline>` gets an event for each commit, after the task succeeded.
 
     Args:
-        pipeline: The `Pipeline`, as `module:NAME`.
+        code: The `Pipeline`, as `module:NAME`.
         root: URL of the folder that holds the pipelines.
-        pipeline_name: Name of the `Pipeline`.
+        pipeline: Name of the `Pipeline`.
         first: A day, or the start of the first interval as an ISO instant. With a schedule, a day is in its time zone
             and means all intervals that begin on this day. Otherwise it is in UTC and means the interval that begins
             with the day.
@@ -62,7 +62,7 @@ class RunIntervalsOperator(DriverOperator):
 
     template_fields: Sequence[str] = (
         *DriverOperator.template_fields,
-        "pipeline_name",
+        "pipeline",
         "first",
         "last",
         "reprocess",
@@ -74,7 +74,7 @@ class RunIntervalsOperator(DriverOperator):
     def __init__(
         self,
         *,
-        pipeline_name: str,
+        pipeline: str,
         first: str,
         last: str,
         every: timedelta | None = None,
@@ -86,13 +86,13 @@ class RunIntervalsOperator(DriverOperator):
     ) -> None:
         # A task can add only one event to an asset that is its outlet. Through an alias it can add an event per
         # interval.
-        self.alias = AssetAlias(f"cairn_{pipeline_name}_range")
-        self.asset = pipeline_asset(pipeline_name)
+        self.alias = AssetAlias(f"cairn_{pipeline}_range")
+        self.asset = pipeline_asset(pipeline)
         super().__init__(**{"doc_md": _DOC, **kwargs, "outlets": [self.alias, *kwargs.pop("outlets", [])]})
         check_mode(self.task_id, mode)
         if every is not None and every <= timedelta(0):
             raise ValueError(f"{self.task_id}: every is {every}; an interval must be longer than zero")
-        self.pipeline_name = pipeline_name
+        self.pipeline = pipeline
         self.first = first
         self.last = last
         self.every = every
@@ -205,10 +205,10 @@ _PARAMS = {
 
 def backfill_pipeline(
     dag_id: str,
-    pipeline: str,
+    code: str,
     root: str,
     *,
-    pipeline_name: str | None = None,
+    pipeline: str | None = None,
     every: timedelta | None = None,
     spark_conn_id: str = "cairn_spark",
     storage_conn_id: str | None = None,
@@ -223,9 +223,9 @@ def backfill_pipeline(
 
     Args:
         dag_id: Id of the DAG.
-        pipeline: The `Pipeline`, as `module:NAME`.
+        code: The `Pipeline`, as `module:NAME`.
         root: URL of the folder that holds the pipelines.
-        pipeline_name: Name of the `Pipeline`; None: read from the source of its module.
+        pipeline: Name of the `Pipeline`; None: read from the source of its module.
         every: Length of an interval; None for the pipeline's schedule.
         spark_conn_id: Connection to Spark.
         storage_conn_id: Connection of type `google_cloud_platform` or `aws` for the root. None: the host's own identity.
@@ -238,12 +238,12 @@ def backfill_pipeline(
         The DAG with the tasks `backfill` and, with validation, `validate`.
 
     Raises:
-        ValueError: `pipeline` is not `module:NAME`, `root` is no storage URL, or the source of the module does not show
+        ValueError: `code` is not `module:NAME`, `root` is no storage URL, or the source of the module does not show
             the pipeline's name.
     """
-    check_pipeline_and_root(dag_id, pipeline, root)
+    check_code_and_root(dag_id, code, root)
     where: dict[str, Any] = {
-        "pipeline": pipeline,
+        "code": code,
         "root": root,
         "spark_conn_id": spark_conn_id,
         "storage_conn_id": storage_conn_id,
@@ -251,7 +251,7 @@ def backfill_pipeline(
     with DAG(dag_id, **{**BY_HAND, "params": _PARAMS, "doc_md": _DOC, **dag_arguments}) as dag:
         run = RunIntervalsOperator(
             task_id="backfill",
-            pipeline_name=pipeline_name or pipeline_name_of(pipeline),
+            pipeline=pipeline or pipeline_name_of(code),
             first="{{ params.from }}",
             last="{{ params.to }}",
             every=every,

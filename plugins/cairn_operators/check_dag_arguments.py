@@ -14,14 +14,14 @@ BY_HAND: dict[str, Any] = {"schedule": None, "catchup": False, "max_active_runs"
 _PIPELINE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
 
-def check_pipeline_and_root(dag_id: str, pipeline: str, root: str) -> None:
+def check_code_and_root(dag_id: str, code: str, root: str) -> None:
     """Raise an error if the pipeline or the root of a DAG is malformed.
 
     The function checks only the form of both values, and accepts any template. It does not search for the pipeline's
     module, since a search would import packages with each parse of the DAG file.
     """
-    if "{" not in pipeline and not _PIPELINE.fullmatch(pipeline):
-        raise ValueError(f"DAG {dag_id}: pipeline {pipeline!r} is not module:NAME, as in pipelines.clicks:CLICKS")
+    if "{" not in code and not _PIPELINE.fullmatch(code):
+        raise ValueError(f"DAG {dag_id}: code {code!r} is not module:NAME, as in pipelines.clicks:CLICKS")
     if "{" in root:
         return
     try:

@@ -44,12 +44,12 @@ class CommitCheckpointOperator(BaseOperator):  # type: ignore[misc]  # Airflow i
 
     A retry finishes the steps that an earlier try left; nothing is committed twice. A lost attempt fails the task for
     good, since only a new attempt can replace it. `output["checkpoint"]` is the checkpoint's id. The asset
-    `cairn://<pipeline_name>` gets an event with the id and counts, and so does each `Asset` of `outlets`.
+    `cairn://<pipeline>` gets an event with the id and counts, and so does each `Asset` of `outlets`.
 
     Args:
         attempt: `process.output["attempt"]` of the task that prepared the attempt, or the attempt's uuid as text. With
-            an output, `pipeline_name`, `root`, `sink_of` and `storage_conn_id` are by default those of that task.
-        pipeline_name: Name of the `Pipeline`.
+            an output, `pipeline`, `root`, `sink_of` and `storage_conn_id` are by default those of that task.
+        pipeline: Name of the `Pipeline`.
         root: URL of the folder that holds the pipelines.
         sink_of: The pipeline with a sink, as `module:NAME`; empty for no sink. Only for a sink the task imports the
             pipeline's code, and with it PySpark.
@@ -59,17 +59,17 @@ class CommitCheckpointOperator(BaseOperator):  # type: ignore[misc]  # Airflow i
         **kwargs: More arguments of Airflow's `BaseOperator`.
 
     Raises:
-        ValueError: `attempt` is a uuid, and `pipeline_name` or `root` is missing.
+        ValueError: `attempt` is a uuid, and `pipeline` or `root` is missing.
     """
 
-    template_fields: Sequence[str] = ("pipeline_name", "root", "attempt", "sink_of", "storage_conn_id")
+    template_fields: Sequence[str] = ("pipeline", "root", "attempt", "sink_of", "storage_conn_id")
     ui_color = "#cfe3d4"
 
     def __init__(
         self,
         *,
         attempt: str | XComArg,
-        pipeline_name: str | None = None,
+        pipeline: str | None = None,
         root: str | None = None,
         sink_of: str | XComArg | None = None,
         storage_conn_id: str | None = None,
@@ -77,18 +77,18 @@ class CommitCheckpointOperator(BaseOperator):  # type: ignore[misc]  # Airflow i
         **kwargs: Any,
     ) -> None:
         if (process := task_of(attempt)) is not None:
-            pipeline_name, root = pipeline_name or process.pipeline_name, root or process.root
+            pipeline, root = pipeline or process.pipeline, root or process.root
             storage_conn_id = storage_conn_id or process.storage_conn_id
             sink_of = process.output["sink"] if sink_of is None else sink_of
-        if pipeline_name is None or root is None:
+        if pipeline is None or root is None:
             raise ValueError(
-                'pipeline_name or root is missing: pass attempt=process.output["attempt"], or all three as texts'
+                'pipeline or root is missing: pass attempt=process.output["attempt"], or all three as texts'
             )
-        self.asset = pipeline_asset(pipeline_name)
+        self.asset = pipeline_asset(pipeline)
         super().__init__(
             outlets=[self.asset, *kwargs.pop("outlets", [])], **{"doc_md": _DOC, **COMMITS_FIRST, **kwargs}
         )
-        self.pipeline_name = pipeline_name
+        self.pipeline = pipeline
         self.root = root
         self.attempt = attempt
         self.sink_of = sink_of or ""
@@ -150,9 +150,9 @@ class CommitCheckpointOperator(BaseOperator):  # type: ignore[misc]  # Airflow i
             phases_us[phase] = int((time.monotonic() - started_s) * 1e6) - sum(phases_us.values())
 
         try:
-            url = join_url(self.root, self.pipeline_name)
+            url = join_url(self.root, self.pipeline)
             pipeline = _pipeline_of(self.sink_of) if self.sink_of else None
-            coordinator = Coordinator.of(self.root, self.pipeline_name, remembers=True)
+            coordinator = Coordinator.of(self.root, self.pipeline, remembers=True)
             ended("open")
             committed = coordinator.commit(self.attempt)
             ended("commit")
@@ -175,7 +175,7 @@ class CommitCheckpointOperator(BaseOperator):  # type: ignore[misc]  # Airflow i
                     "the clean-up deleted nothing: a file that says what is still needed is damaged: %s", error
                 )
             ended("clean_up")
-            tags = {"pipeline": self.pipeline_name}
+            tags = {"pipeline": self.pipeline}
             stats.gauge("cairn.checkpoint.unpublished", len(failed.ids) if failed is not None else 0, tags=tags)
             if failed is not None:
                 if committed.id in failed.ids:
@@ -201,11 +201,11 @@ class CommitCheckpointOperator(BaseOperator):  # type: ignore[misc]  # Airflow i
             self.log.info("the attempt was committed as checkpoint %d, which retention has dropped since", committed.id)
             return {"checkpoint": committed.id}
         summary = summarise(committed.record)
-        self.log.info("::group::Checkpoint %d of %s", committed.id, self.pipeline_name)
+        self.log.info("::group::Checkpoint %d of %s", committed.id, self.pipeline)
         for name, value in summary.items():
             self.log.info("%-15s %s", name, f"{value:>15,}" if isinstance(value, int) else value)
         self.log.info("::endgroup::")
-        send_metrics(self.pipeline_name, committed.record, timedelta(microseconds=wall_us))
+        send_metrics(self.pipeline, committed.record, timedelta(microseconds=wall_us))
         # The record can't hold these durations, since the commit writes the record before the phases end.
         self.log.info("checkpoint %d: %s", committed.id, in_words(phases_us, wall_us))
         # Airflow's `outlet_events` is false while it is empty, so it is compared with None.
@@ -244,7 +244,7 @@ class CommitCheckpointOperator(BaseOperator):  # type: ignore[misc]  # Airflow i
                 tables.append((table_url(), late))
             except Exception as error:
                 self.log.warning("the lineage event lacks a table of the sink: %s", error)
-        return lineage_of(self._committed, join_url(self.root, self.pipeline_name), tables)
+        return lineage_of(self._committed, join_url(self.root, self.pipeline), tables)
 
 
 _GAUGES = (
@@ -260,7 +260,7 @@ _GAUGES = (
 )
 
 
-def send_metrics(pipeline_name: str, record: Record, duration: timedelta) -> None:
+def send_metrics(pipeline: str, record: Record, duration: timedelta) -> None:
     """Send the metrics of one committed checkpoint to Airflow, tagged with the pipeline.
 
     - `cairn.checkpoint.committed` is a counter.
@@ -271,7 +271,7 @@ def send_metrics(pipeline_name: str, record: Record, duration: timedelta) -> Non
     """
     from state_backend.inspection.describe import summarise
 
-    tags, content, summary = {"pipeline": pipeline_name}, record.content, summarise(record)
+    tags, content, summary = {"pipeline": pipeline}, record.content, summarise(record)
     stats.incr("cairn.checkpoint.committed", tags=tags)
     stats.timing("cairn.checkpoint.duration", duration, tags=tags)
     stats.gauge("cairn.checkpoint.lag_s", round(time.time() - content.interval.end.timestamp(), 3), tags=tags)

@@ -23,18 +23,18 @@ def with_data_intervals(schedule: Any, start_date: datetime) -> Any:
     return DeltaDataIntervalTimetable(schedule) if isinstance(schedule, timedelta) else schedule
 
 
-def timetable_of_pipeline(dag_id: str, pipeline: str) -> Any:
+def timetable_of_pipeline(dag_id: str, code: str) -> Any:
     """Return the timetable of the schedule that a `Pipeline` declares."""
     from state_backend.values.errors import UsageError
     from state_backend.values.schedule import Cron
 
     try:
-        declared = declared_schedule(pipeline)
+        declared = declared_schedule(code)
     except (ValueError, UsageError) as error:
         raise ValueError(f"DAG {dag_id} has no schedule: {error}. Give stateful_pipeline(…, schedule=…)") from None
     if declared is None:
         raise ValueError(
-            f'DAG {dag_id} has no schedule: {pipeline} declares none. Give stateful_pipeline(…, schedule="@daily"), '
+            f'DAG {dag_id} has no schedule: {code} declares none. Give stateful_pipeline(…, schedule="@daily"), '
             'or declare Pipeline(…, schedule="@daily")'
         )
     if isinstance(declared, Cron):
@@ -42,7 +42,7 @@ def timetable_of_pipeline(dag_id: str, pipeline: str) -> Any:
     return DeltaDataIntervalTimetable(declared.length)
 
 
-def check_same_schedule(dag: Any, pipeline: str) -> None:
+def check_same_schedule(dag: Any, code: str) -> None:
     """Raise `ValueError` if a DAG has another schedule than its `Pipeline` declares.
 
     The check is skipped if the source of the pipeline's module does not show a schedule. The task `process` repeats the
@@ -53,7 +53,7 @@ def check_same_schedule(dag: Any, pipeline: str) -> None:
 
     own = schedule_of_dag(dag)
     try:
-        declared = declared_schedule(pipeline) if own is not None else None
+        declared = declared_schedule(code) if own is not None else None
     except (ValueError, UsageError):
         return
     if own is None or declared is None:
@@ -61,7 +61,7 @@ def check_same_schedule(dag: Any, pipeline: str) -> None:
     schedule: Schedule = decode(own)
     if not are_same(schedule, declared):
         raise ValueError(
-            f"DAG {dag.dag_id} has the schedule {schedule}, but {pipeline} declares {declared}. "
+            f"DAG {dag.dag_id} has the schedule {schedule}, but {code} declares {declared}. "
             "Leave out schedule= in stateful_pipeline, or make both the same"
         )
 

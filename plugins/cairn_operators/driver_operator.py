@@ -27,14 +27,14 @@ _SESSION_KEY = "cairn_spark_session"
 class DriverOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not type-checked here
     """A task that runs one command of `cairn.driver.driver` in a process of its own."""
 
-    template_fields: Sequence[str] = ("pipeline", "root", "spark_conn_id", "storage_conn_id", "spark_conf")
+    template_fields: Sequence[str] = ("code", "root", "spark_conn_id", "storage_conn_id", "spark_conf")
     ui_color = "#e9d8c4"
     driver_module = "cairn.driver.driver"
 
     def __init__(
         self,
         *,
-        pipeline: str,
+        code: str,
         root: str,
         spark_conn_id: str = DEFAULT_CONN_ID,
         storage_conn_id: str | None = None,
@@ -43,7 +43,7 @@ class DriverOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not type
     ) -> None:
         # Airflow's UI shows `doc_md` with the task. If the caller gives none, it is the docstring of the class.
         super().__init__(**{"doc_md": inspect.cleandoc(type(self).__doc__ or ""), **kwargs})
-        self.pipeline = pipeline
+        self.code = code
         self.root = root
         self.spark_conn_id = spark_conn_id
         self.storage_conn_id = storage_conn_id

@@ -8,7 +8,7 @@ from typing import Any
 
 from airflow.sdk import DAG, Param
 
-from cairn_operators.check_dag_arguments import check_pipeline_and_root
+from cairn_operators.check_dag_arguments import check_code_and_root
 from cairn_operators.commit_checkpoint import CommitCheckpointOperator
 from cairn_operators.dag_schedule import check_same_schedule, timetable_of_pipeline, with_data_intervals
 from cairn_operators.pipeline_source import pipeline_name_of
@@ -27,12 +27,12 @@ _PERMISSIONS = {
 
 def stateful_pipeline(
     dag_id: str,
-    pipeline: str,
+    code: str,
     root: str,
     *,
     schedule: Any = ...,
     start_date: datetime,
-    pipeline_name: str | None = None,
+    pipeline: str | None = None,
     gate: bool = False,
     process: Mapping[str, Any] | None = None,
     checkpoint: Mapping[str, Any] | None = None,
@@ -51,12 +51,12 @@ def stateful_pipeline(
 
     Args:
         dag_id: Id of the DAG.
-        pipeline: The `Pipeline`, as `module:NAME`.
+        code: The `Pipeline`, as `module:NAME`.
         root: URL of the folder that holds the pipelines.
         schedule: A cron text in the time zone of `start_date`, a timedelta, or a timetable with data intervals. Left out:
             the schedule that the `Pipeline` declares, read from the source of its module.
         start_date: Start of the first interval.
-        pipeline_name: Name of the `Pipeline`; None: read from the source of its module, else `dag_id`.
+        pipeline: Name of the `Pipeline`; None: read from the source of its module, else `dag_id`.
         gate: Validate each attempt before its commit: `process >> validate >> checkpoint >> [savepoint, sweep]`.
         process: More arguments of the `ProcessIntervalOperator`.
         checkpoint: More arguments of the `CommitCheckpointOperator`.
@@ -75,30 +75,27 @@ def stateful_pipeline(
         for.
 
     Raises:
-        ValueError: `pipeline` is not `module:NAME`, `root` is no storage URL, `savepoint` has no `folder`, an operator refuses
+        ValueError: `code` is not `module:NAME`, `root` is no storage URL, `savepoint` has no `folder`, an operator refuses
             its arguments, the `Pipeline` declares another schedule, or neither DAG nor `Pipeline` has a schedule.
     """
     spark = {"spark_conn_id": spark_conn_id, "storage_conn_id": storage_conn_id, "spark_conf": spark_conf}
-    where: dict[str, Any] = {"pipeline": pipeline, "root": root, **spark}
-    check_pipeline_and_root(dag_id, pipeline, root)
+    where: dict[str, Any] = {"code": code, "root": root, **spark}
+    check_code_and_root(dag_id, code, root)
     if savepoint is not None and "folder" not in savepoint:
         raise ValueError(
             f"DAG {dag_id}: savepoint has no 'folder', the URL of the folder for all savepoints, as in "
             'savepoint={"folder": "gs://bucket/savepoints"}'
         )
-    name = pipeline_name or pipeline_name_of(pipeline, otherwise=dag_id)
+    name = pipeline or pipeline_name_of(code, otherwise=dag_id)
     params = {p: Param(False, type="boolean", description=text) for p, text in _PERMISSIONS.items()}
     arguments = {"catchup": False, "max_active_runs": 1, "params": params, **dag_arguments}
-    if schedule is ...:
-        timetable = timetable_of_pipeline(dag_id, pipeline)
-    else:
-        timetable = with_data_intervals(schedule, start_date)
+    timetable = timetable_of_pipeline(dag_id, code) if schedule is ... else with_data_intervals(schedule, start_date)
     with DAG(dag_id, schedule=timetable, start_date=start_date, **arguments) as dag:
         # The `process` task itself waits for the checkpoint of the interval before. Airflow's `max_active_runs` does
         # not keep intervals in order, since a backfill has its own limit of active runs.
         batch = ProcessIntervalOperator(
             task_id="process",
-            pipeline_name=name,
+            pipeline=name,
             permissions={p: f"{{{{ params.{p} }}}}" for p in _PERMISSIONS},
             **where,
             **retry_arguments(process),
@@ -109,7 +106,7 @@ def stateful_pipeline(
         if validate is not False or gate:
             target = {"attempt": batch.output["attempt"]} if gate else {"checkpoint": commit.output["checkpoint"]}
             more = retry_arguments(validate if isinstance(validate, Mapping) else None)
-            validation = ValidateStateOperator(task_id="validate", pipeline_name=name, **target, **where, **more)
+            validation = ValidateStateOperator(task_id="validate", pipeline=name, **target, **where, **more)
             if gate:
                 validation >> commit
         if savepoint is not None:
@@ -117,12 +114,12 @@ def stateful_pipeline(
         if sweep is not None:
             commit >> SweepStateOperator(
                 task_id="sweep",
-                pipeline_name=name,
+                pipeline=name,
                 root=root,
                 storage_conn_id=storage_conn_id,
                 **retry_arguments(sweep),
             )
-    check_same_schedule(dag, pipeline)
+    check_same_schedule(dag, code)
     return dag
 
 

@@ -17,24 +17,24 @@ if TYPE_CHECKING:
     from state_backend.values.schedule import Schedule
 
 
-def pipeline_name_of(pipeline: str, *, otherwise: str | None = None) -> str:
+def pipeline_name_of(code: str, *, otherwise: str | None = None) -> str:
     """Return the `name` of a `Pipeline`."""
-    module, _, variable = pipeline.partition(":")
+    module, _, variable = code.partition(":")
     name = _name_in_source(module, variable) or otherwise
     if name is None:
         raise ValueError(
-            f"Cairn can't read the name of pipeline {pipeline!r} from the source of {module!r}. "
-            "Give the name to the operator: pipeline_name=…"
+            f"Cairn can't read the name of pipeline {code!r} from the source of {module!r}. "
+            "Give the name to the operator: pipeline=…"
         )
     return name
 
 
-def declared_schedule(pipeline: str) -> Schedule | None:
+def declared_schedule(code: str) -> Schedule | None:
     """Return the `schedule` that a `Pipeline` declares; None if it declares none."""
     from state_backend.values.schedule import schedule_of
     from state_backend.values.zones import name_of
 
-    module, _, variable = pipeline.partition(":")
+    module, _, variable = code.partition(":")
     tree = _parsed(module)
     call = _assigned_call(tree, variable)
     arguments = _arguments(call)

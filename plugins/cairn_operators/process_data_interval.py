@@ -68,9 +68,9 @@ class ProcessIntervalOperator(DriverOperator):
     While the run of the interval before is queued or running, the task waits for its checkpoint.
 
     Args:
-        pipeline: The `Pipeline`, as `module:NAME`.
+        code: The `Pipeline`, as `module:NAME`.
         root: URL of the folder that holds the pipelines.
-        pipeline_name: Name of the `Pipeline`; None: read from the source of its module.
+        pipeline: Name of the `Pipeline`; None: read from the source of its module.
         mode: Form of the checkpoint: incremental, full or changelog.
         permissions: `allow_gap`: start from the latest checkpoint before a gap. `allow_stale_base`: start from a
             checkpoint that a re-run made stale. `replace_overlapping`: replace output of intervals that overlap this
@@ -96,7 +96,7 @@ class ProcessIntervalOperator(DriverOperator):
     makes_attempts = True
     template_fields: Sequence[str] = (
         *DriverOperator.template_fields,
-        "pipeline_name",
+        "pipeline",
         "mode",
         "permissions",
     )
@@ -104,7 +104,7 @@ class ProcessIntervalOperator(DriverOperator):
     def __init__(
         self,
         *,
-        pipeline_name: str | None = None,
+        pipeline: str | None = None,
         mode: Literal["incremental", "full", "changelog"] = "incremental",
         permissions: Mapping[str, bool | str] | None = None,
         wait_timeout: timedelta = timedelta(days=1),
@@ -122,7 +122,7 @@ class ProcessIntervalOperator(DriverOperator):
                 "Airflow counts a deferred task as active, so with these limits it would block the run that it waits for. To limit "
                 "how many of these tasks run at a time, give them a pool"
             )
-        self.pipeline_name = pipeline_name or pipeline_name_of(kwargs["pipeline"])
+        self.pipeline = pipeline or pipeline_name_of(kwargs["code"])
         self.mode = mode
         self.permissions = {**(permissions or {})}
         self.wait_timeout = wait_timeout
@@ -237,7 +237,7 @@ class ProcessIntervalOperator(DriverOperator):
             decide = partial(
                 plan_start,
                 log,
-                self.pipeline_name,
+                self.pipeline,
                 Interval(start, end),
                 permissions,
                 runs,
@@ -256,7 +256,7 @@ class ProcessIntervalOperator(DriverOperator):
     def _url(self) -> str:
         from state_backend.adapters.open_storage import join_url
 
-        return join_url(self.root, self.pipeline_name)
+        return join_url(self.root, self.pipeline)
 
     def _await_commit(self, until_s: float, context: Any, log: Log, start: datetime, wait: Wait) -> None:
         """Read the log again and again until it has the checkpoint of the interval before. Airflow is not asked."""
@@ -326,7 +326,7 @@ class ProcessIntervalOperator(DriverOperator):
         from state_backend.values.airflow_commands import heal_command
         from state_backend.values.intervals import format_instant
 
-        command = heal_command(self.root, self.pipeline_name, format_instant(heal_to), context["dag_run"].dag_id)
+        command = heal_command(self.root, self.pipeline, format_instant(heal_to), context["dag_run"].dag_id)
         return f"To run every interval again that is not healthy, in order:\n{command}"
 
     def _trigger(
@@ -402,9 +402,9 @@ class ProcessIntervalOperator(DriverOperator):
         # The phase `start` is the time that the driver can't measure itself: start of the process, imports, and end.
         start_us = max(0, wall_us - int(result.get("seconds", 0) * 1e6))
         phases_us = {**before, "start": start_us, **result.get("durations_us", {})}
-        self.log.info("%s: %s", self.pipeline_name, in_words(phases_us, wall_us + sum(before.values())))
+        self.log.info("%s: %s", self.pipeline, in_words(phases_us, wall_us + sum(before.values())))
         stats.timing(
-            "cairn.process.duration", timedelta(seconds=result.get("seconds", 0)), tags={"pipeline": self.pipeline_name}
+            "cairn.process.duration", timedelta(seconds=result.get("seconds", 0)), tags={"pipeline": self.pipeline}
         )
         prepared = result["attempt"] if result.get("reused") else attempt
         push_outputs(context, attempt=prepared, sink=result["sink"])

@@ -5,9 +5,6 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import Any
 
-# Arguments of an operator whose field of a request has another name.
-_NAMED = {"code": "pipeline", "pipeline": "pipeline_name"}
-
 
 def run_of(context: Any) -> Any:
     """Return the task's own run as a `RunRef`."""
@@ -19,6 +16,6 @@ def run_of(context: Any) -> Any:
 
 def request_of(kind: type[Any], task: Any, **others: Any) -> Any:
     """Return a request: each field is one of `others`, else the task's argument of that name, else its default."""
-    names = {field.name: _NAMED.get(field.name, field.name) for field in fields(kind)}
     # `vars`, because Airflow's `BaseOperator` has methods such as `dry_run`.
-    return kind(**{field: vars(task)[name] for field, name in names.items() if name in vars(task)} | others)
+    given = {field.name: vars(task)[field.name] for field in fields(kind) if field.name in vars(task)}
+    return kind(**given | others)

@@ -11,7 +11,7 @@ from airflow.sdk import DAG, Param
 from airflow.sdk.exceptions import AirflowFailException
 
 from cairn_operators.ask_person import ask_person, check_approved
-from cairn_operators.check_dag_arguments import BY_HAND, check_pipeline_and_root
+from cairn_operators.check_dag_arguments import BY_HAND, check_code_and_root
 from cairn_operators.driver_operator import DriverOperator
 from cairn_operators.failures import convert_errors
 from cairn_operators.pipeline_source import pipeline_name_of
@@ -55,12 +55,12 @@ class RestoreStateOperator(DriverOperator):
     target, and commits. A retry finishes the same restore.
 
     Args:
-        pipeline: The `Pipeline`, as `module:NAME`.
+        code: The `Pipeline`, as `module:NAME`.
         root: URL of the folder that holds the pipelines.
-        pipeline_name: Name of the `Pipeline`.
+        pipeline: Name of the `Pipeline`.
         target: A checkpoint's id, the end of an interval (ISO format with a time zone), `latest`, or a savepoint's
             folder (a URL or an absolute path).
-        pipeline_dag_id: DAG that processes the pipeline, for commands in messages; None for `pipeline_name`.
+        pipeline_dag_id: DAG that processes the pipeline, for commands in messages; None for `pipeline`.
         fork_as: Name of a new pipeline that begins with the target's state; None restores this pipeline.
         fork_root: Root of the new pipeline; None for `root`.
         validate: Validate the target on Spark first, and restore nothing if it is refused.
@@ -76,7 +76,7 @@ class RestoreStateOperator(DriverOperator):
 
     template_fields: Sequence[str] = (
         *DriverOperator.template_fields,
-        "pipeline_name",
+        "pipeline",
         "target",
         "fork_as",
         "fork_root",
@@ -87,7 +87,7 @@ class RestoreStateOperator(DriverOperator):
     def __init__(
         self,
         *,
-        pipeline_name: str,
+        pipeline: str,
         target: str,
         pipeline_dag_id: str | None = None,
         fork_as: str | None = None,
@@ -102,9 +102,9 @@ class RestoreStateOperator(DriverOperator):
         **kwargs: Any,
     ) -> None:
         super().__init__(**{"doc_md": _DOC, **kwargs})
-        self.pipeline_name = pipeline_name
+        self.pipeline = pipeline
         self.target = target
-        self.pipeline_dag_id = pipeline_dag_id or pipeline_name
+        self.pipeline_dag_id = pipeline_dag_id or pipeline
         self.fork_as = fork_as
         self.fork_root = fork_root
         self.validate = validate
@@ -227,7 +227,7 @@ class RestoreStateOperator(DriverOperator):
                 return self._plan_savepoint(self.target.strip())
             if kind == "fork":
                 said = fork_state(self._request())
-                text = f"{self.pipeline_name}: pipeline {self.fork_as!r} begins with checkpoint {said['target']}, the state at {said['end']}"
+                text = f"{self.pipeline}: pipeline {self.fork_as!r} begins with checkpoint {said['target']}, the state at {said['end']}"
                 return Restoration(kind=kind, checkpoint=said["target"], discards=frozenset(), text=text)
             _, plan = plan_restore(self._request())
         return Restoration(
@@ -246,15 +246,13 @@ class RestoreStateOperator(DriverOperator):
 
         content = read_savepoint(open_storage(folder)).content
         discards = frozenset(d.id for d in discarded_by(self._into().log(), content))
-        text = (
-            f"{self.pipeline_name}: restore the state at the end of {content.interval} from the savepoint in {folder}."
-        )
+        text = f"{self.pipeline}: restore the state at the end of {content.interval} from the savepoint in {folder}."
         if discards:
             text += f" This discards {len(discards)} checkpoint(s): {', '.join(map(str, sorted(discards)))}."
         return Restoration(kind="savepoint", checkpoint=None, discards=discards, text=text)
 
     def _ask(self, context: Any, plan: Restoration) -> NoReturn:
-        question = f"{self.pipeline_name}: discard {len(plan.discards)} newer checkpoint(s)"
+        question = f"{self.pipeline}: discard {len(plan.discards)} newer checkpoint(s)"
         if plan.retracts:
             question += f", and delete the output of {len(plan.retracts)} interval(s)"
         ask_person(self, context, f"{question}?", plan.text, {"agreed": sorted(plan.discards)}, self.response_timeout)
@@ -304,7 +302,7 @@ class RestoreStateOperator(DriverOperator):
 
         if self.fork_as:
             return Coordinator.of(self.fork_root or self.root, self.fork_as)
-        return Coordinator.of(self.root, self.pipeline_name)
+        return Coordinator.of(self.root, self.pipeline)
 
     def _agreed_key(self, context: Any) -> str:
         what = "_and_output" if self.retract_output else ""
@@ -313,10 +311,10 @@ class RestoreStateOperator(DriverOperator):
 
 def restore_pipeline(
     dag_id: str,
-    pipeline: str,
+    code: str,
     root: str,
     *,
-    pipeline_name: str | None = None,
+    pipeline: str | None = None,
     spark_conn_id: str = "cairn_spark",
     storage_conn_id: str | None = None,
     restore: dict[str, Any] | None = None,
@@ -330,9 +328,9 @@ def restore_pipeline(
 
     Args:
         dag_id: Id of the DAG.
-        pipeline: The `Pipeline`, as `module:NAME`.
+        code: The `Pipeline`, as `module:NAME`.
         root: URL of the folder that holds the pipelines.
-        pipeline_name: Name of the `Pipeline`; None: read from the source of its module.
+        pipeline: Name of the `Pipeline`; None: read from the source of its module.
         spark_conn_id: Connection to Spark.
         storage_conn_id: Connection of type `google_cloud_platform` or `aws` for the root. None: the host's own identity.
         restore: More arguments of the `RestoreStateOperator`.
@@ -342,10 +340,10 @@ def restore_pipeline(
         The DAG with the task `restore`.
 
     Raises:
-        ValueError: `pipeline` is not `module:NAME`, `root` is no storage URL, or the source of the module does not show
+        ValueError: `code` is not `module:NAME`, `root` is no storage URL, or the source of the module does not show
             the pipeline's name.
     """
-    check_pipeline_and_root(dag_id, pipeline, root)
+    check_code_and_root(dag_id, code, root)
     params = {
         "target": Param(
             "",
@@ -362,8 +360,8 @@ def restore_pipeline(
     with DAG(dag_id, **{**BY_HAND, "params": params, "doc_md": _DOC, **dag_arguments}) as dag:
         RestoreStateOperator(
             task_id="restore",
-            pipeline=pipeline,
-            pipeline_name=pipeline_name or pipeline_name_of(pipeline),
+            code=code,
+            pipeline=pipeline or pipeline_name_of(code),
             root=root,
             spark_conn_id=spark_conn_id,
             storage_conn_id=storage_conn_id,

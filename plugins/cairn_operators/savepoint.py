@@ -17,7 +17,7 @@ class SavepointOperator(DriverOperator):
     """The task that copies a checkpoint into a savepoint: a self-contained folder that Cairn never deletes.
 
     Args:
-        pipeline: The `Pipeline`, as `module:NAME`.
+        code: The `Pipeline`, as `module:NAME`.
         root: URL of the folder that holds the pipelines.
         checkpoint: Id of the checkpoint.
         folder: URL of the new folder.

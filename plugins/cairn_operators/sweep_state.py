@@ -25,7 +25,7 @@ class SweepStateOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not 
     log that the attempt is abandoned, and then deletes its files. So the attempt can't be committed later.
 
     Args:
-        pipeline_name: Name of the `Pipeline`.
+        pipeline: Name of the `Pipeline`.
         root: URL of the folder that holds the pipelines.
         min_age: Age below which files of an unfinished attempt stay.
         dry_run: Log the files that would be deleted; delete none.
@@ -34,13 +34,13 @@ class SweepStateOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not 
         **kwargs: More arguments of Airflow's `BaseOperator`.
     """
 
-    template_fields: Sequence[str] = ("pipeline_name", "root", "storage_conn_id")
+    template_fields: Sequence[str] = ("pipeline", "root", "storage_conn_id")
     ui_color = "#dcdcdc"
 
     def __init__(
         self,
         *,
-        pipeline_name: str,
+        pipeline: str,
         root: str,
         min_age: timedelta = timedelta(days=3),
         dry_run: bool = False,
@@ -49,7 +49,7 @@ class SweepStateOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not 
         **kwargs: Any,
     ) -> None:
         super().__init__(**{"doc_md": _DOC, **kwargs})
-        self.pipeline_name = pipeline_name
+        self.pipeline = pipeline
         self.root = root
         self.min_age = min_age
         self.storage_conn_id = storage_conn_id

@@ -11,7 +11,7 @@ from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
 from cairn_operators.ask_person import ask_person, check_approved
 from cairn_operators.backfill import FROM_TO, day_or_instant, tell_asset
-from cairn_operators.check_dag_arguments import BY_HAND, check_pipeline_and_root
+from cairn_operators.check_dag_arguments import BY_HAND, check_code_and_root
 from cairn_operators.driver_operator import DriverOperator
 from cairn_operators.pipeline_asset import pipeline_asset
 from cairn_operators.pipeline_source import pipeline_name_of
@@ -40,9 +40,9 @@ class TryCodeOperator(DriverOperator):
     The task only reads production. A retry goes on where the earlier try stopped.
 
     Args:
-        pipeline: The `Pipeline` with the new code, as `module:NAME`.
+        code: The `Pipeline` with the new code, as `module:NAME`.
         root: URL of the folder that holds the pipelines.
-        pipeline_name: Name of the `Pipeline` in production.
+        pipeline: Name of the `Pipeline` in production.
         first: A day, or the start of the first interval as an ISO instant. With a schedule, a day is in its time zone
             and means all intervals that begin on this day. Otherwise it is in UTC and means the interval that begins
             with the day.
@@ -59,7 +59,7 @@ class TryCodeOperator(DriverOperator):
 
     template_fields: Sequence[str] = (
         *DriverOperator.template_fields,
-        "pipeline_name",
+        "pipeline",
         "first",
         "last",
         "trial",
@@ -70,7 +70,7 @@ class TryCodeOperator(DriverOperator):
     def __init__(
         self,
         *,
-        pipeline_name: str,
+        pipeline: str,
         first: str,
         last: str,
         every: timedelta | None = None,
@@ -84,7 +84,7 @@ class TryCodeOperator(DriverOperator):
             raise ValueError(
                 f"{self.task_id}: every is {every} and keep_for is {keep_for}; both must be longer than zero"
             )
-        self.pipeline_name = pipeline_name
+        self.pipeline = pipeline
         self.first = first
         self.last = last
         self.every = every
@@ -127,12 +127,12 @@ class PromoteTrialOperator(DriverOperator):
     """The task that promotes the code of a trial after a person agreed.
 
     The task does not change the DAG of the pipeline: its log asks the user to give that DAG the new code.
-    The asset `cairn://<pipeline_name>` gets an event for each interval that ran again in production.
+    The asset `cairn://<pipeline>` gets an event for each interval that ran again in production.
 
     Args:
-        pipeline: The `Pipeline` with the new code, as `module:NAME`.
+        code: The `Pipeline` with the new code, as `module:NAME`.
         root: URL of the folder that holds the pipelines.
-        pipeline_name: Name of the `Pipeline` in production.
+        pipeline: Name of the `Pipeline` in production.
         trial: Name of the trial.
         how: "ask, from the next interval on": ask the person, then check that the code can continue from production's
             state; no interval runs again. "ask, for the past too": ask the person, then run the trial's intervals and
@@ -142,23 +142,23 @@ class PromoteTrialOperator(DriverOperator):
         **kwargs: More arguments of `DriverOperator` and Airflow's `BaseOperator`.
     """
 
-    template_fields: Sequence[str] = (*DriverOperator.template_fields, "pipeline_name", "trial", "how", "comparison")
+    template_fields: Sequence[str] = (*DriverOperator.template_fields, "pipeline", "trial", "how", "comparison")
     ui_color = "#d5e3f0"
 
     def __init__(
         self,
         *,
-        pipeline_name: str,
+        pipeline: str,
         trial: str | XComArg,
         how: str,
         comparison: str | XComArg = "",
         response_timeout: timedelta | None = None,
         **kwargs: Any,
     ) -> None:
-        self.alias = AssetAlias(f"cairn_{pipeline_name}_promote")
-        self.asset = pipeline_asset(pipeline_name)
+        self.alias = AssetAlias(f"cairn_{pipeline}_promote")
+        self.asset = pipeline_asset(pipeline)
         super().__init__(**{"doc_md": _DOC, **kwargs, "outlets": [self.alias, *kwargs.pop("outlets", [])]})
-        self.pipeline_name = pipeline_name
+        self.pipeline = pipeline
         self.trial = trial
         self.how = how
         self.comparison = comparison
@@ -186,7 +186,7 @@ class PromoteTrialOperator(DriverOperator):
             return self._promote(context)
         past = self.how == PROMOTE[1]
         what = "and run its intervals again in production" if past else "from the next interval on"
-        question = f"{self.pipeline_name}: promote trial {self.trial}, {what}?"
+        question = f"{self.pipeline}: promote trial {self.trial}, {what}?"
         ask_person(self, context, question, self.comparison, {"asked": self._question()}, self.response_timeout)
 
     def after_answer(self, context: Any, event: dict[str, Any], asked: str) -> dict[str, Any]:
@@ -240,10 +240,10 @@ _PARAMS = {
 
 def trial_pipeline(
     dag_id: str,
-    pipeline: str,
+    code: str,
     root: str,
     *,
-    pipeline_name: str | None = None,
+    pipeline: str | None = None,
     every: timedelta | None = None,
     keep_for: timedelta = timedelta(days=3),
     spark_conn_id: str = "cairn_spark",
@@ -258,9 +258,9 @@ def trial_pipeline(
 
     Args:
         dag_id: Id of the DAG.
-        pipeline: The `Pipeline`, as `module:NAME`. The form proposes it as the new code.
+        code: The `Pipeline`, as `module:NAME`. The form proposes it as the new code.
         root: URL of the folder that holds the pipelines.
-        pipeline_name: Name of the `Pipeline`; None: read from the source of its module.
+        pipeline: Name of the `Pipeline`; None: read from the source of its module.
         every: Length of an interval; None for the pipeline's schedule.
         keep_for: How long a trial stays before a sweep removes it.
         spark_conn_id: Connection to Spark.
@@ -273,21 +273,21 @@ def trial_pipeline(
         The DAG with the tasks `try` and `promote`.
 
     Raises:
-        ValueError: `pipeline` is not `module:NAME`, `root` is no storage URL, the source of the module does not show
+        ValueError: `code` is not `module:NAME`, `root` is no storage URL, the source of the module does not show
             the pipeline's name, or `every` or `keep_for` is not positive.
     """
-    check_pipeline_and_root(dag_id, pipeline, root)
-    code = Param(
-        pipeline, type="string", minLength=3, title="Code", description="The Pipeline with the new code, as module:NAME"
+    check_code_and_root(dag_id, code, root)
+    proposed = Param(
+        code, type="string", minLength=3, title="Code", description="The Pipeline with the new code, as module:NAME"
     )
     where: dict[str, Any] = {
-        "pipeline": "{{ params.code }}",
+        "code": "{{ params.code }}",
         "root": root,
-        "pipeline_name": pipeline_name or pipeline_name_of(pipeline),
+        "pipeline": pipeline or pipeline_name_of(code),
         "spark_conn_id": spark_conn_id,
         "storage_conn_id": storage_conn_id,
     }
-    with DAG(dag_id, **{**BY_HAND, "params": {"code": code, **_PARAMS}, "doc_md": _DOC, **dag_arguments}) as dag:
+    with DAG(dag_id, **{**BY_HAND, "params": {"code": proposed, **_PARAMS}, "doc_md": _DOC, **dag_arguments}) as dag:
         tried = TryCodeOperator(
             task_id="try",
             first="{{ params.from }}",

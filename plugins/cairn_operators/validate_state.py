@@ -25,7 +25,7 @@ class ValidateStateOperator(DriverOperator):
     Give exactly one of `checkpoint`, `attempt` and `savepoint`.
 
     Args:
-        pipeline: The `Pipeline`, as `module:NAME`.
+        code: The `Pipeline`, as `module:NAME`.
         root: URL of the folder that holds the pipelines.
         checkpoint: Id of a checkpoint. A refused checkpoint is quarantined: no later interval starts from it.
         attempt: A prepared attempt. A refused attempt can't be committed: the task is a gate in front of
@@ -38,7 +38,7 @@ class ValidateStateOperator(DriverOperator):
             start date; None never does.
         expectations_every: In a full validation, evaluate expectations only at intervals that end a whole number of
             `expectations_every` after the DAG's start date; None always does.
-        pipeline_name: Name of the `Pipeline`, whose asset `cairn://<pipeline_name>` gets an event for a checkpoint that
+        pipeline: Name of the `Pipeline`, whose asset `cairn://<pipeline>` gets an event for a checkpoint that
             passed. By default it is taken from the task whose output `checkpoint` is; without such a task no asset
             gets an event.
         **kwargs: More arguments of `DriverOperator` and Airflow's `BaseOperator`.
@@ -60,14 +60,14 @@ class ValidateStateOperator(DriverOperator):
         fast: bool = False,
         full_every: timedelta | None = None,
         expectations_every: timedelta | None = None,
-        pipeline_name: str | None = None,
+        pipeline: str | None = None,
         **kwargs: Any,
     ) -> None:
         if (before := task_of(checkpoint)) is not None:
-            pipeline_name = pipeline_name or getattr(before, "pipeline_name", None)
+            pipeline = pipeline or getattr(before, "pipeline", None)
         asset = None
-        if pipeline_name is not None and checkpoint is not None:
-            asset = pipeline_asset(pipeline_name)
+        if pipeline is not None and checkpoint is not None:
+            asset = pipeline_asset(pipeline)
             kwargs["outlets"] = [asset, *kwargs.get("outlets", [])]
         super().__init__(**{**THEN_VALIDATES, **kwargs})
         if sum(given is not None for given in (checkpoint, attempt, savepoint)) != 1:
@@ -80,7 +80,7 @@ class ValidateStateOperator(DriverOperator):
         self.fast = fast
         self.full_every = full_every
         self.expectations_every = expectations_every
-        self.pipeline_name = pipeline_name
+        self.pipeline = pipeline
         self.docs_page: str | None = None  # `DataDocsLink` reads this when the task has ended.
 
     def execute(self, context: Any) -> dict[str, Any]:
@@ -108,7 +108,7 @@ class ValidateStateOperator(DriverOperator):
         if self.docs_page:
             self.log.info("Data Docs: %s", self.docs_page)
         verdict = "passed" if result["success"] else "refused"
-        stats.incr(f"cairn.validation.{verdict}", tags={"pipeline": self.pipeline_name or self.dag_of_pipeline})
+        stats.incr(f"cairn.validation.{verdict}", tags={"pipeline": self.pipeline or self.dag_of_pipeline})
         if not result["success"]:
             raise AirflowFailException(self._refusal(result))
         if self.asset is not None and (events := context.get("outlet_events")) is not None:

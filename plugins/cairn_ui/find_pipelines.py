@@ -13,10 +13,10 @@ from typing import Any
 
 from state_backend.values.frozen import frozen
 
-_COMMITS = {"pipeline_name", "root", "attempt", "sink_of"}
-_PROCESSES = {"pipeline_name", "root", "mode", "permissions"}
-_SAVEPOINTS = {"checkpoint", "folder", "pipeline"}
-_RESTORES = {"pipeline_name", "root", "target", "fork_as"}
+_COMMITS = {"pipeline", "root", "attempt", "sink_of"}
+_PROCESSES = {"pipeline", "root", "mode", "permissions"}
+_SAVEPOINTS = {"checkpoint", "folder", "code"}
+_RESTORES = {"pipeline", "root", "target", "fork_as"}
 _NOT_SLUG = re.compile(r"[^A-Za-z0-9_.-]+")
 
 
@@ -73,16 +73,16 @@ def pipelines_of(dag_id: str, serialized: Mapping[str, Any]) -> list[PipelineRef
         if not fields >= _COMMITS:
             continue
         ref = PipelineRef(
-            name=_text(operator, "pipeline_name"),
+            name=_text(operator, "pipeline"),
             root=_text(operator, "root"),
             dag_id=dag_id,
             storage_conn_id=operator.get("storage_conn_id") or None,
         )
         for other, theirs in operators:
-            if theirs >= _PROCESSES and _text(other, "pipeline_name") == ref.name:
-                ref = replace(ref, process=str(other["task_id"]), code=_text(other, "pipeline") or None)
+            if theirs >= _PROCESSES and _text(other, "pipeline") == ref.name:
+                ref = replace(ref, process=str(other["task_id"]), code=_text(other, "code") or None)
         for other, theirs in operators:
-            if theirs >= _SAVEPOINTS and ref.code in (None, _text(other, "pipeline")):
+            if theirs >= _SAVEPOINTS and ref.code in (None, _text(other, "code")):
                 ref = replace(ref, savepoint=str(other["task_id"]))
         found.append(ref)
     return found
@@ -116,7 +116,7 @@ def all_pipelines(dags: Iterable[tuple[str, Mapping[str, Any]]], setting: str) -
         if not templated and extra.folder not in owned:
             found.append(extra)
     restores = {
-        (f"{_text(operator, 'root').rstrip('/')}/{_text(operator, 'pipeline_name')}", dag_id)
+        (f"{_text(operator, 'root').rstrip('/')}/{_text(operator, 'pipeline')}", dag_id)
         for dag_id, data in every
         for operator in _operators(data)
         if {*operator.get("template_fields", ())} >= _RESTORES

@@ -21,7 +21,7 @@ import google_crc32c
 import pytest
 from google.cloud.storage import Blob
 
-from cairn_operators.check_dag_arguments import check_pipeline_and_root
+from cairn_operators.check_dag_arguments import check_code_and_root
 from state_backend.adapters import gcs_storage
 from state_backend.adapters.gcs_storage import GcsStorage
 from state_backend.adapters.local_storage import CHUNK_BYTES, LocalStorage
@@ -879,7 +879,7 @@ def test_a_root_without_a_folder_or_with_credentials_is_refused_before_a_pipelin
             opened()
         assert "pl4nt3d" not in str(refused.value)
     with pytest.raises(ValueError, match=says) as by_dag:
-        check_pipeline_and_root("d", "m:P", root)
+        check_code_and_root("d", "m:P", root)
     assert "pl4nt3d" not in str(by_dag.value)
 
 

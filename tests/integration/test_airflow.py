@@ -97,7 +97,7 @@ from datetime import timedelta
 from cairn_operators import backfill_pipeline
 
 data = os.environ["CAIRN_DATA"]
-dag = backfill_pipeline("aircraft_range", "pipelines.aircraft:AIRCRAFT", f"file://{data}/range", pipeline_name="aircraft",
+dag = backfill_pipeline("aircraft_range", "pipelines.aircraft:AIRCRAFT", f"file://{data}/range", pipeline="aircraft",
                         every=timedelta(days=1), validate={"docs": f"{data}/range-docs"}, backfill={"spark_conf": {"@AZURE@": "@KEY@", "spark.sql.shuffle.partitions": 2}})
 """
 AZURE, KEY = "spark.hadoop.fs.azure.account.key.store.dfs.core.windows.net", "bm90LWEtcmVhbC1rZXk="

@@ -78,7 +78,7 @@ from cairn_operators import stateful_pipeline
 
 def counts(dag_id, **process):
     return stateful_pipeline(
-        dag_id, "counts_pipeline:COUNTS", "file://@FOLDER@/state", pipeline_name="counts",
+        dag_id, "counts_pipeline:COUNTS", "file://@FOLDER@/state", pipeline="counts",
         schedule=CronDataIntervalTimetable("@daily", timezone="UTC"), start_date=datetime(2024, 1, 1, tzinfo=UTC),
         end_date=datetime(2024, 12, 31, tzinfo=UTC),
         process={"retry_delay": timedelta(seconds=1), "retries": 5, **process}, checkpoint={"retry_delay": timedelta(seconds=1)},

@@ -63,11 +63,11 @@ context = {
 }
 
 def run(kind, **arguments):
-    operator = kind(task_id="t", pipeline_name="aircraft", root=root, **arguments)
+    operator = kind(task_id="t", pipeline="aircraft", root=root, **arguments)
     return kind.execute.__wrapped__(operator, context)
 
 run(CommitCheckpointOperator, attempt=attempt, sink_of="alarmed:ALARMED")
-validate = {"pipeline": "alarmed:ALARMED", "checkpoint": "2", "mode": "fast"}
+validate = {"code": "alarmed:ALARMED", "checkpoint": "2", "fast": True}
 run(ValidateStateOperator, **validate)
 for file in Path(root.removeprefix("file://")).rglob("part-*.parquet"):
     file.write_bytes(b"garbage")

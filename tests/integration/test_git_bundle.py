@@ -55,7 +55,7 @@ DAG = """
 from datetime import UTC, datetime
 from cairn_operators import stateful_pipeline
 
-dag = stateful_pipeline("sums", pipeline="sums_pipeline:SUMS", root={root!r}, schedule="@daily",
+dag = stateful_pipeline("sums", code="sums_pipeline:SUMS", root={root!r}, schedule="@daily",
                         start_date=datetime(2024, 1, 1, tzinfo=UTC), catchup=False, spark_conf={{"spark.sql.shuffle.partitions": 1}})
 """
 

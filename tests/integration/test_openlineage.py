@@ -53,7 +53,7 @@ tally = f"file://{os.environ['CAIRN_TALLY']}"
 table = Asset(f"{tally}/table")
 # Its end has passed, so that the scheduler makes no run of its own.
 told = stateful_pipeline(
-    "told", pipeline="unused:TALLY", root=f"{tally}/state", start_date=START, end_date=START + timedelta(days=3),
+    "told", code="unused:TALLY", root=f"{tally}/state", start_date=START, end_date=START + timedelta(days=3),
     schedule=CronDataIntervalTimetable("0 0 * * *", timezone="UTC"), checkpoint={"outlets": [table]},
 )
 told.get_task("process").driver_module = "tests.support.tally_driver"

@@ -48,7 +48,7 @@ from airflow.sdk import CronDataIntervalTimetable
 from cairn_operators import stateful_pipeline
 
 dag = stateful_pipeline(
-    "clicks", pipeline="clicks_pipeline:CLICKS", root=f"file://{os.environ['CAIRN_CLICKS']}/state",
+    "clicks", code="clicks_pipeline:CLICKS", root=f"file://{os.environ['CAIRN_CLICKS']}/state",
     start_date=datetime(2024, 1, 1, tzinfo=UTC), end_date=datetime(2024, 1, 5, tzinfo=UTC),
     schedule=CronDataIntervalTimetable("0 * * * *", timezone="UTC"), max_active_runs=4,
 )

@@ -53,7 +53,7 @@ root = os.environ["CAIRN_ROOT"]
 daily = CronDataIntervalTimetable("@daily", timezone="UTC")
 production = stateful_pipeline("aircraft", CODE, root, schedule=daily, start_date=datetime(2013, 1, 1, tzinfo=timezone.utc),
                                end_date=datetime(2013, 12, 31, tzinfo=timezone.utc), is_paused_upon_creation=True)
-form = trial_pipeline("aircraft_try", CODE, root, pipeline_name="aircraft")
+form = trial_pipeline("aircraft_try", CODE, root, pipeline="aircraft")
 """
 
 
@@ -242,9 +242,7 @@ def test_approved_in_the_browser_for_the_past_production_gets_what_was_tried(
     assert done["back"] == f"cairn restore 1 --root {root(data)} --pipeline {NAME} --yes"
     events = airflow.client.call("GET", f"/api/v2/assets/events?source_dag_id={FORM}")["asset_events"]
     assert sorted(e["extra"]["checkpoint"] for e in events)[-1] == log_of(root(data)).head_id
-    assert f"next: give the DAG of {NAME} the new code (pipeline={LATER}) before the next interval runs" in said(
-        airflow, run, "promote", len(tries)
-    )
+    assert f"Let the DAG run {LATER} from the next interval on" in said(airflow, run, "promote", len(tries))
 
 
 def approve_in_browser(airflow: AirflowServer, run: str, lines: int) -> None:

@@ -105,7 +105,7 @@ from tests.support.calendars import CASES, ROOT, changes_of
 
 for case in CASES.values():
     made = stateful_pipeline(
-        case.name, f"tests.support.calendars:{case.name.upper()}", ROOT, pipeline_name=case.name,
+        case.name, f"tests.support.calendars:{case.name.upper()}", ROOT, pipeline=case.name,
         schedule=eval(changes_of(case.name).get("schedule", case.schedule)), start_date=case.bounds[0],
         end_date=None if case.to_now else case.bounds[-2],
         process={"retries": 0, "retry_delay": timedelta(seconds=1)}, checkpoint={"retries": 0, "retry_delay": timedelta(seconds=1)},

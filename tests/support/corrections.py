@@ -127,7 +127,7 @@ from cairn_operators import stateful_pipeline
 quick = {"retry_delay": timedelta(seconds=1), "retries": 5}
 for name, pipeline in @PIPELINES@.items():
     globals()[name] = stateful_pipeline(
-        name, pipeline=pipeline, root="@ROOT@", schedule=CronDataIntervalTimetable("@hourly", timezone="UTC"),
+        name, code=pipeline, root="@ROOT@", schedule=CronDataIntervalTimetable("@hourly", timezone="UTC"),
         start_date=datetime(2024, 1, 1, tzinfo=UTC), end_date=datetime(2024, 1, 2, tzinfo=UTC),
         process={**quick, "poll": timedelta(seconds=0.5)}, checkpoint=quick,
     )

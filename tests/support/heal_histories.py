@@ -34,7 +34,7 @@ from tests.support.tally_dags import DRIVER, ROOT
 for seed in range(@FIRST@, @LAST@):
     made = stateful_pipeline(
         f"heal_{seed}", "unused:TALLY", ROOT, schedule=CronDataIntervalTimetable("0 0 * * *", timezone="UTC"),
-        start_date=START, end_date=START + timedelta(days=20), pipeline_name=f"heal_{seed}",
+        start_date=START, end_date=START + timedelta(days=20), pipeline=f"heal_{seed}",
         process={"retries": 0, "retry_delay": timedelta(seconds=1), "start_patience": timedelta(seconds=5)},
         checkpoint={"retries": 0, "retry_delay": timedelta(seconds=1)},
     )

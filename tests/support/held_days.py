@@ -85,7 +85,7 @@ from cairn_operators import stateful_pipeline
 
 for name, more in @DAGS@.items():
     globals()[name] = stateful_pipeline(
-        name, "sums_pipeline:SUMS", "@ROOT@", pipeline_name="sums",
+        name, "sums_pipeline:SUMS", "@ROOT@", pipeline="sums",
         schedule=CronDataIntervalTimetable("@daily", timezone="UTC"), start_date=datetime(2024, 1, 1, tzinfo=UTC),
         end_date=datetime(2024, 12, 31, tzinfo=UTC),
         process={"retry_delay": timedelta(seconds=1), "retries": more.pop("retries", 5)},

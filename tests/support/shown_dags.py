@@ -14,7 +14,7 @@ def _dag(dag_id, name, root=ROOT):
         dag_id,
         f"pipelines.{dag_id}:{dag_id.upper()}",
         root,
-        pipeline_name=name,
+        pipeline=name,
         schedule="@daily",
         start_date=START,
         end_date=datetime(2024, 1, 31, tzinfo=UTC),
@@ -24,7 +24,7 @@ def _dag(dag_id, name, root=ROOT):
 
 
 rides = _dag("rides", "rides")
-rides_restore = restore_pipeline("rides_restore", "pipelines.rides:RIDES", ROOT, pipeline_name="rides")
+rides_restore = restore_pipeline("rides_restore", "pipelines.rides:RIDES", ROOT, pipeline="rides")
 clicks = _dag("clicks", "clicks")
 secret = _dag("secret", "secret")
 hostile = _dag("hostile", "<script>pwned=1<!--")

@@ -24,7 +24,7 @@ RETRIES = {"retries": 3, "retry_delay": timedelta(seconds=1)}
 def tally(name: str, **more: object) -> DAG:
     dag = stateful_pipeline(
         name,
-        pipeline="unused:TALLY",
+        code="unused:TALLY",
         root=ROOT,
         start_date=START,
         process={**WAITING, **RETRIES},
@@ -41,7 +41,7 @@ deleted = tally("tally_deleted", end_date=START + timedelta(days=3))
 # One pipeline with two schedules: days, and halves of days.
 whole = tally("tally_whole")
 halves = tally(
-    "tally_halves", schedule=CronDataIntervalTimetable("0 0,12 * * *", timezone="UTC"), pipeline_name="tally_whole"
+    "tally_halves", schedule=CronDataIntervalTimetable("0 0,12 * * *", timezone="UTC"), pipeline="tally_whole"
 )
 # Paused, so that a test says when its scheduled runs begin.
 scheduled = tally(
@@ -55,8 +55,8 @@ scheduled = tally(
 # A real pipeline on Spark, whose first task is killed when its driver is done.
 killed = stateful_pipeline(
     "killed",
-    pipeline="pipelines.aircraft:AIRCRAFT",
-    pipeline_name="aircraft",
+    code="pipelines.aircraft:AIRCRAFT",
+    pipeline="aircraft",
     root=f"{ROOT}/killed",
     schedule=DAILY,
     start_date=datetime(2013, 1, 1, tzinfo=UTC),
@@ -77,7 +77,7 @@ with DAG("tally_two", schedule=DAILY, start_date=START, catchup=False, max_activ
     before = None
     for name in ("tally_first", "tally_second"):
         process = ProcessIntervalOperator(
-            task_id=f"process_{name}", pipeline="unused:TALLY", pipeline_name=name, root=ROOT, **WAITING
+            task_id=f"process_{name}", code="unused:TALLY", pipeline=name, root=ROOT, **WAITING
         )
         process.driver_module = DRIVER
         checkpoint = CommitCheckpointOperator(task_id=f"checkpoint_{name}", attempt=process.output["attempt"])

@@ -72,7 +72,7 @@ def test_where_docs_lie(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_operator_links_what_its_run_wrote(docs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CAIRN_DOCS", str(docs))
-    operator = ValidateStateOperator(task_id="v", pipeline="m:P", root="r", checkpoint="5")
+    operator = ValidateStateOperator(task_id="v", code="m:P", root="r", checkpoint="5")
     (link,) = operator.operator_extra_links
     assert isinstance(link, DataDocsLink)
     assert link.get_link(operator, ti_key=SimpleNamespace()) == ""

@@ -66,9 +66,9 @@ def test_the_dags_that_the_docs_show_are_dags() -> None:
         [block] = [b for b in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if b.startswith(begins)]
         exec(compile(block, "operators.md", "exec"), scope)
     assert scope["dag"].task_ids == ["process", "checkpoint", "validate", "savepoint", "sweep"]
-    assert scope["restore"].get_task("restore").pipeline_name == "aircraft"
+    assert scope["restore"].get_task("restore").pipeline == "aircraft"
     checkpoint = scope["by_hand"].get_task("checkpoint")
-    assert (checkpoint.upstream_task_ids, checkpoint.pipeline_name, checkpoint.root) == (
+    assert (checkpoint.upstream_task_ids, checkpoint.pipeline, checkpoint.root) == (
         {"process"},
         "aircraft",
         "file:///state",
@@ -119,7 +119,7 @@ def test_the_signatures_of_operators_and_of_the_whole_dag_agree(name: str) -> No
     for argument in {"spark_conn_id", "storage_conn_id", "spark_conf"} & {*task}:
         mine, theirs = dag[argument], task[argument]
         assert (mine.annotation, mine.default) == (theirs.annotation, theirs.default), argument
-    for argument in {"pipeline", "root", "pipeline_name"} & {*task}:
+    for argument in {"code", "root", "pipeline"} & {*task}:
         assert str(task[argument].annotation).removesuffix(" | None") == "str", argument
 
 

@@ -262,7 +262,7 @@ def test_no_driver_starts_with_credentials_among_its_arguments(monkeypatch: pyte
     """A template may have put them into the root when the task runs."""
     monkeypatch.setattr(DriverProcess, "run", lambda *_: pytest.fail("a driver started"))
     monkeypatch.setenv("AIRFLOW_CONN_CAIRN_SPARK", "spark://h")
-    operator = ValidateStateOperator(task_id="t", pipeline="m:P", root="gs://b/{{ x }}", checkpoint="1")
+    operator = ValidateStateOperator(task_id="t", code="m:P", root="gs://b/{{ x }}", checkpoint="1")
     operator.root = ADDRESSED[5]
     with pytest.raises(AirflowException, match="contains credentials") as raised:
         operator.run_driver(request_of(Validate, operator, checkpoint="1"))

@@ -173,7 +173,7 @@ def task(
     pipeline = SimpleNamespace(sink=sink, call_sink=lambda coordinator, *_, **__: coordinator.publish())
     monkeypatch.setitem(sys.modules, "some_pipelines", SimpleNamespace(MINE=pipeline))
     return CommitCheckpointOperator(
-        task_id="c", pipeline_name="clicks", root="memory://r", attempt="a1", sink_of="some_pipelines:MINE"
+        task_id="c", pipeline="clicks", root="memory://r", attempt="a1", sink_of="some_pipelines:MINE"
     )
 
 
@@ -237,7 +237,7 @@ def test_operators_import_nothing_of_openlineage() -> None:
 import sys
 sys.modules["openlineage"] = None
 from cairn_operators import CommitCheckpointOperator
-operator = CommitCheckpointOperator(task_id="c", pipeline_name="p", root="file:///r", attempt="a")
+operator = CommitCheckpointOperator(task_id="c", pipeline="p", root="file:///r", attempt="a")
 assert operator.get_openlineage_facets_on_complete(None) is None
 print("cairn_operators.lineage_event" in sys.modules)
 """

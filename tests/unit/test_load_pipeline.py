@@ -110,7 +110,7 @@ def test_a_task_and_its_pipeline_have_one_name(modules: None, tmp_path: Path) ->
         error = driven(request, tmp_path / "result.json")["error"]
         assert (error["type"], error["message"]) == (
             "UsageError",
-            "loads_well:GOOD is named 'good', but 'better' is expected: by the task's pipeline_name in Airflow, at the command line by "
+            "loads_well:GOOD is named 'good', but 'better' is expected: by the task's pipeline in Airflow, at the command line by "
             "--pipeline or CAIRN_PIPELINE; make them the same",
         )
 

@@ -133,39 +133,38 @@ def test_each_command_of_a_driver_has_its_request() -> None:
 
 # The request, the callable, other names of its parameters, and defaults that differ: those that a task must give, and those that
 # Airflow's form sends as text.
-NAMED = {"pipeline": "code", "pipeline_name": "pipeline"}
 GIVEN_BY_TASK = inspect.Parameter.empty
 SIGNATURES: list[tuple[type[Any], Callable[..., Any], dict[str, str], dict[str, Any]]] = [
-    (ProcessInterval, ProcessIntervalOperator.__init__, NAMED, {"permissions": None}),
+    (ProcessInterval, ProcessIntervalOperator.__init__, {}, {"permissions": None}),
     (
         RunRange,
         RunIntervalsOperator.__init__,
-        NAMED,
-        {"pipeline_name": GIVEN_BY_TASK, "first": GIVEN_BY_TASK, "last": GIVEN_BY_TASK, "permissions": None},
+        {},
+        {"pipeline": GIVEN_BY_TASK, "first": GIVEN_BY_TASK, "last": GIVEN_BY_TASK, "permissions": None},
     ),
-    (RunRange, backfill_pipeline, NAMED, {}),
+    (RunRange, backfill_pipeline, {}, {}),
     (RunRange, cairn.run_intervals, {"pipeline": "", "spark": ""}, {}),
     (ProcessInterval, cairn.run_interval, {"pipeline": "", "spark": ""}, {"run": None}),
     (
         TryCode,
         TryCodeOperator.__init__,
-        NAMED,
-        {"pipeline_name": GIVEN_BY_TASK, "trial": "", "match": ""},
+        {},
+        {"pipeline": GIVEN_BY_TASK, "trial": "", "match": ""},
     ),
-    (TryCode, trial_pipeline, NAMED, {}),
+    (TryCode, trial_pipeline, {}, {}),
     (TryCode, cairn.try_code, {"pipeline": "", "spark": ""}, {}),
     (
         PromoteTrial,
         PromoteTrialOperator.__init__,
-        NAMED,
-        {"pipeline_name": GIVEN_BY_TASK, "trial": GIVEN_BY_TASK},
+        {},
+        {"pipeline": GIVEN_BY_TASK, "trial": GIVEN_BY_TASK},
     ),
     (PromoteTrial, cairn.plan_promotion, {"pipeline": "", "spark": ""}, {}),
-    (TakeSavepoint, SavepointOperator.__init__, NAMED, {"checkpoint": GIVEN_BY_TASK}),
-    (Restore, RestoreStateOperator.__init__, NAMED, {"pipeline_name": GIVEN_BY_TASK}),
-    (Fork, RestoreStateOperator.__init__, NAMED, {"pipeline_name": GIVEN_BY_TASK, "fork_as": None}),
-    (Sweep, SweepStateOperator.__init__, {"pipeline_name": "pipeline"}, {}),
-    (Validate, ValidateStateOperator.__init__, NAMED, {"checkpoint": None}),
+    (TakeSavepoint, SavepointOperator.__init__, {}, {"checkpoint": GIVEN_BY_TASK}),
+    (Restore, RestoreStateOperator.__init__, {}, {"pipeline": GIVEN_BY_TASK}),
+    (Fork, RestoreStateOperator.__init__, {}, {"pipeline": GIVEN_BY_TASK, "fork_as": None}),
+    (Sweep, SweepStateOperator.__init__, {}, {}),
+    (Validate, ValidateStateOperator.__init__, {}, {"checkpoint": None}),
 ]
 
 

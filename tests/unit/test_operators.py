@@ -141,9 +141,7 @@ def context(**more: Any) -> dict[str, Any]:
 
 
 def micro_batch(**more: Any) -> ProcessIntervalOperator:
-    return ProcessIntervalOperator(
-        task_id="process", pipeline="m:P", pipeline_name="p", root="memory://operators", **more
-    )
+    return ProcessIntervalOperator(task_id="process", code="m:P", pipeline="p", root="memory://operators", **more)
 
 
 def run(operator: Any, where: dict[str, Any] | None = None) -> Any:
@@ -316,7 +314,7 @@ def test_a_run_without_interval_is_refused() -> None:
 def test_a_manual_run_after_a_skipped_time_names_the_last_interval(zone: str, now: str, last: str) -> None:
     """Airflow 3.3 gives such a run an interval without length."""
     dag = stateful_pipeline(
-        "p", pipeline="m:P", root="/r", schedule="0 2 * * *", start_date=datetime(2024, 1, 1, tzinfo=ZoneInfo(zone))
+        "p", code="m:P", root="/r", schedule="0 2 * * *", start_date=datetime(2024, 1, 1, tzinfo=ZoneInfo(zone))
     )
     of_airflow = timetable(Cron("0 2 * * *", zone)).infer_manual_data_interval(
         run_after=pendulum.instance(datetime.fromisoformat(now))
@@ -333,7 +331,7 @@ def test_a_manual_run_of_an_interval_that_has_not_ended_is_refused() -> None:
     repeated = datetime(2024, 11, 3, 5, 30, tzinfo=UTC)
     of_airflow = timetable(schedule).infer_manual_data_interval(run_after=pendulum.instance(repeated))
     assert of_airflow.end > repeated
-    dag = stateful_pipeline("p", pipeline="m:P", root="/r", schedule="@daily", start_date=START)
+    dag = stateful_pipeline("p", code="m:P", root="/r", schedule="@daily", start_date=START)
     today = datetime.now(tz=UTC).replace(hour=0, minute=0, second=0, microsecond=0)
     start, end = today - timedelta(days=6), today + timedelta(days=1)
 
@@ -368,7 +366,7 @@ def test_a_cron_text_has_data_intervals_whatever_airflow_is_set_to(
     monkeypatch.setenv("AIRFLOW__SCHEDULER__CREATE_CRON_DATA_INTERVALS", "False")
     monkeypatch.setenv("AIRFLOW__SCHEDULER__CREATE_DELTA_DATA_INTERVALS", "False")
     start = datetime(2013, 1, 1, tzinfo=ZoneInfo("America/New_York"))
-    dag = stateful_pipeline("p", pipeline="m:P", root="/r", schedule=schedule, start_date=start)
+    dag = stateful_pipeline("p", code="m:P", root="/r", schedule=schedule, start_date=start)
     assert same(dag.timetable) == same(intervals)
     ticks = DAG("ticks", schedule=schedule, start_date=start)
     with pytest.raises(AirflowFailException, match="has no length") as refused:
@@ -384,7 +382,7 @@ def test_a_cron_text_has_data_intervals_whatever_airflow_is_set_to(
 
 @pytest.mark.parametrize("schedule", ["@once", None])
 def test_a_schedule_without_intervals_stays(schedule: str | None) -> None:
-    dag = stateful_pipeline("p", pipeline="m:P", root="/r", schedule=schedule, start_date=START)
+    dag = stateful_pipeline("p", code="m:P", root="/r", schedule=schedule, start_date=START)
     assert dag.schedule == schedule
 
 
@@ -552,9 +550,7 @@ def checkpoint(
             asked.append("clean up")
 
     monkeypatch.setattr("state_backend.checkpoint.coordinator.Coordinator", Coordinator)
-    operator = CommitCheckpointOperator(
-        task_id="checkpoint", pipeline_name="p", root="memory://r", attempt="a1", **more
-    )
+    operator = CommitCheckpointOperator(task_id="checkpoint", pipeline="p", root="memory://r", attempt="a1", **more)
     return operator, asked
 
 
@@ -680,11 +676,11 @@ OF_CODE: Any = {"root": "r", "code": "m:P"}
 
 
 def validate(**more: Any) -> ValidateStateOperator:
-    return ValidateStateOperator(task_id="v", pipeline="m:P", root="r", checkpoint="5", docs="/docs", **more)
+    return ValidateStateOperator(task_id="v", code="m:P", root="r", checkpoint="5", docs="/docs", **more)
 
 
 def savepoint(**more: Any) -> SavepointOperator:
-    return SavepointOperator(task_id="s", pipeline="m:P", root="r", checkpoint="5", folder="file:///s", **more)
+    return SavepointOperator(task_id="s", code="m:P", root="r", checkpoint="5", folder="file:///s", **more)
 
 
 def test_validation_names_its_findings(fake: Callable[[str], Path]) -> None:
@@ -734,7 +730,7 @@ def test_a_refused_attempt_and_a_refused_checkpoint_say_what_to_do(fake: Callabl
         'ok {"success": false, "findings": ["f"], "docs": null, "published": [{"id": 5, "interval": "[a, b)"}], "rerun": '
         '{"first": "2013-01-02T00:00:00+00:00", "last": "2013-01-04T00:00:00+00:00", "replace_overlapping": false}}'
     )
-    gate = ValidateStateOperator(task_id="v", pipeline="m:P", root="r", attempt="uuid")
+    gate = ValidateStateOperator(task_id="v", code="m:P", root="r", attempt="uuid")
     with pytest.raises(
         AirflowFailException,
         match=r"(?s)validation refused attempt uuid.*The attempt is neither committed nor published",
@@ -752,18 +748,18 @@ def test_a_refused_attempt_and_a_refused_checkpoint_say_what_to_do(fake: Callabl
         "- none\nRemove the cause. Then clear the process tasks of this run and of later runs with downstream."
     ) and "Data Docs" not in str(nothing_published.value)
     with pytest.raises(AirflowFailException, match="validation refused savepoint file:///s"):
-        run(ValidateStateOperator(task_id="v", pipeline="m:P", root="r", savepoint="file:///s"))
+        run(ValidateStateOperator(task_id="v", code="m:P", root="r", savepoint="file:///s"))
     with pytest.raises(ValueError, match="one of checkpoint, attempt and savepoint"):
-        ValidateStateOperator(task_id="v", pipeline="m:P", root="r", savepoint="file:///s", attempt="a")
+        ValidateStateOperator(task_id="v", code="m:P", root="r", savepoint="file:///s", attempt="a")
 
 
 def test_the_asset_is_told_of_what_was_validated(fake: Callable[[str], Path]) -> None:
     fake('ok {"success": true, "findings": [], "docs": null, "keys": 3, "checkpoint": 5, "mode": "full", "entries": 7}')
-    operator = validate(pipeline_name="p")
+    operator = validate(pipeline="p")
     event = SimpleNamespace(extra=None)
     run(operator, context(outlet_events={operator.asset: event}))
     assert event.extra == {"checkpoint": 5, "mode": "full", "entries": 7, "expectations": None, "validated": True}
-    assert operator.outlets == [CommitCheckpointOperator(task_id="c", pipeline_name="p", root="r", attempt="a").asset]
+    assert operator.outlets == [CommitCheckpointOperator(task_id="c", pipeline="p", root="r", attempt="a").asset]
     fake('ok {"success": false, "findings": ["f"], "docs": null}')
     event = SimpleNamespace(extra=None)
     with pytest.raises(AirflowFailException):
@@ -819,7 +815,7 @@ DROPPED = SimpleNamespace(id=7, record=None)
 
 
 def backfill_task(**more: Any) -> Any:
-    dag = backfill_pipeline("b", "m:P", "memory://operators", pipeline_name="p", **more)
+    dag = backfill_pipeline("b", "m:P", "memory://operators", pipeline="p", **more)
     task = dag.get_task("backfill")
     task.first, task.last, task.reprocess = "2013-01-01", "2013-01-05T00:00+00:00", "none"
     task.permissions, task.only_plan = {"replace_overlapping": "False"}, "False"
@@ -906,7 +902,7 @@ def test_off_the_cadence_state_is_restored_and_proven_all_the_same(
 
 def test_a_gate_stands_between_process_and_checkpoint() -> None:
     dag = stateful_pipeline(
-        "p", pipeline="m:P", root="/r", schedule=None, start_date=START, gate=True, validate={"fast": True}
+        "p", code="m:P", root="/r", schedule=None, start_date=START, gate=True, validate={"fast": True}
     )
     assert dag.get_task("process").downstream_task_ids == {"validate", "checkpoint"}
     assert dag.get_task("validate").downstream_task_ids == {"checkpoint"}
@@ -1368,19 +1364,19 @@ def test_pipeline_wires_everything() -> None:
         validate={"docs": "/d"},
         savepoint={"folder": "file:///s/", "format": "canonical"},
         sweep={"cadence": timedelta(days=7), "min_age": timedelta(days=1)},
-        pipeline_name="aircraft",
+        pipeline="aircraft",
     )
     process = dag.get_task("process")
     # The order of intervals is kept by the task itself.
-    assert not process.depends_on_past and process.pipeline_name == "aircraft"
+    assert not process.depends_on_past and process.pipeline == "aircraft"
     assert process.downstream_task_ids == {"checkpoint"}
     assert dag.get_task("checkpoint").downstream_task_ids == {"validate", "savepoint", "sweep"}
     assert dag.get_task("savepoint").format == "canonical"
     checkpoint_task = dag.get_task("checkpoint")
-    assert (checkpoint_task.pipeline_name, checkpoint_task.root) == ("aircraft", "file:///r")
+    assert (checkpoint_task.pipeline, checkpoint_task.root) == ("aircraft", "file:///r")
     assert (checkpoint_task.attempt.key, checkpoint_task.sink_of.key) == ("attempt", "sink")
     sweep = dag.get_task("sweep")
-    assert (sweep.pipeline_name, sweep.cadence, sweep.min_age) == ("aircraft", timedelta(days=7), timedelta(days=1))
+    assert (sweep.pipeline, sweep.cadence, sweep.min_age) == ("aircraft", timedelta(days=7), timedelta(days=1))
 
 
 @pytest.mark.parametrize("savepoint", [{}, {"format": "canonical"}])
@@ -1421,12 +1417,12 @@ def test_the_name_of_a_pipeline_is_read_without_an_import(
     (tmp_path / "lonely.py").write_text(source) if source is not None else None
     assert pipeline_name_of("lonely:P", otherwise="the_dag") == (name or "the_dag")
     made = dict(root="file:///r", schedule="@daily", start_date=START)
-    assert stateful_pipeline("d", "lonely:P", **made).get_task("process").pipeline_name == (name or "d")
+    assert stateful_pipeline("d", "lonely:P", **made).get_task("process").pipeline == (name or "d")
     if name is None:
-        with pytest.raises(ValueError, match=r"can't read the name .* Give the name to the operator: pipeline_name="):
+        with pytest.raises(ValueError, match=r"can't read the name .* Give the name to the operator: pipeline="):
             restore_pipeline("r", "lonely:P", "file:///r")
     else:
-        assert restore_pipeline("r", "lonely:P", "file:///r").get_task("restore").pipeline_name == name
+        assert restore_pipeline("r", "lonely:P", "file:///r").get_task("restore").pipeline == name
     assert "lonely" not in sys.modules
 
 
@@ -1505,8 +1501,8 @@ def test_what_would_keep_the_run_before_from_starting_is_refused(more: dict[str,
 def run_intervals_task(mode: str) -> RunIntervalsOperator:
     return RunIntervalsOperator(
         task_id="process",
-        pipeline="m:P",
-        pipeline_name="p",
+        code="m:P",
+        pipeline="p",
         root="/r",
         first="2013-01-01",
         last="2013-01-05",

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 import pytest
 
 from cairn_operators import backfill_pipeline, restore_pipeline, stateful_pipeline
-from cairn_operators.check_dag_arguments import check_pipeline_and_root
+from cairn_operators.check_dag_arguments import check_code_and_root
 from state_backend.adapters.open_storage import open_storage
 from state_backend.values.errors import UsageError
 
@@ -28,13 +28,13 @@ from state_backend.values.errors import UsageError
 )
 def test_a_root_is_refused_by_the_dag_if_and_only_if_the_storage_refuses_it(root: str, fine: bool) -> None:
     if fine:
-        check_pipeline_and_root("d", "m:P", root)
+        check_code_and_root("d", "m:P", root)
         open_storage(root)
     else:
         with pytest.raises(
             ValueError, match="expected file:///absolute/path, /absolute/path or gs://bucket/prefix"
         ) as raised:
-            check_pipeline_and_root("d", "m:P", root)
+            check_code_and_root("d", "m:P", root)
         assert f"DAG d: root {root!r} is no storage URL" in str(raised.value)
         with pytest.raises(UsageError, match="not a storage URL"):
             open_storage(root)
@@ -43,11 +43,11 @@ def test_a_root_is_refused_by_the_dag_if_and_only_if_the_storage_refuses_it(root
 @pytest.mark.parametrize("pipeline", ["pipelines.clicks", "pipelines/clicks.py:CLICKS", ":CLICKS", "clicks:", ""])
 def test_a_pipeline_is_a_module_and_a_name(pipeline: str) -> None:
     with pytest.raises(ValueError, match=r"is not module:NAME, as in pipelines\.clicks:CLICKS"):
-        check_pipeline_and_root("d", pipeline, "gs://bucket/state")
+        check_code_and_root("d", pipeline, "gs://bucket/state")
 
 
 def test_templates_are_for_the_task() -> None:
-    check_pipeline_and_root("d", "{{ params.pipeline }}", "{{ var.value.root }}/state")
+    check_code_and_root("d", "{{ params.pipeline }}", "{{ var.value.root }}/state")
 
 
 @pytest.mark.parametrize("root", ["file:///r", "data"])
@@ -56,9 +56,9 @@ def test_every_factory_looks(root: str) -> None:
         if factory == 0:
             stateful_pipeline("d", "m:P", root, schedule="@daily", start_date=datetime(2024, 1, 1, tzinfo=UTC))
         elif factory == 1:
-            backfill_pipeline("d", "m:P", root, pipeline_name="p")
+            backfill_pipeline("d", "m:P", root, pipeline="p")
         else:
-            restore_pipeline("d", "m:P", root, pipeline_name="p")
+            restore_pipeline("d", "m:P", root, pipeline="p")
 
     for factory in range(3):
         if root == "data":

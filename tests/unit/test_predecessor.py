@@ -353,8 +353,8 @@ class Airflow:
     def made(self) -> ProcessIntervalOperator:
         return ProcessIntervalOperator(
             task_id="process",
-            pipeline="m:P",
-            pipeline_name=PIPELINE,
+            code="m:P",
+            pipeline=PIPELINE,
             root="memory://predecessor",
             wait_timeout=timedelta(hours=1),
             wait_in_slot=timedelta(0),

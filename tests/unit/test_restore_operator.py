@@ -72,9 +72,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 
 
 def operator(target: str, **more: Any) -> RestoreStateOperator:
-    return RestoreStateOperator(
-        task_id="restore", pipeline="m:P", pipeline_name=PIPELINE, root=ROOT, target=target, **more
-    )
+    return RestoreStateOperator(task_id="restore", code="m:P", pipeline=PIPELINE, root=ROOT, target=target, **more)
 
 
 def context(**more: Any) -> dict[str, Any]:
@@ -312,7 +310,7 @@ def test_refusals(target: str, more: dict[str, Any], message: str) -> None:
 
 
 def test_the_dag_to_restore_by_hand() -> None:
-    dag = restore_pipeline("restore_p", "m:P", ROOT, pipeline_name="p", restore={"ask": False})
+    dag = restore_pipeline("restore_p", "m:P", ROOT, pipeline="p", restore={"ask": False})
     task = dag.get_task("restore")
     assert (task.target, task.fork_as, task.ask) == ("{{ params.target }}", "{{ params.fork_as or '' }}", False)
     assert set(dag.params) == {"target", "fork_as"} and dag.schedule is None

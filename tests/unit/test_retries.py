@@ -80,5 +80,5 @@ def test_every_task_of_the_factories_has_it() -> None:
     assert {task.task_id: task.has_retry_policy for task in daily.tasks} == {
         "process": True, "checkpoint": True, "validate": False, "savepoint": True, "sweep": True,
     }  # fmt: skip
-    again = backfill_pipeline("b", "m:P", "file:///r", every=timedelta(days=1), pipeline_name="p", validate=True)
+    again = backfill_pipeline("b", "m:P", "file:///r", every=timedelta(days=1), pipeline="p", validate=True)
     assert all(task.has_retry_policy and task.retries == RETRIES for task in again.tasks)

@@ -25,7 +25,7 @@ def storage(tmp_path: Path) -> LocalStorage:
 
 
 def execute(root: Path, **options: Any) -> Any:
-    return SweepStateOperator(task_id="sweep", pipeline_name=PIPELINE, root=str(root), **options).execute({})
+    return SweepStateOperator(task_id="sweep", pipeline=PIPELINE, root=str(root), **options).execute({})
 
 
 def test_it_sweeps_and_says_so(storage: LocalStorage, tmp_path: Path) -> None:

@@ -54,9 +54,9 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 
 
 def tasks(how: str = PAST) -> tuple[Any, Any]:
-    dag = trial_pipeline("t", "m:NEW", "file:///r", pipeline_name="p", every=timedelta(hours=1))
+    dag = trial_pipeline("t", "m:NEW", "file:///r", pipeline="p", every=timedelta(hours=1))
     tried, promote = dag.get_task("try"), dag.get_task("promote")
-    tried.pipeline = promote.pipeline = "m:NEW"  # as rendered from the form
+    tried.code = promote.code = "m:NEW"  # as rendered from the form
     tried.first, tried.last, tried.match = "2024-01-04", "2024-01-04T06:00", "user, kind"
     promote.how, promote.trial, promote.comparison = how, "t", "what differs"
     return tried, promote
@@ -91,7 +91,7 @@ def test_a_form_is_passed_on(calls: list[Any], monkeypatch: pytest.MonkeyPatch, 
         )
     ]
     with pytest.raises(ValueError, match="longer than zero"):
-        trial_pipeline("t", "m:NEW", "file:///r", pipeline_name="p", keep_for=timedelta(0))
+        trial_pipeline("t", "m:NEW", "file:///r", pipeline="p", keep_for=timedelta(0))
 
 
 def test_a_person_decides_with_the_comparison_and_a_retry_does_not_ask_again(

@@ -102,18 +102,18 @@ def operator(task_id: str, fields: str, **values: Any) -> dict[str, Any]:
 
 
 def a_dag(root: str = "file:///state", name: str = "rides") -> dict[str, Any]:
-    where = {"root": root, "pipeline": "m:RIDES"}
+    where = {"root": root, "code": "m:RIDES"}
     tasks = [
-        operator("process", "pipeline root pipeline_name mode permissions", pipeline_name=name, **where),
+        operator("process", "code root pipeline mode permissions", pipeline=name, **where),
         operator(
             "checkpoint",
-            "pipeline_name root attempt sink_of storage_conn_id",
-            pipeline_name=name,
+            "pipeline root attempt sink_of storage_conn_id",
+            pipeline=name,
             root=root,
             storage_conn_id="google",
         ),
-        operator("validate", "pipeline root checkpoint attempt savepoint docs", **where),
-        operator("savepoint", "pipeline root checkpoint folder", **where),
+        operator("validate", "code root checkpoint attempt savepoint docs", **where),
+        operator("savepoint", "code root checkpoint folder", **where),
         operator("mail", "to subject"),
     ]
     return {"dag": {"tasks": tasks}}
@@ -121,9 +121,7 @@ def a_dag(root: str = "file:///state", name: str = "rides") -> dict[str, Any]:
 
 def test_pipelines_are_found_by_the_operators_of_dags() -> None:
     restore = {
-        "dag": {
-            "tasks": [operator("r", "pipeline_name root target fork_as", pipeline_name="rides", root="file:///state/")]
-        }
+        "dag": {"tasks": [operator("r", "pipeline root target fork_as", pipeline="rides", root="file:///state/")]}
     }
     (ref,) = found.all_pipelines([("rides", a_dag()), ("back", restore), ("other", {})], "")
     assert ref == PipelineRef(

@@ -46,7 +46,7 @@ def check_name(pipeline: Pipeline, request: OfCode) -> Pipeline:
     """Raise `UsageError` if the request expects a pipeline of another name than its code declares."""
     if request.pipeline not in (None, pipeline.name):
         raise UsageError(
-            f"{request.code} is named {pipeline.name!r}, but {request.pipeline!r} is expected: by the task's pipeline_name in Airflow, "
+            f"{request.code} is named {pipeline.name!r}, but {request.pipeline!r} is expected: by the task's pipeline in Airflow, "
             "at the command line by --pipeline or CAIRN_PIPELINE; make them the same"
         )
     return pipeline
