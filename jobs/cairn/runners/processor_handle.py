@@ -248,17 +248,18 @@ class DeclaringHandle(spark_api.StatefulProcessorHandle):
         self.declared.pop(stateName, None)
         self.deleted.append(stateName)
 
-    def registerTimer(self, *_: Any, **__: Any) -> None:
-        """Raise an error, as Spark does, because `init` has no current key and no current batch."""
+    def registerTimer(self, expiryTimestampMs: int) -> None:
+        """Raise an error, as Spark does, because `init` has no current key."""
         _check_state(HandleState.CREATED, "registerTimer", HandleState.INITIALIZED)
 
-    def deleteTimer(self, *_: Any, **__: Any) -> None:
-        """Raise an error, as Spark does, because `init` has no current key and no current batch."""
+    def deleteTimer(self, expiryTimestampMs: int) -> None:
+        """Raise an error, as Spark does, because `init` has no current key."""
         _check_state(HandleState.CREATED, "deleteTimer", HandleState.INITIALIZED)
 
-    def listTimers(self, *_: Any, **__: Any) -> Any:
-        """Raise an error, as Spark does, because `init` has no current key and no current batch."""
+    def listTimers(self) -> Iterator[int]:
+        """Raise an error, as Spark does, because `init` has no current key."""
         _check_state(HandleState.CREATED, "listTimers", HandleState.INITIALIZED)
+        return iter(())
 
     def _declare(self, name: str, kind: StateKind, schema: Any, user_key: Any, ttl_ms: int | None) -> _Placeholder:
         if not name or name != name.strip() or name == "default" or name.startswith("$"):
@@ -332,6 +333,18 @@ class ArrowDeclaringHandle(DeclaringHandle):
         self.input_schema = input_schema
         self.event_time = event_time
         self.time_mode = time_mode
+
+    def registerTimer(self, keys: Any, expiryTimestampMs: Any = None) -> None:  # type: ignore[override]
+        """Raise an error, as Spark does, because `init` has no current batch."""
+        super().registerTimer(0)
+
+    def deleteTimer(self, keys: Any, expiryTimestampMs: Any = None) -> None:  # type: ignore[override]
+        """Raise an error, as Spark does, because `init` has no current batch."""
+        super().deleteTimer(0)
+
+    def listTimers(self, keys: Any = None) -> Any:
+        """Raise an error, as Spark does, because `init` has no current batch."""
+        return super().listTimers()
 
 
 class ArrowHandle(ProcessorHandle):
