@@ -1197,7 +1197,7 @@ MISTAKES: dict[str, tuple[Any, str, Any]] = {
     "output of another cut is in nobody's way": (lineage, "overlapping_outputs", lambda log, interval: []),
     "settled commits are looked for in a listing only": (
         readers,
-        "listed",
+        "list_fresh",
         lambda storage, folder: [info.path for info in storage.list(folder)],
     ),
     "a sweep goes by the clock of its host": (
