@@ -72,7 +72,11 @@ def _sites() -> Iterator[Site]:
     for folder in ("state_backend", "jobs", "plugins"):
         for file in sorted((REPOSITORY / folder).rglob("*.py")):
             for node in ast.walk(ast.parse(file.read_text())):
-                if isinstance(node, ast.Call) and (kind := _name(node.func)) in CLASSES and node.args:
+                if not (isinstance(node, ast.Call) and node.args):
+                    continue
+                # A call of one of two classes makes either.
+                made = [node.func.body, node.func.orelse] if isinstance(node.func, ast.IfExp) else [node.func]
+                for kind in CLASSES & {*map(_name, made)}:
                     yield Site(
                         file=file.relative_to(REPOSITORY).as_posix(),
                         first=node.lineno,
