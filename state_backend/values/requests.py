@@ -171,6 +171,7 @@ class TakeSavepoint(OfCode):
         "native",
     )
     consolidate: bool = parameter("First rewrite the checkpoint itself without deleted and replaced entries.", False)
+    dry_run: bool = parameter(DRY_RUN, False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -212,6 +213,7 @@ class Restore(_OfState, OfCode):
     retract_output: bool = parameter(
         "With a checkpoint: also delete the output of later intervals, here and in the sink's system.", False
     )
+    dry_run: bool = parameter(DRY_RUN, False)
 
 
 @dataclass(frozen=True, kw_only=True)

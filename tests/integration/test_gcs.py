@@ -643,7 +643,7 @@ def test_a_query_on_the_server_never_shows_half_an_interval(
     assert totals(reader, partitions[:1]) == [{2}]
     committed(3)
     coordinator = Coordinator(GcsStorage(BUCKET, root[6 + len(BUCKET) :] + "/counting"), "counting", policy=KeepLast(1))
-    monkeypatch.setattr("cairn.operations.coordinator_of.Coordinator", lambda *_, **__: coordinator)
+    monkeypatch.setattr(Coordinator, "of", lambda *_, **__: coordinator)
     committed(4)
     coordinator_of(counting(), root).clean_up()
     with pytest.raises(StorageUnavailable, match=r"a re-run replaced .* while this query ran"):

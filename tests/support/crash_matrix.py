@@ -299,9 +299,11 @@ def without_spark(folders: Folders) -> Iterator[None]:
         return folders[url.removeprefix("memory://").split("/")[0]]
 
     with ExitStack() as stack:
-        modules = ("restore_savepoint", "take_savepoint", "coordinator_of")
-        for module in (*(f"operations.{m}" for m in modules), *(f"shard_jobs.{m}" for m in modules[:2])):
-            stack.enter_context(mock.patch(f"cairn.{module}.open_storage", opened))
+        modules = [
+            f"cairn.{at}.{m}" for at in ("operations", "shard_jobs") for m in ("restore_savepoint", "take_savepoint")
+        ]
+        for module in (*modules, "state_backend.checkpoint.coordinator"):
+            stack.enter_context(mock.patch(f"{module}.open_storage", opened))
         for operation, first_task in (("restore_savepoint", 70), ("take_savepoint", 0)):
             run = partial(run_here, first_task=first_task)
             stack.enter_context(mock.patch(f"cairn.operations.{operation}.run_on_shards", run))

@@ -18,7 +18,6 @@ from typing import Any
 from unittest import mock
 
 from cairn import testing
-from cairn.operations import coordinator_of as opening
 from cairn.operations import process_interval as running
 from cairn.operations.plan_interval import Attempt
 from cairn.pipeline import Pipeline
@@ -27,6 +26,7 @@ from cairn.shard_jobs import interval as shard_job
 from cairn.spark.ddl import parse_ddl_locally
 from state_backend.adapters.memory_storage import MemoryStorage
 from state_backend.adapters.open_storage import open_storage
+from state_backend.checkpoint import coordinator as opening
 from state_backend.checkpoint.coordinator import Coordinator
 from state_backend.ports.storage import Storage
 from state_backend.values.records import RunRef

@@ -415,7 +415,7 @@ def without_spark(folder: Path, source: dict[int, Fault], root: dict[int, Fault]
         for module in (
             "cairn.operations.restore_savepoint",
             "cairn.shard_jobs.restore_savepoint",
-            "cairn.operations.coordinator_of",
+            "state_backend.checkpoint.coordinator",
         ):
             stack.enter_context(mock.patch(f"{module}.open_storage", opened))
         stack.enter_context(mock.patch("cairn.operations.restore_savepoint.run_on_shards", run_here))

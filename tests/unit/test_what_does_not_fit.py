@@ -36,6 +36,7 @@ from state_backend.values.errors import (
     StateUnusable,
     UsageError,
 )
+from state_backend.values.requests import TakeSavepoint
 from state_backend.values.retention import KeepLast
 from state_backend.values.zones import zone_of
 from tests.support.checkpoints import START, Folder, content, day, run
@@ -244,7 +245,11 @@ def test_an_attempt_whose_checkpoint_was_dropped_since() -> None:
 
 def test_where_a_savepoint_can_not_go(tmp_path: Path) -> None:
     SmallPipeline(tmp_path).take(tmp_path / "saved", "native")
-    refused(UsageError, "holds a savepoint already; choose another folder", lambda: check_free(str(tmp_path / "saved")))
+    refused(
+        UsageError,
+        "holds a savepoint already; choose another folder",
+        lambda: check_free("memory://root/p", TakeSavepoint(root="", code="", folder=str(tmp_path / "saved"))),
+    )
     refused(
         UsageError,
         "savepoint format 'pickle' is not one of native, canonical",

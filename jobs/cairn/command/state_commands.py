@@ -13,20 +13,18 @@ from typing import Annotated, Any
 import typer
 
 from cairn.command.airflow_rest import AirflowRest
-from cairn.command.options import LOCAL_SPARK, Airflow, Dag, DryRun, Json, Spark, airflow_wait_s
+from cairn.command.options import LOCAL_SPARK, Airflow, Dag, Json, Spark, airflow_wait_s
 from cairn.command.printing import print_json
 from cairn.command.repair_command import code_of, repair_command
 from cairn.command.stop_dag import commit_prepared, stopped
 from cairn.command.terminal import Terminal
-from state_backend.adapters.open_storage import join_url, open_storage
+from state_backend.adapters.open_storage import join_url
 from state_backend.checkpoint.coordinator import Coordinator
 from state_backend.checkpoint.rewind import describe_rewind, fork_state, plan_restore, restore_checkpoint
 from state_backend.checkpoint.trials import check_no_trial
 from state_backend.values.airflow_commands import command_line
 from state_backend.values.environment import Variable
 from state_backend.values.errors import UsageError
-from state_backend.values.intervals import format_instant
-from state_backend.values.records import Record
 from state_backend.values.requests import Fork, Restore, TakeSavepoint
 
 
@@ -41,7 +39,6 @@ def savepoint(
     dag: Dag = None,
     airflow: Airflow = Variable.AIRFLOW.default,
     spark: Spark = LOCAL_SPARK,
-    dry_run: DryRun = False,
     as_json: Json = False,
 ) -> int:
     """Copy a checkpoint into a folder of its own, which needs no other file and which retention never deletes."""
@@ -50,32 +47,24 @@ def savepoint(
             f"--stop saves the newest checkpoint, not checkpoint {request.checkpoint}; leave out --stop or the checkpoint"
         )
     check_no_trial(request.root, "savepoint")
-    from cairn.operations.take_savepoint import carry_out_savepoint, check_destination, check_free
+    from cairn.operations.take_savepoint import carry_out_savepoint, check_free
 
     place = Terminal(spark, silent=as_json)
-    owner = place.load(request)
-    folder = join_url(request.root, owner.name)
-    coordinator, dag = Coordinator(open_storage(folder), owner.name), dag or owner.name
-    check_destination(folder, request.folder, request.format)
-    check_free(request.folder)
-    if dry_run:
-        said = _would_take(request, coordinator.record(request.checkpoint), dag if stop else None)
-        return _say(
-            said,
-            f"would write checkpoint {said['checkpoint']} of {said['interval']} ({said['entries']:,} entries) to {request.folder}",
-            as_json,
-        )
-    at_rest: AbstractContextManager[tuple[str, ...]] = nullcontext(())
-    if stop:
-        at_rest = stopped(AirflowRest(airflow), dag, timeout_s=airflow_wait_s())
-    with at_rest as runs:
-        committed = commit_prepared(coordinator, runs)
-        said = carry_out_savepoint(request, place)
-    if as_json:
-        return print_json(said | {"paused": dag if stop else None, "committed": committed})
-    if stop:
-        typer.echo(f"DAG {dag} is paused")
-    return 0
+    owner = place.load(request).name
+    check_free(join_url(request.root, owner), request)
+    paused = (dag or owner) if stop else None
+    if request.dry_run:
+        said = carry_out_savepoint(request, place) | {"would_pause": paused}
+    else:
+        at_rest: AbstractContextManager[tuple[str, ...]] = nullcontext(())
+        if paused is not None:
+            at_rest = stopped(AirflowRest(airflow), paused, timeout_s=airflow_wait_s())
+        with at_rest as runs:
+            committed = commit_prepared(Coordinator.of(request.root, owner), runs)
+            said = carry_out_savepoint(request, place) | {"paused": paused, "committed": committed}
+        if paused is not None:
+            place.say(f"DAG {paused} is paused")
+    return print_json(said) if as_json else 0
 
 
 def restore(
@@ -83,31 +72,30 @@ def restore(
     dag: Dag = None,
     yes: Annotated[bool, typer.Option("--yes", help="Agree that the command discards later checkpoints.")] = False,
     spark: Spark = LOCAL_SPARK,
-    dry_run: DryRun = False,
     as_json: Json = False,
 ) -> int:
     """Make a savepoint or an earlier checkpoint the state that the next interval starts from."""
     if (request.savepoint is None) == (request.checkpoint is None):
         raise UsageError("give either a checkpoint, as in: cairn restore 7, or --savepoint URL")
     if request.checkpoint is not None:
-        return _rewind(request, dag, yes=yes, dry_run=dry_run, as_json=as_json)
+        return _rewind(request, dag, yes=yes, as_json=as_json)
     if request.retract_output:
         raise UsageError("--retract-output works only with a checkpoint")
     if not request.code:
         raise UsageError("--savepoint also needs --code module:NAME, the pipeline that gets the state")
     from cairn.operations.restore_savepoint import carry_out_restore
 
-    said = carry_out_restore(request, Terminal(spark, silent=as_json), dry_run=dry_run)
+    said = carry_out_restore(request, Terminal(spark, silent=as_json))
     return print_json(said) if as_json else 0
 
 
-def _rewind(request: Restore, dag: str | None, *, yes: bool, dry_run: bool, as_json: bool) -> int:
+def _rewind(request: Restore, dag: str | None, *, yes: bool, as_json: bool) -> int:
     if (name := request.pipeline) is None:
         raise UsageError("a checkpoint also needs --pipeline NAME, the pipeline that goes back")
     log, plan = plan_restore(request)
     command = None if plan.rerun is None else repair_command(log, plan.rerun, root=request.root, pipeline=name, dag=dag)
     what = str(plan) if command is None else f"{plan}\n{command}"
-    if dry_run:
+    if request.dry_run:
         return _say({"dry_run": True, **describe_rewind(plan), "command": command}, what, as_json)
     if (plan.discards or plan.retracts) and not yes:
         raise UsageError(f"{what}\nNothing was done. To agree, run the same command with --yes")
@@ -138,21 +126,6 @@ def fork(request: Fork, as_json: Json = False) -> int:
 
 
 # --- shared parts -----------------------------------------------------------------------------------------------------
-
-
-def _would_take(request: TakeSavepoint, record: Record, paused: str | None) -> dict[str, Any]:
-    totals = record.content.totals
-    return {
-        "dry_run": True,
-        "checkpoint": record.id,
-        "interval": str(record.content.interval),
-        "end": format_instant(record.content.interval.end),
-        "entries": totals.entries,
-        "bytes": totals.state_bytes,
-        "savepoint": request.folder,
-        "format": request.format,
-        "would_pause": paused,
-    }
 
 
 def _say(answer: dict[str, Any], text: str, as_json: bool) -> int:

@@ -44,10 +44,10 @@ CLAIM_MODES = ("NO_CLAIM", "CLAIM")
 _BITS_BEHIND_TASK = 80
 
 
-def carry_out_restore(request: Restore, place: Place, *, dry_run: bool = False) -> dict[str, Any]:
+def carry_out_restore(request: Restore, place: Place) -> dict[str, Any]:
     """Restore the savepoint, and return the new checkpoint. In a dry run, only say what would be restored."""
     pipeline, savepoint = place.load(request), str(request.savepoint)
-    if dry_run:
+    if request.dry_run:
         said = _would_restore(pipeline, request.root, savepoint, request.claim)
         stale = ", ".join(str(row["id"]) for row in said["discards"]) or "none"
         what = f"{said['entries']:,} entries as the state at {said['end']}"

@@ -23,6 +23,7 @@ from state_backend.inspection.verify import offering_intact
 from state_backend.ports.storage import Storage
 from state_backend.values.errors import AlreadyExists, CorruptFile, StateUnusable, UsageError
 from state_backend.values.human_units import size
+from state_backend.values.intervals import format_instant
 from state_backend.values.marks import Savepoint
 from state_backend.values.records import Record, own_run
 from state_backend.values.requests import TakeSavepoint
@@ -38,11 +39,13 @@ FORMATS = ("native", "canonical")
 
 
 def carry_out_savepoint(request: TakeSavepoint, place: Place) -> dict[str, Any]:
-    """Take the savepoint, and return its summary."""
+    """Take the savepoint, and return its summary. In a dry run, only say what would be taken."""
     pipeline = place.load(request)
     folder = join_url(request.root, pipeline.name)
     record = coordinator_of(pipeline, request.root).record(request.checkpoint)
     check_destination(folder, request.folder, request.format)
+    if request.dry_run:
+        return _would_take(request, record, place)
     spark = place.connect(pipeline, "savepoint")
     if request.consolidate:
         record = consolidate_checkpoint(spark, pipeline, request.root, record)
@@ -54,6 +57,21 @@ def carry_out_savepoint(request: TakeSavepoint, place: Place) -> dict[str, Any]:
         f"{size(said['bytes'])} in {request.folder}"
     )
     return said
+
+
+def _would_take(request: TakeSavepoint, record: Record, place: Place) -> dict[str, Any]:
+    interval, totals = record.content.interval, record.content.totals
+    place.say(f"would write checkpoint {record.id} of {interval} ({totals.entries:,} entries) to {request.folder}")
+    return {
+        "dry_run": True,
+        "checkpoint": record.id,
+        "interval": str(interval),
+        "end": format_instant(interval.end),
+        "entries": totals.entries,
+        "bytes": totals.state_bytes,
+        "savepoint": request.folder,
+        "format": request.format,
+    }
 
 
 def take_savepoint(
@@ -113,10 +131,13 @@ def check_destination(pipeline_root: str, to: str, format: str) -> None:
     check_outside(pipeline_root, to, "savepoint")
 
 
-def check_free(to: str) -> None:
-    """Raise `UsageError` if the folder holds a savepoint already."""
-    if open_storage(to).stat(paths.SAVEPOINT_RECORD) is not None:
-        raise UsageError(f"{to} holds a savepoint already; choose another folder, savepoints are never overwritten")
+def check_free(pipeline_root: str, request: TakeSavepoint) -> None:
+    """Raise `UsageError` if no new savepoint can be written to the folder of a request."""
+    check_destination(pipeline_root, request.folder, request.format)
+    if open_storage(request.folder).stat(paths.SAVEPOINT_RECORD) is not None:
+        raise UsageError(
+            f"{request.folder} holds a savepoint already; choose another folder, savepoints are never overwritten"
+        )
 
 
 def consolidate_checkpoint(spark: SparkSession, pipeline: Pipeline, root: str, record: Record) -> Record:
