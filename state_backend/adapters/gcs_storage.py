@@ -47,6 +47,7 @@ from state_backend.adapters.object_store import (
     Write,
     base64_of,
     crc32c_of,
+    never_connected,
 )
 from state_backend.values.errors import CairnError, PermissionRefused, StorageUnavailable, UsageError
 from state_backend.values.handles import FileInfo, Handle
@@ -375,9 +376,8 @@ def _without_effect(error: Exception) -> bool:
     """Return True if the failed request certainly changed nothing, because it was refused or never sent."""
     if isinstance(error, GoogleAPICallError):
         return error.code is not None and error.code < 500 and error.code != 408
-    if isinstance(error, requests.ConnectionError) and error.args:
-        reason = getattr(error.args[0], "reason", None)
-        return isinstance(reason, urllib3.exceptions.NewConnectionError | urllib3.exceptions.ConnectTimeoutError)
+    if isinstance(error, requests.ConnectionError):
+        return never_connected(error)
     return isinstance(error, GoogleAuthError | CairnError)
 
 

@@ -13,6 +13,8 @@ because the URL of an upload session is a credential.
 from __future__ import annotations
 
 import functools
+import os
+import threading
 import time
 from abc import ABC, abstractmethod
 from base64 import b64decode, b64encode
@@ -27,6 +29,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, Protocol, Self, TypeVar
 from uuid import uuid4
 
 import google_crc32c
+import urllib3
 
 from state_backend.adapters.local_storage import CHUNK_BYTES, read_chunks, write_verified
 from state_backend.adapters.work_folders import work_folder
@@ -362,10 +365,8 @@ class ObjectStore(ABC):
         except PreconditionFailed:
             found = self._look(path, doing)
             # An earlier request may have deleted the file before another process wrote a new one.
-            if write.uncertain and (found is not None or self.tells_absence):
-                raise unknown_outcome(doing) from None
             if found is not None:
-                raise _mismatch(found, doing) from None
+                raise (unknown_outcome(doing) if write.uncertain else _mismatch(found, doing)) from None
             return write.uncertain
         return True
 
@@ -616,6 +617,40 @@ class _Body:
         return answer
 
 
+class Clients:
+    """Clients of a cloud's SDK with one login, one for each process: a forked process can't share its parent's sockets."""
+
+    def __init__(self, open_client: Callable[[], Any]) -> None:
+        self._open = open_client
+        self._clients: dict[int, Any] = {}
+        self._lock = threading.Lock()
+
+    def of_this_process(self) -> Any:
+        """Return the client of this process."""
+        process = os.getpid()
+        client = self._clients.get(process)
+        if client is None:
+            # A lock that another thread held during the fork is never released here: each process has its own lock.
+            if process not in self._clients and self._clients:
+                self._lock = threading.Lock()
+                self._clients.clear()
+            with self._lock:
+                client = self._clients.get(process) or self._open()
+                self._clients[process] = client
+        return client
+
+
+_clients: dict[Any, Clients] = {}
+_clients_lock = threading.Lock()
+
+
+def clients_of(key: Any, variables: Iterable[str], open_client: Callable[[], Any]) -> Clients:
+    """Return the clients for the environment's login. A process may change these variables later."""
+    login = (key, *(os.environ.get(name) for name in variables))
+    with _clients_lock:
+        return _clients.setdefault(login, Clients(open_client))
+
+
 def _mismatch(found: Found | None, doing: str) -> CairnError:
     if found is None:
         return NotFound(f"can't {doing}: the file does not exist")
@@ -631,6 +666,25 @@ def unknown_outcome(doing: str, found: str = "the server's answer was lost") -> 
     return UnknownOutcome(
         f"can't tell whether this took effect: {doing} ({found}); check the file before you try again"
     )
+
+
+def generation_of(etag: str) -> int:
+    """Return an ETag as a number, from which `etag_of` gets the ETag back."""
+    return int.from_bytes(etag.strip('"').encode(), "big")
+
+
+def etag_of(generation: int) -> str | None:
+    """Return the quoted ETag of a generation; None if no ETag has this generation."""
+    if generation <= 0:
+        return None
+    text = generation.to_bytes((generation.bit_length() + 7) // 8, "big")
+    return f'"{text.decode()}"' if text.isascii() and text.decode().isprintable() else None
+
+
+def never_connected(error: BaseException | None) -> bool:
+    """Return True if an error of the library `requests` says that the request was never sent."""
+    reason = getattr(error.args[0], "reason", None) if error is not None and error.args else None
+    return isinstance(reason, urllib3.exceptions.NewConnectionError | urllib3.exceptions.ConnectTimeoutError)
 
 
 def base64_of(crc32c: int) -> str:

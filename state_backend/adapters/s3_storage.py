@@ -9,8 +9,6 @@ Compatible stores may ignore preconditions. So the first write of a process to a
 
 from __future__ import annotations
 
-import os
-import threading
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -50,7 +48,10 @@ from state_backend.adapters.object_store import (
     Patience,
     Write,
     base64_of,
+    clients_of,
     crc32c_of,
+    etag_of,
+    generation_of,
 )
 from state_backend.values.environment import Variable
 from state_backend.values.errors import CairnError, NotFound, PermissionRefused, PreconditionFailed, UsageError
@@ -96,50 +97,6 @@ _NEVER_SENT = (
 )
 
 
-class _Clients:
-    """Clients of the AWS SDK, one for each process: a forked process can't share its parent's sockets."""
-
-    def __init__(self, patience: Patience) -> None:
-        self._patience = patience
-        self._clients: dict[int, Any] = {}
-        self._lock = threading.Lock()
-
-    def of_this_process(self) -> Any:
-        """Return the client of this process."""
-        process = os.getpid()
-        client = self._clients.get(process)
-        if client is None:
-            # A lock that another thread held during the fork is never released here: each process has its own lock.
-            if process not in self._clients and self._clients:
-                self._lock = threading.Lock()
-                self._clients.clear()
-            with self._lock:
-                client = self._clients.get(process) or self._open()
-                self._clients[process] = client
-        return client
-
-    def _open(self) -> Any:
-        addressing = Variable.S3_ADDRESSING.given or Variable.S3_ADDRESSING.default
-        return boto3.session.Session().client(
-            "s3",
-            config=Config(
-                connect_timeout=self._patience.connect_s,
-                read_timeout=self._patience.request_s,
-                # The SDK does not retry; `_send` does. All requests of a client share the SDK's quota of retries, and an outage
-                # would use it up.
-                retries={"total_max_attempts": 1},
-                max_pool_connections=32,
-                user_agent_extra="cairn",
-                # Cairn gives and compares checksums itself.
-                request_checksum_calculation="when_required",
-                response_checksum_validation="when_required",
-                s3={"addressing_style": addressing},
-            ),
-        )
-
-
-_clients: dict[tuple[str | None, ...], _Clients] = {}
-_clients_lock = threading.Lock()
 _LOGIN = (
     "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_PROFILE", "AWS_DEFAULT_PROFILE",
     "AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE", "AWS_ROLE_ARN", "AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_REGION",
@@ -147,11 +104,24 @@ _LOGIN = (
 )  # fmt: skip
 
 
-def _of_environment(patience: Patience) -> _Clients:
-    """Return the clients for the environment's login. A process may change the environment later."""
-    login = (*(os.environ.get(name) for name in _LOGIN), str(patience))
-    with _clients_lock:
-        return _clients.setdefault(login, _Clients(patience))
+def _open(patience: Patience) -> Any:
+    addressing = Variable.S3_ADDRESSING.given or Variable.S3_ADDRESSING.default
+    return boto3.session.Session().client(
+        "s3",
+        config=Config(
+            connect_timeout=patience.connect_s,
+            read_timeout=patience.request_s,
+            # The SDK does not retry; `_send` does. All requests of a client share the SDK's quota of retries, and an outage
+            # would use it up.
+            retries={"total_max_attempts": 1},
+            max_pool_connections=32,
+            user_agent_extra="cairn",
+            # Cairn gives and compares checksums itself.
+            request_checksum_calculation="when_required",
+            response_checksum_validation="when_required",
+            s3={"addressing_style": addressing},
+        ),
+    )
 
 
 # Endpoints and buckets, other than Amazon's, that have refused writes with a wrong precondition.
@@ -175,7 +145,7 @@ class S3Storage(ObjectStore):
 
     def __init__(self, bucket: str, prefix: str = "", *, patience: Patience | None = None) -> None:
         super().__init__(bucket, prefix, patience=patience)
-        self._clients = _of_environment(self._patience)
+        self._clients = clients_of(("s3", self._patience), _LOGIN, partial(_open, self._patience))
         payer = Variable.S3_REQUEST_PAYER.given
         self._payer = {"RequestPayer": payer} if payer else {}
         encryption, key = Variable.S3_ENCRYPTION.given, Variable.S3_KMS_KEY_ID.given
@@ -207,7 +177,7 @@ class S3Storage(ObjectStore):
         body = answer["Body"]
         return Answer(
             answer["ContentLength"],
-            _generation(answer),
+            generation_of(answer["ETag"]),
             _whole_crc32c(answer),
             lambda size, _: body.read(size),
             body.close,
@@ -247,7 +217,7 @@ class S3Storage(ObjectStore):
         with self._aborted_on_error(upload, write, doing):
             for start in range(0, handle.size_bytes, COPIED_PART_BYTES):
                 end = min(start + COPIED_PART_BYTES, handle.size_bytes) - 1
-                copied = {"CopySource": name, "CopySourceIfMatch": _etag(found.info.generation)}
+                copied = {"CopySource": name, "CopySourceIfMatch": etag_of(found.info.generation)}
                 self._send(doing, partial(upload.copy, {**copied, "CopySourceRange": f"bytes={start}-{end}"}))
             self._send(doing, partial(upload.finish, handle), write)
 
@@ -268,7 +238,7 @@ class S3Storage(ObjectStore):
         return PART_BYTES << (number // PARTS_OF_ONE_SIZE)
 
     def _is_generation(self, generation: int) -> bool:
-        return _etag(generation) is not None
+        return etag_of(generation) is not None
 
     def _before_write(self, doing: str) -> None:
         """Raise `UsageError` if the server ignores preconditions. Amazon's own endpoints are not tested.
@@ -396,7 +366,7 @@ class _Upload:
 
 def _condition(generation: int) -> dict[str, Any]:
     """Return the precondition of a write; generation 0: the file is absent."""
-    return {"IfNoneMatch": "*"} if generation == 0 else {"IfMatch": _etag(generation)}
+    return {"IfNoneMatch": "*"} if generation == 0 else {"IfMatch": etag_of(generation)}
 
 
 def _body(data: bytes) -> dict[str, Any]:
@@ -424,18 +394,9 @@ def _info(path: str, found: dict[str, Any], size_bytes: int) -> FileInfo:
     # HEAD reports whole seconds. The last millisecond of the second is never before the write.
     second = int(found["LastModified"].timestamp())
     return FileInfo(
-        path=path, size_bytes=size_bytes, generation=_generation(found), modified_ms=second * 1000 + 999, crc32c=None
+        path=path,
+        size_bytes=size_bytes,
+        generation=generation_of(found["ETag"]),
+        modified_ms=second * 1000 + 999,
+        crc32c=None,
     )
-
-
-def _generation(found: dict[str, Any]) -> int:
-    """Return the ETag as a number, from which `_etag` gets the ETag back."""
-    return int.from_bytes(found["ETag"].strip('"').encode(), "big")
-
-
-def _etag(generation: int) -> str | None:
-    """Return the quoted ETag of a generation; None if no ETag has this generation."""
-    if generation <= 0:
-        return None
-    text = generation.to_bytes((generation.bit_length() + 7) // 8, "big")
-    return f'"{text.decode()}"' if text.isascii() and text.decode().isprintable() else None

@@ -26,7 +26,7 @@ from cairn.command.cli import app
 from cairn.testing import PipelineTester
 from state_backend.adapters import s3_storage
 from state_backend.adapters.local_storage import LocalStorage
-from state_backend.adapters.object_store import Found, Patience
+from state_backend.adapters.object_store import Found, Patience, etag_of, generation_of
 from state_backend.adapters.s3_storage import S3Storage
 from state_backend.checkpoint import leases
 from state_backend.checkpoint.log import read_log
@@ -445,8 +445,8 @@ def test_a_storage_survives_a_fork(server: S3Server) -> None:
 
 def test_an_etag_is_a_generation_and_back() -> None:
     for etag in ('"d41d8cd98f00b204e9800998ecf8427e"', '"d41d8cd98f00b204e9800998ecf8427e-37"', '"any text"'):
-        assert s3_storage._etag(s3_storage._generation({"ETag": etag})) == etag
-    assert [s3_storage._etag(n) for n in (-1, 0, 7, 0xFF)] == [None] * 4
+        assert etag_of(generation_of(etag)) == etag
+    assert [etag_of(n) for n in (-1, 0, 7, 0xFF)] == [None] * 4
 
 
 def test_checksums_are_compared_without_a_download(server: S3Server, tmp_path: Path) -> None:
