@@ -181,8 +181,13 @@ class AzureStorage(ObjectStore):
         return etag_of(generation) is not None
 
     def _failure(self, error: Exception) -> Failure | None:
-        if not isinstance(error, AzureError):
+        # The SDK fails itself on errors whose body it does not understand, such as those of a proxy.
+        found: BaseException | None = error
+        while found is not None and not isinstance(found, AzureError):
+            found = found.__context__
+        if found is None:
             return None
+        error = found
         status = error.status_code if isinstance(error, HttpResponseError) else None
         code = _code(error)
         if not isinstance(error, HttpResponseError):

@@ -23,6 +23,7 @@ from google.cloud.storage import Blob
 
 from cairn_operators.check_dag_arguments import check_code_and_root
 from state_backend.adapters import gcs_storage
+from state_backend.adapters.azure_storage import AzureStorage
 from state_backend.adapters.gcs_storage import GcsStorage
 from state_backend.adapters.local_storage import CHUNK_BYTES, LocalStorage
 from state_backend.adapters.memory_storage import MemoryStorage
@@ -44,6 +45,9 @@ from state_backend.values.errors import (
     UsageError,
 )
 from state_backend.values.handles import FileInfo, Handle
+from tests.support.azure_server import BUCKET as AZURE_BUCKET
+from tests.support.azure_server import azure_server
+from tests.support.faulty_proxy import FaultyProxy
 from tests.support.faulty_storage import Fault, FaultyStorage, StopHere, lost_answer_at, stop_at
 from tests.support.gcs_server import BUCKET, GcsServer, gcs_server
 from tests.support.s3_server import BUCKET as S3_BUCKET
@@ -72,6 +76,10 @@ def s3(_: Path) -> Storage:
     return S3Storage(S3_BUCKET, f"contract/{uuid4().hex}")
 
 
+def azure(_: Path) -> Storage:
+    return AzureStorage(AZURE_BUCKET, f"contract/{uuid4().hex}")
+
+
 def faultless(folder: Path) -> Storage:
     return FaultyStorage(local(folder), {})
 
@@ -89,18 +97,26 @@ def amazon() -> Iterator[S3Server]:
         yield server
 
 
+@pytest.fixture(scope="module")
+def azurite() -> Iterator[FaultyProxy]:
+    with azure_server() as server:
+        yield server
+
+
 GCS = pytest.param(gcs, marks=pytest.mark.gcs)
 S3 = pytest.param(s3, marks=pytest.mark.s3)
+AZURE = pytest.param(azure, marks=pytest.mark.azure)
 
 
 @pytest.fixture(autouse=True)
-def _amazon_if_marked(request: pytest.FixtureRequest) -> None:
-    if request.node.get_closest_marker("s3") is not None:
-        request.getfixturevalue("amazon")
+def _server_if_marked(request: pytest.FixtureRequest) -> None:
+    for marker, server in (("s3", "amazon"), ("azure", "azurite")):
+        if request.node.get_closest_marker(marker) is not None:
+            request.getfixturevalue(server)
 
 
-@pytest.fixture(params=[memory, memory_below, local, GCS, S3, faultless])
-def storage(request: pytest.FixtureRequest, tmp_path: Path, _amazon_if_marked: None) -> Storage:
+@pytest.fixture(params=[memory, memory_below, local, GCS, S3, AZURE, faultless])
+def storage(request: pytest.FixtureRequest, tmp_path: Path, _server_if_marked: None) -> Storage:
     make: Callable[[Path], Storage] = request.param
     return make(tmp_path / "storage")
 
@@ -110,7 +126,7 @@ def paths(storage: Storage, prefix: str) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "make", [local, GCS, S3, pytest.param(lambda _: MemoryStorage("memory://folders"), id="memory")]
+    "make", [local, GCS, S3, AZURE, pytest.param(lambda _: MemoryStorage("memory://folders"), id="memory")]
 )
 def test_folders_are_listed_without_their_files(
     make: Callable[[Path], Storage], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -350,7 +366,7 @@ def test_no_clock_of_a_host_dates_a_file(
         assert info is not None and abs(info.modified_ms - now_s() * 1000) < 60_000
 
 
-@pytest.mark.parametrize("from_", [memory_below, local, GCS, S3])
+@pytest.mark.parametrize("from_", [memory_below, local, GCS, S3, AZURE])
 def test_a_damaged_file_is_not_copied(storage: Storage, tmp_path: Path, from_: Callable[[Path], Storage]) -> None:
     source = from_(tmp_path / "source")
     handle = changed(source.create("a", b"something else"), crc32c=google_crc32c.value(b"what was acked"))
@@ -781,7 +797,9 @@ def test_names_too_long_for_the_disk_are_a_wrong_call(tmp_path: Path) -> None:
         LocalStorage(tmp_path).create("x" * 300, b"")
 
 
-@pytest.mark.parametrize("make", [local, GCS, S3, pytest.param(lambda _: MemoryStorage("memory://all"), id="memory")])
+@pytest.mark.parametrize(
+    "make", [local, GCS, S3, AZURE, pytest.param(lambda _: MemoryStorage("memory://all"), id="memory")]
+)
 def test_all_files_are_removed_and_counted(
     make: Callable[[Path], Storage], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

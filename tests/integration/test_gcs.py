@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
-import time
 import traceback
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace as changed
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
@@ -28,21 +25,19 @@ from state_backend.adapters.gcs_connections import EMULATOR_VARIABLE
 from state_backend.adapters.gcs_storage import GcsStorage
 from state_backend.adapters.local_storage import LocalStorage
 from state_backend.adapters.object_store import Patience
-from state_backend.shard.transfer import download_all, upload_all
 from state_backend.values.errors import (
     AlreadyExists,
     CairnError,
     CorruptFile,
     NotFound,
     PermissionRefused,
-    PreconditionFailed,
     StorageUnavailable,
     UnknownOutcome,
     UsageError,
 )
 from tests.support.faulty_proxy import FaultKind, Request
 from tests.support.gcs_server import BUCKET, GcsServer, gcs_server
-from tests.support.storage_calls import CALLS, LARGE, NEW, OLD, STEP_BYTES, Call, at_once, generation, handle_of
+from tests.support.storage_calls import LARGE, NEW, STEP_BYTES, generation, handle_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -87,130 +82,6 @@ def calm(storage: GcsStorage) -> GcsStorage:
 # --- every call under every fault -----------------------------------------------------------------------------------------
 
 
-def prepared(storage: GcsStorage, folder: Path) -> None:
-    folder.mkdir()
-    storage = calm(storage)
-    storage.create("old", OLD)
-    storage.create("large", LARGE)
-    (folder / "small").write_bytes(NEW)
-    (folder / "large").write_bytes(LARGE)
-
-
-def stored(storage: GcsStorage, path: str) -> bytes | None:
-    # One request: a delete that the server got before the caller gave up may still take effect between two.
-    try:
-        return calm(storage).read(path)
-    except NotFound:
-        return None
-
-
-def only_of(storage: GcsStorage) -> Callable[[Request], bool]:
-    folder = folder_of(storage)
-    return lambda r: folder in unquote(r.target) or folder.encode() in r.body
-
-
-@pytest.mark.parametrize("kind", FAULTS)
-def test_one_broken_request_is_made_good(small_steps: None, server: GcsServer, tmp_path: Path, kind: FaultKind) -> None:
-    """Whichever request of whichever call it is: the call succeeds, and did what it says exactly once."""
-
-    def check(call: Call) -> int:
-        for at in range(20):
-            storage, folder = in_a_hurry(deadline_s=10.0), tmp_path / f"{call.name} {at}"
-            prepared(storage, folder)
-            with server.broken(kind, skip=at, only=only_of(storage)) as planned:
-                got = call.run(storage, folder)
-            assert call.returns(calm(storage), folder, got), (call.name, at)
-            assert stored(storage, call.path) == call.after, (call.name, at)
-            assert {file.name for file in folder.iterdir()} <= {"large", "small", "got"}
-            if planned.struck == 0:  # the call has no more requests
-                return at
-        pytest.fail(f"{call.name} does not end")
-
-    assert at_once([(call,) for call in CALLS], check) >= 19  # requests that the calls need
-
-
-@pytest.mark.parametrize("kind", FAULTS)
-def test_a_server_that_stays_broken_is_told_in_time(
-    small_steps: None, server: GcsServer, tmp_path: Path, kind: FaultKind
-) -> None:
-    """The documented error within the deadline. StorageUnavailable means that nothing was changed, UnknownOutcome that the
-    file is the old or the new one; nothing secret is in either."""
-
-    def check(call: Call, skip: int) -> int:
-        storage, folder, error = in_a_hurry(deadline_s=0.5), tmp_path / f"{call.name} {skip}", None
-        prepared(storage, folder)
-        with server.broken(kind, skip=skip, times=10**9, only=only_of(storage)):
-            began = time.monotonic()
-            try:
-                got = call.run(storage, folder)
-            except CairnError as caught:
-                error = caught
-            took = time.monotonic() - began
-        case = f"{call.name}, from request {skip} on: {error!r} after {took:.2f} s"
-        # Two steps may each take their time: a look, then a write. The rest is for a busy machine; a stall takes 20 s.
-        assert took < 2 * (0.5 + 0.2) + 3, case
-        found = stored(storage, call.path)
-        match error:
-            case None:
-                assert call.returns(calm(storage), folder, got), case
-                assert found == call.after, case
-                return 0
-            case StorageUnavailable():
-                assert found == call.before, case
-            case UnknownOutcome():
-                assert found in (call.before, call.after), case
-                assert call.before != call.after, case
-            case _:
-                pytest.fail(case)
-        told = "".join(traceback.format_exception(error))
-        assert storage.url in str(error)
-        assert "upload_id" not in told
-        assert server.url not in told
-        assert not (folder / "got").exists()
-        return 1
-
-    assert at_once([(call, skip) for call in CALLS for skip in range(4)], check) >= len(CALLS)
-
-
-def test_a_repeat_that_is_refused_knows_its_own_file(storage: GcsStorage, server: GcsServer) -> None:
-    """The answer to the first request was lost, and the second one finds the file: it is this call's, not another's."""
-    for kind in ("lost", "lost 503", "stalled after"):
-        writes = len([r for r in server.requests if r.method == "POST"])
-        with server.broken(kind, only=lambda r: r.method == "POST"):
-            assert storage.create(kind, NEW) == handle_of(kind, NEW)
-        assert len([r for r in server.requests if r.method == "POST"]) == writes + 2
-        with server.broken(kind, only=lambda r: r.method == "POST"):
-            storage.replace(kind, OLD, generation=generation(storage, kind))
-        assert storage.read(kind) == OLD
-
-
-def test_a_repeat_that_meets_another_writer_does_not_claim_to_know(storage: GcsStorage, server: GcsServer) -> None:
-    """A reset connection may have delivered: the other's file may stand where ours stood before. But a refusal for load
-    surely changed nothing."""
-    other = calm(storage)
-
-    def overtaken(r: Request) -> bool:
-        if r.method != "POST" or b"theirs" in r.body:
-            return False
-        if other.stat(path) is None:
-            other.create(path, b"theirs")
-        else:
-            other.replace(path, b"theirs again", generation=generation(other, path))
-        return True
-
-    path = "reset"
-    with server.broken("reset", only=overtaken), pytest.raises(UnknownOutcome, match="reset"):
-        storage.create(path, b"ours")
-    with server.broken("reset", only=overtaken), pytest.raises(UnknownOutcome, match="reset"):
-        storage.replace(path, b"ours", generation=generation(storage, path))
-    path = "429"
-    with server.broken("429", only=overtaken), pytest.raises(AlreadyExists, match="429"):
-        storage.create(path, b"ours")
-    with server.broken("429", only=overtaken), pytest.raises(PreconditionFailed, match="429"):
-        storage.replace(path, b"ours", generation=generation(storage, path))
-    assert storage.read(path) == b"theirs again"
-
-
 def test_of_many_deletes_only_those_that_failed_are_sent_again(
     storage: GcsStorage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -230,27 +101,6 @@ def test_of_many_deletes_only_those_that_failed_are_sent_again(
         storage.create(path, b"")
     assert storage.delete_many(paths) == 4 and asked == [GcsStorage.batch, 1, 2]
     assert not [*storage.list("many/")]
-
-
-def test_a_delete_sent_again_never_meets_a_newer_file(storage: GcsStorage, server: GcsServer) -> None:
-    """S13: the first request took effect, its answer was lost, and somebody made the file again before the second."""
-    other = calm(storage)
-    for given in (False, True):
-        storage.create("a", OLD)
-        wanted = generation(storage, "a") if given else None
-        deletes: list[int] = []
-
-        def second(r: Request, deletes: list[int] = deletes) -> bool:
-            if r.method == "DELETE":
-                deletes.append(1)
-                if len(deletes) == 2:
-                    other.create("a", NEW)
-            return r.method == "DELETE"
-
-        with server.broken("lost", only=second), pytest.raises(UnknownOutcome):
-            storage.delete("a", generation=wanted)
-        assert storage.read("a") == NEW
-        assert storage.delete("a")
 
 
 # --- uploads and downloads ------------------------------------------------------------------------------------------------
@@ -313,26 +163,6 @@ def test_of_two_uploads_in_steps_one_wins(storage: GcsStorage, server: GcsServer
     assert storage.read("a") == NEW
 
 
-@pytest.mark.parametrize("data", [b"payload", b"payload" * STEP_BYTES])
-def test_bytes_that_are_damaged_on_the_way_up_leave_no_file(
-    storage: GcsStorage, server: GcsServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, data: bytes
-) -> None:
-    (tmp_path / "file").write_bytes(data)
-    forward = server.forward
-
-    def damaged(request: Request) -> object:
-        body = request.body.replace(b"payload", b"payIoad", 1)
-        return forward(changed(request, body=body) if request.method in ("POST", "PUT") else request)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(server, "forward", damaged)
-        for _ in range(2):
-            with pytest.raises(StorageUnavailable):
-                storage.upload("a", tmp_path / "file")
-            assert storage.stat("a") is None
-    assert storage.upload("a", tmp_path / "file") == handle_of("a", data)
-
-
 def test_a_download_goes_on_where_the_connection_broke(storage: GcsStorage, server: GcsServer, tmp_path: Path) -> None:
     data = os.urandom(5_000_000)
     handle = calm(storage).create("a", data)
@@ -366,42 +196,6 @@ def test_a_file_rewritten_during_its_download_is_not_mixed(
     assert not (tmp_path / "got").exists()
 
 
-def test_many_transfers_at_once(storage: GcsStorage, tmp_path: Path, server: GcsServer) -> None:
-    patient = calm(storage)
-    files = {f"f{n}": os.urandom(n * 10_000) for n in range(30)}
-    for name, data in files.items():
-        (tmp_path / name).write_bytes(data)
-    with server.broken("503", times=10), server.broken("reset", times=10, skip=20):
-        handles = upload_all(patient, [(f"shared/{name}", tmp_path / name) for name in files])
-    with server.broken("truncated", times=10):
-        download_all(patient, [(h, tmp_path / "got" / h.path) for h in handles])
-    assert handles == [handle_of(f"shared/{name}", data) for name, data in files.items()]
-    for name, data in files.items():
-        assert (tmp_path / "got" / "shared" / name).read_bytes() == data
-
-
-def _in_a_child(storage: GcsStorage, number: int) -> None:
-    with ThreadPoolExecutor(4) as pool:
-        list(pool.map(lambda n: storage.create(f"child/{number}/{n}", b"%d" % n), range(20)))
-        assert list(pool.map(lambda n: storage.read(f"parent/{n}"), range(4))) == [b"0", b"1", b"2", b"3"]
-
-
-def test_a_storage_survives_a_fork(storage: GcsStorage) -> None:
-    """Spark forks its workers: parent and children go on with one storage, and none reads another's answers."""
-    patient = calm(storage)
-    with ThreadPoolExecutor(4) as pool:
-        list(pool.map(lambda n: patient.create(f"parent/{n}", b"%d" % n), range(4)))
-    context = multiprocessing.get_context("fork")
-    children = [context.Process(target=_in_a_child, args=(patient, n)) for n in range(3)]
-    for child in children:
-        child.start()
-    _in_a_child(patient, 3)
-    for child in children:
-        child.join(30)
-        assert child.exitcode == 0
-    assert len(list(patient.list("child/"))) == 80
-
-
 # --- what is wrong with the set-up ----------------------------------------------------------------------------------------
 
 
@@ -419,14 +213,6 @@ def every_call(storage: GcsStorage, folder: Path) -> list[Callable[[], object]]:
         lambda: storage.delete("a"),
         lambda: storage.delete("a", generation=7),
     ]
-
-
-def test_a_bucket_that_does_not_exist_is_named(server: GcsServer, tmp_path: Path) -> None:
-    """F65: a bad root is an error of its own, never an empty storage."""
-    for number in range(10):
-        storage = GcsStorage(f"no-such-bucket-{number}", "a")
-        with pytest.raises(UsageError, match=f"no-such-bucket-{number}' does not exist; create it first"):
-            every_call(storage, tmp_path)[number]()
 
 
 @pytest.mark.parametrize(

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import re
 import subprocess
 import sys
-import traceback
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, get_args
-from urllib.parse import unquote
 from uuid import uuid4
 
 import boto3
@@ -41,7 +37,6 @@ from state_backend.values.errors import (
     PermissionRefused,
     PreconditionFailed,
     StorageUnavailable,
-    UnknownOutcome,
     UsageError,
 )
 from state_backend.values.retention import KeepLast
@@ -49,7 +44,7 @@ from tests.support.accounts import DAYS, SCHEMA, accounts, day
 from tests.support.environments import environment_with
 from tests.support.faulty_proxy import Answer, FaultKind, Request
 from tests.support.s3_server import BUCKET, S3Server, s3_server
-from tests.support.storage_calls import CALLS, LARGE, NEW, OLD, STEP_BYTES, Call, at_once, generation, handle_of
+from tests.support.storage_calls import LARGE, NEW, OLD, STEP_BYTES, generation, handle_of
 from tests.support.tiers import REPOSITORY, at_tier
 
 pytestmark = pytest.mark.s3
@@ -91,126 +86,6 @@ def calm(storage: S3Storage) -> S3Storage:
     return S3Storage(BUCKET, storage.url.removeprefix(f"s3://{BUCKET}/"))
 
 
-def prepared(storage: S3Storage, folder: Path) -> None:
-    folder.mkdir()
-    storage = calm(storage)
-    storage.create("old", OLD)
-    storage.create("large", LARGE)
-    (folder / "small").write_bytes(NEW)
-    (folder / "large").write_bytes(LARGE)
-
-
-def stored(storage: S3Storage, path: str) -> bytes | None:
-    try:
-        return calm(storage).read(path)
-    except NotFound:
-        return None
-
-
-def only_of(storage: S3Storage) -> Callable[[Request], bool]:
-    folder = storage.url.removeprefix(f"s3://{BUCKET}/")
-    return lambda r: folder in unquote(r.target) or folder.encode() in r.body
-
-
-@pytest.mark.parametrize("kind", FAULTS)
-def test_one_broken_request_is_made_good(server: S3Server, tmp_path: Path, kind: FaultKind) -> None:
-    def check(call: Call) -> int:
-        for at in range(20):
-            storage, folder = fresh(PATIENT), tmp_path / f"{call.name} {at}"
-            prepared(storage, folder)
-            with server.broken(kind, skip=at, only=only_of(storage)) as planned:
-                got = call.run(storage, folder)
-            assert call.returns(calm(storage), folder, got), (call.name, at)
-            assert stored(storage, call.path) == call.after, (call.name, at)
-            if planned.struck == 0:  # the call has no more requests
-                return at
-        pytest.fail(f"{call.name} does not end")
-
-    assert at_once([(call,) for call in CALLS], check) >= 19
-
-
-@pytest.mark.parametrize("kind", FAULTS)
-def test_a_server_that_stays_broken_is_told(server: S3Server, tmp_path: Path, kind: FaultKind) -> None:
-    """StorageUnavailable means that nothing was changed, UnknownOutcome that the file is the old or the new one."""
-
-    def check(call: Call, skip: int) -> int:
-        storage, folder, error = fresh(HURRY), tmp_path / f"{call.name} {skip}", None
-        prepared(storage, folder)
-        with server.broken(kind, skip=skip, times=10**9, only=only_of(storage)):
-            try:
-                got = call.run(storage, folder)
-            except CairnError as caught:
-                error = caught
-        case = f"{call.name}, from request {skip} on: {error!r}"
-        found = stored(storage, call.path)
-        match error:
-            case None:
-                assert call.returns(calm(storage), folder, got), case
-                assert found == call.after, case
-                return 0
-            case StorageUnavailable():
-                assert found == call.before, case
-            case UnknownOutcome():
-                assert found in (call.before, call.after), case
-                assert call.before != call.after, case
-            case _:
-                pytest.fail(case)
-        told = "".join(traceback.format_exception(error))
-        assert storage.url in str(error) and server.url not in told and "Signature" not in told
-        assert not (folder / "got").exists()
-        return 1
-
-    assert at_once([(call, skip) for call in CALLS for skip in range(3)], check) >= len(CALLS)
-
-
-def test_a_repeat_that_is_refused_knows_its_own_file(server: S3Server) -> None:
-    storage = fresh()
-    for kind in ("lost", "lost 503"):
-        with server.broken(kind, only=lambda r: r.method == "PUT"):
-            assert storage.create(kind, NEW) == handle_of(kind, NEW)
-        with server.broken(kind, only=lambda r: r.method == "PUT"):
-            storage.replace(kind, OLD, generation=generation(storage, kind))
-        assert storage.read(kind) == OLD
-
-
-def test_a_repeat_that_meets_another_writer_does_not_claim_to_know(server: S3Server) -> None:
-    storage, other = fresh(), fresh()
-    other = calm(storage)
-
-    def overtaken(r: Request) -> bool:
-        if r.method != "PUT" or b"theirs" in r.body or not r.target.endswith("/a"):
-            return False
-        if other.stat("a") is None:
-            other.create("a", b"theirs")
-        else:
-            other.replace("a", other.read("a") + b" again", generation=generation(other, "a"))
-        return True
-
-    with server.broken("reset", only=overtaken), pytest.raises(UnknownOutcome, match="'a'"):
-        storage.create("a", b"ours")
-    with server.broken("reset", only=overtaken), pytest.raises(UnknownOutcome, match="'a'"):
-        storage.replace("a", b"ours", generation=generation(storage, "a"))
-    assert storage.read("a").startswith(b"theirs again")
-
-
-def test_a_delete_sent_again_never_meets_a_newer_file(server: S3Server) -> None:
-    storage = fresh()
-    other = calm(storage)
-    storage.create("a", OLD)
-    deletes: list[int] = []
-
-    def second(r: Request) -> bool:
-        if r.method == "DELETE":
-            deletes.append(1)
-            if len(deletes) == 2:
-                other.create("a", NEW)
-        return r.method == "DELETE"
-
-    with server.broken("lost", only=second), pytest.raises(UnknownOutcome):
-        storage.delete("a")
-    assert storage.read("a") == NEW
-
-
 def test_a_delete_sent_again_succeeds_where_a_store_refuses_absent_files(
     server: S3Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -238,23 +113,6 @@ def test_another_write_under_way_is_waited_for(server: S3Server) -> None:
         storage.create("b", NEW)
     server.conflicts = 0
     assert storage.stat("b") is None
-
-
-def test_damaged_bytes_leave_no_file(server: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    storage, forward = fresh(HURRY), server.forward
-    for name, data in (("small", b"payload"), ("large", b"payload" * STEP_BYTES)):
-        (tmp_path / name).write_bytes(data)
-
-        def damaged(request: Request) -> Any:
-            body = request.body.replace(b"payload", b"payIoad", 1)
-            return forward(replace(request, body=body) if request.method == "PUT" else request)
-
-        with monkeypatch.context() as patch:
-            patch.setattr(server, "forward", damaged)
-            with pytest.raises(StorageUnavailable, match="BadDigest"):
-                storage.upload(name, tmp_path / name)
-        assert storage.stat(name) is None
-        assert storage.upload(name, tmp_path / name) == handle_of(name, data)
 
 
 def test_a_store_that_ignores_conditions_is_refused_by_name(server: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -311,13 +169,6 @@ def every_call(storage: S3Storage, folder: Path) -> list[Callable[[], object]]:
         lambda: storage.delete("a"),
         lambda: storage.delete_many(["a"]),
     ]
-
-
-def test_a_bucket_that_does_not_exist_is_named(server: S3Server, tmp_path: Path) -> None:
-    for number in range(12):
-        storage = S3Storage(f"no-such-bucket-{number}", "a")
-        with pytest.raises(UsageError, match=f"no-such-bucket-{number}' does not exist; create it first"):
-            every_call(storage, tmp_path)[number]()
 
 
 def test_refused_identities_are_told_what_to_do(server: S3Server, tmp_path: Path) -> None:
@@ -420,27 +271,6 @@ def test_parts_grow_so_that_ten_thousand_are_enough(monkeypatch: pytest.MonkeyPa
     pieces = [*fresh()._pieces([b"0123456789", b"abcdef"])]
     assert pieces == [(b"01", False), (b"23", False), (b"4567", False), (b"89ab", False), (b"cdef", True)]
     assert [*fresh()._pieces([])] == [(b"", True)]
-
-
-def _in_a_child(storage: S3Storage, number: int) -> None:
-    with ThreadPoolExecutor(4) as pool:
-        list(pool.map(lambda n: storage.create(f"child/{number}/{n}", b"%d" % n), range(20)))
-        assert list(pool.map(lambda n: storage.read(f"parent/{n}"), range(4))) == [b"0", b"1", b"2", b"3"]
-
-
-def test_a_storage_survives_a_fork(server: S3Server) -> None:
-    storage = fresh()
-    with ThreadPoolExecutor(4) as pool:
-        list(pool.map(lambda n: storage.create(f"parent/{n}", b"%d" % n), range(4)))
-    context = multiprocessing.get_context("fork")
-    children = [context.Process(target=_in_a_child, args=(storage, n)) for n in range(3)]
-    for child in children:
-        child.start()
-    _in_a_child(storage, 3)
-    for child in children:
-        child.join(60)
-        assert child.exitcode == 0
-    assert len(list(storage.list("child/"))) == 80
 
 
 def test_an_etag_is_a_generation_and_back() -> None:

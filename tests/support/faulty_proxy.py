@@ -163,8 +163,9 @@ def _send(handler: BaseHTTPRequestHandler, answer: Answer, *, cut: bool = False,
     for name, value in answer.headers.items():
         if name.lower() not in ("content-length", "transfer-encoding", "connection"):
             handler.send_header(name, value)
-    told = answer.headers.get("Content-Length") if handler.command == "HEAD" else None
-    handler.send_header("Content-Length", told or str(len(answer.body)))
+    told = {name.lower(): value for name, value in answer.headers.items()}.get("content-length")
+    size = str(len(answer.body)) if told is None or handler.command != "HEAD" else told
+    handler.send_header("Content-Length", size)
     handler.end_headers()
     if slowly:
         for at in range(len(answer.body)):
@@ -173,7 +174,7 @@ def _send(handler: BaseHTTPRequestHandler, answer: Answer, *, cut: bool = False,
     elif cut:
         handler.wfile.write(answer.body[: len(answer.body) // 2])
         handler.close_connection = True
-    else:
+    elif handler.command != "HEAD":
         handler.wfile.write(answer.body)
 
 

@@ -14,12 +14,13 @@ from typing import Any, Literal, get_args
 from urllib.parse import unquote
 from uuid import uuid4
 
+from state_backend.adapters.azure_storage import AzureStorage
 from state_backend.adapters.gcs_storage import GcsStorage
 from state_backend.adapters.object_store import Patience
 from state_backend.adapters.s3_storage import S3Storage
 from state_backend.ports.storage import Storage
 from state_backend.values.errors import CairnError
-from tests.support import gcs_server, s3_server
+from tests.support import azure_server, gcs_server, s3_server
 from tests.support.crash_matrix import (
     HOME,
     NEW,
@@ -40,29 +41,20 @@ DYING: tuple[FaultKind, ...] = ("reset", "lost")  # before and after the request
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Store:
-    """A kind of storage: its test server, its adapter, and patience for a fault that is over soon and for one that is not."""
+    """A kind of storage: its test server, and its adapter."""
 
     server: Callable[[], AbstractContextManager[FaultyProxy]]
     open: Callable[..., Storage]
-    hurry: Any
-    giving_up: Any
 
 
-_DELAYS = {"first_delay_s": 0.01, "longest_delay_s": 0.05}
 STORES = {
-    "gcs": Store(
-        server=gcs_server.gcs_server,
-        open=partial(GcsStorage, gcs_server.BUCKET),
-        hurry=Patience(deadline_s=20.0, request_s=0.5, **_DELAYS),
-        giving_up=Patience(deadline_s=0.15, request_s=0.15, first_delay_s=0.02, longest_delay_s=0.05),
-    ),
-    "s3": Store(
-        server=s3_server.s3_server,
-        open=partial(S3Storage, s3_server.BUCKET),
-        hurry=Patience(deadline_s=20.0, connect_s=1.0, request_s=0.5, **_DELAYS),
-        giving_up=Patience(deadline_s=0.15, connect_s=0.15, request_s=0.15, first_delay_s=0.02, longest_delay_s=0.05),
-    ),
+    "gcs": Store(server=gcs_server.gcs_server, open=partial(GcsStorage, gcs_server.BUCKET)),
+    "s3": Store(server=s3_server.s3_server, open=partial(S3Storage, s3_server.BUCKET)),
+    "azure": Store(server=azure_server.azure_server, open=partial(AzureStorage, azure_server.BUCKET)),
 }
+# Patience for a fault that is over soon, and for one that is not.
+HURRY = Patience(deadline_s=20.0, connect_s=1.0, request_s=0.5, first_delay_s=0.01, longest_delay_s=0.05)
+GIVING_UP = Patience(deadline_s=0.15, connect_s=0.15, request_s=0.15, first_delay_s=0.02, longest_delay_s=0.05)
 
 
 class OnServer:
@@ -150,7 +142,7 @@ class Scene:
         """Asserts what a fault may come to."""
         place, case = self.original.copy(), str(cell)
         asked = place.asked()
-        patience = place.store.hurry if cell.then == "goes on" else place.store.giving_up
+        patience = HURRY if cell.then == "goes on" else GIVING_UP
         this = Try({n: place.folder(n, patience) for n in (HOME, SAVED, NEW)}, self.work, "first")
         error: CairnError | None = None
         with ExitStack() as stack:

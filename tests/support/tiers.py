@@ -38,7 +38,7 @@ SOFTWARE = {
     "airflow": ("java", "make java"),
     "browser": ("chromium", "apt-get install chromium chromium-driver"),
 }
-NOT_FAST = ("spark", "airflow", "browser", "cluster", "gcs", "s3")
+NOT_FAST = ("spark", "airflow", "browser", "cluster", "gcs", "s3", "azure")
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 
