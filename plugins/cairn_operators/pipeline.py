@@ -66,7 +66,7 @@ def stateful_pipeline(
             None takes no savepoints.
         sweep: Arguments of the `SweepStateOperator`, such as `cadence`. None sweeps nothing.
         spark_conn_id: Connection to Spark.
-        storage_conn_id: Connection of type `google_cloud_platform` or `aws` for the root. None: the host's own identity.
+        storage_conn_id: Connection of type `google_cloud_platform`, `aws` or `wasb` for the root. None: the host's own identity.
         spark_conf: Spark's configuration for this pipeline.
         **dag_arguments: More arguments of the DAG.
 

@@ -332,7 +332,7 @@ def restore_pipeline(
         root: URL of the folder that holds the pipelines.
         pipeline: Name of the `Pipeline`; None: read from the source of its module.
         spark_conn_id: Connection to Spark.
-        storage_conn_id: Connection of type `google_cloud_platform` or `aws` for the root. None: the host's own identity.
+        storage_conn_id: Connection of type `google_cloud_platform`, `aws` or `wasb` for the root. None: the host's own identity.
         restore: More arguments of the `RestoreStateOperator`.
         **dag_arguments: More arguments of the DAG.
 

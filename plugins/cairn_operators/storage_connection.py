@@ -1,8 +1,8 @@
-"""Credentials for a storage, from an Airflow connection of type `google_cloud_platform` or `aws`.
+"""Credentials for a storage, from an Airflow connection of type `google_cloud_platform`, `aws` or `wasb`.
 
 No secret ever appears in an argument, a log line, an XCom or a record. Cairn writes the secret to a file that only this user
 can read, and an environment variable holds the path. Cairn deletes the file when the `with` block ends. Airflow's providers of
-Google and Amazon are not needed.
+Google, Amazon and Microsoft are not needed.
 """
 
 from __future__ import annotations
@@ -24,6 +24,12 @@ _PROFILE = "cairn-connection"
 _REFUSED = {
     "google_cloud_platform": ("key_secret_name", "credential_config_file", "impersonation_chain", "is_anonymous"),
     "aws": ("config_kwargs", "session_kwargs", "assume_role_kwargs", "external_id"),
+    "wasb": ("workload_identity_tenant_id", "authority", "proxies"),
+}
+_INSTEAD = {
+    "google_cloud_platform": "key_path or keyfile_dict, or neither of them to use application default credentials",
+    "aws": "login and password, profile_name, role_arn, region_name and endpoint_url",
+    "wasb": "login and password, host, connection_string, sas_token, tenant_id or managed_identity_client_id",
 }
 
 
@@ -44,18 +50,15 @@ def storage_credentials(conn_id: str | None) -> Iterator[dict[str, str]]:
     # Without these fields, the SDK encrypts and checks certificates. Cairn can't switch either off, so it refuses other values.
     encryption = [name for name in ("verify", "use_ssl") if connection.extra_dejson.get(name) not in (True, None, "")]
     if useless := [name for name in _REFUSED[kind] if fields.get(name)] + (encryption if kind == "aws" else []):
-        instead = (
-            "key_path or keyfile_dict, or neither of them to use application default credentials"
-            if kind == "google_cloud_platform"
-            else "login and password, profile_name, role_arn, region_name and endpoint_url"
-        )
         raise AirflowFailException(
-            f"connection {conn_id!r} has {', '.join(useless)}, which Cairn does not support. Give {instead}"
+            f"connection {conn_id!r} has {', '.join(useless)}, which Cairn does not support. Give {_INSTEAD[kind]}"
         )
     # Only this user can read the folder. If this task is killed, the next task on this host deletes the key.
     with work_folder("key") as folder:
         if kind == "aws":
             yield _amazon(conn_id, connection.login, connection.password, fields, folder)
+        elif kind == "wasb":
+            yield _microsoft(conn_id, connection, fields, folder)
         else:
             yield _google(conn_id, fields, folder)
 
@@ -113,6 +116,35 @@ def _amazon(
         "AWS_PROFILE": _PROFILE,
         "AWS_CONFIG_FILE": _private_file(folder / "config", text),
     }
+
+
+def _microsoft(conn_id: str, connection: Any, fields: Mapping[str, Any], folder: Path) -> dict[str, str]:
+    """Return the variable of a `wasb` connection, whose fields are those of Airflow's Microsoft provider."""
+    login, secret = connection.login or "", connection.password or fields.get("shared_access_key")
+    host = (connection.host or "").removeprefix("https://").partition("/")[0]
+    values = {
+        "AZURE_STORAGE_CONNECTION_STRING": fields.get("connection_string"),
+        "AZURE_STORAGE_ACCOUNT": host.partition(".")[0] or login,
+        "AZURE_STORAGE_SAS_TOKEN": fields.get("sas_token"),
+    }
+    if tenant := fields.get("tenant_id"):
+        values |= {"AZURE_TENANT_ID": tenant, "AZURE_CLIENT_ID": login, "AZURE_CLIENT_SECRET": secret}
+    else:
+        values |= {"AZURE_STORAGE_KEY": secret, "AZURE_CLIENT_ID": fields.get("managed_identity_client_id")}
+    given = {name: str(value) for name, value in values.items() if value}
+    if not given:
+        raise AirflowFailException(
+            f"connection {conn_id!r} names no account: give its name as login, its address as host, or connection_string"
+        )
+    for name in (
+        "AZURE_STORAGE_CONNECTION_STRING",
+        "AZURE_STORAGE_SAS_TOKEN",
+        "AZURE_STORAGE_KEY",
+        "AZURE_CLIENT_SECRET",
+    ):
+        if name in given:
+            mask_secret(given[name])
+    return {"CAIRN_AZURE_LOGIN": _private_file(folder / "login.json", json.dumps(given))}
 
 
 def _private_file(file: Path, text: str) -> str:

@@ -264,7 +264,7 @@ def trial_pipeline(
         every: Length of an interval; None for the pipeline's schedule.
         keep_for: How long a trial stays before a sweep removes it.
         spark_conn_id: Connection to Spark.
-        storage_conn_id: Connection of type `google_cloud_platform` or `aws` for the root. None: the host's own identity.
+        storage_conn_id: Connection of type `google_cloud_platform`, `aws` or `wasb` for the root. None: the host's own identity.
         try_: More arguments of the `TryCodeOperator`.
         promote: More arguments of the `PromoteTrialOperator`.
         **dag_arguments: More arguments of the DAG.

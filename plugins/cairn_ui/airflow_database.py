@@ -155,14 +155,14 @@ def ui_prefix() -> str:
 
 
 def open_folder(ref: PipelineRef) -> Storage:
-    """Open the storage of a pipeline's folder, with the identity in the DAG's Google connection.
+    """Open the storage of a pipeline's folder, with the identity in the DAG's connection.
 
-    The key may be in a temporary file, which this function reads and deletes before it returns.
+    Secrets are in a temporary file, which this function reads and deletes before it returns.
     """
     return open_url(ref, join_url(ref.root, ref.name))
 
 
 def open_url(ref: PipelineRef, url: str) -> Storage:
-    """Open the storage at a URL, with the identity in the Google connection of a pipeline's DAG."""
+    """Open the storage at a URL, with the identity in the connection of a pipeline's DAG."""
     with storage_credentials(ref.storage_conn_id) as environment:
-        return open_storage(url, google_key_file=environment.get("GOOGLE_APPLICATION_CREDENTIALS"))
+        return open_storage(url, credentials=environment)

@@ -28,7 +28,7 @@ class PipelineRef:
     root: str
     # The DAG that commits the checkpoints; None if only the setting CAIRN_UI_PIPELINES names the pipeline.
     dag_id: str | None = None
-    # Connection of type `google_cloud_platform` or `aws` for the root. None: the host's own identity.
+    # Connection of type `google_cloud_platform`, `aws` or `wasb` for the root. None: the host's own identity.
     storage_conn_id: str | None = None
     # The `Pipeline`, as `module:NAME`; None if it is not known.
     code: str | None = None

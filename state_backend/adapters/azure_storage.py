@@ -10,11 +10,14 @@ Accounts with a hierarchical namespace store folders as files, which listings le
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 from base64 import b64encode
+from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from azure.core import MatchConditions
@@ -25,7 +28,7 @@ from azure.core.exceptions import (
     ResourceNotFoundError,
     ServiceRequestError,
 )
-from azure.identity import DefaultAzureCredential
+from azure.identity import ClientSecretCredential, DefaultAzureCredential
 from azure.storage.blob import BlobBlock, BlobClient, BlobPrefix, BlobSasPermissions, ContainerClient, generate_blob_sas
 
 from state_backend.adapters.local_storage import CHUNK_BYTES
@@ -43,6 +46,7 @@ from state_backend.adapters.object_store import (
     generation_of,
     never_connected,
 )
+from state_backend.values.environment import Variable
 from state_backend.values.errors import CairnError, PermissionRefused, UsageError
 from state_backend.values.handles import FileInfo, Handle
 
@@ -65,7 +69,7 @@ _EXPECTED = (
 logging.getLogger("azure").setLevel(logging.WARNING)
 
 
-def open_url(url: str, *, google_key_file: str | None = None) -> AzureStorage:
+def open_url(url: str, *, credentials: Mapping[str, str] | None = None) -> AzureStorage:
     """Open a URL with the login of the environment."""
     scheme, _, rest = url.rstrip("/").partition("://")
     container, _, prefix = rest.partition("/")
@@ -75,7 +79,7 @@ def open_url(url: str, *, google_key_file: str | None = None) -> AzureStorage:
             f"not a container: {container!r}; expected az://container/prefix or "
             "abfss://container@account.dfs.core.windows.net/prefix"
         )
-    return AzureStorage(name, prefix, host=host)
+    return AzureStorage(name, prefix, host=host, credentials=credentials)
 
 
 class AzureStorage(ObjectStore):
@@ -84,12 +88,22 @@ class AzureStorage(ObjectStore):
     scheme = "az"
     batch = 256
 
-    def __init__(self, bucket: str, prefix: str = "", *, host: str = "", patience: Patience | None = None) -> None:
+    def __init__(
+        self,
+        bucket: str,
+        prefix: str = "",
+        *,
+        host: str = "",
+        credentials: Mapping[str, str] | None = None,
+        patience: Patience | None = None,
+    ) -> None:
         super().__init__(bucket, prefix, patience=patience)
         if host:
             self.url = f"abfss://{bucket}@{host}/{prefix}".rstrip("/")
-        login = ("azure", bucket, host, self._patience)
-        self._clients = clients_of(login, _LOGIN, partial(_open, bucket, host, self._patience))
+        file = (credentials or {}).get(Variable.AZURE_LOGIN) or Variable.AZURE_LOGIN.given
+        login = json.loads(Path(file).read_text()) if file else {n: os.environ[n] for n in _LOGIN if n in os.environ}
+        key = ("azure", bucket, host, self._patience, *login.items())
+        self._clients = clients_of(key, (), partial(_open, bucket, host, login, self._patience))
 
     def checksum(self, path: str) -> int | None:
         """Return the checksum that the write of the file stored, as `TellsChecksums.checksum` specifies."""
@@ -266,21 +280,25 @@ class _Blocks:
         """Do nothing: nobody sees the blocks."""
 
 
-def _open(bucket: str, host: str, patience: Patience) -> ContainerClient:
+def _open(bucket: str, host: str, login: Mapping[str, str], patience: Patience) -> ContainerClient:
     given: dict[str, Any] = {
         # The SDK does not retry; `_send` does.
         "retry_total": 0, "connection_timeout": patience.connect_s, "read_timeout": patience.request_s,
         "max_single_get_size": 4 * CHUNK_BYTES, "max_chunk_get_size": 4 * CHUNK_BYTES,
         "max_single_put_size": 2 * PART_BYTES, "user_agent": "cairn",
     }  # fmt: skip
-    text, account = os.environ.get(_LOGIN[0]), os.environ.get(_LOGIN[1])
+    text, account, *secrets, client, tenant, secret, _ = map(login.get, _LOGIN)
     try:
         if text and not host:
             return ContainerClient.from_connection_string(text, bucket, **given)
         if not host and not account:
             raise UsageError(f"az://{bucket} names no account; {_EXPECTED}")
         endpoint = f"https://{host.replace('.dfs.', '.blob.', 1) or f'{account}.blob.core.windows.net'}"
-        credential: Any = os.environ.get(_LOGIN[2]) or os.environ.get(_LOGIN[3]) or DefaultAzureCredential()
+        credential: Any = next(filter(None, secrets), None)
+        if credential is None and tenant and client and secret:
+            credential = ClientSecretCredential(tenant, client, secret)
+        elif credential is None:
+            credential = DefaultAzureCredential(managed_identity_client_id=client)
         return ContainerClient(endpoint, bucket, credential, **given)
     except ValueError:  # The text may hold a key, so no message shows it.
         raise UsageError(f"can't log in to Azure: AZURE_STORAGE_CONNECTION_STRING is not usable; {_EXPECTED}") from None

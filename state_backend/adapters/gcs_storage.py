@@ -9,7 +9,7 @@ import functools
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from email import message_from_bytes
 from http.client import HTTPException
@@ -63,9 +63,10 @@ _FOLDERS = "prefixes,nextPageToken"
 _LISTED = "items(name,size,generation,timeCreated,crc32c),nextPageToken"
 
 
-def open_url(url: str, *, google_key_file: str | None = None) -> GcsStorage:
+def open_url(url: str, *, credentials: Mapping[str, str] | None = None) -> GcsStorage:
     """Open `gs://bucket/prefix` with the key in a file, or with application default credentials."""
-    return GcsStorage.open_url(url, credentials=credentials_in(google_key_file) if google_key_file else None)
+    key_file = (credentials or {}).get("GOOGLE_APPLICATION_CREDENTIALS")
+    return GcsStorage.open_url(url, credentials=credentials_in(key_file) if key_file else None)
 
 
 class GcsStorage(ObjectStore):

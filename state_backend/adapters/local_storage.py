@@ -155,7 +155,7 @@ def write_verified(
                 temp.unlink()
 
 
-def open_url(url: str, *, google_key_file: str | None = None) -> LocalStorage:
+def open_url(url: str, *, credentials: Mapping[str, str] | None = None) -> LocalStorage:
     """Open `file:///absolute/path` or an absolute path. The path is taken as it is, without %-decoding."""
     root = Path(url.removeprefix("file://"))
     storage = LocalStorage(root)

@@ -6,7 +6,7 @@ import copy
 import itertools
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import google_crc32c
@@ -31,7 +31,7 @@ _memories: dict[str, MemoryStorage] = {}
 _memories_lock = threading.Lock()
 
 
-def open_url(url: str, *, google_key_file: str | None = None) -> MemoryStorage:
+def open_url(url: str, *, credentials: Mapping[str, str] | None = None) -> MemoryStorage:
     """Open `memory://name/folder`. Within a process, each call with the same name opens the same files."""
     name, slash, folder = check_path(url.removeprefix("memory://").rstrip("/")).partition("/")
     with _memories_lock:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
 
@@ -14,8 +15,12 @@ from state_backend.values.handles import FileInfo
 from state_backend.values.release import WHEEL
 
 
-def open_storage(url: str, *, google_key_file: str | None = None) -> Storage:
-    """Return the storage rooted at a URL (`schemes.py` lists the kinds)."""
+def open_storage(url: str, *, credentials: Mapping[str, str] | None = None) -> Storage:
+    """Return the storage rooted at a URL (`schemes.py` lists the kinds).
+
+    `credentials`: Variables of a login, with their values, which take the place of the environment's. The files that they
+    name may be deleted afterwards.
+    """
     scheme = check_url(url)
     try:
         # The import happens here, so that only users of a kind of storage wait for its libraries.
@@ -28,7 +33,7 @@ def open_storage(url: str, *, google_key_file: str | None = None) -> Storage:
             f"{url} needs {library}, which {socket.gethostname()} lacks ({error}); install it there: "
             f"pip install './{WHEEL}[{extra}]'"
         ) from None
-    storage: Storage = adapter.open_url(url, google_key_file=google_key_file)
+    storage: Storage = adapter.open_url(url, credentials=credentials)
     return storage
 
 

@@ -9,13 +9,14 @@ Compatible stores may ignore preconditions. So the first write of a process to a
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
 from typing import Any
 from uuid import uuid4
 
 import boto3
+import botocore.session
 import google_crc32c
 from botocore.config import Config
 from botocore.exceptions import (
@@ -104,10 +105,15 @@ _LOGIN = (
 )  # fmt: skip
 
 
-def _open(patience: Patience) -> Any:
+def _open(patience: Patience, given: Mapping[str, str]) -> Any:
     addressing = Variable.S3_ADDRESSING.given or Variable.S3_ADDRESSING.default
-    return boto3.session.Session().client(
+    core = botocore.session.Session(profile=given.get("AWS_PROFILE"))
+    if "AWS_CONFIG_FILE" in given:
+        core.set_config_variable("config_file", given["AWS_CONFIG_FILE"])
+    session = boto3.session.Session(botocore_session=core, region_name=given.get("AWS_DEFAULT_REGION"))
+    return session.client(
         "s3",
+        endpoint_url=given.get("AWS_ENDPOINT_URL_S3"),
         config=Config(
             connect_timeout=patience.connect_s,
             read_timeout=patience.request_s,
@@ -128,9 +134,9 @@ def _open(patience: Patience) -> Any:
 _conditional: set[tuple[str, str]] = set()
 
 
-def open_url(url: str, *, google_key_file: str | None = None) -> S3Storage:
+def open_url(url: str, *, credentials: Mapping[str, str] | None = None) -> S3Storage:
     """Open `s3://bucket/prefix` with the credentials that the AWS SDK finds."""
-    return S3Storage.open_url(url)
+    return S3Storage.open_url(url, credentials=credentials)
 
 
 class S3Storage(ObjectStore):
@@ -143,9 +149,21 @@ class S3Storage(ObjectStore):
     batch = 1000
     tells_absence = False
 
-    def __init__(self, bucket: str, prefix: str = "", *, patience: Patience | None = None) -> None:
+    def __init__(
+        self,
+        bucket: str,
+        prefix: str = "",
+        *,
+        credentials: Mapping[str, str] | None = None,
+        patience: Patience | None = None,
+    ) -> None:
         super().__init__(bucket, prefix, patience=patience)
-        self._clients = clients_of(("s3", self._patience), _LOGIN, partial(_open, self._patience))
+        given = dict(credentials or {})
+        self._clients = clients_of(
+            ("s3", self._patience, *given.items()), _LOGIN, partial(_open, self._patience, given)
+        )
+        if given:
+            self._clients.of_this_process()  # Reads the files while they exist.
         payer = Variable.S3_REQUEST_PAYER.given
         self._payer = {"RequestPayer": payer} if payer else {}
         encryption, key = Variable.S3_ENCRYPTION.given, Variable.S3_KMS_KEY_ID.given

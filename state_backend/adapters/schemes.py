@@ -6,6 +6,8 @@ imports no adapter.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from state_backend.values.errors import UsageError
 from state_backend.values.frozen import frozen
 from state_backend.values.hide_secrets import hide
@@ -15,7 +17,7 @@ from state_backend.values.hide_secrets import hide
 class Scheme:
     """A kind of storage."""
 
-    # The adapter's module. It has `open_url(url, *, google_key_file=None) -> Storage`.
+    # The adapter's module. It has `open_url(url, *, credentials=None) -> Storage`.
     module: str
     # The form of the URLs, for messages. None if messages do not offer this kind.
     form: str | None
@@ -26,6 +28,12 @@ class Scheme:
     needs: tuple[str, str, str] | None = None
 
 
+_AZURE = Scheme(
+    module="state_backend.adapters.azure_storage",
+    form="az://container/prefix",
+    over_network=True,
+    needs=("azure", "Microsoft's clients", "azure"),
+)
 SCHEMES = {
     "file": Scheme(
         module="state_backend.adapters.local_storage",
@@ -44,6 +52,8 @@ SCHEMES = {
         over_network=True,
         needs=("boto3", "Amazon's SDK", "s3"),
     ),
+    "az": _AZURE,
+    "abfss": replace(_AZURE, form="abfss://container@account.dfs.core.windows.net/prefix"),
     "memory": Scheme(module="state_backend.adapters.memory_storage", form=None),
 }
 ACCEPTED = " or ".join(scheme.form for scheme in SCHEMES.values() if scheme.form is not None)

@@ -77,6 +77,12 @@ class Variable(StrEnum):
         "id of the KMS key for `aws:kms`; without it, the account's default key. "
         "The identity also needs `kms:GenerateDataKey` and `kms:Decrypt` on the key",
     )
+    AZURE_LOGIN = (
+        "CAIRN_AZURE_LOGIN",
+        "",
+        "path of a JSON file with variables of Azure's login (`AZURE_STORAGE_ACCOUNT`, `AZURE_STORAGE_KEY`, ...), which take the "
+        "place of the environment's. Cairn sets it for an Airflow connection of type `wasb`",
+    )
     EXPECTATIONS_DAYS = "CAIRN_EXPECTATIONS_DAYS", "1", "days between two evaluations of expectations in the demo's DAG"
     FLIGHTS = "CAIRN_FLIGHTS", "data/flights", "folder of the input of the example `aircraft`"
     WEATHER = "CAIRN_WEATHER", "data/weather", "folder of the input of the example `weather`"

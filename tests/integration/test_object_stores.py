@@ -15,8 +15,11 @@ from uuid import uuid4
 
 import pytest
 
+from cairn.operations.coordinator_of import coordinator_of
 from state_backend.adapters import azure_storage, gcs_storage, s3_storage
 from state_backend.adapters.object_store import ObjectStore, Patience
+from state_backend.adapters.open_storage import open_storage
+from state_backend.inspection.verify import verify_pipeline
 from state_backend.shard.transfer import download_all, upload_all
 from state_backend.values.errors import (
     AlreadyExists,
@@ -28,10 +31,13 @@ from state_backend.values.errors import (
     UnknownOutcome,
     UsageError,
 )
+from tests.support.counting import DAYS, day
 from tests.support.faulty_proxy import FaultKind, FaultyProxy, Request
 from tests.support.server_crash import STORES, Store
 from tests.support.storage_calls import CALLS, LARGE, NEW, OLD, STEP_BYTES, Call, at_once, generation, handle_of
 from tests.support.tiers import at_tier
+from tests.support.trials import OLD as PIPELINE
+from tests.support.trials import run
 
 # A stalled request takes `request_s`: enough for a busy machine, less than the deadline of the patient.
 HURRY = Patience(
@@ -313,3 +319,34 @@ def test_refused_identities_are_told_what_to_do(cloud: Cloud, tmp_path: Path) ->
     for call in every_call(storage, tmp_path):
         with cloud.server.broken("403", times=10), pytest.raises(PermissionRefused, match="give this identity"):
             call()
+    with cloud.server.broken("403", times=10), pytest.raises(PermissionRefused, match="give this identity"):
+        storage.delete_many(["a"])
+
+
+# --- days of a pipeline ---------------------------------------------------------------------------------------------------
+
+
+def test_days_on_the_server_leave_what_they_leave_on_disk(cloud: Cloud, tmp_path: Path) -> None:
+    """Ten days, re-runs and a trial, with faults strewn over the requests: equal digests and rows."""
+    DAYS.update({day(n).start: [(f"user {i}", "fig", i + n) for i in range(0, 400, 1 + n)] for n in range(10)})
+    found, server = [], cloud.server
+    try:
+        for root in (cloud.fresh().url, f"file://{tmp_path}"):
+            with (
+                server.broken("503", skip=3, times=2),
+                server.broken("lost", skip=35),
+                server.broken("reset", skip=60),
+                server.broken("truncated", skip=90, only=lambda r: r.method == "GET"),
+            ):
+                records = [r for days in (range(6), range(4, 6), range(6, 10)) for r in run(PIPELINE, root, days)]
+            log = coordinator_of(PIPELINE, root).log()
+            found.append(
+                (
+                    [(one.checkpoint, one.interval) for one in records],
+                    [(one.id, one.content.interval, one.content.digest) for one in log.completed()],
+                )
+            )
+            assert not verify_pipeline(open_storage(f"{root}/counting")).findings
+    finally:
+        DAYS.clear()
+    assert found[0] == found[1]

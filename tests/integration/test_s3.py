@@ -171,14 +171,6 @@ def every_call(storage: S3Storage, folder: Path) -> list[Callable[[], object]]:
     ]
 
 
-def test_refused_identities_are_told_what_to_do(server: S3Server, tmp_path: Path) -> None:
-    # A busy machine may take a second for an answer: a repeat after a timeout could no longer tell what took effect.
-    storage = fresh(replace(PATIENT, connect_s=30.0, request_s=30.0))
-    for call in every_call(storage, tmp_path):
-        with server.broken("403", times=10), pytest.raises(PermissionRefused, match=r"s3:PutObject.* s3:ListBucket"):
-            call()
-
-
 @pytest.mark.parametrize(
     ("status", "code", "error", "says"),
     [
@@ -405,34 +397,3 @@ def test_seaweedfs_passes_these_tests_too(tmp_path: Path) -> None:
         [*command, *tests], env=environment, cwd=REPOSITORY, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stdout
-
-
-def test_days_on_the_server_leave_what_they_leave_on_disk(server: S3Server, tmp_path: Path) -> None:
-    """Ten days, re-runs and a trial, with faults strewn over the requests: equal digests and rows."""
-    from cairn.operations.coordinator_of import coordinator_of
-    from state_backend.adapters.open_storage import open_storage
-    from state_backend.inspection.verify import verify_pipeline
-    from tests.support.counting import DAYS, day
-    from tests.support.trials import OLD as PIPELINE
-    from tests.support.trials import run
-
-    DAYS.update({day(n).start: [(f"user {i}", "fig", i + n) for i in range(0, 400, 1 + n)] for n in range(10)})
-    found = {}
-    try:
-        for root in (f"s3://{BUCKET}/days/{uuid4().hex}", f"file://{tmp_path}"):
-            with (
-                server.broken("503", skip=3, times=2),
-                server.broken("lost", skip=35),
-                server.broken("reset", skip=60),
-                server.broken("truncated", skip=90, only=lambda r: r.method == "GET"),
-            ):
-                records = [r for days in (range(6), range(4, 6), range(6, 10)) for r in run(PIPELINE, root, days)]
-            log = coordinator_of(PIPELINE, root).log()
-            found[root[:2]] = (
-                [(one.checkpoint, one.interval) for one in records],
-                [(one.id, one.content.interval, one.content.digest) for one in log.completed()],
-            )
-            assert not verify_pipeline(open_storage(f"{root}/counting")).findings
-    finally:
-        DAYS.clear()
-    assert found["s3"] == found["fi"]

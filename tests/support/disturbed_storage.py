@@ -71,7 +71,7 @@ def disturb(process: Process) -> None:
     os.fsync = lambda descriptor: None  # a process that dies loses nothing that it has written
 
 
-def _open_disturbed(url: str, *, google_key_file: str | None = None) -> LocalStorage:
+def _open_disturbed(url: str, **_: object) -> LocalStorage:
     return DisturbedStorage(Path(url.removeprefix("file://")))
 
 

@@ -1327,9 +1327,52 @@ def test_an_amazon_connection_that_cannot_be_used_is_told_without_its_keys(
     assert SECRET not in str(raised.value)
 
 
+@pytest.mark.parametrize(
+    ("fields", "wanted"),
+    [
+        ({"login": "acc", "password": SECRET}, {"AZURE_STORAGE_ACCOUNT": "acc", "AZURE_STORAGE_KEY": SECRET}),
+        ({"login": "acc", "extra": {"sas_token": SECRET}}, {"AZURE_STORAGE_ACCOUNT": "acc", "AZURE_STORAGE_SAS_TOKEN": SECRET}),
+        ({"extra": {"connection_string": SECRET}}, {"AZURE_STORAGE_CONNECTION_STRING": SECRET}),
+        (
+            {"host": "https://acc.blob.core.windows.net", "login": "app", "password": SECRET, "extra": {"tenant_id": "t"}},
+            {
+                "AZURE_STORAGE_ACCOUNT": "acc", "AZURE_TENANT_ID": "t", "AZURE_CLIENT_ID": "app",
+                "AZURE_CLIENT_SECRET": SECRET,
+            },
+        ),
+        (
+            {"host": "acc.blob.core.windows.net", "extra": {"managed_identity_client_id": "m"}},
+            {"AZURE_STORAGE_ACCOUNT": "acc", "AZURE_CLIENT_ID": "m"},
+        ),
+    ],
+)  # fmt: skip
+def test_the_login_of_a_microsoft_connection_is_in_a_private_file(
+    monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any], wanted: dict[str, str]
+) -> None:
+    monkeypatch.setenv("AIRFLOW_CONN_MY_MICROSOFT", json.dumps({"conn_type": "wasb", **fields}))
+    with storage_credentials("my_microsoft") as environment:
+        file = Path(environment.pop("CAIRN_AZURE_LOGIN"))
+        assert json.loads(file.read_text()) == wanted and environment == {}
+        assert (file.stat().st_mode & 0o777, file.parent.stat().st_mode & 0o777) == (0o600, 0o700)
+    assert not file.exists()
+
+
+def test_a_microsoft_connection_that_cannot_be_used_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    for fields, says in (
+        ({}, "names no account: give its name as login"),
+        (
+            {"login": "acc", "extra": {"proxies": {"http": "x"}}},
+            "proxies, which Cairn does not support. Give login and password, host",
+        ),
+    ):
+        monkeypatch.setenv("AIRFLOW_CONN_MY_MICROSOFT", json.dumps({"conn_type": "wasb", **fields}))
+        with pytest.raises(AirflowFailException, match=says), storage_credentials("my_microsoft"):
+            pass
+
+
 def test_a_connection_of_another_type_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AIRFLOW_CONN_MINE", json.dumps({"conn_type": "ftp"}))
-    wanted = "has the type 'ftp'; storage_conn_id takes a connection of type google_cloud_platform or aws"
+    wanted = "has the type 'ftp'; storage_conn_id takes a connection of type google_cloud_platform or aws or wasb"
     with pytest.raises(AirflowFailException, match=wanted), storage_credentials("mine"):
         pass
 

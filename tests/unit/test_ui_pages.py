@@ -443,6 +443,15 @@ def test_a_root_is_read_as_the_connection_of_its_dag(tmp_path: Path, monkeypatch
     assert opened._connections._identity().refresh_token == "of-clicks"
     with pytest.raises(UsageError, match="key file is not usable"):
         open_folder(replace(ref, storage_conn_id="broken"))
+    amazon = {"conn_type": "aws", "login": "AKIA", "password": "s", "extra": {"region_name": "eu-west-1"}}
+    microsoft = {"conn_type": "wasb", "login": "acc", "password": "a2V5"}
+    for name, given in (("AMAZON", amazon), ("MICROSOFT", microsoft)):
+        monkeypatch.setenv(f"AIRFLOW_CONN_{name}", json.dumps(given))
+    opened = open_folder(replace(ref, root="s3://bucket/state", storage_conn_id="amazon"))
+    client = opened._clients.of_this_process()
+    assert (client._request_signer._credentials.access_key, client.meta.region_name) == ("AKIA", "eu-west-1")
+    opened = open_folder(replace(ref, root="az://box/state", storage_conn_id="microsoft"))
+    assert opened._container().url == "https://acc.blob.core.windows.net/box"
 
 
 def test_the_age_on_the_list_is_that_of_the_checkpoint_beside_it(

@@ -1,0 +1,181 @@
+"""What only Azure does: its two forms of URL, its logins, its errors, and folders of accounts with a hierarchical namespace."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from azure.core.exceptions import ClientAuthenticationError, HttpResponseError, ServiceRequestError
+from azure.identity import ClientSecretCredential, DefaultAzureCredential
+
+from state_backend.adapters import azure_storage
+from state_backend.adapters.azure_storage import AzureStorage
+from state_backend.adapters.open_storage import open_storage
+from state_backend.values.errors import (
+    CairnError,
+    CorruptFile,
+    NotFound,
+    PermissionRefused,
+    PreconditionFailed,
+    StorageUnavailable,
+    UsageError,
+)
+from tests.support.azure_server import BUCKET, KEY, VARIABLE, azure_server
+from tests.support.faulty_proxy import Answer, FaultyProxy, Request
+from tests.support.storage_calls import LARGE, NEW, STEP_BYTES, handle_of
+
+pytestmark = pytest.mark.azure
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[FaultyProxy]:
+    with azure_server() as server:
+        yield server
+
+
+def fresh() -> AzureStorage:
+    return AzureStorage(BUCKET, f"own/{uuid4().hex}")
+
+
+def test_folders_of_a_hierarchical_namespace_are_no_files(server: FaultyProxy) -> None:
+    storage = fresh()
+    storage.create("a/b", NEW)
+    for path, metadata in (("a", {"hdi_isfolder": "true"}), ("c/", {})):
+        storage._container().upload_blob(storage._root + path, b"", metadata=metadata)
+    assert [file.path for file in storage.list("")] == ["a/b"]
+    assert storage.folders("") == ("a", "c")
+
+
+def test_another_writers_blocks_make_an_upload_begin_again(
+    server: FaultyProxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Azure drops all other blocks of a name when somebody writes a file of this name. Azurite keeps the blocks."""
+    monkeypatch.setattr(azure_storage, "PART_BYTES", STEP_BYTES)
+    storage, forward = fresh(), server.forward
+    (tmp_path / "file").write_bytes(LARGE)
+
+    def without_blocks(request: Request) -> Answer:
+        if "comp=blocklist" not in request.target:
+            return forward(request)
+        body = b"<?xml version='1.0'?><Error><Code>InvalidBlockList</Code><Message>gone</Message></Error>"
+        return Answer(status=400, headers={"x-ms-error-code": "InvalidBlockList"}, body=body)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(server, "forward", without_blocks)
+        with pytest.raises(StorageUnavailable, match="lost the upload; try again"):
+            storage.upload("a", tmp_path / "file")
+    assert storage.upload("a", tmp_path / "file") == handle_of("a", LARGE)
+
+
+def test_a_copy_within_the_server_moves_no_bytes(server: FaultyProxy) -> None:
+    storage, target = fresh(), fresh()
+    handle = storage.create("large", LARGE)
+    before = len(server.requests)
+    assert target.copy_from(storage, handle, "here") == handle_of("here", LARGE)
+    assert all(len(r.body) < 2000 and r.method != "GET" for r in server.requests[before:])
+    assert target.checksum("here") == handle.crc32c
+    storage.delete("large")
+    assert target.read("here") == LARGE
+    with pytest.raises(NotFound, match="large"):
+        target.copy_from(storage, handle, "there")
+    storage.create("large", NEW)
+    with pytest.raises(CorruptFile, match=f"expected {len(LARGE)} bytes"):
+        target.copy_from(storage, handle, "there")
+    assert [info.path for info in target.list("")] == ["here"]
+
+
+def test_of_many_deletes_a_failure_is_told(server: FaultyProxy, monkeypatch: pytest.MonkeyPatch) -> None:
+    storage, forward = fresh(), server.forward
+    storage.create("a", NEW)
+
+    def refused(request: Request) -> Answer:
+        answer = forward(request)
+        body = answer.body.replace(b"HTTP/1.1 202 Accepted", b"HTTP/1.1 403 Forbidden")
+        return Answer(status=answer.status, headers=answer.headers, body=body)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(server, "forward", refused)
+        with pytest.raises(PermissionRefused, match="Storage Blob Data Contributor"):
+            storage.delete_many(["a"])
+
+
+class _Answer:
+    """What the SDK's errors need of an answer."""
+
+    reason, headers, content_type = "", dict[str, str](), ""
+
+    def __init__(self, status: int) -> None:
+        self.status_code = status
+
+    def text(self) -> str:
+        return ""
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "error", "says"),
+    [
+        (403, "AuthenticationFailed", UsageError, "the credentials are refused: renew them"),
+        (403, "AuthorizationFailure", PermissionRefused, "Storage Blob Data Contributor"),
+        (403, "AuthorizationPermissionMismatch", PermissionRefused, "wait some minutes"),
+        (404, "ContainerNotFound", UsageError, "create it first"),
+        (404, "BlobNotFound", NotFound, "does not exist"),
+        (409, "BlobAlreadyExists", PreconditionFailed, "another process"),
+        (412, "ConditionNotMet", PreconditionFailed, "another process"),
+        (412, "LeaseIdMissing", StorageUnavailable, "HTTP 412 LeaseIdMissing; check the network"),
+        (503, "ServerBusy", StorageUnavailable, "HTTP 503 ServerBusy for 180 s; check the network"),
+    ],
+)
+def test_each_refusal_has_an_error_with_its_next_step(
+    server: FaultyProxy, status: int, code: str, error: type[CairnError], says: str
+) -> None:
+    answer: Any = HttpResponseError(message="secret", response=_Answer(status))
+    answer.error_code = code
+    storage = fresh()
+    made = storage._translate("read 'a'", storage._failure_of(answer), None)
+    assert isinstance(made, error) and says in str(made) and "secret" not in str(made)
+
+
+def test_other_errors_of_the_sdk(server: FaultyProxy) -> None:
+    storage = fresh()
+    made = storage._failure_of(ClientAuthenticationError("no login"))
+    assert made.refused is not None and "AZURE_STORAGE_ACCOUNT" in made.refused[1]
+    assert storage._failure_of(ServiceRequestError("lost")).may_have_effect
+    assert storage._failure_of(KeyError()).kind == "unknown"
+
+
+def test_urls_and_logins(server: FaultyProxy, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    url = "abfss://box@acc.dfs.core.windows.net/state"
+
+    def credential(url: str, **login: str) -> Any:
+        file = tmp_path / uuid4().hex
+        file.write_text(json.dumps(login))
+        storage: Any = open_storage(url, credentials={"CAIRN_AZURE_LOGIN": str(file)})
+        file.unlink()  # The login is read while the file exists.
+        assert storage.url == url
+        client = storage._container()
+        assert client.url.startswith("https://acc.blob.core.windows.net/box")
+        return client.credential or client.url
+
+    assert credential(url, AZURE_STORAGE_KEY=KEY).account_key == KEY
+    assert credential("az://box", AZURE_STORAGE_ACCOUNT="acc", AZURE_STORAGE_KEY=KEY).account_name == "acc"
+    assert credential(url, AZURE_STORAGE_SAS_TOKEN="sv=1&sig=s").endswith("box?sv=1&sig=s")
+    service = {"AZURE_TENANT_ID": "t", "AZURE_CLIENT_ID": "c", "AZURE_CLIENT_SECRET": "s"}
+    assert isinstance(credential(url, **service), ClientSecretCredential)
+    assert isinstance(credential(url), DefaultAzureCredential)
+    for wrong in ("az://box@acc/state", "abfss://box/state"):
+        with pytest.raises(UsageError, match="not a container"):
+            open_storage(wrong)
+    with monkeypatch.context() as patch:
+        patch.delenv(VARIABLE)
+        with pytest.raises(UsageError, match="az://box names no account; expected a login"):
+            open_storage("az://box").read("a")
+        patch.setenv(VARIABLE, f"AccountKey={KEY}")
+        with pytest.raises(UsageError, match="AZURE_STORAGE_CONNECTION_STRING is not usable") as raised:
+            open_storage("az://box").read("a")
+        assert KEY not in str(raised.value)
+    assert os.environ[VARIABLE]
