@@ -49,7 +49,7 @@ def check(
     refuse_nothing(storage, root, pipeline)
     if checksums and not isinstance(storage, TellsChecksums):
         raise UsageError(
-            f"--checksums is for S3, which keeps checksums outside of its listings; {storage.url} is no such storage\nLeave the option out"
+            f"--checksums is for S3 and Azure, which keep checksums outside of their listings; {storage.url} is no such storage\nLeave the option out"
         )
     which = None if checkpoint is None else {Coordinator(storage, pipeline).record(checkpoint).id}
     with work_folder("verify") as work, progress("checking", "shards") as on_progress:
