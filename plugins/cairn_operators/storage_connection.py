@@ -18,6 +18,8 @@ from airflow.sdk import BaseHook
 from airflow.sdk.exceptions import AirflowFailException
 from airflow.sdk.log import mask_secret
 
+from state_backend.values.environment import Variable
+
 _PREFIX = "extra__google_cloud_platform__"  # Airflow 2 put this prefix before each field's name.
 _PROFILE = "cairn-connection"
 # The fields of connections that Cairn does not support, by the connection's type.
@@ -144,7 +146,7 @@ def _microsoft(conn_id: str, connection: Any, fields: Mapping[str, Any], folder:
     ):
         if name in given:
             mask_secret(given[name])
-    return {"CAIRN_AZURE_LOGIN": _private_file(folder / "login.json", json.dumps(given))}
+    return {Variable.AZURE_LOGIN: _private_file(folder / "login.json", json.dumps(given))}
 
 
 def _private_file(file: Path, text: str) -> str:
