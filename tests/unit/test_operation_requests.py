@@ -24,6 +24,7 @@ from cairn_operators import (
     backfill_pipeline,
     trial_pipeline,
 )
+from cairn_operators.request_of import request_of
 from state_backend.values.records import Permissions, RunRef
 from state_backend.values.requests import (
     REQUESTS,
@@ -185,6 +186,37 @@ def test_a_signature_has_the_names_and_defaults_of_its_request(
     assert {*defaults} <= {*shared}, "a default that no longer differs by name"
     stated = {name for name, field in shared.items() if name in defaults and theirs[field] == own[name]}
     assert not stated, f"these are the same by now: {stated}"
+
+
+NAMED: Any = {"code": "m:P", "root": "/r", "pipeline": "p"}
+STARTED: Any = {"first": "2024-01-01", "last": "2024-01-02", "every": timedelta(hours=1)}
+OF_RUN: Any = {"run": RUN, "start": START, "end": START, "attempt": "a", "permissions": ALLOWED}
+# The operator, what only the task has, the request, what only the request has, and what both have.
+ARGUMENTS: list[tuple[Callable[..., Any], Any, type[Any], Any, Any]] = [
+    (ProcessIntervalOperator, {}, ProcessInterval, OF_RUN, {**NAMED, "mode": "full"}),
+    (RunIntervalsOperator, {}, RunRange, {"permissions": ALLOWED}, {**NAMED, **STARTED, "mode": "full"}),
+    (
+        TryCodeOperator,
+        {},
+        TryCode,
+        {},
+        {**NAMED, **STARTED, "trial": "t", "match": "k", "keep_for": timedelta(hours=1)},
+    ),
+    (PromoteTrialOperator, {"how": "no"}, PromoteTrial, {}, {**NAMED, "trial": "t"}),
+    (SavepointOperator, {}, TakeSavepoint, {}, {"code": "m:P", "root": "/r", "checkpoint": "1", "folder": "/s"}),
+    (ValidateStateOperator, {}, Validate, {"attempt": "a"}, {**NAMED, "checkpoint": "1", "docs": "/d", "fast": True}),
+    (RestoreStateOperator, {"target": "5"}, Restore, {}, {**NAMED, "claim": "CLAIM", "allow_stale": True}),
+    (RestoreStateOperator, {"target": "5", "code": "m:P"}, Fork, {}, {"root": "/r", "pipeline": "p", "fork_as": "x"}),
+    (SweepStateOperator, {}, Sweep, {}, {"root": "/r", "pipeline": "p", "min_age": timedelta(hours=1)}),
+]
+
+
+@pytest.mark.parametrize(("operator", "of_task", "kind", "of_request", "both"), ARGUMENTS)
+def test_an_argument_of_a_task_is_the_field_of_its_name(
+    operator: Callable[..., Any], of_task: Any, kind: type[Any], of_request: Any, both: Any
+) -> None:
+    """A field without an argument has its default, though Airflow's ``BaseOperator`` has a method ``dry_run``."""
+    assert request_of(kind, operator(task_id="t", **of_task, **both), **of_request) == kind(**of_request, **both)
 
 
 OPERATOR: Any = {"task_id": "t", "code": "m:P", "root": "/r"}
