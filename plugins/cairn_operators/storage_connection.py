@@ -18,8 +18,6 @@ from airflow.sdk import BaseHook
 from airflow.sdk.exceptions import AirflowFailException
 from airflow.sdk.log import mask_secret
 
-from state_backend.values.environment import Variable
-
 _PREFIX = "extra__google_cloud_platform__"  # Airflow 2 put this prefix before each field's name.
 _PROFILE = "cairn-connection"
 # The fields of connections that Cairn does not support, by the connection's type.
@@ -122,6 +120,8 @@ def _amazon(
 
 def _microsoft(conn_id: str, connection: Any, fields: Mapping[str, Any], folder: Path) -> dict[str, str]:
     """Return the variable of a `wasb` connection, whose fields are those of Airflow's Microsoft provider."""
+    from state_backend.values.environment import Variable
+
     login, secret = connection.login or "", connection.password or fields.get("shared_access_key")
     host = (connection.host or "").removeprefix("https://").partition("/")[0]
     values = {
