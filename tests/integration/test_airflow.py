@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import signal
 import stat
 import subprocess
@@ -31,6 +32,7 @@ from state_backend.checkpoint.savepoints import read_savepoint
 from state_backend.values.records import Record
 from tests.oracles.aircraft import expected, row_order
 from tests.support.airflow_on_postgres import airflow_on_postgres
+from tests.support.azure_server import BUCKET, VARIABLE, azure_server
 from tests.support.checkpoints import day as tally_day
 from tests.support.http_listener import http_listener
 from tests.support.local_stack import AirflowClient, AirflowServer, RestError, SparkConnectServer, running_drivers
@@ -100,11 +102,24 @@ data = os.environ["CAIRN_DATA"]
 dag = backfill_pipeline("aircraft_range", "pipelines.aircraft:AIRCRAFT", f"file://{data}/range", pipeline="aircraft",
                         every=timedelta(days=1), validate={"docs": f"{data}/range-docs"}, backfill={"spark_conf": {"@AZURE@": "@KEY@", "spark.sql.shuffle.partitions": 2}})
 """
+ON_AZURE = f"az://{BUCKET}/airflow"
 AZURE, KEY = "spark.hadoop.fs.azure.account.key.store.dfs.core.windows.net", "bm90LWEtcmVhbC1rZXk="
 
 
 @pytest.fixture(scope="module")
-def airflow(data: Path, connect: SparkConnectServer, pages: tuple[str, list[str]]) -> Iterator[AirflowServer]:
+def azurite() -> Iterator[str | None]:
+    """The connection string of a server that stands in for Azure; None without Node."""
+    if shutil.which("npm") is None:
+        yield None
+        return
+    with azure_server():
+        yield os.environ[VARIABLE]
+
+
+@pytest.fixture(scope="module")
+def airflow(
+    data: Path, connect: SparkConnectServer, pages: tuple[str, list[str]], azurite: str | None
+) -> Iterator[AirflowServer]:
     """One Airflow and one Spark server for all tests of this file; the DAGs are the repository's and the tests' own."""
     dags = data / "dags"
     dags.mkdir()
@@ -116,6 +131,9 @@ def airflow(data: Path, connect: SparkConnectServer, pages: tuple[str, list[str]
         "AIRFLOW__CORE__DAGS_FOLDER": str(dags),
         "CAIRN_TALLY": str(data / "tally"),
         "PAGER_URL": pages[0],
+        "CAIRN_TALLY_AZURE": ON_AZURE if azurite else "",
+        "AIRFLOW_CONN_AZURITE": json.dumps({"conn_type": "wasb", "extra": {"connection_string": azurite}}),
+        VARIABLE: "",
         "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "plugins"), str(data / "plugins")]),
     }
     dag_ids = [
@@ -131,6 +149,7 @@ def airflow(data: Path, connect: SparkConnectServer, pages: tuple[str, list[str]
         "tally_halves",
         "tally_alarms",
         "created_0",
+        *(["tally_azure"] if azurite else []),
     ]
     with airflow_on_postgres(data, env, dags=dag_ids) as server:
         yield server
@@ -599,6 +618,20 @@ def test_days_in_order_with_a_failing_try_interrupted_and_continued(five_days: t
     assert any("waiting, without a worker slot" in days.process_log(n) for n in range(2, DAYS + 1))
     assert days.mine(DAYS) == days.undisturbed(DAYS)
     days.assert_one_at_a_time()
+
+
+def test_days_on_azure_with_the_login_of_a_connection(tally: Callable[[str], Tally], azurite: str | None) -> None:
+    """The state of each day is that of a disk. No process but the test's has the login in its environment."""
+    if azurite is None:
+        pytest.skip("npm is missing, which installs Azurite: apt-get install nodejs npm")
+    days = tally("tally_azure")
+    for n in range(1, DAYS + 1):
+        days.input(n, {"every": n, f"even{n % 2}": 1, f"only{n}": 2})
+    days.backfill(1, DAYS)
+    assert days.wait(range(1, DAYS + 1)) == {"success"}
+    found = [record.content.digest for record in read_log(open_storage(f"{ON_AZURE}/tally_azure")).completed()]
+    assert found == [digest for _, (digest, _) in sorted(days.undisturbed(DAYS).items())]
+    assert "AccountKey" not in days.process_log(DAYS)
 
 
 def test_a_cleared_day_with_the_same_result_lets_tomorrow_pass(five_days: tuple[Tally, list[Record]]) -> None:

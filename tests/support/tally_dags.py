@@ -25,11 +25,10 @@ def tally(name: str, **more: object) -> DAG:
     dag = stateful_pipeline(
         name,
         code="unused:TALLY",
-        root=ROOT,
         start_date=START,
         process={**WAITING, **RETRIES},
         checkpoint=RETRIES,
-        **{"schedule": DAILY, **more},
+        **{"schedule": DAILY, "root": ROOT, **more},
     )
     dag.get_task("process").driver_module = DRIVER
     return dag
@@ -51,6 +50,10 @@ scheduled = tally(
     max_active_runs=2,
     is_paused_upon_creation=True,
 )
+
+# On a storage server, with the login of a connection; only where the tests have the server.
+if root := os.environ.get("CAIRN_TALLY_AZURE"):
+    on_azure = tally("tally_azure", root=root, storage_conn_id="azurite", max_active_runs=4)
 
 # A real pipeline on Spark, whose first task is killed when its driver is done.
 killed = stateful_pipeline(
