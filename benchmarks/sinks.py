@@ -33,7 +33,7 @@ from pyiceberg.types import LongType, NestedField, StringType, TimestamptzType
 
 from cairn import Interval, sinks
 from cairn.sinks.table_sink import Publication
-from local_stack.postgres import Postgres
+from local_stack.postgres_server import Postgres
 
 START = datetime(2024, 1, 1, tzinfo=UTC)
 HOUR = timedelta(hours=1)

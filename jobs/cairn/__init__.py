@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from cairn.trials.promote_trial import plan_promotion, promote_past
     from cairn.trials.try_code import try_code
     from state_backend.adapters.rocks import EngineOptions
-    from state_backend.shard.changelog import ChangelogOptions
+    from state_backend.shard.changelog_store import ChangelogOptions
     from state_backend.values.retention import AllOf, AnyOf, KeepLast, KeepPerDay, KeepQuarantined, KeepYounger
     from state_backend.values.schedule import Cron
 
@@ -61,7 +61,7 @@ __all__ = [
 
 _MODULES = {
     "ChangeExpectations": "cairn.change_expectations",
-    "ChangelogOptions": "state_backend.shard.changelog",
+    "ChangelogOptions": "state_backend.shard.changelog_store",
     "Cron": "state_backend.values.schedule",
     "EngineOptions": "state_backend.adapters.rocks",
     "Interval": "cairn.pipeline",

@@ -11,7 +11,7 @@ from cairn.change_expectations import ChangeExpectations
 from cairn.rows.column_names import plain_name
 from state_backend.adapters.rocks import MIB, EngineOptions
 from state_backend.formats.paths import check_name
-from state_backend.shard.changelog import ChangelogOptions
+from state_backend.shard.changelog_store import ChangelogOptions
 from state_backend.values.errors import UsageError
 from state_backend.values.intervals import Interval, to_ms
 from state_backend.values.key_groups import check_parallelism

@@ -20,7 +20,7 @@ from cairn.command.airflow_rest import ADMIN, AirflowRest, Backfill, RestError
 from cairn.spark.local_server_secret import kept_secret, new_secret
 from local_stack.owned_process import OwnedProcesses, Server, claim_port
 from local_stack.patience import Patience
-from local_stack.postgres import Postgres, PostgresUnavailable
+from local_stack.postgres_server import Postgres, PostgresUnavailable
 from local_stack.progress_lines import fold
 
 __all__ = ["AirflowClient", "AirflowServer", "RestError", "parse_time"]

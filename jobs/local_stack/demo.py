@@ -22,13 +22,13 @@ from typing import Any
 
 from cairn.command.airflow_rest import ADMIN
 from local_stack.airflow_server import AirflowClient, AirflowServer, RestError, parse_time, task_log
+from local_stack.connect_server import SparkConnectServer
 from local_stack.demo_report import DayResult, sums_of, table_of, verdict_of
 from local_stack.host_check import problems
 from local_stack.owned_process import OwnedProcesses
 from local_stack.patience import Patience
 from local_stack.progress_lines import ProgressLines, fold
 from local_stack.running_driver import RunningDriver
-from local_stack.spark_server import SparkConnectServer
 from state_backend.adapters.open_storage import open_storage
 from state_backend.checkpoint.log import read_log
 from state_backend.values.environment import Variable

@@ -217,7 +217,7 @@ class ProcessIntervalOperator(DriverOperator):
         self, context: Any, start: datetime, end: datetime, alone_since_ms: int | None
     ) -> tuple[Log, Go | Wait]:
         """Ask Airflow for the runs of the interval before, read the log, and decide to process the interval or to wait."""
-        from cairn_operators.airflow_runs import is_earlier_blocked, is_earlier_running, predecessor_runs
+        from cairn_operators.earlier_runs import is_earlier_blocked, is_earlier_running, predecessor_runs
         from cairn_operators.predecessor import Refuse, Wait, plan_start
         from state_backend.adapters.open_storage import open_storage
         from state_backend.checkpoint.log import read_newest

@@ -10,7 +10,7 @@ from airflow.sdk import XComArg
 from airflow.sdk.exceptions import AirflowFailException
 from airflow.sdk.observability import stats
 
-from cairn_operators.data_docs import DataDocsLink
+from cairn_operators.data_docs_link import DataDocsLink
 from cairn_operators.data_interval import is_due_in
 from cairn_operators.driver_operator import DriverOperator
 from cairn_operators.pipeline_asset import pipeline_asset

@@ -33,20 +33,20 @@ def get_provider_info() -> dict[str, Any]:
                 "python-modules": [
                     f"cairn_operators.{module}"
                     for module in (
-                        "backfill",
+                        "range_tasks",
                         "commit_checkpoint",
                         "process_data_interval",
                         "restore_state",
                         "savepoint",
                         "sweep_state",
-                        "try_code",
+                        "trial_tasks",
                         "validate_state",
                     )
                 ],
             }
         ],
         "integrations": [{"integration-name": "Cairn", "external-doc-url": "", "tags": ["software"]}],
-        "extra-links": ["cairn_operators.data_docs.DataDocsLink"],
+        "extra-links": ["cairn_operators.data_docs_link.DataDocsLink"],
     }
 
 

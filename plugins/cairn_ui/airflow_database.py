@@ -17,7 +17,7 @@ from airflow.utils.session import create_session
 from sqlalchemy import func, select
 
 from cairn_operators.storage_connection import storage_credentials
-from cairn_ui.find_pipelines import PipelineRef, all_pipelines
+from cairn_ui.pipelines_of_dags import PipelineRef, all_pipelines
 from state_backend.adapters.open_storage import join_url, open_storage
 from state_backend.ports.storage import Storage
 from state_backend.values.airflow_runs import UNFINISHED, DagSchedule

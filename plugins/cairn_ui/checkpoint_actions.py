@@ -7,10 +7,10 @@ import shlex
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from cairn_ui.find_pipelines import PipelineRef
+from cairn_ui.pipelines_of_dags import PipelineRef
 from state_backend.checkpoint.log import Log
 from state_backend.checkpoint.newest_state import newest_state
-from state_backend.inspection.status import with_refused_bases
+from state_backend.inspection.pipeline_status import with_refused_bases
 from state_backend.values.airflow_commands import backfill_command
 from state_backend.values.errors import Rerun
 from state_backend.values.records import Record

@@ -11,7 +11,7 @@ from airflow.api_fastapi.core_api.security import requires_access_view
 from fastapi import Depends, FastAPI, HTTPException, Request
 from fastapi.responses import FileResponse, HTMLResponse, Response
 
-from cairn_operators.data_docs import URL_PREFIX, add_style, docs_root, page_in
+from cairn_operators.data_docs_link import URL_PREFIX, add_style, docs_root, page_in
 from cairn_ui import shown_page
 from cairn_ui.access import Asks
 from cairn_ui.data_docs import page_at, pages_in

@@ -9,8 +9,8 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
 from starlette.exceptions import HTTPException as AnyHTTPException
 
-from cairn_ui.find_pipelines import PipelineRef
 from cairn_ui.next_steps import after_error
+from cairn_ui.pipelines_of_dags import PipelineRef
 from cairn_ui.shown_page import page_of
 
 

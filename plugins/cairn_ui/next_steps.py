@@ -6,7 +6,7 @@ import shlex
 from typing import NamedTuple
 from urllib.parse import quote
 
-from cairn_ui.find_pipelines import PipelineRef
+from cairn_ui.pipelines_of_dags import PipelineRef
 from state_backend.values.airflow_runs import DagSchedule
 from state_backend.values.intervals import Interval, format_instant
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from fastapi.responses import Response
 
-from cairn_ui import airflow_database, airflow_runs, shown_page
+from cairn_ui import airflow_database, database_runs, shown_page
 from cairn_ui.broken_since import (
     Broken,
     Trouble,
@@ -25,7 +25,7 @@ from cairn_ui.read_logs import NotAnswered, Reading
 from cairn_ui.run_bars import MOST, bars_of
 from cairn_ui.shown_page import PipelinePage, Shown, router, written_ms
 from cairn_ui.waiting_dags import waiting_dags
-from state_backend.inspection.status import following_interval
+from state_backend.inspection.pipeline_status import following_interval
 from state_backend.values.airflow_commands import heal_command
 from state_backend.values.airflow_runs import DagRun
 from state_backend.values.errors import CairnError
@@ -68,12 +68,12 @@ def _runs(page: PipelinePage, reading: Reading) -> dict[str, Any]:
     last: tuple[DagRun, ...] = ()
     after: tuple[DagRun, ...] = ()
     if ref.dag_id is not None:
-        last = airflow_runs.last_runs([ref.dag_id], MOST)[ref.dag_id]
-        after = airflow_runs.runs_after(ref.dag_id, until, _RUNS_AFTER)
+        last = database_runs.last_runs([ref.dag_id], MOST)[ref.dag_id]
+        after = database_runs.runs_after(ref.dag_id, until, _RUNS_AFTER)
     expected = None if usable is None else following_interval(log, usable.content.interval)
     later = [one for one in unusable if until is None or one.interval.start >= until]
     broken = broken_since(later, after, expected, page.schedule, now)
-    waiting = waiting_dags(asset, *airflow_runs.scheduled_by_assets(), ref.dag_id)
+    waiting = waiting_dags(asset, *database_runs.scheduled_by_assets(), ref.dag_id)
     run_id, command = run_to_explain(broken, last), None
     if broken is not None and ref.dag_id is not None:
         to = format_instant(broken.last.start)

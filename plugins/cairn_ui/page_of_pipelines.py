@@ -9,11 +9,11 @@ from urllib.parse import quote
 from fastapi import Request
 from fastapi.responses import RedirectResponse, Response
 
-from cairn_ui import airflow_database, airflow_runs, next_steps, shown_page
+from cairn_ui import airflow_database, database_runs, next_steps, shown_page
 from cairn_ui.access import Asks
 from cairn_ui.broken_since import newest_words, unusable_checkpoints
-from cairn_ui.find_pipelines import PipelineRef
 from cairn_ui.pipeline_overview import OverviewRow, furthest, overview_row, worst_first
+from cairn_ui.pipelines_of_dags import PipelineRef
 from cairn_ui.read_logs import Look, NotAnswered
 from cairn_ui.render_template import HEADERS
 from cairn_ui.run_bars import MOST, bars_of
@@ -41,7 +41,7 @@ def of_dag(request: Request, rights: Asks, dag_id: str) -> Response:
 def _list(request: Request, refs: list[PipelineRef], dag_id: str | None) -> Response:
     now, looks = datetime.now(UTC), shown_page.reader.look_at_all(refs)
     dag_ids = {r.dag_id for r in refs if r.dag_id is not None}
-    schedules, runs = airflow_database.schedules_of(dag_ids), airflow_runs.last_runs(dag_ids, MOST)
+    schedules, runs = airflow_database.schedules_of(dag_ids), database_runs.last_runs(dag_ids, MOST)
     rows = [_row(ref, looks[ref.key], schedules.get(ref.dag_id or ""), runs.get(ref.dag_id or ""), now) for ref in refs]
     return shown_page.page_of(
         request,

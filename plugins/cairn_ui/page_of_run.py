@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 from fastapi import HTTPException, Request
 from fastapi.responses import Response
 
-from cairn_ui import airflow_runs, next_steps, shown_page
+from cairn_ui import database_runs, next_steps, shown_page
 from cairn_ui.access import Asks, Rights
 from cairn_ui.broken_since import tries_to_explain
-from cairn_ui.find_pipelines import PipelineRef
 from cairn_ui.log_pages import ids_of_run
+from cairn_ui.pipelines_of_dags import PipelineRef
 from cairn_ui.read_logs import Look, NotAnswered
 from cairn_ui.run_timeline import timeline_of
 from cairn_ui.shown_page import router
@@ -45,12 +45,12 @@ def of_task(request: Request, rights: Asks, dag_id: str, task_id: str, run_id: s
 def _run(request: Request, rights: Rights, dag_id: str, run_id: str, task_id: str | None) -> Response:
     if not rights.may_read_dag(dag_id):
         raise HTTPException(403, "You may not read this DAG")
-    run = airflow_runs.run_of(dag_id, run_id)
+    run = database_runs.run_of(dag_id, run_id)
     if run is None:
         raise HTTPException(404, "Airflow has no such run of this DAG")
     refs = rights.readable(ref for ref in shown_page.dags.pipelines() if ref.is_of(dag_id))
     looks = shown_page.reader.look_at_all(refs)
-    now, tries = datetime.now(UTC), airflow_runs.tries_of(dag_id, run_id)
+    now, tries = datetime.now(UTC), database_runs.tries_of(dag_id, run_id)
     own = next((ref for ref in refs if ref.dag_id == dag_id), None)
     return shown_page.page_of(
         request,
@@ -117,7 +117,7 @@ def failed_tries(
     A reason is missing if the log can't be read within two seconds. A later call may have it.
     """
     dag_id = ref.dag_id or ""
-    failed = tries_to_explain(airflow_runs.tries_of(dag_id, run_id) if tries is None else tries)
+    failed = tries_to_explain(database_runs.tries_of(dag_id, run_id) if tries is None else tries)
     found: dict[TaskTry, str | None] = {}
     if failed and rights.may_read_logs(dag_id):
         with suppress(NotAnswered):

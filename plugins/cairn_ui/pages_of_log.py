@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from fastapi import Query
 from fastapi.responses import Response
 
-from cairn_ui.lineage import place
+from cairn_ui.lineage_graph import place
 from cairn_ui.log_pages import ids_of_page
 from cairn_ui.phases import phases_of
 from cairn_ui.read_logs import Reading

@@ -8,10 +8,10 @@ from fastapi import HTTPException
 from fastapi.responses import Response
 
 from cairn_ui import airflow_database, next_steps
-from cairn_ui.find_pipelines import PipelineRef
+from cairn_ui.pipelines_of_dags import PipelineRef
 from cairn_ui.read_logs import Reading
 from cairn_ui.shown_page import Shown, router
-from cairn_ui.trials import commands_of, differs, headline
+from cairn_ui.trial_summary import commands_of, differs, headline
 from state_backend.adapters.open_storage import join_url
 from state_backend.checkpoint.log import read_log
 from state_backend.checkpoint.trials import intervals_of_trial, root_of_trial, trials_in, trials_url

@@ -8,14 +8,14 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Literal, NamedTuple
 
 from cairn_ui.broken_since import GRACE, lag_of
-from cairn_ui.find_pipelines import PipelineRef
 from cairn_ui.next_steps import Step, after_failed_read
+from cairn_ui.pipelines_of_dags import PipelineRef
 from cairn_ui.read_logs import Look, Reading, Stored
 from cairn_ui.run_bars import Bars
 from state_backend.checkpoint.log import Log
 from state_backend.checkpoint.newest_state import newest_of, newest_state, valid_states
 from state_backend.inspection.describe import describe_entry, load_states, state_of
-from state_backend.inspection.status import describe_status
+from state_backend.inspection.pipeline_status import describe_status
 from state_backend.values.airflow_commands import backfill_command, heal_command, local_command
 from state_backend.values.airflow_runs import DagSchedule
 from state_backend.values.frozen import frozen

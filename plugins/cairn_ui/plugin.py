@@ -36,7 +36,7 @@ class Mounted:
 # Modules that Cairn's tasks import in every run, which costs half a second of CPU per run. The scheduler can import
 # these modules before it forks workers: none of them opens a connection, starts a thread, or belongs to a pipeline.
 _NEEDED_BY_TASKS = (
-    "cairn_operators.airflow_runs",
+    "cairn_operators.earlier_runs",
     "cairn_operators.predecessor",
     "cairn_operators.previous_checkpoint_trigger",
     "state_backend.values.requests",

@@ -16,11 +16,11 @@ from concurrent.futures import Future
 from datetime import datetime
 from typing import Any, TypeVar
 
-from cairn_ui.find_pipelines import PipelineRef
+from cairn_ui.pipelines_of_dags import PipelineRef
 from state_backend.checkpoint.log import Log, read_log
 from state_backend.checkpoint.parallel import at_once
 from state_backend.formats import paths
-from state_backend.inspection.status import Status, status_of
+from state_backend.inspection.pipeline_status import Status, status_of
 from state_backend.ports.storage import Storage
 from state_backend.values.errors import CairnError, CorruptRecord
 from state_backend.values.frozen import frozen

@@ -13,11 +13,11 @@ from airflow.api_fastapi.core_api.security import requires_access_view
 from fastapi import APIRouter, Depends, HTTPException, Request
 from fastapi.responses import HTMLResponse, Response
 
-from cairn_operators.data_docs import docs_root
-from cairn_ui import airflow_database, airflow_runs, next_steps
+from cairn_operators.data_docs_link import docs_root
+from cairn_ui import airflow_database, database_runs, next_steps
 from cairn_ui.access import Asks, Rights
 from cairn_ui.data_docs import of_checkpoints
-from cairn_ui.find_pipelines import PipelineRef
+from cairn_ui.pipelines_of_dags import PipelineRef
 from cairn_ui.read_logs import Look, NotAnswered, Reader, Reading
 from cairn_ui.render_template import HEADERS, render
 from state_backend.checkpoint.log import Log
@@ -34,7 +34,7 @@ router = APIRouter(
 )
 reader = Reader(airflow_database.open_folder)
 dags = airflow_database.DagsInDatabase()
-reasons = airflow_runs.Reasons()
+reasons = database_runs.Reasons()
 
 
 def base_of(request: Request) -> str:
@@ -93,7 +93,7 @@ class PipelinePage:
 
     def runs_there(self, rows: Iterable[Mapping[str, Any]]) -> set[str]:
         """Return the ids of those runs of rows that Airflow still has: a link to a deleted run would show an error."""
-        return airflow_runs.runs_there(self.ref.dag_id, {row["run"]["run_id"] for row in rows if row["run"]})
+        return database_runs.runs_there(self.ref.dag_id, {row["run"]["run_id"] for row in rows if row["run"]})
 
     def show(self, template: str, make: Callable[[Reading], Any] | None = None, **values: Any) -> Response:
         """Render the page. `make` returns the template's `view`."""

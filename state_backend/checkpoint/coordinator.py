@@ -50,9 +50,9 @@ from state_backend.checkpoint.log import (
 from state_backend.checkpoint.newest_state import checkpoint_named, no_checkpoint, overtaken
 from state_backend.checkpoint.output_schemas import spelling
 from state_backend.checkpoint.parallel import at_once
+from state_backend.checkpoint.plan_retention import DEFAULT_POLICY, held_in_quarantine, with_retention
 from state_backend.checkpoint.quarantine_consequences import computed_without, hidden_by_release
 from state_backend.checkpoint.record_reader import RecordReader
-from state_backend.checkpoint.retention import DEFAULT_POLICY, held_in_quarantine, with_retention
 from state_backend.formats import paths, record_codec
 from state_backend.formats.types import names_and_types, parse_struct
 from state_backend.ports.storage import KeepsRoom, Storage, lists_late

@@ -28,7 +28,7 @@ from state_backend.checkpoint.forgotten_keys import check_commit
 from state_backend.checkpoint.lineage import choose_base, is_forgiven, overlapping_outputs, reproduces, stale_marks
 from state_backend.checkpoint.log import Log, attempt_of, base_of, interval_of, kind_of, run_of
 from state_backend.checkpoint.output_schemas import with_schemas
-from state_backend.checkpoint.retention import DEFAULT_POLICY, plan_retention, with_retention, with_schedule
+from state_backend.checkpoint.plan_retention import DEFAULT_POLICY, plan_retention, with_retention, with_schedule
 from state_backend.formats import paths
 from state_backend.values.errors import (
     BaseMoved,

@@ -13,7 +13,7 @@ ALLOWED = {
     "state_backend/adapters/work_folders.py": "cairn-work-",
     "state_backend/adapters/rocks.py": "cairn-cache-",
     "plugins/cairn_operators/warm_driver.py": "cairn-warm-",
-    "jobs/local_stack/postgres.py": "cairn-pg-",
+    "jobs/local_stack/postgres_server.py": "cairn-pg-",
     "plugins/cairn_operators/driver_process.py": "",  # names the temp folder as a working directory
 }
 

@@ -21,9 +21,9 @@ from pathlib import Path
 import pytest
 
 from local_stack.owned_process import OwnedProcesses
-from local_stack.postgres import Postgres
+from local_stack.postgres_server import Postgres
 from state_backend.adapters.open_storage import open_storage
-from state_backend.checkpoint.sweep import sweep
+from state_backend.checkpoint.sweep_files import sweep
 from tests.support.environments import environment_with
 from tests.support.held_days import HeldDay, HeldDays
 from tests.support.layout import REPOSITORY

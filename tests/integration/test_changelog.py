@@ -24,7 +24,7 @@ from state_backend.adapters.open_storage import join_url, open_storage
 from state_backend.adapters.rocks import EngineOptions
 from state_backend.checkpoint.coordinator import Coordinator
 from state_backend.formats import paths
-from state_backend.shard.changelog import ChangelogOptions
+from state_backend.shard.changelog_store import ChangelogOptions
 from state_backend.shard.manifest import manifest_of
 from state_backend.values import errors
 from state_backend.values.records import Record, RunRef, ShardManifest

@@ -22,7 +22,7 @@ from pathlib import Path
 import pytest
 
 from state_backend.adapters.open_storage import open_storage
-from state_backend.checkpoint.sweep import sweep
+from state_backend.checkpoint.sweep_files import sweep
 from state_backend.inspection.verify import verify_pipeline
 from tests.support.held_days import HeldDay, HeldDays
 from tests.support.local_stack import AirflowServer, SparkConnectServer

@@ -29,7 +29,7 @@ from cairn import output_files
 from local_stack.owned_process import free_port
 from state_backend.adapters.open_storage import open_storage
 from state_backend.checkpoint.log import read_log
-from state_backend.inspection.status import status_of
+from state_backend.inspection.pipeline_status import status_of
 from tests.support.browser import browser, log_in, wait_for
 from tests.support.layout import REPOSITORY
 from tests.support.local_stack import AirflowClient

@@ -26,7 +26,7 @@ from state_backend.adapters.object_store import Found, Patience, etag_of, genera
 from state_backend.adapters.s3_storage import S3Storage
 from state_backend.checkpoint import leases
 from state_backend.checkpoint.log import read_log
-from state_backend.checkpoint.sweep import sweep
+from state_backend.checkpoint.sweep_files import sweep
 from state_backend.inspection.verify import verify_files, verify_pipeline
 from state_backend.shard import snapshot
 from state_backend.values.errors import (

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from selenium.webdriver.common.by import By
 
-from cairn_operators.try_code import PROMOTE
+from cairn_operators.trial_tasks import PROMOTE
 from local_stack.demo import pipeline_env
 from state_backend.adapters.open_storage import join_url, open_storage
 from state_backend.checkpoint.log import Log, read_log

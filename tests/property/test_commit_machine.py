@@ -37,13 +37,13 @@ from state_backend.checkpoint import lineage
 from state_backend.checkpoint import log as logs
 from state_backend.checkpoint import newest_state as newest_states
 from state_backend.checkpoint import record_reader as readers
-from state_backend.checkpoint import sweep as sweeping
+from state_backend.checkpoint import sweep_files as sweeping
 from state_backend.checkpoint.coordinator import Coordinator
 from state_backend.checkpoint.forgotten_keys import forgets_of
 from state_backend.checkpoint.log import Log
 from state_backend.checkpoint.record_reader import Fact
 from state_backend.checkpoint.rewind import fork, plan_rewind, rewind
-from state_backend.checkpoint.sweep import sweep
+from state_backend.checkpoint.sweep_files import sweep
 from state_backend.formats import paths
 from state_backend.ports.storage import Storage
 from state_backend.shard.manifest import manifest_of

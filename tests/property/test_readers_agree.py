@@ -46,8 +46,8 @@ from cairn.sinks.table_sink import CHECKPOINT, TableSink
 from cairn.sinks.table_sink import END as END_COLUMN
 from cairn.sinks.table_sink import START as START_COLUMN
 from cairn.testing import PipelineTester
-from cairn_ui.find_pipelines import PipelineRef
 from cairn_ui.pipeline_overview import latest_usable, newest_validated, unvalidated_since
+from cairn_ui.pipelines_of_dags import PipelineRef
 from cairn_ui.read_logs import Reader
 from state_backend.adapters.memory_storage import forget_memory
 from state_backend.adapters.open_storage import join_url, open_storage
@@ -55,7 +55,7 @@ from state_backend.checkpoint import newest_state as newest_states
 from state_backend.checkpoint.log import Log, interval_of, kind_of
 from state_backend.checkpoint.rewind import rewind
 from state_backend.inspection.compare_logs import made_within
-from state_backend.inspection.status import status_of
+from state_backend.inspection.pipeline_status import status_of
 from state_backend.values.errors import CairnError
 from state_backend.values.intervals import format_instant
 from state_backend.values.records import Record, RunRef, SweepRecord

@@ -20,7 +20,7 @@ from state_backend.adapters.local_storage import LocalStorage
 from state_backend.adapters.rocks import EngineOptions
 from state_backend.formats.spark_hash import key_group as key_group_of
 from state_backend.formats.types import parse_struct
-from state_backend.shard.changelog import ChangelogOptions, ShardChangelog
+from state_backend.shard.changelog_store import ChangelogOptions, ShardChangelog
 from state_backend.shard.consolidation import count_bytes
 from state_backend.shard.restore import RestoredShard, restore_shard
 from state_backend.shard.snapshot import (

@@ -14,7 +14,7 @@ import pytest
 from state_backend.adapters.local_storage import LocalStorage
 from state_backend.adapters.rocks import EngineOptions
 from state_backend.adapters.s3_storage import S3Storage
-from state_backend.checkpoint.sweep import sweep
+from state_backend.checkpoint.sweep_files import sweep
 from state_backend.inspection.verify import verify_pipeline
 from state_backend.ports.storage import Storage
 from state_backend.values.errors import StorageUnavailable, UnknownOutcome, ValidationRefused

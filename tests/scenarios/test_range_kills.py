@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from cairn.operations.coordinator_of import coordinator_of
-from state_backend.checkpoint.sweep import sweep
+from state_backend.checkpoint.sweep_files import sweep
 from tests.support.counting import day
 from tests.support.layout import REPOSITORY
 from tests.support.local_stack import SparkConnectServer

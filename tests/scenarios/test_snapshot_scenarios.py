@@ -14,7 +14,7 @@ from state_backend.adapters.rocks import RocksStore
 from state_backend.formats.spark_hash import key_group
 from state_backend.formats.types import parse_struct
 from state_backend.ports.storage import Storage
-from state_backend.shard.changelog import ChangelogOptions
+from state_backend.shard.changelog_store import ChangelogOptions
 from state_backend.state.shard_state import ShardState
 from state_backend.state.state_variables import ValueState
 from state_backend.values.errors import StorageUnavailable

@@ -46,7 +46,7 @@ def test_nothing_is_left_of_a_task_that_failed(
         LocalStorage(tmp_path / "savepoint"), {0: Fault(error=StorageUnavailable("no space"), when="before")}
     )
     monkeypatch.setattr(
-        "cairn.shard_jobs.take_savepoint.open_storage", lambda url: origin.storage if url == origin.url else full
+        "cairn.shard_jobs.write_savepoint.open_storage", lambda url: origin.storage if url == origin.url else full
     )
     with pytest.raises(StorageUnavailable, match="no space"):
         origin.take(tmp_path / "savepoint", format)

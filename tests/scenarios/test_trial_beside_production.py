@@ -18,7 +18,7 @@ from cairn.pipeline import Interval
 from state_backend.adapters.open_storage import join_url, open_storage
 from state_backend.adapters.work_folders import work_folder
 from state_backend.checkpoint.log import read_log
-from state_backend.checkpoint.sweep import sweep
+from state_backend.checkpoint.sweep_files import sweep
 from state_backend.checkpoint.trials import find_trial, remove_trial, root_of_trial, sweep_trials
 from state_backend.inspection.compare_logs import made_within
 from state_backend.inspection.verify import verify_pipeline

@@ -11,7 +11,7 @@ import pytest
 
 from state_backend.adapters.memory_storage import MemoryStorage
 from state_backend.checkpoint.coordinator import Coordinator
-from state_backend.checkpoint.sweep import sweep
+from state_backend.checkpoint.sweep_files import sweep
 from state_backend.formats import paths
 from state_backend.ports.storage import Storage
 from state_backend.values.errors import (

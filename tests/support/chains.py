@@ -10,7 +10,7 @@ from typing import Literal
 
 from state_backend.adapters.rocks import EngineOptions
 from state_backend.ports.storage import Storage
-from state_backend.shard.changelog import ChangelogOptions, ShardChangelog
+from state_backend.shard.changelog_store import ChangelogOptions, ShardChangelog
 from state_backend.shard.consolidation import consolidate, count_bytes
 from state_backend.shard.restore import RestoredShard, restore_shard
 from state_backend.shard.snapshot import (

@@ -14,7 +14,7 @@ from unittest.mock import patch
 from state_backend.adapters.memory_storage import MemoryStorage
 from state_backend.checkpoint import append_record as appending
 from state_backend.checkpoint import coordinator as coordinating
-from state_backend.checkpoint import sweep as sweeping
+from state_backend.checkpoint import sweep_files as sweeping
 from state_backend.formats import paths
 from state_backend.values.errors import (
     AttemptLost,

@@ -17,14 +17,14 @@ from typing import Any
 import google_crc32c
 
 from state_backend.adapters.memory_storage import MemoryStorage
-from state_backend.checkpoint import sweep as sweeping
+from state_backend.checkpoint import sweep_files as sweeping
 from state_backend.checkpoint.coordinator import Coordinator
 from state_backend.checkpoint.leases import give_back, take_lease
 from state_backend.checkpoint.log import Log, attempt_of
 from state_backend.checkpoint.newest_state import newest_state
-from state_backend.checkpoint.retention import DEFAULT_POLICY
+from state_backend.checkpoint.plan_retention import DEFAULT_POLICY
 from state_backend.checkpoint.rewind import rewind
-from state_backend.checkpoint.sweep import sweep
+from state_backend.checkpoint.sweep_files import sweep
 from state_backend.formats import paths, record_codec
 from state_backend.ports.storage import Storage
 from state_backend.values.errors import (

@@ -34,7 +34,7 @@ from state_backend.adapters.rocks import EngineOptions
 from state_backend.checkpoint.coordinator import Coordinator
 from state_backend.checkpoint.log import read_log
 from state_backend.checkpoint.savepoints import read_savepoint
-from state_backend.checkpoint.sweep import sweep
+from state_backend.checkpoint.sweep_files import sweep
 from state_backend.formats import paths
 from state_backend.formats.key_codec import KeyCodec
 from state_backend.formats.schema_evolution import row_reader

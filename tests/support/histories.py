@@ -29,7 +29,7 @@ from typing import Any
 
 from state_backend.adapters.rocks import EngineOptions, RocksStore
 from state_backend.adapters.work_folders import work_folder
-from state_backend.checkpoint.sweep import sweep
+from state_backend.checkpoint.sweep_files import sweep
 from state_backend.checkpoint.trials import sweep_trials
 from state_backend.formats import paths
 from state_backend.values.errors import CairnError

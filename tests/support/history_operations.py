@@ -35,7 +35,7 @@ from state_backend.checkpoint import prepare_content as preparing
 from state_backend.checkpoint.leases import holding
 from state_backend.checkpoint.log import Log, read_log
 from state_backend.checkpoint.rewind import fork, rewind
-from state_backend.checkpoint.sweep import sweep
+from state_backend.checkpoint.sweep_files import sweep
 from state_backend.checkpoint.trials import (
     list_trials,
     read_trial,
@@ -47,7 +47,7 @@ from state_backend.checkpoint.trials import (
 from state_backend.formats import paths
 from state_backend.inspection.state_table import StateSource
 from state_backend.inspection.verify import verify_pipeline
-from state_backend.shard import changelog, manifest, snapshot
+from state_backend.shard import changelog_store, manifest, snapshot
 from state_backend.values.errors import CairnError, CheckpointDropped, CorruptFile, NotFound, StorageUnavailable
 from state_backend.values.intervals import to_ms
 from state_backend.values.records import Permissions, Record, RunRef
@@ -468,7 +468,7 @@ def prepare_process(layout: str) -> None:
     """Jobs of shards run in this process, and leases are noted. ``layout``: "records" hold small states and manifests; "files": state
     lies in files of its own, however small; "manifests": these do too."""
     if layout != "records":
-        snapshot.INLINE_FILE_BYTES = changelog.INLINE_FILE_BYTES = 0
+        snapshot.INLINE_FILE_BYTES = changelog_store.INLINE_FILE_BYTES = 0
     if layout == "manifests":
         manifest.INLINE_MANIFESTS_BYTES = preparing.INLINE_MANIFESTS_BYTES = 0
     taking.run_on_shards = run_here  # type: ignore[assignment]

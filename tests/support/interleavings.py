@@ -45,7 +45,7 @@ from state_backend.checkpoint import log as logs
 from state_backend.checkpoint import record_reader as readers
 from state_backend.checkpoint import rewind as rewinding
 from state_backend.checkpoint import settled_files as settling
-from state_backend.checkpoint import sweep as sweeping
+from state_backend.checkpoint import sweep_files as sweeping
 from state_backend.formats import paths, record_codec
 from state_backend.ports.storage import Storage
 from state_backend.values.errors import AlreadyExists, CairnError, NotFound, PreconditionFailed, UnknownOutcome

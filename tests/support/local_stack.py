@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from cairn.command.airflow_rest import RestError
-from local_stack import airflow_server, spark_server
+from local_stack import airflow_server, connect_server
 from local_stack.owned_process import OwnedProcesses
-from local_stack.postgres import Postgres
+from local_stack.postgres_server import Postgres
 from local_stack.running_driver import RunningDriver
 
 __all__ = ["AirflowClient", "AirflowServer", "RestError", "SparkConnectServer", "running_drivers"]
@@ -99,7 +99,7 @@ class AirflowServer(airflow_server.AirflowServer):
         yield from self.postgres.processes.pids()
 
 
-class SparkConnectServer(spark_server.SparkConnectServer):
+class SparkConnectServer(connect_server.SparkConnectServer):
     """A server with a token, a master and settings of its own, which can be killed."""
 
     def __init__(

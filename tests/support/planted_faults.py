@@ -12,7 +12,7 @@ from typing import Any
 from state_backend.adapters import local_storage
 from state_backend.checkpoint import clean_up_dropped as clean_up
 from state_backend.checkpoint import decide_commit as commit
-from state_backend.checkpoint import sweep
+from state_backend.checkpoint import sweep_files
 from state_backend.values.handles import FileInfo
 
 TIME_NS = time.time_ns  # the clock as it is, before a process skews it
@@ -30,12 +30,12 @@ def without_fence() -> None:
 
 def without_age() -> None:
     """A sweep takes every attempt for dead."""
-    plan = sweep.plan_sweep
+    plan = sweep_files.plan_sweep
 
     def ageless(*arguments: Any, min_age_ms: int, **more: Any) -> Any:
         return plan(*arguments, min_age_ms=-10 * 86_400_000, **more)
 
-    sweep.plan_sweep = ageless
+    sweep_files.plan_sweep = ageless
 
 
 def with_old_listings() -> None:

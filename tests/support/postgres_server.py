@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from local_stack.postgres import Postgres
+from local_stack.postgres_server import Postgres
 
 
 @contextmanager

@@ -11,12 +11,12 @@ from typing import Literal
 from state_backend.adapters.local_storage import LocalStorage
 from state_backend.adapters.rocks import EngineOptions
 from state_backend.checkpoint.coordinator import CommitResult, Coordinator
-from state_backend.checkpoint.retention import DEFAULT_POLICY
+from state_backend.checkpoint.plan_retention import DEFAULT_POLICY
 from state_backend.formats import paths, record_codec
 from state_backend.formats.spark_hash import key_group
 from state_backend.formats.types import parse_struct
 from state_backend.ports.storage import Storage
-from state_backend.shard.changelog import ChangelogOptions, ShardChangelog
+from state_backend.shard.changelog_store import ChangelogOptions, ShardChangelog
 from state_backend.shard.manifest import needed_manifest
 from state_backend.shard.restore import restore_shard
 from state_backend.shard.snapshot import take_snapshot

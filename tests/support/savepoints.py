@@ -7,8 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
-from cairn.shard_jobs.restore_savepoint import RestoreJob
-from cairn.shard_jobs.take_savepoint import SavepointJob
+from cairn.shard_jobs.fill_from_savepoint import RestoreJob
+from cairn.shard_jobs.write_savepoint import SavepointJob
 from state_backend.adapters.local_storage import LocalStorage
 from state_backend.adapters.rocks import EngineOptions
 from state_backend.checkpoint.coordinator import Coordinator

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from state_backend.formats.key_codec import KeyCodec
 from state_backend.formats.types import parse_struct
-from state_backend.shard.changelog import ChangelogOptions
+from state_backend.shard.changelog_store import ChangelogOptions
 from state_backend.state.expiry import expire
 from state_backend.state.shard_state import ShardState
 from state_backend.state.state_variables import ListState, MapState, ValueState

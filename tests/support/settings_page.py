@@ -18,7 +18,7 @@ from cairn.change_expectations import ChangeExpectations
 from cairn.pipeline import Pipeline
 from cairn.testing import PipelineTester
 from state_backend.adapters.rocks import EngineOptions
-from state_backend.shard.changelog import ChangelogOptions
+from state_backend.shard.changelog_store import ChangelogOptions
 from state_backend.values.environment import Variable
 from state_backend.values.retention import RetentionPolicy
 

@@ -15,9 +15,9 @@ from fastapi import FastAPI, HTTPException, Request
 
 from cairn_ui import access as rights
 from cairn_ui import airflow_database as airflow_side
-from cairn_ui import airflow_runs, routes, shown_page
 from cairn_ui import data_docs_routes as docs_routes
-from cairn_ui.find_pipelines import PipelineRef
+from cairn_ui import database_runs, routes, shown_page
+from cairn_ui.pipelines_of_dags import PipelineRef
 from cairn_ui.read_logs import Reader
 from state_backend.ports.storage import Storage
 from state_backend.values.airflow_runs import DagRun, DagSchedule, TaskTry
@@ -86,14 +86,14 @@ def shown_app(
         mock.patch.object(rights, "DagModel", SimpleNamespace(get_team_name=lambda _: None)),
         mock.patch.object(airflow_side, "schedules_of", lambda ids: dict.fromkeys(ids, schedule)),
         mock.patch.object(airflow_side, "last_savepoint", lambda *_: {"checkpoint": 3, "savepoint": "file:///s/3"}),
-        mock.patch.object(airflow_runs, "runs_there", lambda _, run_ids: {*run_ids} - {run_id(8)}),
-        mock.patch.object(airflow_runs, "last_runs", lambda ids, _: dict.fromkeys(ids, (run,))),
-        mock.patch.object(airflow_runs, "runs_after", lambda *_: (run,)),
-        mock.patch.object(airflow_runs, "scheduled_by_assets", lambda: ({"cairn://rides": ["report", "secret"]}, {})),
+        mock.patch.object(database_runs, "runs_there", lambda _, run_ids: {*run_ids} - {run_id(8)}),
+        mock.patch.object(database_runs, "last_runs", lambda ids, _: dict.fromkeys(ids, (run,))),
+        mock.patch.object(database_runs, "runs_after", lambda *_: (run,)),
+        mock.patch.object(database_runs, "scheduled_by_assets", lambda: ({"cairn://rides": ["report", "secret"]}, {})),
         mock.patch.object(shown_page.reasons, "reason", lambda *_: "AirflowException: <killed>"),
         mock.patch.object(airflow_side, "airflow_url", lambda _: "http://127.0.0.1:8081"),
-        mock.patch.object(airflow_runs, "run_of", lambda _, run_id: run if run_id == run.run_id else None),
-        mock.patch.object(airflow_runs, "tries_of", lambda *_: tries),
+        mock.patch.object(database_runs, "run_of", lambda _, run_id: run if run_id == run.run_id else None),
+        mock.patch.object(database_runs, "tries_of", lambda *_: tries),
         mock.patch.dict(routes.app.dependency_overrides, {security.get_user: user_of}),
         mock.patch.dict(docs_routes.app.dependency_overrides, {security.get_user: user_of}),
     ):

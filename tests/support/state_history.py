@@ -20,7 +20,7 @@ import numpy as np
 
 from state_backend.adapters.local_storage import LocalStorage
 from state_backend.adapters.rocks import SST_SUFFIX, EngineOptions
-from state_backend.shard.changelog import ChangelogOptions, ShardChangelog
+from state_backend.shard.changelog_store import ChangelogOptions, ShardChangelog
 from state_backend.shard.consolidation import Consolidation, consolidate, count_bytes, most_bytes
 from state_backend.shard.file_cache import FileCache
 from state_backend.shard.restore import RestoredShard, restore_shard

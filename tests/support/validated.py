@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from cairn.shard_jobs.validate import ValidationJob
+from cairn.shard_jobs.check_restored import ValidationJob
 from state_backend.adapters.local_storage import LocalStorage
 from state_backend.adapters.rocks import EngineOptions, RocksStore
 from state_backend.checkpoint.coordinator import Coordinator

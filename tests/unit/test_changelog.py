@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from state_backend.adapters.memory_storage import MemoryStorage
 from state_backend.adapters.rocks import EngineOptions, RocksStore
 from state_backend.formats import changelog, record_codec
-from state_backend.shard.changelog import ChangelogOptions, ShardChangelog
+from state_backend.shard.changelog_store import ChangelogOptions, ShardChangelog
 from state_backend.shard.manifest import INLINE_MANIFESTS_BYTES, apply_changes, changes_since, manifest_of, plan_ref
 from state_backend.shard.restore import restore_shard
 from state_backend.shard.snapshot import (

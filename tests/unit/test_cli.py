@@ -20,7 +20,7 @@ from cairn.command.cli import COMMANDS, app
 from state_backend.adapters.local_storage import LocalStorage
 from state_backend.adapters.open_storage import open_storage
 from state_backend.checkpoint.log import read_log
-from state_backend.checkpoint.sweep import sweep
+from state_backend.checkpoint.sweep_files import sweep
 from state_backend.formats import paths
 from state_backend.inspection.describe import describe_checkpoint, describe_log
 from state_backend.shard.manifest import manifest_of

@@ -18,11 +18,11 @@ from state_backend.checkpoint import decide_commit as committing
 from state_backend.checkpoint import leases as leasing
 from state_backend.checkpoint import lineage, output_schemas
 from state_backend.checkpoint import log as logs
+from state_backend.checkpoint import plan_retention as retaining
 from state_backend.checkpoint import record_reader as readers
-from state_backend.checkpoint import retention as retaining
 from state_backend.checkpoint import settled_files as settling
 from state_backend.checkpoint import summary as summaries
-from state_backend.checkpoint import sweep as sweeping
+from state_backend.checkpoint import sweep_files as sweeping
 from state_backend.checkpoint.clean_up_dropped import Needed, files_of
 from state_backend.checkpoint.coordinator import Coordinator
 from state_backend.checkpoint.leases import plan_leases

@@ -14,7 +14,7 @@ import pytest
 
 from state_backend.adapters.memory_storage import MemoryStorage
 from state_backend.adapters.rocks import GIB, EngineOptions, RocksStore, SortedRun
-from state_backend.shard.changelog import ChangelogOptions
+from state_backend.shard.changelog_store import ChangelogOptions
 from state_backend.shard.consolidation import consolidate, count_bytes, live_bytes, most_bytes, plan_consolidation
 from state_backend.shard.file_cache import FileCache
 from state_backend.shard.restore import restore_shard

@@ -15,7 +15,7 @@ from state_backend.checkpoint.coordinator import Coordinator
 from state_backend.checkpoint.end_of_log import missing_records
 from state_backend.checkpoint.log import read_log
 from state_backend.checkpoint.record_reader import Fact, RecordReader, read_settled
-from state_backend.checkpoint.sweep import sweep
+from state_backend.checkpoint.sweep_files import sweep
 from state_backend.formats import paths, record_codec
 from state_backend.ports.storage import Storage
 from state_backend.values.errors import (
@@ -1268,7 +1268,7 @@ def test_whoever_never_gets_an_id_gives_up(monkeypatch: pytest.MonkeyPatch) -> N
         StorageUnavailable, match=r"nothing is committed, because .* faster .* times in a row; try again"
     ):
         folder.coordinator.commit("a1")
-    monkeypatch.setattr("state_backend.checkpoint.sweep.append", taken)
+    monkeypatch.setattr("state_backend.checkpoint.sweep_files.append", taken)
     folder.storage.create(paths.shared("crashed", 0, 0, 0, "sst"), b"x")
     with pytest.raises(StorageUnavailable, match=r"nothing is deleted, because .* faster .* times in a row; try again"):
         sweep(folder.storage, PIPELINE, now_ms=4_102_444_800_000)

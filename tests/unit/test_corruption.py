@@ -27,7 +27,7 @@ from state_backend.checkpoint.savepoints import (
     read_savepoint,
     remove_leftovers,
 )
-from state_backend.checkpoint.sweep import sweep
+from state_backend.checkpoint.sweep_files import sweep
 from state_backend.checkpoint.trials import (
     create_trial,
     list_trials,

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from cairn_operators import ValidateStateOperator
-from cairn_operators.data_docs import DataDocsLink, docs_root, docs_url, page_in
+from cairn_operators.data_docs_link import DataDocsLink, docs_root, docs_url, page_in
 
 
 @pytest.fixture

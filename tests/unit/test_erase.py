@@ -36,7 +36,7 @@ from state_backend.checkpoint.forgotten_keys import is_key
 from state_backend.checkpoint.log import read_log
 from state_backend.checkpoint.rewind import fork, rewind
 from state_backend.checkpoint.savepoints import read_savepoint
-from state_backend.checkpoint.sweep import sweep
+from state_backend.checkpoint.sweep_files import sweep
 from state_backend.checkpoint.trials import root_of_trial
 from state_backend.formats import paths
 from state_backend.formats.key_codec import KeyCodec

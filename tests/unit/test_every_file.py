@@ -17,7 +17,7 @@ from state_backend.checkpoint.coordinator import Coordinator
 from state_backend.checkpoint.leases import take_lease
 from state_backend.checkpoint.log import read_log
 from state_backend.checkpoint.savepoints import claim_savepoint, read_claim
-from state_backend.checkpoint.sweep import sweep
+from state_backend.checkpoint.sweep_files import sweep
 from state_backend.checkpoint.trials import create_trial, list_trials
 from state_backend.formats import paths, record_codec
 from state_backend.inspection.verify import verify_pipeline

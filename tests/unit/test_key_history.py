@@ -92,26 +92,26 @@ def test_a_timer_that_was_due_has_fired(root: Path) -> None:
 
 
 def test_key_groups_with_an_equal_digest_are_not_read(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from state_backend.inspection import key_history
+    from state_backend.inspection import history_of_key
 
     read: list[int] = []
-    whole = key_history._Steps._entries_of
+    whole = history_of_key._Steps._entries_of
 
     def counting(self: Any, checkpoint_id: int) -> Any:
         read.append(checkpoint_id)
         return whole(self, checkpoint_id)
 
-    monkeypatch.setattr(key_history._Steps, "_entries_of", counting)
+    monkeypatch.setattr(history_of_key._Steps, "_entries_of", counting)
     assert [step["checkpoint"] for step in steps(root, "carl")] == [1, 3]
     # 1 against nothing, 3 against 2: each state is read once, and no other.
     assert sorted(read) == [1, 2, 3]
 
 
 def test_many_checkpoints_are_read_part_by_part(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from state_backend.inspection import key_history
+    from state_backend.inspection import history_of_key
 
     wanted = {key: steps(root, key, "--all") for key in ("ann", "bob", "carl")}
-    monkeypatch.setattr(key_history, "_AT_ONCE", 1)
+    monkeypatch.setattr(history_of_key, "_AT_ONCE", 1)
     assert {key: steps(root, key, "--all") for key in wanted} == wanted
 
 

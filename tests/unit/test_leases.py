@@ -23,7 +23,7 @@ from state_backend.checkpoint import leases as leasing
 from state_backend.checkpoint.fresh_listing import listed_files, note_names
 from state_backend.checkpoint.leases import give_back, holding, plan_leases, take_lease
 from state_backend.checkpoint.storage_clock import storage_now_ms
-from state_backend.checkpoint.sweep import sweep
+from state_backend.checkpoint.sweep_files import sweep
 from state_backend.formats import paths
 from state_backend.inspection.state_table import StateSource
 from state_backend.inspection.verify import verify_pipeline

@@ -118,7 +118,7 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Pat
     monkeypatch.setenv("FAKE_DRIVER_DIR", str(tmp_path))
     monkeypatch.setenv("AIRFLOW_CONN_CAIRN_SPARK", '{"conn_type": "spark_connect", "host": "sc://h", "port": 7}')
     monkeypatch.setattr("cairn_operators.driver_operator.DriverOperator.driver_module", "fake_driver")
-    monkeypatch.setattr("cairn_operators.airflow_runs._previous", lambda *_: None)
+    monkeypatch.setattr("cairn_operators.earlier_runs._previous", lambda *_: None)
 
     def behave(what: str) -> Path:
         monkeypatch.setenv("FAKE_DRIVER", what)
@@ -1133,7 +1133,7 @@ print(json.dumps([
     assert types == ["spark", "spark_connect"]
     assert fields == ["extra__spark__conf", "extra__spark_connect__conf", "extra__spark_connect__use_ssl"]
     assert labels == {"password": "Token", "login": "User id"}
-    assert links == ["cairn_operators.data_docs.DataDocsLink"]
+    assert links == ["cairn_operators.data_docs_link.DataDocsLink"]
     assert plugins == ["cairn_checkpoints", "cairn_data_docs"]
 
 

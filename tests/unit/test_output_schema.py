@@ -18,7 +18,7 @@ from cairn.runners.output_schema import arrow_schema, from_record, recorded_sche
 from state_backend.adapters.local_storage import LocalStorage
 from state_backend.checkpoint.output_schemas import check_output_schema, newest_output, recorded_schemas, schema_of
 from state_backend.checkpoint.rewind import fork, rewind
-from state_backend.checkpoint.sweep import sweep
+from state_backend.checkpoint.sweep_files import sweep
 from state_backend.formats import paths
 from state_backend.formats.table_evolution import batch_converter
 from state_backend.formats.table_schema import join_schemas, table_schema

@@ -15,7 +15,7 @@ from state_backend.checkpoint import lineage
 from state_backend.checkpoint.clean_up_dropped import tombstone_of
 from state_backend.checkpoint.lineage import overlapping_outputs
 from state_backend.checkpoint.rewind import rewind
-from state_backend.checkpoint.sweep import sweep
+from state_backend.checkpoint.sweep_files import sweep
 from state_backend.formats import paths
 from state_backend.inspection import verify
 from state_backend.inspection.verify import VerifiedCheckpoint

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from state_backend.shard.changelog import ChangelogOptions, kept_segments, plan_changelog
+from state_backend.shard.changelog_store import ChangelogOptions, kept_segments, plan_changelog
 from state_backend.shard.restore import plan_restore
 from state_backend.shard.snapshot import (
     INLINE_FILE_BYTES,

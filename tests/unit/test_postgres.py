@@ -11,9 +11,9 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from local_stack import postgres
+from local_stack import postgres_server
 from local_stack.airflow_server import AirflowServer
-from local_stack.postgres import Postgres, PostgresUnavailable
+from local_stack.postgres_server import Postgres, PostgresUnavailable
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -59,7 +59,7 @@ def test_what_is_written_is_there_again_and_nothing_stays_behind(open_folder: Pa
 def test_a_folder_that_it_cannot_enter_is_told_and_left_as_it_was(
     open_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(postgres, "_programs", lambda: open_folder / "not there")
+    monkeypatch.setattr(postgres_server, "_programs", lambda: open_folder / "not there")
     with pytest.raises(PostgresUnavailable, match="programs can't be run"):
         Postgres(open_folder / "data", log_dir=open_folder).start()
     if os.geteuid() == 0:
@@ -72,7 +72,7 @@ def test_a_folder_that_it_cannot_enter_is_told_and_left_as_it_was(
 def test_without_it_the_database_is_sqlite_with_a_word(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(postgres, "find_spec", lambda _: None)
+    monkeypatch.setattr(postgres_server, "find_spec", lambda _: None)
     server = AirflowServer(ROOT, home=tmp_path, log_dir=tmp_path)
     server._start_database()
     assert server.database == "SQLite"

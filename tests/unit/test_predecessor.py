@@ -13,7 +13,7 @@ import pytest
 from airflow.sdk.api.datamodels._generated import DagRunState, DagRunType
 from airflow.sdk.exceptions import AirflowFailException, TaskDeferred
 
-from cairn_operators import ProcessIntervalOperator, airflow_runs, previous_checkpoint_trigger
+from cairn_operators import ProcessIntervalOperator, earlier_runs, previous_checkpoint_trigger
 from cairn_operators.predecessor import Go, PredecessorRun, Refuse, Wait, plan_start
 from cairn_operators.previous_checkpoint_trigger import PreviousCheckpointTrigger
 from cairn_operators.process_data_interval import before_us
@@ -268,12 +268,12 @@ def test_predecessors(
         assert (dag_id, task_ids) == ("d", list(TASKS))
         return {run_id: {"process": "running", "checkpoint": None} for run_id in run_ids}
 
-    monkeypatch.setattr(airflow_runs, "_previous", previous)
+    monkeypatch.setattr(earlier_runs, "_previous", previous)
     context = {
         "dag_run": SimpleNamespace(dag_id="d", run_id=own),
         "ti": SimpleNamespace(get_task_states=task_states),
     }
-    found = airflow_runs.predecessor_runs(context, interval.start, interval.end, TASKS)
+    found = earlier_runs.predecessor_runs(context, interval.start, interval.end, TASKS)
     assert [run.run_id for run in found] == expected
     assert all(run.pending and run.clear_number == 0 for run in found)
 
@@ -293,12 +293,12 @@ def test_which_queued_run_this_one_keeps_from_starting(
     monkeypatch: pytest.MonkeyPatch, own: str, queued: str | None, blocked: bool
 ) -> None:
     found = None if queued is None else dag_run("day1", day(1).start, day(1), queued)
-    monkeypatch.setattr(airflow_runs, "_previous", lambda _, __, state: found if state == "queued" else None)
+    monkeypatch.setattr(earlier_runs, "_previous", lambda _, __, state: found if state == "queued" else None)
     context = {"dag_run": SimpleNamespace(dag_id="d", run_id="day3", run_type=DagRunType(own))}
-    assert airflow_runs.is_earlier_blocked(context, day(3).start) is blocked
-    assert not airflow_runs.is_earlier_running(context, day(3).start)
-    monkeypatch.setattr(airflow_runs, "_previous", lambda _, __, state: found if state == "running" else None)
-    assert airflow_runs.is_earlier_running(context, day(3).start) is (found is not None)
+    assert earlier_runs.is_earlier_blocked(context, day(3).start) is blocked
+    assert not earlier_runs.is_earlier_running(context, day(3).start)
+    monkeypatch.setattr(earlier_runs, "_previous", lambda _, __, state: found if state == "running" else None)
+    assert earlier_runs.is_earlier_running(context, day(3).start) is (found is not None)
 
 
 # --- where the time before went --------------------------------------------------------------------------------------------
@@ -336,9 +336,9 @@ class Airflow:
         self.earlier_running = self.earlier_blocked = False
         self.now_s = NOW_S
         folder.run(day(2), "a2", run=run("day2"))
-        monkeypatch.setattr(airflow_runs, "predecessor_runs", lambda *_: self.runs)
-        monkeypatch.setattr(airflow_runs, "is_earlier_running", lambda *_: self.earlier_running)
-        monkeypatch.setattr(airflow_runs, "is_earlier_blocked", lambda *_: self.earlier_blocked)
+        monkeypatch.setattr(earlier_runs, "predecessor_runs", lambda *_: self.runs)
+        monkeypatch.setattr(earlier_runs, "is_earlier_running", lambda *_: self.earlier_running)
+        monkeypatch.setattr(earlier_runs, "is_earlier_blocked", lambda *_: self.earlier_blocked)
         monkeypatch.setattr("cairn_operators.process_data_interval._now_ms", lambda: int(self.now_s * 1000))
         monkeypatch.setattr(ProcessIntervalOperator, "run_driver", lambda *_, **__: {"ran": True, "sink": ""})
         self.operator = self.made()

@@ -27,7 +27,7 @@ from cairn.command.cli import app
 from cairn.pipeline import Interval
 from cairn.testing import PipelineTester
 from pipelines.aircraft import AIRCRAFT, READ_SCHEMA
-from state_backend.checkpoint import sweep
+from state_backend.checkpoint import sweep_files
 from state_backend.formats import paths
 from tests.integration.test_docs import PAGES as PAGES_THAT_ARE_RUN
 from tests.integration.test_docs import blocks_of, commands_in, quoted_in
@@ -486,7 +486,7 @@ def test_a_sweep_takes_what_its_dry_run_names(root: Path, tmp_path: Path, monkey
     left.write_bytes(b"x" * 1000)
     assert "would delete 0 files" in said(root, "cairn sweep --dry-run")
     later_ms = (time.time_ns() + 4 * 86_400_000_000_000) // 1_000_000
-    monkeypatch.setattr(sweep, "storage_now_ms", lambda storage, **_: later_ms)
+    monkeypatch.setattr(sweep_files, "storage_now_ms", lambda storage, **_: later_ms)
     assert "would delete 1 file with 1000 B" in said(root, "cairn sweep --dry-run") and left.exists()
     assert "deleted 1 file" in said(root, "cairn sweep") and not left.exists()
     assert said(root, "cairn check")

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from state_backend.checkpoint.coordinator import Coordinator
-from state_backend.checkpoint.retention import DEFAULT_POLICY, plan_retention, with_retention
+from state_backend.checkpoint.plan_retention import DEFAULT_POLICY, plan_retention, with_retention
 from state_backend.formats import record_codec
 from state_backend.values.errors import UsageError
 from state_backend.values.intervals import Interval

@@ -14,7 +14,7 @@ from state_backend.checkpoint.coordinator import CommitResult, Coordinator
 from state_backend.checkpoint.leases import take_lease
 from state_backend.checkpoint.log import facts_of_entries, read_whole_log
 from state_backend.checkpoint.rewind import Discarded, fork, plan_rewind, rewind
-from state_backend.checkpoint.sweep import sweep
+from state_backend.checkpoint.sweep_files import sweep
 from state_backend.formats import paths
 from state_backend.ports.storage import Storage
 from state_backend.shard.manifest import manifest_of

@@ -20,7 +20,7 @@ import pytest
 
 from cairn.operations.restore_savepoint import restore_savepoint
 from cairn.pipeline import Pipeline
-from cairn.shard_jobs.restore_savepoint import RestoreJob
+from cairn.shard_jobs.fill_from_savepoint import RestoreJob
 from state_backend.adapters.local_storage import LocalStorage
 from state_backend.adapters.memory_storage import MemoryStorage
 from state_backend.checkpoint.coordinator import Coordinator
@@ -414,7 +414,7 @@ def without_spark(folder: Path, source: dict[int, Fault], root: dict[int, Fault]
     with ExitStack() as stack:
         for module in (
             "cairn.operations.restore_savepoint",
-            "cairn.shard_jobs.restore_savepoint",
+            "cairn.shard_jobs.fill_from_savepoint",
             "state_backend.checkpoint.coordinator",
         ):
             stack.enter_context(mock.patch(f"{module}.open_storage", opened))

@@ -32,9 +32,9 @@ from pipelines.aircraft import AIRCRAFT, READ_SCHEMA
 from state_backend.adapters.memory_storage import MemoryStorage
 from state_backend.checkpoint.lineage import choose_base
 from state_backend.checkpoint.log import Log
-from state_backend.checkpoint.retention import with_schedule
+from state_backend.checkpoint.plan_retention import with_schedule
 from state_backend.formats import record_codec
-from state_backend.inspection.status import status_of
+from state_backend.inspection.pipeline_status import status_of
 from state_backend.values.errors import NoSuchCheckpoint, StaleStateError, StateGapError, UsageError
 from state_backend.values.intervals import Interval, format_instant
 from state_backend.values.records import NO_PERMISSIONS, Record

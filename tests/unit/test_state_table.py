@@ -180,7 +180,9 @@ def test_a_small_state_is_validated_without_spark(tmp_path: Path, monkeypatch: p
     assert found.success and found.entries == record.content.totals.entries > 0
     assert found.pids == (os.getpid(),)
     with monkeypatch.context() as patch:
-        patch.setattr("cairn.shard_jobs.validate.verify_shard", lambda *_: (2, ["an entry is in another key group"]))
+        patch.setattr(
+            "cairn.shard_jobs.check_restored.verify_shard", lambda *_: (2, ["an entry is in another key group"])
+        )
         assert validate(record).findings[0] == "an entry is in another key group"
     totals = record.content.totals
     limits = {"_SMALL_STATE_BYTES": totals.state_bytes, "_SMALL_STATE_ENTRIES": totals.entries, "_FEW_SHARDS": 1}

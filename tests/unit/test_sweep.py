@@ -19,7 +19,7 @@ from state_backend.adapters.memory_storage import MemoryStorage
 from state_backend.checkpoint.coordinator import Coordinator
 from state_backend.checkpoint.log import read_log
 from state_backend.checkpoint.rewind import fork
-from state_backend.checkpoint.sweep import SweepPlan, SweepResult, sweep
+from state_backend.checkpoint.sweep_files import SweepPlan, SweepResult, sweep
 from state_backend.formats import paths, record_codec
 from state_backend.ports.storage import Storage
 from state_backend.values.errors import (

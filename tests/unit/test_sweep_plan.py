@@ -7,7 +7,7 @@ import pytest
 from state_backend.adapters.memory_storage import MemoryStorage
 from state_backend.checkpoint.clean_up_dropped import tombstone_of
 from state_backend.checkpoint.log import Log, read_log
-from state_backend.checkpoint.sweep import SweepPlan, plan_sweep
+from state_backend.checkpoint.sweep_files import SweepPlan, plan_sweep
 from state_backend.formats import paths, record_codec
 from state_backend.inspection.verify import verify_pipeline
 from state_backend.values.errors import CorruptRecord

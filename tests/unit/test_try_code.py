@@ -25,7 +25,7 @@ from state_backend.adapters.open_storage import join_url, open_storage
 from state_backend.checkpoint import trials
 from state_backend.checkpoint.coordinator import Coordinator
 from state_backend.checkpoint.rewind import fork, rewind
-from state_backend.checkpoint.sweep import sweep
+from state_backend.checkpoint.sweep_files import sweep
 from state_backend.checkpoint.trials import (
     find_trial,
     intervals_of_trial,

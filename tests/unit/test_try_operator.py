@@ -18,7 +18,7 @@ from cairn.driver import driver
 from cairn.operations.coordinator_of import coordinator_of
 from cairn_operators import PromoteTrialOperator, TryCodeOperator, trial_pipeline
 from cairn_operators.ask_person import as_markdown
-from cairn_operators.try_code import PROMOTE
+from cairn_operators.trial_tasks import PROMOTE
 from state_backend.values.requests import COMMITTED, PromoteTrial, TryCode
 from tests.support.counting import DAYS, day
 from tests.support.drivers import driven
@@ -72,7 +72,7 @@ def where() -> Any:
     ("most", "shown"), [(3, "what\ndiffers\nhere"), (2, "what\ndiffers\nthe rest is in the log of this task")]
 )
 def test_a_form_is_passed_on(calls: list[Any], monkeypatch: pytest.MonkeyPatch, most: int, shown: str) -> None:
-    monkeypatch.setattr("cairn_operators.try_code._SHOWN_LINES", most)
+    monkeypatch.setattr("cairn_operators.trial_tasks._SHOWN_LINES", most)
     tried, _ = tasks()
     pushed: dict[str, Any] = {}
     there = where()

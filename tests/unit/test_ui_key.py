@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from cairn.command.cli import app as cli
 from cairn.testing import PipelineTester
-from cairn_ui.find_pipelines import PipelineRef
+from cairn_ui.pipelines_of_dags import PipelineRef
 from state_backend.adapters.local_storage import LocalStorage
 from tests.support.accounts import DAYS, SCHEMA, accounts, day
 

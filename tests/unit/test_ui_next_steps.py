@@ -17,7 +17,7 @@ from cairn_ui.broken_since import (
     tries_to_explain,
     unusable_checkpoints,
 )
-from cairn_ui.find_pipelines import PipelineRef
+from cairn_ui.pipelines_of_dags import PipelineRef
 from state_backend.adapters.memory_storage import MemoryStorage
 from state_backend.checkpoint.log import read_log
 from state_backend.formats import paths

@@ -17,7 +17,7 @@ import pytest
 from typer.testing import CliRunner
 
 from cairn.command.cli import app
-from cairn_ui.find_pipelines import PipelineRef
+from cairn_ui.pipelines_of_dags import PipelineRef
 from cairn_ui.read_logs import Reader
 from state_backend.adapters.local_storage import LocalStorage
 from state_backend.adapters.memory_storage import MemoryStorage

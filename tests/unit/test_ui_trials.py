@@ -13,8 +13,8 @@ import pytest
 from typer.testing import CliRunner
 
 from cairn.command.cli import app as cli
-from cairn_ui.find_pipelines import PipelineRef
-from cairn_ui.trials import headline
+from cairn_ui.pipelines_of_dags import PipelineRef
+from cairn_ui.trial_summary import headline
 from state_backend.adapters.local_storage import LocalStorage
 from tests.support.counting import DAYS, day
 from tests.support.trials import OLD, Doubling, pipeline_of, run, try_days

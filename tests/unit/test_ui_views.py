@@ -15,14 +15,14 @@ from typing import Any
 import pytest
 
 from cairn_ui import data_docs as docs
-from cairn_ui import find_pipelines as found
-from cairn_ui import lineage, pipeline_overview, trends
+from cairn_ui import lineage_graph, pipeline_overview, trends
+from cairn_ui import pipelines_of_dags as found
 from cairn_ui import render_template as pages
 from cairn_ui.checkpoint_actions import Action, actions_of
-from cairn_ui.find_pipelines import PipelineRef
 from cairn_ui.log_pages import ids_of_page, ids_of_run
 from cairn_ui.next_steps import after_error
 from cairn_ui.phases import phases_of
+from cairn_ui.pipelines_of_dags import PipelineRef
 from cairn_ui.read_logs import Look, NotAnswered, Reader, Reading
 from state_backend.adapters.memory_storage import MemoryStorage
 from state_backend.inspection.describe import describe_log, origin_of
@@ -309,7 +309,7 @@ def test_a_run_is_found_by_its_id(rides: Reading) -> None:
     ],
 )
 def test_lanes(edges: list[tuple[int, int | None]], lanes: dict[int, int]) -> None:
-    placed, widest = lineage.place(edges)
+    placed, widest = lineage_graph.place(edges)
     assert {p.id: p.lane for p in placed} == lanes
     assert widest == max(lanes.values(), default=-1) + 1
     # What leaves a row below is what comes in above the next.
@@ -319,7 +319,7 @@ def test_lanes(edges: list[tuple[int, int | None]], lanes: dict[int, int]) -> No
 
 def test_the_lineage_shows_branches_and_restores(rides: Reading) -> None:
     rows = describe_log(rides.log, range(1, 15), {}, now_ms=0)
-    placed, widest = lineage.place((row["id"], row["base"]) for row in rows)
+    placed, widest = lineage_graph.place((row["id"], row["base"]) for row in rows)
     lanes = {one.id: one.lane for one in placed}
     assert lanes[12] != lanes[11] == lanes[13] and lanes[4] != lanes[7]
     assert [row["origin"] for row in rows if row["origin"]] == ["went back to checkpoint 11"]

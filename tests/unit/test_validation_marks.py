@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from state_backend.checkpoint.quarantine_consequences import plan_consequences
-from state_backend.checkpoint.sweep import sweep
+from state_backend.checkpoint.sweep_files import sweep
 from state_backend.formats import paths, record_codec
 from state_backend.inspection.verify import verify_pipeline
 from state_backend.values.errors import CorruptRecord, Rerun, ValidationRefused

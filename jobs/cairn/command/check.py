@@ -13,7 +13,7 @@ from cairn.command.progress import progress
 from state_backend.adapters.open_storage import join_url, open_storage
 from state_backend.adapters.work_folders import work_folder
 from state_backend.checkpoint.coordinator import Coordinator
-from state_backend.checkpoint.sweep import lines_of_unknown
+from state_backend.checkpoint.sweep_files import lines_of_unknown
 from state_backend.inspection.find_pipelines import refuse_nothing
 from state_backend.inspection.verify import Verification, verify_pipeline
 from state_backend.ports.storage import TellsChecksums

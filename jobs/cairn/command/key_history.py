@@ -13,8 +13,8 @@ from state_backend.adapters.work_folders import work_folder
 from state_backend.formats.json_keys import parse_key
 from state_backend.formats.types import parse_struct
 from state_backend.inspection.describe import plain
+from state_backend.inspection.history_of_key import describe_step, history_of_key
 from state_backend.inspection.key_entries import SearchedKey
-from state_backend.inspection.key_history import describe_step, history_of_key
 from state_backend.values.errors import StateUnusable, UsageError
 
 

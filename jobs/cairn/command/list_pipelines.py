@@ -12,7 +12,7 @@ from state_backend.checkpoint.log import read_log
 from state_backend.checkpoint.newest_state import newest_state
 from state_backend.formats import paths
 from state_backend.inspection.find_pipelines import pipelines_below
-from state_backend.inspection.status import Status, status_of
+from state_backend.inspection.pipeline_status import Status, status_of
 from state_backend.values.errors import CairnError
 from state_backend.values.frozen import frozen
 from state_backend.values.intervals import Interval, format_instant

@@ -5,7 +5,7 @@ from __future__ import annotations
 from cairn.command.options import Json, open_log
 from cairn.command.printing import print_json, print_text
 from cairn.command.progress import progress
-from state_backend.checkpoint.sweep import lines_of_sweep, sweep_all
+from state_backend.checkpoint.sweep_files import lines_of_sweep, sweep_all
 from state_backend.values.requests import Sweep
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from cairn.operations.coordinator_of import coordinator_of
 from cairn.operations.place import Place
-from cairn.shard_jobs.restore_savepoint import RestoreJob
+from cairn.shard_jobs.fill_from_savepoint import RestoreJob
 from cairn.shard_jobs.run_on_shards import run_on_shards
 from state_backend.adapters.open_storage import join_url, open_storage
 from state_backend.checkpoint.coordinator import Coordinator

@@ -11,7 +11,7 @@ from cairn.operations.coordinator_of import coordinator_of
 from cairn.operations.place import Place
 from cairn.shard_jobs.consolidate import ConsolidationJob
 from cairn.shard_jobs.run_on_shards import run_on_shards
-from cairn.shard_jobs.take_savepoint import SavepointJob
+from cairn.shard_jobs.write_savepoint import SavepointJob
 from state_backend.adapters.open_storage import check_outside, join_url, open_storage
 from state_backend.checkpoint.dropped_checkpoint import telling_drops
 from state_backend.checkpoint.forgotten_keys import forgets_of

@@ -378,8 +378,8 @@ def restores_here(content: Content) -> bool:
 
 def _restored(spark: Spark, pipeline: Pipeline, target: _Target, found: Validation) -> Validation:
     """Restore every shard, in this process or in a Spark job, and return `found` with the findings added."""
+    from cairn.shard_jobs.check_restored import ValidationJob
     from cairn.shard_jobs.run_on_shards import run_here, run_on_shards
-    from cairn.shard_jobs.validate import ValidationJob
 
     content = target.content
     job = ValidationJob(

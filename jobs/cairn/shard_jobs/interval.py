@@ -45,7 +45,7 @@ from state_backend.formats.key_codec import KeyCodec
 from state_backend.formats.key_columns import KeyColumns
 from state_backend.formats.types import parse_struct
 from state_backend.ports.storage import Storage
-from state_backend.shard.changelog import ChangelogOptions, ShardChangelog
+from state_backend.shard.changelog_store import ChangelogOptions, ShardChangelog
 from state_backend.shard.consolidation import consolidate, count_bytes, most_bytes
 from state_backend.shard.file_cache import damage_of_copies, open_cache
 from state_backend.shard.manifest import needed_manifest

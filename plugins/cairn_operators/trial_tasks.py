@@ -10,11 +10,11 @@ from airflow.sdk import DAG, AssetAlias, Param, XComArg
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
 from cairn_operators.ask_person import ask_person, check_approved
-from cairn_operators.backfill import FROM_TO, day_or_instant, tell_asset
 from cairn_operators.check_dag_arguments import BY_HAND, check_code_and_root
 from cairn_operators.driver_operator import DriverOperator
 from cairn_operators.pipeline_asset import pipeline_asset
 from cairn_operators.pipeline_source import pipeline_name_of
+from cairn_operators.range_tasks import FROM_TO, day_or_instant, tell_asset
 from cairn_operators.request_of import request_of
 from cairn_operators.retries import retry_arguments
 from cairn_operators.task_outputs import push_outputs
