@@ -33,9 +33,9 @@ def get_provider_info() -> dict[str, Any]:
                 "python-modules": [
                     f"cairn_operators.{module}"
                     for module in (
-                        "range_tasks",
                         "commit_checkpoint",
                         "process_data_interval",
+                        "range_tasks",
                         "restore_state",
                         "savepoint",
                         "sweep_state",

@@ -27,7 +27,7 @@ BUDGETS = {
     "jobs/cairn/trials": (910, 5_800),
     "jobs/local_stack": (1_700, 9_500),
     "jobs/pipelines": (1_000, 5_700),
-    "plugins/cairn_operators": (4_750, 25_000),
+    "plugins/cairn_operators": (4_760, 25_000),
     "plugins/cairn_provider": (90, 400),
     "plugins/cairn_ui": (3_390, 23_100),
     "state_backend": (10, 100),
@@ -38,7 +38,7 @@ BUDGETS = {
     "state_backend/ports": (210, 400),
     "state_backend/shard": (1_740, 10_300),
     "state_backend/state": (3_490, 28_100),
-    "state_backend/values": (3_610, 12_600),
+    "state_backend/values": (3_620, 12_600),
 }
 
 
