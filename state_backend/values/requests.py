@@ -245,7 +245,7 @@ class Validate(OfCode):
 
     checkpoint: str = parameter(CHECKPOINT, "latest", option="checkpoint")
     fast: bool = parameter("Read no state: check files only. Needs no Spark.", False)
-    docs: str | None = parameter("Folder or URL for Data Docs; left out: none are written.", None, option="--folder")
+    docs: str | None = parameter("Folder or URL for Data Docs; left out: none are written.", None)
     dry_run: bool = parameter("Mark the checkpoint neither as valid nor as refused.", False)
     # Id of a prepared attempt; None validates something else.
     attempt: str | None = None

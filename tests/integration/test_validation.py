@@ -305,7 +305,7 @@ def test_validate_on_the_command_line(
     pipeline = forgetful({"total": ChangeExpectations(no_row_lost=True)}, processor=Losing)
     monkeypatch.setattr("cairn.command.terminal.load_code", lambda code: pipeline)
     words = ["validate", str(record.id), "--root", str(root), "--code", "module:NAME"]
-    tried = CliRunner().invoke(app, [*words, "--dry-run", "--folder", str(tmp_path / "docs")])
+    tried = CliRunner().invoke(app, [*words, "--dry-run", "--docs", str(tmp_path / "docs")])
     assert tried.exit_code == 1 and "finding: state 'total over time': " in tried.stdout
     assert Path(tried.stdout.partition("Data Docs: ")[2].splitlines()[0]).exists()
     assert coordinator_of(pipeline, str(root)).log().quarantined == {}

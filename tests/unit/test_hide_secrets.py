@@ -80,7 +80,7 @@ HARMLESS = [
     "Basic processors get one row; a Bearer token is sent with TLS only",
     "cairn heal --root file:///data/state --pipeline clicks --to 2024-01-01",
     "[2024-01-01T00:00:00Z, 2024-01-01T01:00:00Z): checkpoint 1",
-    """cairn erase --key '{"token": "t-1"}' --key '{"device_token": "t-2"}' --yes""",
+    """cairn erase '{"token": "t-1"}' '{"device_token": "t-2"}' --yes""",
     'assignee="a" sigma=3 design=b; signal = 4',
 ]
 
