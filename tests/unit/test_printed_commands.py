@@ -264,7 +264,6 @@ RUN = {
     "python -m tests.crash_matrix": "not run: minutes; the suite plays cells of it, and it is imported here",
     "python -m benchmarks.sinks": "not run: minutes; a PostgreSQL server and a million rows",
     "python -m tests.integration.test_server_crash gcs": "not run: minutes; the suite plays cells of it, and it is imported here",
-    "python -m tests.integration.test_server_crash s3": "not run: minutes; the suite plays cells of it, and it is imported here",
     "python -m tests.support.request_counts": "tests/unit/test_requests.py::test_the_counts_as_printed",
     "python -m tests.support.commit_scenarios": "not run: minutes; tests/unit/test_commit_interleaved.py runs its scenarios",
     "python -m venv env": TEN_DAYS,
