@@ -8,9 +8,9 @@ many bytes the storage would free by dropping a checkpoint.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import date, datetime, timedelta
-from typing import Protocol, TypeAlias, get_args
+from typing import Literal, Protocol, TypeAlias, get_args
 
 from state_backend.values.errors import UsageError
 from state_backend.values.intervals import Interval
@@ -37,6 +37,7 @@ class KeepLast:
     """
 
     count: int
+    policy: Literal["KeepLast"] = field(default="KeepLast", kw_only=True, repr=False)
 
     def __post_init__(self) -> None:
         _check_number("KeepLast", self.count)
@@ -62,6 +63,7 @@ class KeepPerDay:
     """
 
     days: int
+    policy: Literal["KeepPerDay"] = field(default="KeepPerDay", kw_only=True, repr=False)
 
     def __post_init__(self) -> None:
         _check_number("KeepPerDay", self.days)
@@ -91,6 +93,7 @@ class KeepYounger:
     """
 
     age: timedelta
+    policy: Literal["KeepYounger"] = field(default="KeepYounger", kw_only=True, repr=False)
 
     def __post_init__(self) -> None:
         if not isinstance(self.age, timedelta) or not timedelta(0) <= self.age < timedelta(days=_MOST):
@@ -121,6 +124,7 @@ class KeepQuarantined:
     """
 
     quarantined_days: int
+    policy: Literal["KeepQuarantined"] = field(default="KeepQuarantined", kw_only=True, repr=False)
 
     def __post_init__(self) -> None:
         _check_number("KeepQuarantined", self.quarantined_days)
@@ -142,6 +146,7 @@ class AnyOf:
     """
 
     any_of: tuple[RetentionPolicy, ...]
+    policy: Literal["AnyOf"] = field(default="AnyOf", kw_only=True, repr=False)
 
     def __post_init__(self) -> None:
         _check_policies("AnyOf", self.any_of)
@@ -163,6 +168,7 @@ class AllOf:
     """
 
     all_of: tuple[RetentionPolicy, ...]
+    policy: Literal["AllOf"] = field(default="AllOf", kw_only=True, repr=False)
 
     def __post_init__(self) -> None:
         _check_policies("AllOf", self.all_of)
@@ -177,8 +183,8 @@ class AllOf:
         return " that are also ".join(map(str, self.all_of)) or "all"
 
 
-# No two policy classes share a field name: a record stores only the fields of a policy, and the decoder finds the class
-# by their names.
+# A record stores the fields of a policy. By `policy` the decoder finds the class. Older records lack `policy`: their decoder
+# takes the first class here that has the record's other fields.
 RetentionPolicy: TypeAlias = KeepLast | KeepPerDay | KeepYounger | KeepQuarantined | AnyOf | AllOf
 _NAMES = " or ".join(policy.__name__ for policy in get_args(RetentionPolicy))
 # The largest number of days or checkpoints that a policy accepts. A larger number is probably a typing error, and a

@@ -67,6 +67,8 @@ def with_settings(page: str) -> str:
 def _rows(thing: type, several: bool) -> Iterator[str]:
     said = _meanings(thing)
     for name, default in _defaults(thing):
+        if name == "policy":  # The tag of a retention policy, which nobody sets.
+            continue
         yield _row(f"{thing.__name__}.{name}" if several else name, default, said[name], MORE.get(name))
 
 

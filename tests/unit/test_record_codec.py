@@ -12,6 +12,7 @@ import uuid
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,7 @@ from state_backend.values.records import (
     Tombstone,
 )
 from state_backend.values.release import RELEASE
+from state_backend.values.retention import AllOf, AnyOf, KeepLast, KeepPerDay, KeepQuarantined, KeepYounger
 from tests.support.checkpoints import content, day, manifest, record, run
 
 REPOSITORY = Path(__file__).parents[2]
@@ -118,6 +120,22 @@ def resealed(change: Callable[[dict[str, Any]], Any], value: Any = RECORD) -> by
     body = json.dumps(envelope["body"], sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
     envelope["crc32c"] = f"{google_crc32c.value(body):08x}"
     return json.dumps(envelope, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+
+
+def test_a_policy_is_found_by_its_tag_and_in_older_records_by_its_fields() -> None:
+    policies = (KeepLast(3), KeepPerDay(4), KeepYounger(timedelta(hours=5)), KeepQuarantined(6), AllOf((KeepLast(1),)))
+    tagged = replace(RECORD, content=replace(RECORD.content, retention=AnyOf(policies)))
+
+    def without(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {name: without(inner) for name, inner in value.items() if name != "policy"}
+        return [without(inner) for inner in value] if isinstance(value, list) else value
+
+    old = resealed(lambda b: b["content"].update(retention=without(b["content"]["retention"])), tagged)
+    assert b'"policy":"AnyOf"' in record_codec.encode(tagged) and b'"policy"' not in old
+    assert (
+        record_codec.decode(old, "c", Record) == record_codec.decode(record_codec.encode(tagged), "c", Record) == tagged
+    )
 
 
 @pytest.mark.parametrize("value", VALUES, ids=lambda v: type(v).__name__)
@@ -223,6 +241,7 @@ def test_no_truncation_goes_unnoticed() -> None:
         ),
         (lambda b: b["content"].update(retention={"count": -1}), "expected a whole number"),
         (lambda b: b["content"].update(retention={"count": 1, "days": 1}), "content.retention"),
+        (lambda b: b["content"].update(retention={"count": 1, "policy": "KeepPerDay"}), "content.retention"),
         (lambda b: b.update(id=None), "id"),
         (lambda b: b["content"]["interval"].update(end="2024-01-01T00:00:00"), "no time zone"),
         (lambda b: b["content"]["interval"].update(end=b["content"]["interval"]["start"]), "start < end"),
