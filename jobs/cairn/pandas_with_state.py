@@ -159,7 +159,7 @@ class PandasWithState(StatefulProcessor):  # type: ignore[misc]
             self._state.clear()
         timeout_ms = int(left["timeoutTimestamp"])
         if left["updated"] or left["removed"] or timeout_ms != GroupState.NO_TIMESTAMP:
-            for expiry_ms in list(self._handle.listTimers()) if self._timed else ():
+            for expiry_ms in list(self._handle.listTimers()) if self._is_timed else ():
                 self._handle.deleteTimer(expiry_ms)
             if timeout_ms != GroupState.NO_TIMESTAMP:
                 # A timeout is due after its millisecond, a timer in its millisecond. So the timer is 1 ms later.
@@ -171,7 +171,7 @@ class PandasWithState(StatefulProcessor):  # type: ignore[misc]
             self._handle.registerTimer(fired_ms - 1)
 
     @property
-    def _timed(self) -> bool:
+    def _is_timed(self) -> bool:
         return self._timeout != "NoTimeout"
 
 

@@ -35,7 +35,7 @@ def declared_schedule(code: str) -> Schedule | None:
     from state_backend.values.zones import name_of
 
     module, _, variable = code.partition(":")
-    tree = _parsed(module)
+    tree = _parse(module)
     call = _assigned_call(tree, variable)
     arguments = _arguments(call)
     if "schedule" not in arguments:
@@ -90,7 +90,7 @@ def _shown(node: ast.expr, assigned: Mapping[str, ast.expr], argument: str) -> A
 
 def _name_in_source(module: str, variable: str) -> str | None:
     try:
-        arguments = _arguments(_assigned_call(_parsed(module), variable))
+        arguments = _arguments(_assigned_call(_parse(module), variable))
     except ValueError:
         return None
     match arguments.get("name"):
@@ -115,7 +115,7 @@ def _arguments(call: ast.Call | None) -> dict[str | None, ast.expr]:
     return {} if call is None else {keyword.arg: keyword.value for keyword in call.keywords}
 
 
-def _parsed(module: str) -> ast.Module:
+def _parse(module: str) -> ast.Module:
     """Return the syntax tree of a module. ValueError: its source is not found, or is no Python."""
     file = _source_file(module)
     if file is None:

@@ -102,17 +102,20 @@ class PreviousCheckpointTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow i
             await asyncio.sleep(pause_s(time.monotonic() - began_s, self.poll_s, local=local))
 
     async def _look(self, ask_airflow: bool) -> str | None:
-        if self.url is not None and (checkpoint_id := await asyncio.to_thread(self.committed, self.url)) is not None:
+        if (
+            self.url is not None
+            and (checkpoint_id := await asyncio.to_thread(self.find_committed, self.url)) is not None
+        ):
             return f"checkpoint {checkpoint_id} is committed"
         if self._can_begin:
             return "the interval before can begin"
         # This request does not run in a thread: all requests of a triggerer to Airflow share one channel, whose lock
         # works only in the event loop.
-        if ask_airflow and (ended := await self._ended()) is not None:
+        if ask_airflow and (ended := await self._find_end()) is not None:
             return ended
         return "the longest wait is over" if time.time() * 1000 >= self.until_ms else None
 
-    def committed(self, url: str) -> int | None:
+    def find_committed(self, url: str) -> int | None:
         """Return the id of the awaited checkpoint; None if the log does not have it yet or the storage does not answer.
 
         Each call reads only the records that were added since the call before.
@@ -143,7 +146,7 @@ class PreviousCheckpointTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow i
             self.log.warning("the storage does not answer; the trigger asks again: %s", error)
             return None
 
-    async def _ended(self) -> str | None:
+    async def _find_end(self) -> str | None:
         """Return why the wait is over, for the task log: an awaited run has started, ended or been deleted.
 
         The result is None if none of this has happened.

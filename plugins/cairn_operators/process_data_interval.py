@@ -266,7 +266,7 @@ class ProcessIntervalOperator(DriverOperator):
         self._waits = True
         try:
             with as_storage_identity(self.storage_conn_id):
-                while time.monotonic() < until_s and trigger.committed(url) is None:
+                while time.monotonic() < until_s and trigger.find_committed(url) is None:
                     time.sleep(pause_s)
         finally:
             self._waits = False

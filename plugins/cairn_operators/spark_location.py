@@ -79,7 +79,7 @@ def spark_location(conn_id: str, conf: Mapping[str, Any] | None = None) -> Spark
         url=url,
         token=token or None,
         conf={
-            **_texts(f"connection {conn_id!r}: conf", _parsed(conn_id, extra.get("conf"))),
+            **_texts(f"connection {conn_id!r}: conf", _parse(conn_id, extra.get("conf"))),
             **_texts("spark_conf", conf or {}),
         },
     )
@@ -100,7 +100,7 @@ def spark_url(conn_type: str, host: str | None, port: int | None, schema: str | 
         address, _, parameters = (host or "localhost").removeprefix("sc://").partition("/;")
         # Airflow calls the path of a URI its schema. In sc://host:15002/;use_ssl=true the path holds the parameters.
         parameters = parameters or (schema or "").removeprefix(";")
-        address = _bracketed(address.rstrip("/"))
+        address = _bracket(address.rstrip("/"))
         if port or ":" not in address.rpartition("]")[2]:
             address = f"{address}:{port or 15002}"
         return f"sc://{address}{f'/;{parameters}' if parameters else ''}"
@@ -120,11 +120,11 @@ def _master(conn_type: str, host: str, port: int | None) -> str:
     if conn_type == "k8s" and not host.startswith("k8s://"):
         host = f"k8s://{host}"
     elif "://" not in host:
-        host = f"spark://{_bracketed(host)}"
+        host = f"spark://{_bracket(host)}"
     return f"{host}{f':{port}' if port else ''}"
 
 
-def _bracketed(host: str) -> str:
+def _bracket(host: str) -> str:
     """Put an IPv6 address into brackets, since Airflow removes them from a URI. Return any other host unchanged."""
     return f"[{host}]" if host.count(":") > 1 and not {"[", ","} & set(host) else host
 
@@ -146,7 +146,7 @@ def _yes(value: Any) -> str:
     return "true" if str(value).strip().lower() in ("true", "1", "yes") else ""
 
 
-def _parsed(conn_id: str, conf: Any) -> Mapping[str, Any]:
+def _parse(conn_id: str, conf: Any) -> Mapping[str, Any]:
     """Return Spark's configuration from a connection's `conf`: an object, or JSON text from the connection's form."""
     try:
         conf = json.loads(conf) if isinstance(conf, str) and conf.strip() else conf or {}

@@ -56,7 +56,7 @@ def of_overview(page: Shown) -> Response:
 
         return replace(page.ask("overview", read), runs=_runs(page, reading))
 
-    return page.show("overview.html", view, stored=shown_page.reader.stored(ref))
+    return page.show("overview.html", view, stored=shown_page.reader.find_size(ref))
 
 
 def _runs(page: PipelinePage, reading: Reading) -> dict[str, Any]:

@@ -56,7 +56,7 @@ def _list(request: Request, refs: list[PipelineRef], dag_id: str | None) -> Resp
 def _row(
     ref: PipelineRef, look: Look, schedule: DagSchedule | None, runs: Sequence[DagRun] | None, now: datetime
 ) -> OverviewRow:
-    stored, reading = shown_page.reader.stored(ref), look.reading
+    stored, reading = shown_page.reader.find_size(ref), look.reading
     if reading is None:
         return overview_row(ref, look, schedule, stored, None, now)
 

@@ -152,7 +152,7 @@ class Reader:
             known.update({n: i.modified_ms for n, i in zip(whole, infos, strict=True) if i is not None})
         return {n: known[n] for n in ids if n in known}
 
-    def stored(self, ref: PipelineRef) -> Stored | None:
+    def find_size(self, ref: PipelineRef) -> Stored | None:
         """Return the size of the pipeline's folder by the last count; None before the first count.
 
         The call never waits. If the last count is older than ten minutes, a thread begins to count again.

@@ -26,7 +26,7 @@ class CurrentOutput:
     files: Mapping[Interval, tuple[OutputFile, ...]]
     spoilt: Mapping[Interval, str]
 
-    def listed(self, *, late: bool) -> list[OutputFile]:
+    def list_files(self, *, late: bool) -> list[OutputFile]:
         """Return the files of the output or of the late rows, in the order of their intervals."""
         return [file for files in self.files.values() for file in files if file.late == late]
 

@@ -247,7 +247,7 @@ class _Steps:
         content, files = self._contents[checkpoint_id], self._shards[checkpoint_id].files
         if files is not None:
             with suppress(UnknownTable):
-                return entries_of(self._key, content.states, self._versions.stored(files))
+                return entries_of(self._key, content.states, self._versions.read_stored(files))
         source = StateSource(url=self._url, content=content, checkpoint_id=checkpoint_id)
         with TemporaryDirectory(dir=self._work) as folder:
             return read_key(source, self._key, self._storage, Path(folder), self._cache)

@@ -90,7 +90,7 @@ class KeyVersions:
         self._ssts = {s: v for s, v in self._ssts.items() if isinstance(s, bytes) or s in needed}
         self._segments = {s: b for s, b in self._segments.items() if isinstance(s, bytes) or s in needed}
 
-    def stored(self, files: KeyFiles) -> list[Stored]:
+    def read_stored(self, files: KeyFiles) -> list[Stored]:
         """Return the stored keys and values of the key in a checkpoint, ascending. Its files were fetched before."""
         found: dict[bytes, bytes | None] = {}
         newer: list[tuple[bytes, bytes, int]] = []

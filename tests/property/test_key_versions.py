@@ -107,7 +107,7 @@ def test_the_versions_in_files_give_what_a_store_has(
         files = versions.files_of(manifest)
         assert files is not None
         versions.fetch([files])
-        assert versions.stored(files) == restored(manifest, storage, tmp_path / f"restored-{n}")
+        assert versions.read_stored(files) == restored(manifest, storage, tmp_path / f"restored-{n}")
 
 
 def test_a_table_of_another_kind_is_left_to_rocksdb(tmp_path: Path) -> None:

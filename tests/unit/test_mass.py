@@ -38,7 +38,7 @@ BUDGETS = {
     "state_backend/ports": (210, 400),
     "state_backend/shard": (1_740, 10_300),
     "state_backend/state": (3_490, 28_100),
-    "state_backend/values": (3_620, 12_600),
+    "state_backend/values": (3_620, 12_800),
 }
 
 

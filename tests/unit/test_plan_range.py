@@ -264,13 +264,13 @@ def test_the_rule_is_the_given_length_else_the_schedule_else_the_newest_interval
 
 def test_progress_says_the_recent_rate_and_what_is_left() -> None:
     progress = Progress(done=0, total=400, kept=0, recent_s=())
-    assert str(progress.left_alone()) == "1 of 400"
-    slow = progress.computed(60.0)
+    assert str(progress.count_kept()) == "1 of 400"
+    slow = progress.count_computed(60.0)
     assert str(slow) == "1 of 400, 60.00 s each, 6 h 39 min left"
     for _ in range(20):
-        slow = slow.computed(0.5)
+        slow = slow.count_computed(0.5)
     assert str(slow) == "21 of 400, 0.50 s each, 3 min 10 s left"
-    assert str(Progress(done=9, total=10, kept=0, recent_s=(0.4,)).computed(0.4)) == "10 of 10, 0.40 s each"
+    assert str(Progress(done=9, total=10, kept=0, recent_s=(0.4,)).count_computed(0.4)) == "10 of 10, 0.40 s each"
 
 
 @pytest.mark.parametrize(

@@ -678,7 +678,7 @@ def test_the_storage_is_asked_often_and_airflow_rarely(
     monkeypatch.setattr(RuntimeTaskInstance, "get_task_states", staticmethod(states))
     monkeypatch.setattr(previous_checkpoint_trigger, "_AIRFLOW_EVERY_S", 60.0)
     made = trigger()
-    committed = made.committed
+    committed = made.find_committed
     # At the first look, and ten times in what follows: however long the commit takes on a busy machine, Airflow is asked once.
     asked_at_commit: list[int] = []
 
@@ -689,7 +689,7 @@ def test_the_storage_is_asked_often_and_airflow_rarely(
             asked_at_commit.append(asked.count("airflow"))
         return committed(url)
 
-    monkeypatch.setattr(made, "committed", commit_after_ten_looks)
+    monkeypatch.setattr(made, "find_committed", commit_after_ten_looks)
     assert fires(made) == "checkpoint 2 is committed"
     assert asked_at_commit == [1] and asked.count("airflow") == 1
 

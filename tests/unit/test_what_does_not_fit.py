@@ -298,7 +298,7 @@ def test_expectations_of_what_is_not_there(monkeypatch: pytest.MonkeyPatch) -> N
     refused(
         UsageError,
         "pipeline 'p' has expectations for a state 'count', but no such state exists; its states are $timers, counts",
-        lambda: validate._expected(ANY, pipeline, target, found, None),
+        lambda: validate._check_expected(ANY, pipeline, target, found, None),
     )
     monkeypatch.setitem(sys.modules, "great_expectations", None)
     refused(UsageError, "lacks Great Expectations (import of", lambda: expectation_suites.Suites(pipeline, "run", None))

@@ -58,11 +58,11 @@ def _parameter(request: type[Any], field: Field[Any], hint: Any) -> inspect.Para
     default = inspect.Parameter.empty if field.default is MISSING else _shown(field.default)
     kind = option_of(request, field.name)
     return inspect.Parameter(
-        field.name, inspect.Parameter.KEYWORD_ONLY, annotation=Annotated[_typed(hint), kind], default=default
+        field.name, inspect.Parameter.KEYWORD_ONLY, annotation=Annotated[_find_type(hint), kind], default=default
     )
 
 
-def _typed(hint: Any) -> Any:
+def _find_type(hint: Any) -> Any:
     """Return the type by which Typer parses an option."""
     if timedelta in (hint, *get_args(hint)):
         return str if hint is timedelta else str | None

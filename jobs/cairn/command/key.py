@@ -80,7 +80,7 @@ def key(
     elif entries:
         _print(source, shown, entries)
     else:
-        print_text(f"{_titled(source)} has no state of the key {json.dumps(shown, ensure_ascii=False)}")
+        print_text(f"{_make_title(source)} has no state of the key {json.dumps(shown, ensure_ascii=False)}")
         for other in similar:
             print_text(f"it has state of the key {json.dumps(other, ensure_ascii=False)}")
     return 0 if entries else FINDINGS
@@ -106,7 +106,7 @@ def look_up(source: StateSource, keys: Sequence[Key], states: Sequence[str] | No
     return found
 
 
-def _titled(source: StateSource) -> str:
+def _make_title(source: StateSource) -> str:
     # The title of a printed table has the status of a stale, replaced or quarantined checkpoint. Otherwise a reader would
     # take the table for the current state.
     return f"{source}" if source.status in (None, "completed") else f"{source}, {source.status}"
@@ -130,7 +130,7 @@ def _name(key: Mapping[str, Any]) -> str:
 
 
 def _print(source: StateSource, key: dict[str, Any], entries: Entries) -> None:
-    print_text(f"{_titled(source)}, key {json.dumps(key, ensure_ascii=False)}")
+    print_text(f"{_make_title(source)}, key {json.dumps(key, ensure_ascii=False)}")
     lines = [("state", "entry", "expires", "value")]
     for state, rows in entries.items():
         for row in rows:

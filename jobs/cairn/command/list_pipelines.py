@@ -38,7 +38,7 @@ def list_pipelines(root: str, *, as_json: bool) -> int:
         (_line(root, name) for name in pipelines_below(root)), key=lambda line: (line.state == "ok", line.name)
     )
     if as_json:
-        return print_json([_described(line) for line in lines])
+        return print_json([_describe(line) for line in lines])
     if not lines:
         print_text(f"no pipeline in {root}")
         return 0
@@ -79,7 +79,7 @@ def _line(root: str, name: str) -> Line:
     return Line(name=name, last=last, written_ms=written_ms, state=state, problems=problems)
 
 
-def _described(line: Line) -> dict[str, Any]:
+def _describe(line: Line) -> dict[str, Any]:
     return {
         "name": line.name,
         "last": None if line.last is None else [format_instant(line.last.start), format_instant(line.last.end)],

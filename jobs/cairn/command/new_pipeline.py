@@ -58,7 +58,7 @@ def parts_of(template: str) -> Mapping[str, Any]:
     return {**parts_of(own["like"]), **own} if "like" in own else own
 
 
-def _filled(text: str, words: Mapping[str, Any]) -> str:
+def _fill(text: str, words: Mapping[str, Any]) -> str:
     """Replace each `$word`, also in the texts that replace words. Answers of the user have no `$`."""
     for _ in range(_NESTED):
         text = Template(text).substitute(words)
@@ -165,9 +165,7 @@ class NewPipeline:
     def files(self) -> dict[str, str]:
         """Return the text of each file, by its path in the repository."""
         words = self.words()
-        return {
-            _filled(path, words): _filled(_text_of(file), words) for path, file in _FILES.items()
-        } | self.sample_data()
+        return {_fill(path, words): _fill(_text_of(file), words) for path, file in _FILES.items()} | self.sample_data()
 
     def sample_data(self) -> dict[str, str]:
         """Return three days of made-up rows as JSON lines, by path in the repository.

@@ -62,7 +62,7 @@ def publish(
     if check or rebuild:
         if intervals or skip or (check and rebuild):
             raise UsageError("give one of --check, --rebuild, --skip and intervals")
-        declared, url = _declared(code), join_url(root, pipeline)
+        declared, url = _load_declaration(code), join_url(root, pipeline)
         if not isinstance(declared.sink, TableSink):
             raise UsageError(f"--check and --rebuild need a sink of cairn.sinks, but {code} has another sink or none")
         if check:
@@ -78,10 +78,10 @@ def publish(
     if skip:
         skipped = coordinator.skip_publication(only)
     else:
-        declared = _declared(code)
+        declared = _load_declaration(code)
         published = declared.call_sink(coordinator, None, join_url(root, pipeline), only=only or None, code=code)
     if as_json:
-        return print_json({"published": _described(published), "skipped": _described(skipped)})
+        return print_json({"published": _describe(published), "skipped": _describe(skipped)})
     for what, outputs in (("published", published), ("skipped", skipped)):
         if outputs:
             print_text(f"{what}:{lines_of(f'{interval} (checkpoint {n})' for interval, n in outputs)}")
@@ -90,11 +90,11 @@ def publish(
     return 0
 
 
-def _described(outputs: Iterable[tuple[Interval, int]]) -> list[dict[str, Any]]:
+def _describe(outputs: Iterable[tuple[Interval, int]]) -> list[dict[str, Any]]:
     return [{"id": n, "interval": str(interval)} for interval, n in outputs]
 
 
-def _declared(code: str) -> Declaration:
+def _load_declaration(code: str) -> Declaration:
     if not code:
         raise UsageError("--code is missing: give module:NAME of the pipeline whose sink is called")
     return load_code(code)
@@ -157,7 +157,7 @@ def _rebuild(
     # The tables have this output now, so the calls change nothing and note the success.
     declared.call_sink(coordinator, None, url)
     if as_json:
-        return print_json({"published": _described(sorted({*published})), "skipped": []})
+        return print_json({"published": _describe(sorted({*published})), "skipped": []})
     print_text("\n".join(lines))
     return 0
 

@@ -32,7 +32,7 @@ def run(
     except KeyboardInterrupt as stop:
         if request.dry_run or not place.intervals:
             raise
-        raise _stopped(place, again) from stop
+        raise _explain_stop(place, again) from stop
     except CairnError as error:
         if isinstance(error, UserCodeError) and not Variable.SPARK_LOG.given and not spark.startswith("sc://"):
             error.add_note(f"For Spark's own stack trace, run the same command with {Variable.SPARK_LOG}=error")
@@ -42,7 +42,7 @@ def run(
     return print_json(said) if as_json else 0
 
 
-def _stopped(place: Terminal, again: _Again) -> Stopped:
+def _explain_stop(place: Terminal, again: _Again) -> Stopped:
     """Return the message after Ctrl-C."""
     done, intervals, request = place.done, place.intervals, again.request
     said = f"{done} of {len(intervals)} intervals are done; their commits stay"

@@ -51,7 +51,7 @@ class Terminal:
         if not self._silent:
             typer.echo(text)
 
-    def planned(self, intervals: Sequence[Interval]) -> None:
+    def tell_plan(self, intervals: Sequence[Interval]) -> None:
         """Remember the intervals that will run: the message after Ctrl-C names those that are left."""
         self.intervals = intervals
 

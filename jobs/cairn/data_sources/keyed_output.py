@@ -138,7 +138,7 @@ class KeyedOutput(DataSource):
         return at_once(read, files)
 
     def _files(self, log: Log) -> list[OutputFile]:
-        return self._current(log).listed(late=self._late())
+        return self._current(log).list_files(late=self._late())
 
     def _spoilt(self, log: Log) -> str | None:
         """Return a text about the intervals whose result is not valid; with the option `valid`, raise an error instead."""

@@ -99,7 +99,7 @@ class Driver:
         """Log a line."""
         log.info("%s", text)
 
-    def planned(self, intervals: Sequence[Interval]) -> None:
+    def tell_plan(self, intervals: Sequence[Interval]) -> None:
         """Say nothing: `run_intervals` logs the intervals."""
 
     def watching(self, spark: SparkSession) -> AbstractContextManager[None]:
@@ -109,7 +109,7 @@ class Driver:
     def on_outcome(self, outcome: Outcome, _: Progress) -> None:
         """Print a commit for the operator, which reads it at once: a driver that is killed leaves no result."""
         if outcome.ours:
-            print(COMMITTED + json.dumps(_committed(outcome)), flush=True)
+            print(COMMITTED + json.dumps(_describe_outcome(outcome)), flush=True)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -216,7 +216,7 @@ def process(request: ProcessInterval, place: Driver) -> dict[str, Any]:
     }
 
 
-def _committed(outcome: Outcome) -> dict[str, Any]:
+def _describe_outcome(outcome: Outcome) -> dict[str, Any]:
     """Return the `extra` of the interval's asset event, with the same fields as in an event of the task `checkpoint`."""
     if outcome.record is not None:
         return summarise(outcome.record)

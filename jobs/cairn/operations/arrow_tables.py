@@ -70,7 +70,7 @@ def pairs(before: pa.Table, now: pa.Table, *, now_ms: int, removable: Removable 
     """Join the state of a base with the same state of a later checkpoint, as `state_tables.pairs` does."""
     identity = identity_of(now.schema)
     left, right = flat(before), flat(now)
-    from_left, from_right = _matched(left.select(identity), right.select(identity))
+    from_left, from_right = _match(left.select(identity), right.select(identity))
     shared = [_either(left[name], right[name], from_left, from_right) for name in identity]
     columns = [*zip(identity, shared, strict=True)]
     for side, table, rows in (("before", before, from_left), ("now", now, from_right)):
@@ -98,7 +98,7 @@ def _fates(
     return pc.replace_with_mask(fate, gone, pc.cast(of_missing, pa.string()))
 
 
-def _matched(left: pa.Table, right: pa.Table) -> tuple[pa.Array, pa.Array]:
+def _match(left: pa.Table, right: pa.Table) -> tuple[pa.Array, pa.Array]:
     """Return the rows of both tables that have the same identity, as two columns of row numbers.
 
     A row without a partner has null on the other side. Rows of `left` come first.

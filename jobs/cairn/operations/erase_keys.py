@@ -163,7 +163,7 @@ def plan_forget(coordinator: Coordinator, encoded: Collection[bytes], request: E
     keys = locate_keys(encoded, content)
     shards = _shards_with(content, keys, storage)
     for manifest in shards:
-        with work_folder(f"forget-{manifest.shard}") as work, _opened(manifest, storage, work, engine) as restored:
+        with work_folder(f"forget-{manifest.shard}") as work, _open(manifest, storage, work, engine) as restored:
             entries.update(remove_keys(restored.store, restored.key_group_states, content.states, keys).entries)
     outputs = _NO_OUTPUTS
     if request.rewrite_output:
@@ -414,7 +414,7 @@ def _concerns(manifest: ShardManifest, keys: Keys) -> bool:
 
 
 @contextmanager
-def _opened(manifest: ShardManifest, storage: Storage, work: Path, engine: EngineOptions) -> Iterator[RestoredShard]:
+def _open(manifest: ShardManifest, storage: Storage, work: Path, engine: EngineOptions) -> Iterator[RestoredShard]:
     # Do not use the host's file cache: it would keep a copy that holds the key.
     restored = restore_shard(manifest.key_groups, [manifest], storage, work / "db", engine)
     try:
@@ -501,7 +501,7 @@ def _may_hold(manifest: ShardManifest, keys: Keys, content: Content, storage: St
     for file in manifest.inline_files:
         if file.name.startswith(_MANIFEST) and any(mentions(file.data, file.name, key) for _, key in keys):
             return True
-    with work_folder(f"forget-{manifest.shard}") as work, _opened(manifest, storage, work, engine) as restored:
+    with work_folder(f"forget-{manifest.shard}") as work, _open(manifest, storage, work, engine) as restored:
         runs = restored.store.sorted_runs()
         if len(runs) > 1 or any(run.deletions for run in runs):
             return True

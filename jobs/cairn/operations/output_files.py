@@ -49,4 +49,4 @@ def output_files(
     if (notice := found.notice(root, pipeline)) is not None:
         log.warning("%s", notice)
     folder = url.removeprefix("file://")
-    return [f"{folder}/{file.handle.path}" for file in found.listed(late=late)]
+    return [f"{folder}/{file.handle.path}" for file in found.list_files(late=late)]

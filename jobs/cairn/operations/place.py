@@ -32,7 +32,7 @@ class Place(Protocol):
     def say(self, text: str) -> None:
         """Show a line: on the terminal, or in the log of a task."""
 
-    def planned(self, intervals: Sequence[Interval]) -> None:
+    def tell_plan(self, intervals: Sequence[Interval]) -> None:
         """Receive the intervals that will run, before the first one runs."""
 
     def watching(self, spark: SparkSession) -> AbstractContextManager[None]:

@@ -89,7 +89,7 @@ def plan_interval(
     base = begun.base.content if begun.base is not None else None
     zone = plan_zone(pipeline.name, pipeline.time_zone, spark.conf.get(SESSION_ZONE), base.time.zone if base else None)
     read = read or read_source(spark, pipeline, attempt.interval)
-    rows = _spelled(spark, pipeline, read.rows, begun.spelling, base)
+    rows = _spell(spark, pipeline, read.rows, begun.spelling, base)
     names = _names_of(spark, rows.schema, f"pipeline {pipeline.name!r}: the input")
     key = names.find_key(pipeline.key)
     key_schema = key_schema_of(rows.schema, key)
@@ -239,7 +239,7 @@ def check_fits(
     """
     with in_zone_of(spark, pipeline.time_zone):
         zone = plan_zone(pipeline.name, pipeline.time_zone, spark.conf.get(SESSION_ZONE), content.time.zone)
-        schema = _spelled(spark, pipeline, read.rows, spelling(log), content).schema
+        schema = _spell(spark, pipeline, read.rows, spelling(log), content).schema
         output_schema = _output_schema(spark, pipeline, schema)
         _check_output(spark, log, pipeline, interval, output_schema)
         _check_sink(pipeline, output_schema, schema)
@@ -346,7 +346,7 @@ def _check_sink(pipeline: Pipeline, output_schema: StructType, input_schema: Str
             table.check_columns(pipeline.name, schema.names, late=late)
 
 
-def _spelled(
+def _spell(
     spark: SparkSession, pipeline: Pipeline, rows: DataFrame, recorded: Sequence[str], base: Content | None
 ) -> DataFrame:
     """Return the input rows with their columns as the first interval spelled them, if the session ignores case.
@@ -483,15 +483,15 @@ def _check_unchanged(pipeline: Pipeline, base: Content | None, key_schema: Struc
     if base is None:
         return
     for what, now, recorded in pipeline.changed_since(base):
-        raise _changed(pipeline, what, now, recorded)
+        raise _refuse_change(pipeline, what, now, recorded)
     before, now_types = (
         [(names.fold(n), t) for n, t in _key_types(s)] for s in (base.key_schema, key_schema.jsonValue())
     )
     if before != now_types:
-        raise _changed(pipeline, "the key", parse_struct(key_schema.jsonValue()), parse_struct(base.key_schema))
+        raise _refuse_change(pipeline, "the key", parse_struct(key_schema.jsonValue()), parse_struct(base.key_schema))
 
 
-def _changed(pipeline: Pipeline, what: str, now: object, recorded: object) -> UsageError:
+def _refuse_change(pipeline: Pipeline, what: str, now: object, recorded: object) -> UsageError:
     keeping = (
         "To keep the state, take a canonical savepoint, and restore it into a pipeline of another name with the new max_parallelism\n"
         if what == "max_parallelism"

@@ -163,12 +163,12 @@ class Progress:
     kept: int
     recent_s: tuple[float, ...]
 
-    def computed(self, seconds: float) -> Progress:
+    def count_computed(self, seconds: float) -> Progress:
         """Return the progress after an interval that took `seconds` to compute."""
         recent = (*self.recent_s, seconds)[-_RECENT:]
         return Progress(done=self.done + 1, total=self.total, kept=self.kept, recent_s=recent)
 
-    def left_alone(self) -> Progress:
+    def count_kept(self) -> Progress:
         """Return the progress after an interval that kept its result."""
         return Progress(done=self.done + 1, total=self.total, kept=self.kept + 1, recent_s=self.recent_s)
 

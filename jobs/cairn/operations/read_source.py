@@ -60,7 +60,7 @@ def read_source(spark: SparkSession, pipeline: Pipeline, interval: Interval) -> 
         rows, position = read if isinstance(read, tuple) and len(read) == 2 else (read, {})
         if not _is_frame(rows):
             raise SourceError(
-                f"{where}: the source returned {_described(read)}; it must return a DataFrame, or a DataFrame and its position"
+                f"{where}: the source returned {_describe(read)}; it must return a DataFrame, or a DataFrame and its position"
             )
         schema = rows.schema  # Spark Connect analyses the query only when its schema is read.
     except CairnError:
@@ -85,7 +85,7 @@ def read_source(spark: SparkSession, pipeline: Pipeline, interval: Interval) -> 
     warn_of_stateful_source(pipeline, rows)
     try:
         if not isinstance(position, dict):
-            raise TypeError(f"it is {_described(position)}, not a dict")
+            raise TypeError(f"it is {_describe(position)}, not a dict")
         json.dumps(position, allow_nan=False)
     except (TypeError, ValueError) as error:
         raise SourceError(f"{where}: the source's position must be a dict of JSON values: {error}") from None
@@ -209,5 +209,5 @@ def _not_for_python(data_type: DataType) -> Iterator[str]:
             yield from _not_for_python(part)
 
 
-def _described(value: Any) -> str:
+def _describe(value: Any) -> str:
     return "None" if value is None else f"a {type(value).__name__}"

@@ -89,7 +89,7 @@ def restore_savepoint(
     if claim == "CLAIM" and (finished := _finish_claim(source, open_storage(owner).url, coordinator)) is not None:
         return finished
     if attempt is not None and coordinator.log().of_attempt(attempt) is not None:
-        return _committed(coordinator, attempt)
+        return _find_committed(coordinator, attempt)
     begun = begun_before(coordinator, attempt) if attempt is not None else None
     savepoint = read_savepoint(source)
     check_unclaimed(source, open_storage(owner).url)
@@ -111,7 +111,7 @@ def restore_savepoint(
     if claim == "CLAIM":
         delete_savepoint(source, savepoint)
     coordinator.clean_up()
-    record = _committed(coordinator, attempt)
+    record = _find_committed(coordinator, attempt)
     _log_restored(record, savepoint.format, savepoint_path)
     return record
 
@@ -146,7 +146,7 @@ def _finish_claim(source: Storage, owner: str, coordinator: Coordinator) -> Reco
             return None  # A newer savepoint lies in this folder.
         delete_savepoint(source, savepoint)
     remove_leftovers(source, None)
-    return _committed(coordinator, earlier.attempt)
+    return _find_committed(coordinator, earlier.attempt)
 
 
 def _would_restore(pipeline: Pipeline, root: str, savepoint_path: str, claim: str) -> dict[str, Any]:
@@ -230,7 +230,7 @@ def _check_fits(pipeline: Pipeline, savepoint: Savepoint) -> None:
         )
 
 
-def _committed(coordinator: Coordinator, attempt: str) -> Record:
+def _find_committed(coordinator: Coordinator, attempt: str) -> Record:
     entry = coordinator.log().of_attempt(attempt)
     if not isinstance(entry, Record):
         raise UsageError(

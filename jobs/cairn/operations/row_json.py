@@ -33,7 +33,7 @@ def row_json(table: pa.Table, names: Sequence[str], zone: str) -> pa.Array:
     """Return each row as a JSON object."""
     parts: list[Any] = []
     for n, name in enumerate(names):
-        parts += [pa.scalar(f"{'{' if n == 0 else ','}{_quoted(name)}:"), _values(table[name], zone)]
+        parts += [pa.scalar(f"{'{' if n == 0 else ','}{_quote(name)}:"), _values(table[name], zone)]
     return pc.binary_join_element_wise(*parts, pa.scalar("}"), pa.scalar(""))
 
 
@@ -61,7 +61,7 @@ def _to_json(kind: pa.DataType, zone: str) -> Callable[[Any], str]:
         return (lambda value: f'"{_instant(value, ZoneInfo(zone))}"') if kind.tz is not None else _wall_time
     if pa.types.is_binary(kind):
         return lambda value: f'"{base64.b64encode(value).decode()}"'
-    return _quoted
+    return _quote
 
 
 def _instant(value: datetime, zone: ZoneInfo) -> str:
@@ -75,7 +75,7 @@ def _wall_time(value: datetime) -> str:
     return f'"{value.isoformat(timespec="milliseconds")}"'
 
 
-def _quoted(text: str) -> str:
+def _quote(text: str) -> str:
     """Return a JSON string as Spark writes it: hexadecimal digits are capital letters, and other scripts are not escaped."""
     written = json.dumps(text, ensure_ascii=False)
     return re.sub(r"\\\\|\\u([0-9a-f]{4})", lambda m: m[0] if m[1] is None else f"\\u{m[1].upper()}", written)

@@ -313,7 +313,7 @@ class _Range:
         try:
             for outcome, seconds in self.outcomes(intervals):
                 outcomes.append(replace(outcome, record=None))
-                progress = progress.computed(seconds) if outcome.computed else progress.left_alone()
+                progress = progress.count_computed(seconds) if outcome.computed else progress.count_kept()
                 log.info("%s %s: %s (%s)", self.pipeline.name, outcome.interval, outcome.why, progress)
                 if on_outcome is not None:
                     on_outcome(outcome, progress)

@@ -26,7 +26,7 @@ def run_range(request: RunRange, place: Place) -> dict[str, Any]:
     check_no_trial(request.root, "run")
     pipeline = place.load(request)
     intervals = intervals_of(request, pipeline, coordinator_of(pipeline, request.root).log())
-    place.planned(intervals)
+    place.tell_plan(intervals)
     permissions = request.permissions
     if request.replace_overlapping:
         permissions = replace(permissions, replace_overlapping=True)

@@ -144,8 +144,8 @@ def _time_of(spark: SparkSession, time: LogicalTime, path: str, batch: int) -> L
     # batch ran: it decides which rows are late. Both are 0 before the first event.
     return replace(
         time,
-        watermark_ms=_journaled(spark, f"{path}/commits/{batch}")["nextBatchWatermarkMs"],
-        late_watermark_ms=_journaled(spark, f"{path}/offsets/{batch}")["batchWatermarkMs"],
+        watermark_ms=_read_journal(spark, f"{path}/commits/{batch}")["nextBatchWatermarkMs"],
+        late_watermark_ms=_read_journal(spark, f"{path}/offsets/{batch}")["batchWatermarkMs"],
     )
 
 
@@ -203,7 +203,7 @@ def _operator(spark: SparkSession, path: str, operator_id: int) -> tuple[dict[st
     )
 
 
-def _journaled(spark: SparkSession, file: str) -> dict[str, Any]:
+def _read_journal(spark: SparkSession, file: str) -> dict[str, Any]:
     (journal,) = spark.read.text(file, wholetext=True).collect()
     said: dict[str, Any] = json.loads(journal.value.splitlines()[1])
     return said
@@ -327,7 +327,7 @@ def initial_state_of(
         if source.savepoint is None:
             reader = reader.option("checkpoint", str(source.checkpoint_id))
         table = reader.load(source.url)
-        frames.append(table.groupBy("key").agg(_gathered(kind).alias(f"held_{n}")))
+        frames.append(table.groupBy("key").agg(_gather(kind).alias(f"held_{n}")))
     rows = reduce(lambda a, b: a.unionByName(b, allowMissingColumns=True), frames).groupBy("key")
     held = rows.agg(*[F.first(f"held_{n}", ignorenulls=True).alias(f"held_{n}") for n in range(len(kinds))])
     state = F.struct(*[F.col(f"held_{n}").alias(name) for n, name in enumerate(kinds)])
@@ -335,7 +335,7 @@ def initial_state_of(
     return held.select(*[F.col("key").getField(k).alias(k) for k in keys], state.alias(_HELD)).groupBy(*keys)
 
 
-def _gathered(kind: str) -> Column:
+def _gather(kind: str) -> Column:
     """Return an aggregation that collects a key's entries of one state, or its timers, into one column."""
     if kind == "value":
         return F.first("value")

@@ -308,12 +308,12 @@ def _validate(
         return found
     if spark is None:
         raise UsageError("a full validation restores the state, so it needs a Spark session; mode fast needs none")
-    found = _restored(spark, pipeline, target, found)
+    found = _check_restored(spark, pipeline, target, found)
     if found.findings:
         check_retained(storage, target.checkpoint_id)
     pages: Mapping[str, str] = {}
     if not found.findings and with_expectations:
-        found, pages = _expected(spark, pipeline, target, found, docs)
+        found, pages = _check_expected(spark, pipeline, target, found, docs)
     return _with_page(pipeline, target, found, docs, pages)
 
 
@@ -376,7 +376,7 @@ def restores_here(content: Content) -> bool:
     return few and totals.state_bytes <= _SMALL_STATE_BYTES
 
 
-def _restored(spark: Spark, pipeline: Pipeline, target: _Target, found: Validation) -> Validation:
+def _check_restored(spark: Spark, pipeline: Pipeline, target: _Target, found: Validation) -> Validation:
     """Restore every shard, in this process or in a Spark job, and return `found` with the findings added."""
     from cairn.shard_jobs.check_restored import ValidationJob
     from cairn.shard_jobs.run_on_shards import run_here, run_on_shards
@@ -398,7 +398,7 @@ def _restored(spark: Spark, pipeline: Pipeline, target: _Target, found: Validati
 # --- expectations -----------------------------------------------------------------------------------------------------
 
 
-def _expected(
+def _check_expected(
     spark: Spark, pipeline: Pipeline, target: _Target, found: Validation, docs: Path | None
 ) -> tuple[Validation, Mapping[str, str]]:
     """Evaluate the expectations that the pipeline's owner wrote."""
