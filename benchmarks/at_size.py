@@ -53,7 +53,6 @@ from benchmarks.totals import TOTALS_SCHEMA, Totals
 from cairn.data_sources.state_selection import plan_read
 from cairn.operations.run_interval import run_interval
 from cairn.operations.take_savepoint import take_savepoint
-from cairn.operations.validate import validate_checkpoint
 from cairn.pipeline import Interval, Pipeline
 from state_backend.adapters.local_storage import LocalStorage
 from state_backend.adapters.open_storage import join_url
@@ -62,6 +61,7 @@ from state_backend.checkpoint.coordinator import Coordinator
 from state_backend.inspection.state_table import StateSource, read_table
 from state_backend.values.records import Record
 from state_backend.values.retention import KeepLast
+from tests.support.validating import validate_checkpoint
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -238,7 +238,7 @@ def keys(folder: Path, size: int, shards: int, chars: int) -> dict[str, Any]:
             validated[mode] = timed(
                 watch,
                 lambda mode=mode: validate_checkpoint(
-                    spark, pipeline, str(root), record, mode=mode, with_expectations=False
+                    spark, pipeline, str(root), record, fast=mode == "fast", without_expectations=True
                 ),
             )
             assert validated[mode].pop("result").success

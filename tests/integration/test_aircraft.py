@@ -15,12 +15,12 @@ from cairn.operations.coordinator_of import coordinator_of
 from cairn.operations.plan_range import Progress
 from cairn.operations.run_interval import run_interval
 from cairn.operations.run_intervals import Outcome, run_intervals
-from cairn.operations.validate import validate_checkpoint
 from cairn.pipeline import Interval
 from pipelines.aircraft import AIRCRAFT
 from pipelines.land_flights import land
 from state_backend.values.records import Record
 from tests.oracles.aircraft import Expected, expected, row_order
+from tests.support.validating import validate_checkpoint
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

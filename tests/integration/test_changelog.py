@@ -18,7 +18,6 @@ from cairn.operations.plan_interval import Attempt
 from cairn.operations.process_interval import process_interval
 from cairn.operations.run_interval import run_interval
 from cairn.operations.take_savepoint import take_savepoint
-from cairn.operations.validate import validate_checkpoint
 from cairn.pipeline import Pipeline
 from state_backend.adapters.open_storage import join_url, open_storage
 from state_backend.adapters.rocks import EngineOptions
@@ -30,6 +29,7 @@ from state_backend.values import errors
 from state_backend.values.records import Record, RunRef, ShardManifest
 from state_backend.values.retention import KeepLast
 from tests.support.counting import DAYS, Counting, counting, day
+from tests.support.validating import validate_checkpoint
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -24,7 +24,6 @@ from cairn.operations.plan_interval import Attempt
 from cairn.operations.process_interval import process_interval
 from cairn.operations.run_interval import run_interval
 from cairn.operations.take_savepoint import consolidate_checkpoint, take_savepoint
-from cairn.operations.validate import validate_checkpoint
 from cairn.pipeline import Interval, Pipeline
 from state_backend.adapters.open_storage import join_url, open_storage
 from state_backend.adapters.rocks import EngineOptions
@@ -34,6 +33,7 @@ from state_backend.values import errors
 from state_backend.values.records import Permissions, Record, RunRef, ShardManifest
 from tests.support.counting import DAYS, INPUT_SCHEMA, START, Counting, counting, day, read_days
 from tests.support.tiers import long_after
+from tests.support.validating import validate_checkpoint
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -23,7 +23,6 @@ from cairn.operations.process_interval import process_interval
 from cairn.operations.restore_savepoint import restore_savepoint
 from cairn.operations.run_interval import run_interval
 from cairn.operations.take_savepoint import consolidate_checkpoint, take_savepoint
-from cairn.operations.validate import validate_checkpoint
 from cairn.pipeline import Interval, Pipeline
 from state_backend.adapters.open_storage import join_url, open_storage
 from state_backend.checkpoint.coordinator import Coordinator
@@ -35,6 +34,7 @@ from state_backend.values.retention import KeepLast
 from tests.support.counting import COUNTING, DAYS, Counting, counting, day, read_days
 from tests.support.drivers import driven
 from tests.support.tiers import long_after
+from tests.support.validating import validate_checkpoint
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -383,7 +383,7 @@ def test_a_key_column_may_become_not_null_and_get_a_comment(spark: SparkSession,
     assert again.reproduces == first.id and all(r.stale_by is None for r in again.retained)
     assert process(3, reading(plain)).content.base_id == 3
     validated = validate_checkpoint(
-        spark, counting(output_schema="x long"), str(tmp_path), again, with_expectations=False
+        spark, counting(output_schema="x long"), str(tmp_path), again, without_expectations=True
     )
     assert validated.success, validated.findings
 

@@ -15,10 +15,10 @@ from cairn.data_sources.keyed_state import KeyedState
 from cairn.operations.restore_savepoint import restore_savepoint
 from cairn.operations.run_interval import run_interval
 from cairn.operations.take_savepoint import take_savepoint
-from cairn.operations.validate import validate_checkpoint
 from state_backend.adapters.open_storage import join_url
 from state_backend.values.errors import StateSchemaError
 from tests.support.counting import DAYS, counting, day
+from tests.support.validating import validate_checkpoint
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -16,7 +16,6 @@ from cairn.operations.coordinator_of import coordinator_of
 from cairn.operations.run_interval import run_interval
 from cairn.operations.streaming import continue_from_savepoint, from_streaming_checkpoint, initial_state_of
 from cairn.operations.take_savepoint import take_savepoint
-from cairn.operations.validate import validate_checkpoint
 from cairn.pipeline import Interval, Pipeline
 from state_backend.adapters.open_storage import join_url
 from state_backend.values.errors import SourceError, StateSchemaError, UsageError
@@ -36,6 +35,7 @@ from tests.support.differential_processors import (
     typed_rows,
 )
 from tests.support.spark_streaming import Case, Outcome, ddl, run_under_spark, write_batches
+from tests.support.validating import validate_checkpoint
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -30,7 +30,7 @@ from cairn.operations.plan_interval import Attempt
 from cairn.operations.process_interval import process_interval
 from cairn.operations.run_interval import run_interval
 from cairn.operations.take_savepoint import take_savepoint
-from cairn.operations.validate import Validation, validate_attempt, validate_checkpoint, validate_savepoint
+from cairn.operations.validate import Validation
 from cairn.pipeline import ChangeExpectations, Interval, Pipeline
 from cairn.testing import PipelineTester
 from pipelines.aircraft import AIRCRAFT, READ_SCHEMA
@@ -41,6 +41,7 @@ from state_backend.values import errors
 from state_backend.values.records import Record, RunRef
 from tests.support.counting import DAYS, START, counting, day, read_days
 from tests.support.tiers import long_after
+from tests.support.validating import validate_attempt, validate_checkpoint, validate_savepoint
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -110,7 +111,7 @@ def validated(
     **more: Any,
 ) -> Validation:
     root, records = three_days
-    return validate_checkpoint(spark, forgetful(over_time), root, records[n], quarantine=False, **more)
+    return validate_checkpoint(spark, forgetful(over_time), root, records[n], dry_run=True, **more)
 
 
 def test_rows_grow_within_bounds_and_none_is_lost(
@@ -266,7 +267,7 @@ def test_planted_losses_of_each_kind_of_state_are_found(
     def found(removable: str | None = None) -> dict[str, str]:
         over_time = {state: no_loss(state, removable) for state in rows}
         pipeline = forgetful(over_time, processor=Losing, expectations=values)
-        findings = validate_checkpoint(spark, pipeline, root, record, quarantine=False).findings
+        findings = validate_checkpoint(spark, pipeline, root, record, dry_run=True).findings
         return {finding.split("'")[1]: finding for finding in findings}
 
     by_state = found()
@@ -390,7 +391,7 @@ def test_each_state_is_read_once_and_data_docs_are_built_once(
     pipeline = forgetful(over_time, processor=Losing, expectations=rules)
     if not in_memory:
         pipeline = replace(pipeline, expectations_memory_bytes=1000)
-    found = validate_checkpoint(spark, pipeline, losses[0], losses[1]["half"], docs=tmp_path / "docs", mark=False)
+    found = validate_checkpoint(spark, pipeline, losses[0], losses[1]["half"], docs=tmp_path / "docs", dry_run=True)
     assert (found.expectations, len(found.findings), builds) == (6, 2, [1])
     of_both = [*range(pipeline.parallelism)] * 2
     assert (restored == of_both) == in_memory
@@ -444,7 +445,7 @@ def test_memory_and_spark_give_the_same_checks(
     for most_bytes in (512 << 20, 0):
         pipeline = forgetful({}, processor=Losing, expectations=rules, expectations_over_time=over_time)
         pipeline = replace(pipeline, expectations_memory_bytes=most_bytes)
-        checks = validate_checkpoint(spark, pipeline, losses[0], losses[1][loss], mark=False).checks
+        checks = validate_checkpoint(spark, pipeline, losses[0], losses[1][loss], dry_run=True).checks
         found.append([as_told(spark, check) for check in checks])
     assert found[0] == found[1] and len(found[0]) == 2 + 4 * 4
 
@@ -506,7 +507,7 @@ def test_tables_of_expectations_have_the_columns_of_the_docs(
     ):
         pipeline = forgetful({}, processor=Losing, **more)
         with pytest.raises(errors.UsageError, match=re.escape(f"The columns of the table are {', '.join(columns)}\n")):
-            validate_checkpoint(spark, pipeline, root, record, quarantine=False)
+            validate_checkpoint(spark, pipeline, root, record, dry_run=True)
 
 
 def test_the_documented_expectations(spark: SparkSession, tmp_path: Path) -> None:
@@ -545,7 +546,7 @@ def test_timers_of_event_time_expire_by_the_watermark(spark: SparkSession, tmp_p
     DAYS[day(0).start] = [("ann", "fig", 1), ("ann", "lime", 1), ("bob", "fig", -1)]
     DAYS[day(1).start] = [("ann", "lose", 1)]
     _, record = (run_interval(spark, pipeline, day(n), str(tmp_path)) for n in range(2))
-    (lost,) = validate_checkpoint(spark, pipeline, str(tmp_path), record, quarantine=False).findings
+    (lost,) = validate_checkpoint(spark, pipeline, str(tmp_path), record, dry_run=True).findings
     assert '{"key_user":"ann","expires_at":"2024-01-03T00:00:00.000Z"}' in lost and ": 1 of " in lost
 
 
@@ -604,7 +605,7 @@ def test_a_gate_lets_only_what_is_right_be_committed(spark: SparkSession, tmp_pa
     assert (coordinator.log().head_id, published) == (1, [1])
     assert run_interval(spark, pipeline, day(1), root).id == 2
     with pytest.raises(errors.StateUnusable, match="did not finish"):
-        validate_attempt(None, pipeline, root, "no-such-attempt", mode="fast")
+        validate_attempt(None, pipeline, root, "no-such-attempt", fast=True)
 
 
 # --- damage, by way of Spark ---------------------------------------------------------------------------------------------------
@@ -634,7 +635,7 @@ def test_modes_on_checkpoints_and_savepoints(
         # Values without repetition, so that files are too large to lie in the record.
         DAYS[day(n).start] = [(f"{user}-{rng.random()}", f"{rng.random()}" * 3, n) for user in USERS * 20]
         record = run_interval(spark, pipeline, day(n), root)
-    whole = validate_checkpoint(None, pipeline, root, record, mode="fast")
+    whole = validate_checkpoint(None, pipeline, root, record, fast=True)
     full = validate_checkpoint(spark, pipeline, root, record)
     assert (whole.findings, full.findings, full.entries) == ((), (), record.content.totals.entries)
     assert whole.entries == 0 and sum(s.entries for s in whole.states) == full.entries
@@ -645,20 +646,20 @@ def test_modes_on_checkpoints_and_savepoints(
         to = tmp_path / format
         take_savepoint(spark, pipeline, str(folder), record, str(to), format)
         for mode, session in (("fast", None), ("full", spark)):
-            found = validate_savepoint(session, pipeline, str(to), mode=mode)
+            found = validate_savepoint(session, pipeline, str(to), fast=mode == "fast")
             assert (found.findings, found.checkpoint_id) == ((), record.id)
         savepoint = read_savepoint(LocalStorage(to))
         handles = [f.handle for f in savepoint.files]
         handles += [f.handle for ref in savepoint.content.shards if ref.inline for f in ref.inline.files]
         put_back = flip_in(to, handles[0].path)
         for mode, session in (("fast", None), ("full", spark)):
-            assert handles[0].path in validate_savepoint(session, pipeline, str(to), mode=mode).findings[0]
+            assert handles[0].path in validate_savepoint(session, pipeline, str(to), fast=mode == "fast").findings[0]
         put_back()
     files = [f.handle for ref in record.content.shards if ref.inline for f in ref.inline.files]
     handle = next(handle for handle in files if record.content.attempt in handle.path)
     flip_in(folder, handle.path)
     docs = tmp_path / "docs"
-    found = validate_checkpoint(None, pipeline, root, record, mode="fast", quarantine=False, docs=docs)
+    found = validate_checkpoint(None, pipeline, root, record, fast=True, dry_run=True, docs=docs)
     assert handle.path in found.findings[0] and found.docs is not None and handle.path in Path(found.docs).read_text()
     assert coordinator_of(pipeline, root).log().quarantined == {}
     shutil.rmtree(docs)

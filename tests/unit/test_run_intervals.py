@@ -19,7 +19,6 @@ from cairn.operations.plan_range import Progress
 from cairn.operations.process_interval import process_interval
 from cairn.operations.run_interval import finish_commit
 from cairn.operations.run_intervals import Outcome, committed_alike, plan_intervals, run_intervals
-from cairn.operations.validate import validate_checkpoint
 from cairn.pipeline import Interval, Pipeline
 from cairn.rows.local_rows import LocalRows
 from cairn.spark.ddl import parse_ddl_locally
@@ -38,6 +37,7 @@ from state_backend.values.zones import zone_of
 from tests.support.counting import DAYS, INPUT_SCHEMA, counting, day
 from tests.support.drivers import driven
 from tests.support.ranges import files, made, ran
+from tests.support.validating import validate_checkpoint
 
 ASKED: list[Interval] = []
 BROKEN: set[Interval] = set()
@@ -335,7 +335,7 @@ def test_the_driver_validates_files_without_spark(tmp_path: Path) -> None:
     found = validated()
     assert (found["success"], found["checkpoint"], found["published"], found["rerun"]) == (True, 3, [], None)
     (root / "counting" / records[1].content.outputs[0].handle.path).write_bytes(b"")
-    tried = validate_checkpoint(None, PIPELINE, str(root), records[1], mode="fast", mark=False)
+    tried = validate_checkpoint(None, PIPELINE, str(root), records[1], fast=True, dry_run=True)
     assert not tried.success and not coordinator_of(PIPELINE, str(root)).log().quarantined
     found = validated(checkpoint="2")
     assert not found["success"] and found["published"] == [

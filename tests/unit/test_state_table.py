@@ -17,7 +17,6 @@ import pytest
 
 from cairn.data_sources.state_selection import ReadPlan, parse_keys, parse_numbers, plan_read
 from cairn.operations.export_state import export_state
-from cairn.operations.validate import validate_checkpoint
 from cairn.pipeline import Pipeline
 from cairn.spark.session import SessionOnDemand
 from state_backend.adapters.rocks import EngineOptions, RocksStore
@@ -47,6 +46,7 @@ from tests.support.real_shards import RealPipeline
 from tests.support.savepoints import SmallPipeline
 from tests.support.shards import KEYS, STATES, struct
 from tests.support.state_sources import KEY, USERS, CountingStorage, Seen, StateChain, paths_of, random_changes
+from tests.support.validating import validate_checkpoint
 
 COUNTING = Pipeline(
     name=PIPELINE,
@@ -156,7 +156,7 @@ def test_a_checkpoint_that_retention_drops_while_it_is_read(tmp_path: Path) -> N
         assert damaged is not None
         pipeline.storage.download(damaged, tmp_path / "manifest")
     with pytest.raises(CheckpointDropped, match=again):
-        validate_checkpoint(None, COUNTING, str(pipeline.root), record, mode="fast")
+        validate_checkpoint(None, COUNTING, str(pipeline.root), record, fast=True)
     assert pipeline.coordinator.log().quarantined == {}
     # Without a log that says so, what is missing is damage.
     shutil.rmtree(pipeline.root / PIPELINE / "checkpoints")
@@ -174,7 +174,7 @@ def test_a_small_state_is_validated_without_spark(tmp_path: Path, monkeypatch: p
         raise UsageError("a session is opened")
 
     def validate(of: Any) -> Any:
-        return validate_checkpoint(SessionOnDemand(no_spark), COUNTING, str(pipeline.root), of, quarantine=False)
+        return validate_checkpoint(SessionOnDemand(no_spark), COUNTING, str(pipeline.root), of, dry_run=True)
 
     found = validate(record)
     assert found.success and found.entries == record.content.totals.entries > 0
@@ -205,7 +205,7 @@ def test_expectations_open_a_session_only_if_spark_evaluates_them(tmp_path: Path
 
     def validate(*expectations: Any, **more: Any) -> Any:
         owner = replace(COUNTING, expectations=lambda: {"value": expectations}, **more)
-        return validate_checkpoint(SessionOnDemand(no_spark), owner, folder, record, mark=False)
+        return validate_checkpoint(SessionOnDemand(no_spark), owner, folder, record, dry_run=True)
 
     rows = gxe.ExpectTableRowCountToEqual(value=2)
     assert validate(rows).success

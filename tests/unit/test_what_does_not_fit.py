@@ -24,7 +24,6 @@ from cairn.operations import expectation_suites, plan_interval, streaming, take_
 from cairn.operations.plan_interval import Attempt
 from cairn.operations.restore_savepoint import restore_savepoint
 from cairn.operations.take_savepoint import check_destination, check_free, consolidate_checkpoint
-from cairn.operations.validate import validate_checkpoint
 from cairn.pipeline import Pipeline
 from cairn.rows.column_names import ColumnNames, grouping_names
 from state_backend.checkpoint.coordinator import CommitResult, Coordinator
@@ -42,6 +41,7 @@ from state_backend.values.zones import zone_of
 from tests.support.checkpoints import START, Folder, content, day, run
 from tests.support.savepoints import MAX_PARALLELISM, SmallPipeline
 from tests.support.shards import KEY_SCHEMA, STATES, struct
+from tests.support.validating import validate_checkpoint
 
 ANY: Any = None
 PIPELINE = Pipeline(
@@ -275,18 +275,12 @@ def test_a_consolidation_that_is_dropped_at_once(tmp_path: Path, monkeypatch: py
 # --- validation --------------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("mode", "says"),
-    [
-        ("quick", "validation mode 'quick' is not one of fast, full"),
-        ("full", "a full validation restores the state, so it needs a Spark session; mode fast needs none"),
-    ],
-)
-def test_a_validation_that_can_not_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: Any, says: str) -> None:
+def test_a_validation_that_can_not_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    says = "a full validation restores the state, so it needs a Spark session; mode fast needs none"
     monkeypatch.setattr(validate, "verify_files", lambda *_, **__: SimpleNamespace(findings=(), files=1))
     record = SmallPipeline(tmp_path).record
     assert record is not None
-    refused(UsageError, says, lambda: validate_checkpoint(None, PIPELINE, str(tmp_path / "root"), record, mode=mode))
+    refused(UsageError, says, lambda: validate_checkpoint(None, PIPELINE, str(tmp_path / "root"), record))
 
 
 def test_expectations_of_what_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:

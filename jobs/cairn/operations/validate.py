@@ -56,7 +56,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("cairn")
 
-MODES: tuple[ValidationMode, ...] = ("fast", "full")
 REASON = "validation refused it"
 # A state up to this size is restored in this process. 100,000 entries take 1.4 s of CPU, and a Spark job 0.7 s more.
 _SMALL_STATE_ENTRIES = 100_000
@@ -120,21 +119,16 @@ def carry_out_validation(request: Validate, place: Place) -> dict[str, Any]:
     # opened only if a step needs Spark.
     opens = partial(place.connect, pipeline, "validate", own_workers=True)
     spark = None if request.fast else SessionOnDemand(opens, place.conf)
-    how: dict[str, Any] = {
-        "mode": "fast" if request.fast else "full",
-        "docs": None if request.docs is None else Path(request.docs),
-        "with_expectations": not request.without_expectations,
-    }
     keys, costs = 0, None
     if request.attempt is not None:
         keys = coordinator.load_prepared(request.attempt).content.totals.keys
-        found = validate_attempt(spark, pipeline, request.root, request.attempt, **how)
+        found = validate_attempt(spark, pipeline, request)
     elif request.savepoint is not None:
-        found = validate_savepoint(spark, pipeline, request.savepoint, **how)
+        found = validate_savepoint(spark, pipeline, request)
     else:
         _, record = coordinator.find(request.checkpoint)
         keys = record.content.totals.keys
-        found = validate_checkpoint(spark, pipeline, request.root, record, mark=not request.dry_run, **how)
+        found = validate_checkpoint(spark, pipeline, record, request)
         if not found.success and not request.dry_run:
             costs = plan_consequences(coordinator.log(), record.id)
     for line in found.table() if found.states else ():
@@ -168,82 +162,56 @@ def carry_out_validation(request: Validate, place: Place) -> dict[str, Any]:
     }
 
 
-def validate_checkpoint(
-    spark: Spark | None,
-    pipeline: Pipeline,
-    root: str,
-    record: Record,
-    *,
-    mode: ValidationMode = "full",
-    docs: Path | None = None,
-    with_expectations: bool = True,
-    quarantine: bool = True,
-    mark: bool = True,
-) -> Validation:
-    """Validate a committed checkpoint, and mark it as validated or quarantined."""
-    options = {"root": root, "pipeline": pipeline.name, "checkpoint": str(record.id)}
+def validate_checkpoint(spark: Spark | None, pipeline: Pipeline, record: Record, request: Validate) -> Validation:
+    """Validate a committed checkpoint, and mark it as validated or quarantined; a dry run marks nothing."""
+    folder = join_url(request.root, pipeline.name)
+    before = _before(pipeline, request.root, record)
     target = _Target(
         f"checkpoint {record.id} of {record.content.interval}",
-        join_url(root, pipeline.name),
+        folder,
         record.content,
-        _before(pipeline, root, record),
-        options,
+        before,
+        {"root": request.root, "pipeline": pipeline.name, "checkpoint": str(record.id)},
         checkpoint_id=record.id,
     )
-    storage, before = open_storage(target.folder), target.before
+    storage = open_storage(folder)
     with holding(storage, record.id, "a validation"), holding(storage, before.id if before else None, "a validation"):
-        found = _validate(spark, pipeline, target, mode, docs, with_expectations)
+        found = _validate(spark, pipeline, target, request)
     found = replace(found, checkpoint_id=record.id)
     coordinator = Coordinator(storage, pipeline.name)
-    if found.success and mark:
-        coordinator.mark_validated(record.id, mode)
-    elif not found.success and quarantine and mark:
+    if found.success and not request.dry_run:
+        coordinator.mark_validated(record.id, found.mode)
+    elif not request.dry_run:
         coordinator.quarantine(record.id, REASON, found.findings)
     return found
 
 
-def validate_attempt(
-    spark: Spark | None,
-    pipeline: Pipeline,
-    root: str,
-    attempt: str,
-    *,
-    mode: ValidationMode = "full",
-    docs: Path | None = None,
-    with_expectations: bool = True,
-) -> Validation:
+def validate_attempt(spark: Spark | None, pipeline: Pipeline, request: Validate) -> Validation:
     """Validate a prepared attempt before its commit.
 
     After a validation with findings, `commit` raises `ValidationRefused` for this attempt.
     """
-    folder = join_url(root, pipeline.name)
+    root, attempt = request.root, str(request.attempt)
     coordinator = coordinator_of(pipeline, root)
     content = coordinator.load_prepared(attempt).content
     record = Record(id=0, retained=(), reproduces=None, content=content)
     options = {"root": root, "pipeline": pipeline.name, "attempt": attempt}
+    folder = join_url(root, pipeline.name)
     target = _Target(f"attempt {attempt}", folder, content, _before(pipeline, root, record), options)
-    found = _validate(spark, pipeline, target, mode, docs, with_expectations)
+    found = _validate(spark, pipeline, target, request)
     if not found.success:
         coordinator.refuse(attempt, REASON, found.findings)
     return found
 
 
-def validate_savepoint(
-    spark: Spark | None,
-    pipeline: Pipeline,
-    folder: str,
-    *,
-    mode: ValidationMode = "full",
-    docs: Path | None = None,
-    with_expectations: bool = True,
-) -> Validation:
+def validate_savepoint(spark: Spark | None, pipeline: Pipeline, request: Validate) -> Validation:
     """Validate a savepoint of either format. Nothing is marked: the caller decides."""
+    folder = str(request.savepoint)
     savepoint = read_savepoint(open_storage(folder))
     target = _Target(
         f"savepoint {savepoint.savepoint}", folder, savepoint.content, None, {"checkpoint": folder}, savepoint.files
     )
-    found = _validate(spark, pipeline, target, mode, docs, with_expectations)
-    return replace(found, checkpoint_id=savepoint.checkpoint_id)
+    return replace(_validate(spark, pipeline, target, request), checkpoint_id=savepoint.checkpoint_id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,23 +243,15 @@ def _before(pipeline: Pipeline, root: str, record: Record) -> Record | None:
     return None
 
 
-def _validate(
-    spark: Spark | None,
-    pipeline: Pipeline,
-    target: _Target,
-    mode: ValidationMode,
-    docs: Path | None,
-    with_expectations: bool,
-) -> Validation:
-    if mode not in MODES:
-        raise UsageError(f"validation mode {mode!r} is not one of {', '.join(MODES)}")
+def _validate(spark: Spark | None, pipeline: Pipeline, target: _Target, request: Validate) -> Validation:
+    docs = None if request.docs is None else Path(request.docs)
     content = target.content
     with work_folder("verify") as work:
         files = verify_files(content, open_storage(target.folder), work=work, savepoint=target.savepoint)
     found = Validation(
         what=target.name,
         checkpoint_id=None,
-        mode=mode,
+        mode="fast" if request.fast else "full",
         findings=files.findings,
         files=files.files,
         entries=0,
@@ -304,7 +264,7 @@ def _validate(
         return _with_page(pipeline, target, found, docs)
     with telling_drops(storage, target.checkpoint_id):
         found = replace(found, states=_reports(target))
-    if mode == "fast":
+    if request.fast:
         return found
     if spark is None:
         raise UsageError("a full validation restores the state, so it needs a Spark session; mode fast needs none")
@@ -312,7 +272,7 @@ def _validate(
     if found.findings:
         check_retained(storage, target.checkpoint_id)
     pages: Mapping[str, str] = {}
-    if not found.findings and with_expectations:
+    if not found.findings and not request.without_expectations:
         found, pages = _check_expected(spark, pipeline, target, found, docs)
     return _with_page(pipeline, target, found, docs, pages)
 

@@ -1,0 +1,23 @@
+"""Validate a checkpoint, an attempt or a savepoint as ``cairn validate`` does, without loading code by its name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cairn.operations import validate
+from cairn.operations.validate import Spark, Validation
+from cairn.pipeline import Pipeline
+from state_backend.values.records import Record
+from state_backend.values.requests import Validate
+
+
+def validate_checkpoint(spark: Spark | None, pipeline: Pipeline, root: str, record: Record, **more: Any) -> Validation:
+    return validate.validate_checkpoint(spark, pipeline, record, Validate(root=root, code="", **more))
+
+
+def validate_attempt(spark: Spark | None, pipeline: Pipeline, root: str, attempt: str, **more: Any) -> Validation:
+    return validate.validate_attempt(spark, pipeline, Validate(root=root, code="", attempt=attempt, **more))
+
+
+def validate_savepoint(spark: Spark | None, pipeline: Pipeline, folder: str, **more: Any) -> Validation:
+    return validate.validate_savepoint(spark, pipeline, Validate(root="", code="", savepoint=folder, **more))
