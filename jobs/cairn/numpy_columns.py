@@ -28,7 +28,10 @@ def valid_rows(array: pa.Array) -> Bools:
 
 
 def same_values(one: pa.Array, other: pa.Array) -> Bools:
-    """Return True for each place at which two columns of one type have the same value. Null is equal to null, NaN to NaN."""
+    """Return True for each place at which two columns of one type have the same value.
+
+    Null is equal to null, NaN to NaN.
+    """
     if pa.types.is_nested(one.type):
         pairs = zip(one.to_pylist(), other.to_pylist(), strict=True)
         return np.fromiter((repr(a) == repr(b) for a, b in pairs), np.bool_, len(one))

@@ -165,8 +165,8 @@ class PandasWithState(StatefulProcessor):  # type: ignore[misc]
                 # A timeout is due after its millisecond, a timer in its millisecond. So the timer is 1 ms later.
                 self._handle.registerTimer(timeout_ms + 1)
         elif fired_ms is not None:
-            # The function left the state and the timeout as they were. Spark then repeats the timeout in every batch. To
-            # repeat it in the next interval, the key needs a timer that is already due. The timer that fired now is
+            # The function left the state and the timeout as they were. Spark then repeats the timeout in every batch.
+            # To repeat it in the next interval, the key needs a timer that is already due. The timer that fired now is
             # deleted after this call, and so would be a new timer of the same time. So the new timer is 1 ms earlier.
             self._handle.registerTimer(fired_ms - 1)
 

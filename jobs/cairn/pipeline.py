@@ -53,7 +53,8 @@ class Pipeline:
         start: Start of the first interval, with a time zone. Only the interval that starts here starts from empty
             state. Never changes.
         source: `(spark, interval) -> DataFrame`, or `-> (DataFrame, position)`. The position is a dict of JSON values
-            that identifies the input. If it contains `{"counts": {"rows": n}}`, Cairn checks that the processor got n input rows.
+            that identifies the input. If it contains `{"counts": {"rows": n}}`, Cairn checks that the processor got n
+            input rows.
         key: Columns whose values identify a state, by name or as `F.col("user")`. Rows with equal values share state.
             Null is a value too.
         processor: A PySpark `StatefulProcessor`: its class, an instance, a `functools.partial` of the class, or a
@@ -65,9 +66,9 @@ class Pipeline:
             (`cairn.arrow_processor`: tables of many keys). The class of an `ArrowProcessor` sets "arrow" itself. A
             function that returns an `ArrowProcessor` needs `api="arrow"`.
         time_mode: Clock of timers: "none", "processing" (the interval's end) or "event" (the watermark). Never changes.
-        schedule: Where intervals begin and end: a cron text or preset in the time zone of `start`, `Cron(text, zone)`, or a
-            timedelta. The `process` task refuses a DAG with another schedule. None: the schedule of the DAG; without Airflow,
-            each interval is as long as the one before.
+        schedule: Where intervals begin and end: a cron text or preset in the time zone of `start`, `Cron(text, zone)`,
+            or a timedelta. The `process` task refuses a DAG with another schedule. None: the schedule of the DAG;
+            without Airflow, each interval is as long as the one before.
         event_time: Timestamp column, for `time_mode="event"`.
         watermark_delay: How far behind the newest event a row may be, for `time_mode="event"`.
         watermark: "observed": the watermark follows the events seen, as in Spark. "interval": it follows the interval's
@@ -75,8 +76,8 @@ class Pipeline:
         on_type_mismatch: Treatment of a value that does not fit its state's schema, in the row and pandas interfaces.
             "error" stops the interval and names state and field. "null" stores NULL as Spark does, and logs a count for
             each field.
-        dropped: Fields of states whose recorded values are given up, such as `["total.n"]`. Cairn refuses an interval if a
-            state no longer has a field that is neither here nor in `renamed`.
+        dropped: Fields of states whose recorded values are given up, such as `["total.n"]`. Cairn refuses an interval
+            if a state no longer has a field that is neither here nor in `renamed`.
         renamed: New names of fields of states, such as `{"total.n": "clicks"}`. Recorded values are kept.
         stateful_source: "warn": a source whose plan compares rows with each other, such as `dropDuplicates`, logs a
             warning, because the source sees the rows of one interval only. "allow" logs none.
@@ -101,8 +102,8 @@ class Pipeline:
         retention: Policy that decides which checkpoints are retained. Each interval's commit records the policy.
             Default: every checkpoint of the last two days (at most 300), the checkpoint that ends each day for 35 days,
             and the ten newest.
-        version: Name of this code for people, such as "2.1"; no effect on results. Default: the output of `git describe`
-            for the processor's folder.
+        version: Name of this code for people, such as "2.1"; no effect on results. Default: the output of `git
+            describe` for the processor's folder.
 
     Raises:
         UsageError: An attribute has a wrong type or value, or two attributes contradict each other.
@@ -313,8 +314,8 @@ class Pipeline:
     ) -> list[tuple[Interval, int]]:
         """Call the sink for every current output that the sink has not accepted, as `Coordinator.publish` does.
 
-        Without a sink, all output counts as published. A sink of `cairn.sinks` deletes the rows of replaced intervals in the
-        transaction that inserts the new rows, so its calls for replaced intervals come last.
+        Without a sink, all output counts as published. A sink of `cairn.sinks` deletes the rows of replaced intervals
+        in the transaction that inserts the new rows, so its calls for replaced intervals come last.
 
         Args:
             coordinator: Coordinator of the pipeline.

@@ -344,15 +344,15 @@ class PipelineTester:
     ) -> ReplayedKey:
         """Run one interval for one key, and commit nothing.
 
-        With `state`, the interval starts from the given entries, and no root is read. Without `state`, the interval must
-        be committed below the tester's root. It starts from its recorded base, and the result is compared with the
+        With `state`, the interval starts from the given entries, and no root is read. Without `state`, the interval
+        must be committed below the tester's root. It starts from its recorded base, and the result is compared with the
         committed one, as by `cairn replay`.
 
         Args:
             key: The key: its values by column, a tuple of its values, or the text that a person writes.
             interval: The interval.
-            rows: The input rows, in any order. Rows of other keys are left out. None: without `state`, the rows that the
-                pipeline's source returns without Spark; with `state`, no rows.
+            rows: The input rows, in any order. Rows of other keys are left out. None: without `state`, the rows that
+                the pipeline's source returns without Spark; with `state`, no rows.
             state: The key's entries before the interval, in the form of `ReplayedKey.state`.
             timers: The key's timers before the interval: datetimes, or milliseconds since the epoch.
             watermark: The watermark before the interval, with `state` and `time_mode="event"`.
@@ -443,14 +443,14 @@ class PipelineTester:
     def next_interval(self) -> Interval:
         """The interval that `run` processes by default.
 
-        It starts at the newest end of a committed interval, or at the pipeline's start. It is as long as `every` says, or
-        as the pipeline's schedule says.
+        It starts at the newest end of a committed interval, or at the pipeline's start. It is as long as `every` says,
+        or as the pipeline's schedule says.
 
         Raises:
             UsageError: The schedule has no interval that starts there.
         """
-        # If the tester made the root itself, in memory (`_alone`), no other process commits there. So the tester knows the
-        # newest end without reading the log.
+        # If the tester made the root itself, in memory (`_alone`), no other process commits there. So the tester knows
+        # the newest end without reading the log.
         start = self._ended if self._alone else self._newest_end()
         start = start or self.pipeline.start
         schedule = self.pipeline.declared_schedule

@@ -196,8 +196,8 @@ class AirflowServer(Server):
         if code := self.processes.wait("database"):
             tail = self.processes.log_path("database").read_text(errors="replace")[-3000:]
             raise RuntimeError(f"Airflow's database could not be set up (code {code}):\n{tail}")
-        # Commands of this user read the password from this file. If the file can't be written, the user must pass a token
-        # to commands in CAIRN_AIRFLOW_TOKEN.
+        # Commands of this user read the password from this file. If the file can't be written, the user must pass a
+        # token to commands in CAIRN_AIRFLOW_TOKEN.
         with suppress(OSError):
             self._kept.enter_context(kept_secret("airflow", self.port, self.password))
         for name, arguments in _COMPONENTS.items():

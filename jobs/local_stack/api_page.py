@@ -1,7 +1,7 @@
 """Print the signatures of the public names into `docs/api.md`: `make api`.
 
-The page has one block for each list of names, which a reader of the repository sees as Python. The names themselves are in
-a comment behind the block, as lines `::: module.name`:
+The page has one block for each list of names, which a reader of the repository sees as Python. The names themselves are
+in a comment behind the block, as lines `::: module.name`:
 
     <!-- signatures -->
     ```pyi
@@ -11,8 +11,8 @@ a comment behind the block, as lines `::: module.name`:
     ::: cairn.run_interval
     -->
 
-For the docs site, an extension of Markdown takes the lines out of the comment in place of the block, so that mkdocstrings
-shows the full text and all arguments.
+For the docs site, an extension of Markdown takes the lines out of the comment in place of the block, so that
+mkdocstrings shows the full text and all arguments.
 """
 
 from __future__ import annotations
@@ -85,6 +85,8 @@ def _function(function: Any, margin: str) -> str:
         return f"{margin}{function.name}: {function.annotation}"
     words: list[str] = []
     for parameter in function.parameters:
+        if str(parameter.annotation) == f"Literal[{parameter.default}]":
+            continue  # The tag of a value in the record: it takes no other value.
         kind = parameter.kind.value
         if kind == "keyword-only" and not any(word.startswith("*") for word in words):
             words.append("*")

@@ -63,8 +63,8 @@ class SparkConnectServer(Server):
             env=with_archive(server_environment(self.token)) | {"PYTHONPATH": paths},
             cwd=self.repo_root,
         )
-        # Drivers of this user read the token from this file. If the file can't be written, the caller must pass the token
-        # to drivers in the Airflow connection.
+        # Drivers of this user read the token from this file. If the file can't be written, the caller must pass the
+        # token to drivers in the Airflow connection.
         with suppress(OSError):
             self._kept.enter_context(kept_secret("spark-connect", self.port, self.token))
 

@@ -80,8 +80,8 @@ def run_demo(days: int) -> int:
         spark = SparkConnectServer(ROOT, log_dir=DATA / "logs", port=15002)
         stack.callback(spark.stop)
         # Validation restores the checkpoint of every simulated day. The pipeline's expectations run only once in seven
-        # simulated days, because to import Great Expectations would take most of the seconds that such a day takes. In a
-        # demo of less than seven days, the expectations run for every day.
+        # simulated days, because to import Great Expectations would take most of the seconds that such a day takes. In
+        # a demo of less than seven days, the expectations run for every day.
         env = pipeline_env(DATA, FLIGHTS, spark) | {Variable.EXPECTATIONS_DAYS: "7" if days >= 7 else "1"}
         airflow = AirflowServer(ROOT, home=ROOT, port=8080, log_dir=DATA / "logs", env=env)
         stack.callback(airflow.stop)
@@ -155,9 +155,6 @@ def pipeline_env(data: Path, flights: Path, spark: SparkConnectServer) -> dict[s
     }
 
 
-# --- before ---------------------------------------------------------------------------------------------------------------
-
-
 def land_flights(env: dict[str, str]) -> None:
     """Write the input files of the whole year, so that a user can continue in the UI after the demo."""
     command = [sys.executable, "-m", "pipelines.land_flights", "--to", str(FLIGHTS)]
@@ -191,9 +188,6 @@ def settle(client: AirflowClient, last_day: datetime) -> None:
         for run in reversed(demo_runs(client, last_day)):
             if run["state"] not in _ENDED:
                 client.fail_run(DAG, run["dag_run_id"])
-
-
-# --- while it runs ----------------------------------------------------------------------------------------------------------
 
 
 class DriverKiller:
@@ -308,7 +302,8 @@ class DayWatcher:
         return bool(run["state"] == "failed")
 
     def _signs(self, runs: list[dict[str, Any]]) -> Hashable:
-        """Return values that change when Airflow makes progress: finished days, newest checkpoint, task states, size of logs.
+        """Return values that change when Airflow makes progress: finished days, newest checkpoint, task states, size of
+        logs.
 
         Also tell the demo's output which task runs now.
         """
@@ -352,9 +347,6 @@ def tries(client: AirflowClient, run_id: str, task_id: str, began: datetime) -> 
     """
     found = client.tries(DAG, run_id, task_id)
     return [task for task in found if (start := parse_time(task["start_date"])) is not None and start >= began]
-
-
-# --- after ------------------------------------------------------------------------------------------------------------------
 
 
 def results_of(client: AirflowClient, last_day: datetime, began: datetime) -> list[DayResult]:

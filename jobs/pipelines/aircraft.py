@@ -37,8 +37,6 @@ ROUTE_TTL_MS = 90 * 86_400_000
 RECENT_DELAYS = 10
 
 
-# --- source ------------------------------------------------------------------------------------------------------------
-
 READ_SCHEMA = """
     row_number long, scheduled_departure timestamp_ntz, carrier string, flight int, tailnum string, origin string, dest string,
     departed boolean, arrived boolean, departure_delay_minutes int, arrival_delay_minutes int, air_time_minutes int, distance_miles int
@@ -112,8 +110,6 @@ def _check_columns(path: Path, found: pa.Schema) -> None:
                 f"{path}: column {expected.name!r} must be {expected.type}, but is {found_type}; found {found_text}"
             )
 
-
-# --- state and output --------------------------------------------------------------------------------------------------
 
 HISTORY_SCHEMA = """
     flights long, delays_count long, delay_sum_minutes long, last_delay_minutes int, last_airport string,

@@ -53,7 +53,8 @@ class CommitCheckpointOperator(BaseOperator):  # type: ignore[misc]  # Airflow i
         root: URL of the folder that holds the pipelines.
         sink_of: The pipeline with a sink, as `module:NAME`; empty for no sink. Only for a sink the task imports the
             pipeline's code, and with it PySpark.
-        storage_conn_id: Connection of type `google_cloud_platform`, `aws` or `wasb` for the root. None: the host's own identity.
+        storage_conn_id: Connection of type `google_cloud_platform`, `aws` or `wasb` for the root. None: the host's own
+            identity.
         validated: Value of `validated` in the asset's event: True if validation precedes the commit, False if a later
             task may still refuse the checkpoint.
         **kwargs: More arguments of Airflow's `BaseOperator`.
@@ -180,8 +181,8 @@ class CommitCheckpointOperator(BaseOperator):  # type: ignore[misc]  # Airflow i
             if failed is not None:
                 if committed.id in failed.ids:
                     raise failed
-                # The sink refused only output of earlier intervals. The tasks of those intervals have failed already, so
-                # this task does not fail.
+                # The sink refused only output of earlier intervals. The tasks of those intervals have failed already,
+                # so this task does not fail.
                 self.log.warning("%s", failed)
         except AttemptLost as error:
             raise AirflowFailException(

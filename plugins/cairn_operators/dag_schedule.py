@@ -69,8 +69,8 @@ def check_same_schedule(dag: Any, code: str) -> None:
 def schedule_of_dag(dag: Any) -> dict[str, Any] | None:
     """Return the schedule of a DAG as JSON values, as `state_backend.values.schedule.encode` writes them.
 
-    The result is None for a timetable whose intervals neither a cron expression nor a timedelta describes: assets, manual
-    runs only, a relativedelta, or a class of the user's own.
+    The result is None for a timetable whose intervals neither a cron expression nor a timedelta describes: assets,
+    manual runs only, a relativedelta, or a class of the user's own.
     """
     from state_backend.values.schedule import Cron, Every, encode
 

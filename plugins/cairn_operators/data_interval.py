@@ -56,7 +56,7 @@ def check_ended(context: Any, end: datetime) -> None:
 
 
 def _last_before(context: Any, end: datetime) -> str:
-    """Return a sentence that names the interval of the DAG's schedule that ends at an instant, and the command that runs it."""
+    """Return a sentence that names the scheduled interval that ends at an instant, and the command that runs it."""
     from cairn_operators.dag_schedule import schedule_of_dag
     from state_backend.values.airflow_commands import backfill_command
     from state_backend.values.errors import Rerun

@@ -65,7 +65,10 @@ class DriverOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not type
         return str(self.dag_id)
 
     def run_and_collect(self, request: Request) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-        """Run one command in a driver process. Return its result, and a summary of each checkpoint that it committed."""
+        """Run one command in a driver process.
+
+        Return its result, and a summary of each checkpoint that it committed.
+        """
         from state_backend.values.requests import COMMITTED
 
         committed: list[dict[str, Any]] = []

@@ -150,7 +150,7 @@ def _path_of_the_task() -> list[str]:
 
 
 def _lines(process: subprocess.Popen[bytes] | WarmDriver) -> Iterator[str]:
-    """Yield the lines of the driver's output until the driver ends, even if a child of the driver keeps the pipe open."""
+    """Yield the lines of the driver's output until the driver ends, even if its child keeps the pipe open."""
     assert process.stdout is not None
     supervisor, rest = os.getppid(), b""
     with process.stdout as pipe:

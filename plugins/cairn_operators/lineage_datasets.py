@@ -1,6 +1,7 @@
 """The datasets that a checkpoint read and wrote, with the names that OpenLineage prescribes.
 
-The functions are pure: they read a checkpoint's record and need no OpenLineage library. `lineage_event` makes OpenLineage's event of the datasets.
+The functions are pure: they read a checkpoint's record and need no OpenLineage library. `lineage_event` makes
+OpenLineage's event of the datasets.
 
 Source: https://openlineage.io/docs/spec/naming
 """

@@ -53,8 +53,8 @@ def stateful_pipeline(
         dag_id: Id of the DAG.
         code: The `Pipeline`, as `module:NAME`.
         root: URL of the folder that holds the pipelines.
-        schedule: A cron text in the time zone of `start_date`, a timedelta, or a timetable with data intervals. Left out:
-            the schedule that the `Pipeline` declares, read from the source of its module.
+        schedule: A cron text in the time zone of `start_date`, a timedelta, or a timetable with data intervals. Left
+            out: the schedule that the `Pipeline` declares, read from the source of its module.
         start_date: Start of the first interval.
         pipeline: Name of the `Pipeline`; None: read from the source of its module, else `dag_id`.
         gate: Validate each attempt before its commit: `process >> validate >> checkpoint >> [savepoint, sweep]`.
@@ -66,7 +66,8 @@ def stateful_pipeline(
             None takes no savepoints.
         sweep: Arguments of the `SweepStateOperator`, such as `cadence`. None sweeps nothing.
         spark_conn_id: Connection to Spark.
-        storage_conn_id: Connection of type `google_cloud_platform`, `aws` or `wasb` for the root. None: the host's own identity.
+        storage_conn_id: Connection of type `google_cloud_platform`, `aws` or `wasb` for the root. None: the host's own
+            identity.
         spark_conf: Spark's configuration for this pipeline.
         **dag_arguments: More arguments of the DAG.
 
@@ -75,8 +76,9 @@ def stateful_pipeline(
         for.
 
     Raises:
-        ValueError: `code` is not `module:NAME`, `root` is no storage URL, `savepoint` has no `folder`, an operator refuses
-            its arguments, the `Pipeline` declares another schedule, or neither DAG nor `Pipeline` has a schedule.
+        ValueError: `code` is not `module:NAME`, `root` is no storage URL, `savepoint` has no `folder`, an operator
+            refuses its arguments, the `Pipeline` declares another schedule, or neither DAG nor `Pipeline` has a
+            schedule.
     """
     spark = {"spark_conn_id": spark_conn_id, "storage_conn_id": storage_conn_id, "spark_conf": spark_conf}
     where: dict[str, Any] = {"code": code, "root": root, **spark}

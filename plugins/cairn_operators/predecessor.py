@@ -58,7 +58,7 @@ class Go:
 
 @frozen
 class Wait:
-    """The decision to wait until a run of the interval before has committed or ended, or its stale result is replaced."""
+    """The decision to wait for a commit or the end of the interval before, or for a new result of it."""
 
     reason: str
     # The runs that may still commit the checkpoint before the interval; empty if no such run is at work.
@@ -100,13 +100,13 @@ def plan_start(
 ) -> Go | Wait | Refuse:
     """Decide whether `interval` may be processed now, must wait, or is refused.
 
-    The task must wait while one of `runs` may still commit its checkpoint, with one exception. If all of them have been queued for
-    `patience` and no earlier run is running, the task goes on without them. Otherwise there could be a deadlock: by
-    `max_active_runs`, Airflow may not start the queued runs before the task's own run has ended. If a queued run later
-    commits another state, the task's checkpoint becomes stale.
+    The task must wait while one of `runs` may still commit its checkpoint, with one exception. If all of them have been
+    queued for `patience` and no earlier run is running, the task goes on without them. Otherwise there could be a
+    deadlock: by `max_active_runs`, Airflow may not start the queued runs before the task's own run has ended. If a
+    queued run later commits another state, the task's checkpoint becomes stale.
 
-    If the base is stale and none of `runs` is about to replace it, the task waits too. If it failed, Airflow would start
-    the runs of later intervals, and they would fail one by one. The exception is the same: an earlier run that is
+    If the base is stale and none of `runs` is about to replace it, the task waits too. If it failed, Airflow would
+    start the runs of later intervals, and they would fail one by one. The exception is the same: an earlier run that is
     queued for `patience` may wait for the task's own run to end.
     """
     open_runs = tuple(run for run in runs if run.pending and not _has_committed(log, run, interval))
@@ -174,8 +174,8 @@ def is_unfinished(wanted: Sequence[str], tasks: Mapping[str, str | None]) -> boo
 def _start_before(log: Log, interval: Interval, schedule: Schedule | None) -> datetime:
     """Return the start of the interval before `interval`.
 
-    Without a schedule, the interval before counts as long as `interval`. A wrong start does little harm: a task that waits would
-    only keep its worker slot too long, or give it back too early.
+    Without a schedule, the interval before counts as long as `interval`. A wrong start does little harm: a task that
+    waits would only keep its worker slot too long, or give it back too early.
     """
     schedule = schedule or log.schedule
     scheduled = interval_before(schedule, interval.start) if schedule is not None else None

@@ -62,8 +62,8 @@ class ProcessIntervalOperator(DriverOperator):
     """The task that processes a data interval. It commits nothing.
 
     The task restores the state of the checkpoint that ends where the interval starts, processes the rows of the
-    interval, and uploads the changes. `CommitCheckpointOperator` commits `output["attempt"]` of this task. A retry takes the
-    attempt that an earlier try of the same run prepared, if base, code, options and input are unchanged.
+    interval, and uploads the changes. `CommitCheckpointOperator` commits `output["attempt"]` of this task. A retry
+    takes the attempt that an earlier try of the same run prepared, if base, code, options and input are unchanged.
 
     While the run of the interval before is queued or running, the task waits for its checkpoint.
 
@@ -91,8 +91,8 @@ class ProcessIntervalOperator(DriverOperator):
             or `max_active_tis_per_dag` is set.
     """
 
-    # When an attempt is lost, `CommitCheckpointOperator` searches upstream for a task with this attribute, and its message
-    # names that task.
+    # When an attempt is lost, `CommitCheckpointOperator` searches upstream for a task with this attribute, and its
+    # message names that task.
     makes_attempts = True
     template_fields: Sequence[str] = (
         *DriverOperator.template_fields,
@@ -156,10 +156,10 @@ class ProcessIntervalOperator(DriverOperator):
             context: Airflow's context of the running task.
             event: Event of the trigger. `why` says what ended the wait.
             since_ms: When the task began to wait, in ms since the epoch. `wait_timeout` counts from this time.
-            alone_since_ms: The time, in ms since the epoch, from which `start_patience` counts. Since this time all awaited
-                runs have been queued, and no run with an earlier logical date has been running. None if one of these
-                runs was running when the wait began. After `start_patience` the task no longer waits, because Airflow
-                may start the queued runs only after the task's own run has ended.
+            alone_since_ms: The time, in ms since the epoch, from which `start_patience` counts. Since this time all
+                awaited runs have been queued, and no run with an earlier logical date has been running. None if one of
+                these runs was running when the wait began. After `start_patience` the task no longer waits, because
+                Airflow may start the queued runs only after the task's own run has ended.
 
         Returns:
             The driver's result. `attempt` is the attempt to commit.
@@ -184,7 +184,7 @@ class ProcessIntervalOperator(DriverOperator):
         there = self._wait_or_refuse(context, start, end, since_ms=since_ms, alone_since_ms=alone_since_ms)
         return self._process(context, start, end, there, before | {"order": int((time.monotonic() - began_s) * 1e6)})
 
-    # --- order --------------------------------------------------------------------------------------------------------------
+    # --- order --------------------------------------------------------------------------------------------------------
 
     def _wait_or_refuse(
         self, context: Any, start: datetime, end: datetime, *, since_ms: int, alone_since_ms: int | None
@@ -216,7 +216,7 @@ class ProcessIntervalOperator(DriverOperator):
     def _decide(
         self, context: Any, start: datetime, end: datetime, alone_since_ms: int | None
     ) -> tuple[Log, Go | Wait]:
-        """Ask Airflow for the runs of the interval before, read the log, and decide to process the interval or to wait."""
+        """Ask Airflow for the runs of the interval before, read the log, and decide to process or to wait."""
         from cairn_operators.earlier_runs import is_earlier_blocked, is_earlier_running, predecessor_runs
         from cairn_operators.predecessor import Refuse, Wait, plan_start
         from state_backend.adapters.open_storage import open_storage
@@ -351,7 +351,7 @@ class ProcessIntervalOperator(DriverOperator):
         )
 
     def _fits_in_slot(self, log: Log) -> bool:
-        """Return True if the newest interval took at most `wait_in_slot`: a wait for such an interval needs no deferral."""
+        """Return True if the newest interval took at most `wait_in_slot`: such a wait needs no deferral."""
         assert log.newest is not None
         return sum(log.newest.content.durations_us.values()) <= _ms(self.wait_in_slot) * 1000
 
@@ -362,7 +362,7 @@ class ProcessIntervalOperator(DriverOperator):
         ]
         return [self.task_id, *commits]
 
-    # --- the driver -----------------------------------------------------------------------------------------------------------
+    # --- the driver ---------------------------------------------------------------------------------------------------
 
     def _process(
         self, context: Any, start: datetime, end: datetime, there: bool, before: dict[str, int]

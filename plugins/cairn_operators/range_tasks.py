@@ -228,7 +228,8 @@ def backfill_pipeline(
         pipeline: Name of the `Pipeline`; None: read from the source of its module.
         every: Length of an interval; None for the pipeline's schedule.
         spark_conn_id: Connection to Spark.
-        storage_conn_id: Connection of type `google_cloud_platform`, `aws` or `wasb` for the root. None: the host's own identity.
+        storage_conn_id: Connection of type `google_cloud_platform`, `aws` or `wasb` for the root. None: the host's own
+            identity.
         backfill: More arguments of the `RunIntervalsOperator`.
         validate: Arguments of the `ValidateStateOperator`, which validates the last checkpoint only; True for its
             defaults, False for no validation.

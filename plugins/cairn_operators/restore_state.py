@@ -69,8 +69,8 @@ class RestoreStateOperator(DriverOperator):
         claim: NO_CLAIM leaves a savepoint to its owner. CLAIM deletes the savepoint after the restore.
         allow_stale: Allow a target that a re-run made stale.
         allow_quarantined: Allow a target that validation refused.
-        retract_output: Also delete the output of later intervals, here and in the sink's system. Only for a checkpoint of
-            this pipeline.
+        retract_output: Also delete the output of later intervals, here and in the sink's system. Only for a checkpoint
+            of this pipeline.
         **kwargs: More arguments of `DriverOperator` and Airflow's `BaseOperator`.
     """
 
@@ -196,8 +196,6 @@ class RestoreStateOperator(DriverOperator):
             )
         return self._restore(context, plan)
 
-    # --- what would happen --------------------------------------------------------------------------------------------------
-
     def _kind(self) -> Literal["rewind", "fork", "savepoint"]:
         savepoint = "://" in self.target or self.target.strip().startswith("/")
         if savepoint and self.fork_as:
@@ -256,8 +254,6 @@ class RestoreStateOperator(DriverOperator):
         if plan.retracts:
             question += f", and delete the output of {len(plan.retracts)} interval(s)"
         ask_person(self, context, f"{question}?", plan.text, {"agreed": sorted(plan.discards)}, self.response_timeout)
-
-    # --- doing it --------------------------------------------------------------------------------------------------------------
 
     def _restore(self, context: Any, plan: Restoration) -> dict[str, Any]:
         if self.validate:
@@ -332,7 +328,8 @@ def restore_pipeline(
         root: URL of the folder that holds the pipelines.
         pipeline: Name of the `Pipeline`; None: read from the source of its module.
         spark_conn_id: Connection to Spark.
-        storage_conn_id: Connection of type `google_cloud_platform`, `aws` or `wasb` for the root. None: the host's own identity.
+        storage_conn_id: Connection of type `google_cloud_platform`, `aws` or `wasb` for the root. None: the host's own
+            identity.
         restore: More arguments of the `RestoreStateOperator`.
         **dag_arguments: More arguments of the DAG.
 

@@ -23,8 +23,8 @@ class SavepointOperator(DriverOperator):
         folder: URL of the new folder.
         format: "native" for compacted SST files. "canonical" for Parquet, which any tool reads and any max parallelism
             restores.
-        cadence: Take a savepoint only at intervals that end a whole number of this span after the DAG's start date; None
-            for all.
+        cadence: Take a savepoint only at intervals that end a whole number of this span after the DAG's start date;
+            None for all.
         consolidate: First rewrite the checkpoint without deleted and replaced entries, as a checkpoint of its own.
             Later intervals start from this rewritten checkpoint.
         **kwargs: More arguments of `DriverOperator` and Airflow's `BaseOperator`.

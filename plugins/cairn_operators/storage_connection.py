@@ -1,8 +1,8 @@
 """Credentials for a storage, from an Airflow connection of type `google_cloud_platform`, `aws` or `wasb`.
 
-No secret ever appears in an argument, a log line, an XCom or a record. Cairn writes the secret to a file that only this user
-can read, and an environment variable holds the path. Cairn deletes the file when the `with` block ends. Airflow's providers of
-Google, Amazon and Microsoft are not needed.
+No secret ever appears in an argument, a log line, an XCom or a record. Cairn writes the secret to a file that only this
+user can read, and an environment variable holds the path. Cairn deletes the file when the `with` block ends. Airflow's
+providers of Google, Amazon and Microsoft are not needed.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ def storage_credentials(conn_id: str | None) -> Iterator[dict[str, str]]:
         raise AirflowFailException(
             f"connection {conn_id!r} has the type {kind!r}; storage_conn_id takes a connection of type {' or '.join(_REFUSED)}"
         )
-    # Without these fields, the SDK encrypts and checks certificates. Cairn can't switch either off, so it refuses other values.
+    # Without these fields, the SDK encrypts and checks certificates. Cairn can't switch either off, so it refuses other
+    # values.
     encryption = [name for name in ("verify", "use_ssl") if connection.extra_dejson.get(name) not in (True, None, "")]
     if useless := [name for name in _REFUSED[kind] if fields.get(name)] + (encryption if kind == "aws" else []):
         raise AirflowFailException(

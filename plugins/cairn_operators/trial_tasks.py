@@ -252,7 +252,7 @@ def trial_pipeline(
     promote: dict[str, Any] | None = None,
     **dag_arguments: Any,
 ) -> DAG:
-    """Build a DAG without schedule that tries other code of a pipeline, and promotes that code when a person has agreed.
+    """Build a DAG without schedule that tries other code of a pipeline, and promotes it when a person agrees.
 
     The form of its trigger asks for the new code, for the first and the last interval, and whether to promote.
 
@@ -264,7 +264,8 @@ def trial_pipeline(
         every: Length of an interval; None for the pipeline's schedule.
         keep_for: How long a trial stays before a sweep removes it.
         spark_conn_id: Connection to Spark.
-        storage_conn_id: Connection of type `google_cloud_platform`, `aws` or `wasb` for the root. None: the host's own identity.
+        storage_conn_id: Connection of type `google_cloud_platform`, `aws` or `wasb` for the root. None: the host's own
+            identity.
         try_: More arguments of the `TryCodeOperator`.
         promote: More arguments of the `PromoteTrialOperator`.
         **dag_arguments: More arguments of the DAG.

@@ -28,8 +28,8 @@ from typing import IO
 # A task starts a host process (it imports a driver's packages once and forks later drivers) only if two drivers began
 # within this many seconds on this machine.
 _FOLLOWS_S = 600.0
-# Longest path of a host's socket in bytes. A Unix socket's path has at most 107 bytes, and a host first binds a name that
-# is up to three bytes longer.
+# Longest path of a host's socket in bytes. A Unix socket's path has at most 107 bytes, and a host first binds a name
+# that is up to three bytes longer.
 _LONGEST_PATH = 104
 # Prefixes of environment variables that Python or a library reads only when it starts. A driver is forked from a host
 # process, so drivers that differ in one of these variables need different host processes.
@@ -103,9 +103,9 @@ def start_host_if_it_pays(*, cwd: Path, environment: Mapping[str, str]) -> None:
     """Start a host process for later drivers, if the last two drivers on this machine began within ten minutes.
 
     The host process (`cairn.driver.driver_host`) imports a driver's packages once and forks later drivers. Call this
-    function after a driver was started as a normal process. It never starts two host processes within 30 s. If the path of
-    the folder for temporary files is too long for a socket, it starts none. It ignores errors of the file system, since
-    the next driver tries again.
+    function after a driver was started as a normal process. It never starts two host processes within 30 s. If the path
+    of the folder for temporary files is too long for a socket, it starts none. It ignores errors of the file system,
+    since the next driver tries again.
     """
     if sys.platform != "linux":
         return

@@ -124,7 +124,8 @@ def unusable_checkpoints(log: Log) -> list[Trouble]:
 
 
 def newest_words(log: Log, unusable: Sequence[Trouble]) -> dict[Interval, str]:
-    """Return the state of each interval's newest retained checkpoint, for the intervals where that one can't be used."""
+    """Return the state of each interval's newest retained checkpoint, for the intervals where that one can't be
+    used."""
     newest: dict[Interval, int] = {}
     for record in log.completed():
         newest[record.content.interval] = max(record.id, newest.get(record.content.interval, 0))
@@ -149,6 +150,7 @@ def run_to_explain(broken: Broken | None, runs: Sequence[DagRun]) -> str | None:
 
 
 def tries_to_explain(tries: Sequence[TaskTry], most: int = 4) -> list[TaskTry]:
-    """Return the failed tries of a run in the order of their ends. Of many tries, the first one and the last ones remain."""
+    """Return the failed tries of a run in the order of their ends. Of many tries, the first one and the last ones
+    remain."""
     failed = sorted((t for t in tries if t.failed and t.ended is not None), key=lambda t: (t.ended, t.task_id))
     return failed if len(failed) <= most else [failed[0], *failed[len(failed) - most + 1 :]]

@@ -153,8 +153,8 @@ def _problems(reading: Reading) -> Iterator[Chip]:
 def unvalidated_since(reading: Reading) -> tuple[int, int | None] | None:
     """Return how many valid checkpoints are newer than the newest validated state, and the id of that one.
 
-    If no valid checkpoint was validated, all of them count and the id is None. Without valid checkpoints, the whole result
-    is None.
+    If no valid checkpoint was validated, all of them count and the id is None. Without valid checkpoints, the whole
+    result is None.
     """
     valid, last = valid_states(reading.log), newest_validated(reading)
     if not valid:

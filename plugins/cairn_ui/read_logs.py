@@ -162,8 +162,6 @@ class Reader:
             self._begin(ref, "bytes", lambda: self._count(ref))
         return known
 
-    # --- threads -------------------------------------------------------------------------------------------------------------
-
     def _run(self, ref: PipelineRef, what: str, work: Callable[[], T], wait_s: float) -> T:
         try:
             found: T = self._begin(ref, what, work).result(wait_s)
@@ -197,8 +195,6 @@ class Reader:
         # The thread is a daemon, so that the API server can end even if the storage never answers.
         threading.Thread(target=run, name=f"cairn-ui {ref.name} {what}", daemon=True).start()
         return call
-
-    # --- code that runs in the threads ----------------------------------------------------------------------------------------------------
 
     def _storage(self, ref: PipelineRef) -> Storage:
         storage = self._storages.get(ref.key)

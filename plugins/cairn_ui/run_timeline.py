@@ -82,8 +82,10 @@ def _first(one: TaskTry) -> datetime | None:
 def _waits(
     one: TaskTry, tries: Sequence[TaskTry], began: datetime
 ) -> list[tuple[Kind, datetime | None, datetime | None]]:
-    """Return the waits before a try began: the kind, start and end of each. None: Airflow has not recorded that time."""
-    # A deferred task is queued again when its trigger fires. Its start stays, so the second queueing is a part of `ran`.
+    """Return the waits before a try began: the kind, start and end of each. None: Airflow has not recorded that
+    time."""
+    # A deferred task is queued again when its trigger fires. Its start stays, so the second queueing is a part of
+    # `ran`.
     queued = one.queued if one.queued is None or one.began is None or one.queued <= one.began else None
     given, at = queued or one.scheduled, _first(one)
     before = [t for t in tries if t is not one and t.ended is not None and at is not None and t.ended <= at]

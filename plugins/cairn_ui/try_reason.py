@@ -8,8 +8,8 @@ from collections.abc import Iterable, Sequence
 from state_backend.values.frozen import frozen
 
 _LONGEST = 300
-# The end of the exception for a driver that ended without a result (`cairn_operators.failures.exit_failure`). The driver
-# wrote its own exception into the log before it.
+# The end of the exception for a driver that ended without a result (`cairn_operators.failures.exit_failure`). The
+# driver wrote its own exception into the log before it.
 LOG_ABOVE = "; its log is above"
 _ADVICE = " For more information, see "  # Airflow's link to its docs, in its message about a killed process.
 _RAISED = re.compile(r"(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit): \S")
@@ -31,8 +31,8 @@ def reason_of(log: Iterable[LogLine], events: Sequence[str], retry_reason: str |
     """Return why a try failed, as one line; None if neither the log nor the database has a reason.
 
     The first of these that exists is the reason: the last exception in the log, with the driver's own exception if the
-    driver ended without a result; the last message of the log with the level error or critical; the last event that the scheduler recorded, such as a missing heartbeat; the reason of the
-    retry policy.
+    driver ended without a result; the last message of the log with the level error or critical; the last event that the
+    scheduler recorded, such as a missing heartbeat; the reason of the retry policy.
     """
     exception = message = of_driver = None
     for line in log:

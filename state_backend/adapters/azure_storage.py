@@ -1,9 +1,9 @@
 """Storage on Azure Blob Storage: `az://container/prefix`, or `abfss://container@account.dfs.core.windows.net/prefix`.
 
-Both forms go through the Blob endpoint of the account. A file's generation is its ETag. Azure knows no crc32c, so a write
-stores the checksum of its bytes in the file's metadata, as it compares an MD5 of each request with the bytes that arrive.
-A handle after a lost answer has the checksum of the bytes that were sent; the uuid shows that they are this write's. A
-copy by the server keeps the checksum of the source, whose ETag the server compares.
+Both forms go through the Blob endpoint of the account. A file's generation is its ETag. Azure knows no crc32c, so a
+write stores the checksum of its bytes in the file's metadata, as it compares an MD5 of each request with the bytes that
+arrive. A handle after a lost answer has the checksum of the bytes that were sent; the uuid shows that they are this
+write's. A copy by the server keeps the checksum of the source, whose ETag the server compares.
 
 Accounts with a hierarchical namespace store folders as files, which listings leave out.
 """
@@ -83,7 +83,8 @@ def open_url(url: str, *, credentials: Mapping[str, str] | None = None) -> Azure
 
 
 class AzureStorage(ObjectStore):
-    """Storage below a prefix of a container. `host`: the host of an `abfss` URL; empty: the account of the environment."""
+    """Storage below a prefix of a container. `host`: the host of an `abfss` URL; empty: the account of the
+    environment."""
 
     scheme = "az"
     batch = 256

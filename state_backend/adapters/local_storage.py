@@ -267,7 +267,8 @@ class LocalStorage:
         return _info(path, found) if S_ISREG(found.st_mode) else None
 
     def folders(self, path: str) -> tuple[str, ...]:
-        """Return the sorted names of the folders in a folder, without symbolic links. The path "" is the storage itself."""
+        """Return the sorted names of the folders in a folder, without symbolic links. The path "" is the storage
+        itself."""
         with os_errors(self._doing("list", path)):
             try:
                 with self._folder(check_path(path) if path else "") as descriptor, os.scandir(descriptor) as entries:

@@ -3,8 +3,8 @@
     <bucket>/<prefix>/<path>    one object per file; its metadata `cairn-write` is the uuid of the write that made it
 
 Every write has a precondition: the file is absent, or still has the given generation. So a repeated request overwrites
-nothing. If the server's answer to a write is lost, the server refuses the repeat. Then the uuid shows whether this write
-made the file. If neither can be shown, the write raises `UnknownOutcome`.
+nothing. If the server's answer to a write is lost, the server refuses the repeat. Then the uuid shows whether this
+write made the file. If neither can be shown, the write raises `UnknownOutcome`.
 
 A request sends once. `ObjectStore._send` repeats a request while a repeat may help. Error messages contain no URLs,
 because the URL of an upload session is a credential.
@@ -185,7 +185,7 @@ class ObjectStore(ABC):
         bucket, _, prefix = url.removeprefix(f"{cls.scheme}://").rstrip("/").partition("/")
         return cls(bucket, prefix, **options)
 
-    # --- the requests of a cloud: each sends once, and raises the errors of its library ---------------------------------
+    # --- the requests of a cloud: each sends once, and raises the errors of its library -------------------------------
 
     @abstractmethod
     def _head(self, path: str, timeout_s: float) -> Found:
@@ -197,7 +197,8 @@ class ObjectStore(ABC):
 
     @abstractmethod
     def _page(self, start: str, token: str | None, timeout_s: float, *, delimiter: str = "", limit: int = 0) -> Page:
-        """Return a part of the listing of objects, or with a delimiter of the folders. `limit` 0: as many as one answer holds."""
+        """Return a part of the listing of objects, or with a delimiter of the folders. `limit` 0: as many as one answer
+        holds."""
 
     @abstractmethod
     def _put(self, handle: Handle, data: bytes, nonce: str, generation: int, timeout_s: float) -> Found | None:
@@ -217,7 +218,8 @@ class ObjectStore(ABC):
 
     @abstractmethod
     def _remove_many(self, waiting: set[str], gone: set[str], timeout_s: float) -> None:
-        """Delete the waiting files. Take each that is deleted out of `waiting`, and add it to `gone` if it was there."""
+        """Delete the waiting files. Take each that is deleted out of `waiting`, and add it to `gone` if it was
+        there."""
 
     @abstractmethod
     def _failure(self, error: Exception) -> Failure | None:
@@ -341,7 +343,8 @@ class ObjectStore(ABC):
     def delete(self, path: str, *, generation: int | None = None) -> bool:
         """Delete one file; return False if it is absent. `Storage.delete` describes the arguments and the errors.
 
-        Without a generation, this method reads the file's generation first. So a repeated request can't delete a newer file.
+        Without a generation, this method reads the file's generation first. So a repeated request can't delete a newer
+        file.
         """
         doing = f"delete {path!r} of {self.url}"
         if generation is not None and self.tells_absence and self._is_generation(generation):
@@ -384,8 +387,8 @@ class ObjectStore(ABC):
     def copy_from(self, source: Storage, handle: Handle, path: str) -> Handle:
         """Copy a file of another storage to a new file, as `Storage.copy_from` specifies.
 
-        The server copies a large file if both storages have the same login. Otherwise one login might not have access to
-        both storages. So this method downloads the file into a local folder, and uploads it from there.
+        The server copies a large file if both storages have the same login. Otherwise one login might not have access
+        to both storages. So this method downloads the file into a local folder, and uploads it from there.
         """
         check_path(path)
         if not (isinstance(source, type(self)) and self._server_copies(source, handle)):
@@ -530,7 +533,8 @@ class ObjectStore(ABC):
                 raised = self._translate(doing, failure, write) or raised
                 break
             time.sleep(patience.delay_s(repeats))
-        # Raise outside the except block: inside, the traceback would also show the cause, which holds URLs and the request.
+        # Raise outside the except block: inside, the traceback would also show the cause, which holds URLs and the
+        # request.
         raise raised
 
     def _failure_of(self, error: Exception) -> Failure:
@@ -618,7 +622,8 @@ class _Body:
 
 
 class Clients:
-    """Clients of a cloud's SDK with one login, one for each process: a forked process can't share its parent's sockets."""
+    """Clients of a cloud's SDK with one login, one for each process: a forked process can't share its parent's
+    sockets."""
 
     def __init__(self, open_client: Callable[[], Any]) -> None:
         self._open = open_client

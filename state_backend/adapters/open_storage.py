@@ -18,8 +18,8 @@ from state_backend.values.release import WHEEL
 def open_storage(url: str, *, credentials: Mapping[str, str] | None = None) -> Storage:
     """Return the storage rooted at a URL (`schemes.py` lists the kinds).
 
-    `credentials`: Variables of a login, with their values, which take the place of the environment's. The files that they
-    name may be deleted afterwards.
+    `credentials`: Variables of a login, with their values, which take the place of the environment's. The files that
+    they name may be deleted afterwards.
     """
     scheme = check_url(url)
     try:
@@ -78,7 +78,8 @@ def folders_in(url: str, path: str) -> list[str]:
 
 
 def list_own(storage: Storage) -> list[FileInfo]:
-    """Return the files below a storage's root. Of a folder behind a symbolic link, only files directly in it are listed.
+    """Return the files below a storage's root. Of a folder behind a symbolic link, only files directly in it are
+    listed.
 
     A link may lead anywhere, such as to a whole disk. These files have `behind_link`.
     """

@@ -57,11 +57,12 @@ class EngineOptions:
     Attributes:
         write_buffer_bytes: Bytes of writes that RocksDB keeps in memory before it writes them to a file.
         block_cache_bytes: The most memory for blocks read from files.
-        target_file_bytes: The size at which a merge begins a new file. Smaller files mean smaller uploads and more files.
+        target_file_bytes: The size at which a merge begins a new file. Smaller files mean smaller uploads and more
+            files.
         bloom_bits_per_key: Bits of the Bloom filter for each key. More bits make lookups of absent keys faster.
         background_jobs: The most merges and flushes at the same time.
-        compression: Compression of new files: "lz4" or "zstd". For text, "zstd" files are a quarter smaller; they need more
-            CPU where an interval reads few of many keys. Either setting can read the files of both.
+        compression: Compression of new files: "lz4" or "zstd". For text, "zstd" files are a quarter smaller; they need
+            more CPU where an interval reads few of many keys. Either setting can read the files of both.
         most_sorted_runs: If a shard has more sorted runs than this at the end of an interval, the newest runs are
             merged before the checkpoint takes the files.
         most_obsolete_percent: If a shard's files have more obsolete bytes than this percentage of its live bytes, the
@@ -559,12 +560,13 @@ class RocksStore:
             self._await_compactions(600.0)  # Raises the errors of the compaction's jobs; `compact_range` does not.
 
     def capture(self, destination: Path, *, deadline_s: float = 600.0) -> tuple[list[Path], list[Path]]:
-        """Write all entries to files, and hard-link the store's files into a new folder, from which a checkpoint takes them.
+        """Write all entries to files, and hard-link the store's files into a new folder, from which a checkpoint takes
+        them.
 
         The method waits for compactions that the flush started. Otherwise chance would decide whether the next
-        checkpoint uploads small or merged files. RocksDB's own checkpoint call can't be used, because it refuses a store
-        whose metadata are in another folder. Its protection against concurrent writes is not needed: the caller is the
-        only writer, and no background job is running.
+        checkpoint uploads small or merged files. RocksDB's own checkpoint call can't be used, because it refuses a
+        store whose metadata are in another folder. Its protection against concurrent writes is not needed: the caller
+        is the only writer, and no background job is running.
         """
         with _Failures(f"can't capture the state in {self.directory}"):
             self._db.flush()

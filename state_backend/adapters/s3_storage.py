@@ -117,8 +117,8 @@ def _open(patience: Patience, given: Mapping[str, str]) -> Any:
         config=Config(
             connect_timeout=patience.connect_s,
             read_timeout=patience.request_s,
-            # The SDK does not retry; `_send` does. All requests of a client share the SDK's quota of retries, and an outage
-            # would use it up.
+            # The SDK does not retry; `_send` does. All requests of a client share the SDK's quota of retries, and an
+            # outage would use it up.
             retries={"total_max_attempts": 1},
             max_pool_connections=32,
             user_agent_extra="cairn",
@@ -261,8 +261,8 @@ class S3Storage(ObjectStore):
     def _before_write(self, doing: str) -> None:
         """Raise `UsageError` if the server ignores preconditions. Amazon's own endpoints are not tested.
 
-        The requests create a file twice, then replace and delete the file with a wrong ETag. The server must refuse all but
-        the first.
+        The requests create a file twice, then replace and delete the file with a wrong ETag. The server must refuse all
+        but the first.
         """
         endpoint = self._send(doing, lambda _: self._clients.of_this_process().meta.endpoint_url)
         if endpoint.endswith((".amazonaws.com", ".amazonaws.com.cn")) or (endpoint, self._bucket) in _conditional:
@@ -398,8 +398,8 @@ def _body(data: bytes) -> dict[str, Any]:
 
 def _whole_crc32c(answer: dict[str, Any]) -> int | None:
     """Return the checksum of the whole file in an answer; None if the server reports none."""
-    # A multipart upload may have a checksum of its parts' checksums. Some stores don't report the type of a checksum; the ETag of a
-    # multipart upload has a hyphen.
+    # A multipart upload may have a checksum of its parts' checksums. Some stores don't report the type of a checksum;
+    # the ETag of a multipart upload has a hyphen.
     whole = (
         answer.get("ChecksumType", "COMPOSITE" if "-" in answer.get("ETag", "-") else "FULL_OBJECT") == "FULL_OBJECT"
     )

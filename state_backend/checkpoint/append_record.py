@@ -66,9 +66,6 @@ def note_head(storage: Storage, log: Log, head_id: int) -> None:
             storage.replace(paths.HEAD, data, generation=info.generation)
 
 
-# --- settling ------------------------------------------------------------------------------------------------------------------
-
-
 def settle(storage: Storage, log: Log) -> None:
     """Write the files in `settled/` that repeat the facts of the newest record of `log`.
 
@@ -135,9 +132,6 @@ def ends_of(entries: Iterable[Record | SweepRecord | Tombstone]) -> Iterator[Att
             yield from (AttemptEnd(attempt=attempt, id=entry.id) for attempt in entry.abandoned)
         elif isinstance(entry, Tombstone):
             yield AttemptEnd(attempt=attempt_of(entry), id=entry.id)
-
-
-# --- what the storage knows ------------------------------------------------------------------------------------------------------
 
 
 def _read_published(storage: Storage, log: Log) -> set[Unpublished]:

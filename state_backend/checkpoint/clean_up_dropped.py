@@ -80,7 +80,8 @@ def clean_up(storage: Storage, log: Log, read: Callable[[Log], Log]) -> CleanUp:
         info = storage.stat(paths.record(checkpoint_id))
         entry = RecordReader(storage, checkpoint_id).fresh(checkpoint_id)
         assert info is not None  # no record is ever deleted, so an id of the log has a file
-        # A sweep's record has no checkpoint. For an unpublished output, the sink call still needs the full record of the
+        # A sweep's record has no checkpoint. For an unpublished output, the sink call still needs the full record of
+        # the
         # commit: a later clean-up makes the record a tombstone.
         if isinstance(entry, SweepRecord) or (isinstance(entry, Record) and checkpoint_id in unpublished):
             continue
@@ -126,10 +127,10 @@ def needed_by_retained(storage: Storage, log: Log, read: Callable[[Log], Log]) -
 def _find_needed(storage: Storage, log: Log) -> Needed:
     """Return the needed files, reading few records and manifests.
 
-    A checkpoint whose base is retained has two kinds of state files: files of its base, and files of its own attempt. The
-    function keeps all state files of the attempt, so it need not read the checkpoint's record and manifests. It reads
-    record and manifests of the other retained checkpoints. Manifests of quarantined checkpoints may be damaged, so they
-    count as no base.
+    A checkpoint whose base is retained has two kinds of state files: files of its base, and files of its own attempt.
+    The function keeps all state files of the attempt, so it need not read the checkpoint's record and manifests. It
+    reads record and manifests of the other retained checkpoints. Manifests of quarantined checkpoints may be damaged,
+    so they count as no base.
     """
     intervals = [
         k for k in log.kept if k.kind == "interval" and k.base_id in log.retained and k.base_id not in log.quarantined
@@ -163,7 +164,8 @@ def files_of(content: Content, storage: Storage, *, gone_before: bool = False) -
 
 
 def rewritten_outputs(content: Content) -> tuple[OutputFile, ...]:
-    """Return the new files by which a commit of `cairn erase` replaces output files of earlier commits; empty for others."""
+    """Return the new files by which a commit of `cairn erase` replaces output files of earlier commits; empty for
+    others."""
     rewritten = content.forget.rewritten if content.forget is not None else ()
     return tuple(output for one in rewritten for output in one.outputs)
 

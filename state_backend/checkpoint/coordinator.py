@@ -1,7 +1,7 @@
 """The `Coordinator`: begin, prepare, commit, publish and clean up the checkpoints of a pipeline.
 
-Other modules of this package decide, over a log in memory. This module reads the log for them, and carries out what they
-decide.
+Other modules of this package decide, over a log in memory. This module reads the log for them, and carries out what
+they decide.
 
 A process that stops during one of these steps leaves:
 
@@ -225,7 +225,8 @@ class Coordinator:
         )
 
     def begin_restore(self, content: Content, *, pipeline_start_ms: int, attempt: str) -> Begun:
-        """Begin an attempt that restores `content` as the state at the end of its interval. The method writes nothing."""
+        """Begin an attempt that restores `content` as the state at the end of its interval. The method writes
+        nothing."""
         log = self.log()
         self._check_start(log, pipeline_start_ms)
         check_restored(log, self._pipeline, content)
@@ -321,7 +322,7 @@ class Coordinator:
         """Return True if validation refused the attempt; `commit` then raises `ValidationRefused`."""
         return self._storage.stat(paths.refused(attempt)) is not None
 
-    # --- commit --------------------------------------------------------------------------------------------------------------
+    # --- commit -------------------------------------------------------------------------------------------------------
 
     def commit(self, attempt: str) -> CommitResult:
         """Commit a prepared attempt as the newest checkpoint. A repeated call returns the same checkpoint."""
@@ -495,7 +496,7 @@ class Coordinator:
         delete_files(self._storage, needed.others(own))
         self._storage.delete(paths.prepared(content.attempt))
 
-    # --- publish --------------------------------------------------------------------------------------------------------------
+    # --- publish ------------------------------------------------------------------------------------------------------
 
     def publish(
         self,
@@ -506,14 +507,15 @@ class Coordinator:
         only: Collection[datetime] | None = None,
         code: str | None = None,
     ) -> list[tuple[Interval, int]]:
-        """Call the sink hook for every current output without a published mark, and return what `unpublished` returned before.
+        """Call the sink hook for every current output without a published mark, and return what `unpublished` returned
+        before.
 
-        If the hook raises for an interval, that interval gets no mark, and the next call of `publish` tries it again. The
-        other intervals are still published; with `in_order`, only those before it.
+        If the hook raises for an interval, that interval gets no mark, and the next call of `publish` tries it again.
+        The other intervals are still published; with `in_order`, only those before it.
 
-        If a commit of an overlapping interval replaced an interval's output, the rows must leave the sink. The hook then
-        gets a copy of that commit's record with the replaced interval and without files. By default these calls come
-        first, so a sink that replaces only the rows of the call's interval never has the same rows twice.
+        If a commit of an overlapping interval replaced an interval's output, the rows must leave the sink. The hook
+        then gets a copy of that commit's record with the replaced interval and without files. By default these calls
+        come first, so a sink that replaces only the rows of the call's interval never has the same rows twice.
         """
         log = self._committed or self._newest()
         published: list[tuple[Interval, int]] = []
@@ -620,7 +622,7 @@ class Coordinator:
     def _fresh(self, checkpoint_id: int) -> Entry | None:
         return RecordReader(self._storage, checkpoint_id).fresh(checkpoint_id)
 
-    # --- clean up --------------------------------------------------------------------------------------------------------------
+    # --- clean up -----------------------------------------------------------------------------------------------------
 
     def clean_up(self) -> CleanUp:
         """Delete the files that only dropped checkpoints need, as `clean_up_dropped.clean_up` does."""
@@ -628,7 +630,7 @@ class Coordinator:
         note_head(self._storage, log, log.head_id)
         return clean_up(self._storage, log, self._newest)
 
-    # --- reading and marking ------------------------------------------------------------------------------------------------------
+    # --- reading and marking ------------------------------------------------------------------------------------------
 
     def record(self, which: str | int | datetime) -> Record:
         """Return the record of a checkpoint: its id, the end of its interval, or a text with either, or "latest"."""
@@ -679,14 +681,14 @@ class Coordinator:
     def release(self, checkpoint_id: int) -> None:
         """End the quarantine of a checkpoint. The checkpoint and its descendants count again.
 
-        An attempt that started while the checkpoint was quarantined ignores the checkpoint. The log must not have such an
-        attempt's commit after the release. So the method takes three steps:
+        An attempt that started while the checkpoint was quarantined ignores the checkpoint. The log must not have such
+        an attempt's commit after the release. So the method takes three steps:
 
         1. The mark says that a release is under way. From now on, a commit that reads the mark is refused.
-        2. The method adds a record without content to the log. The record takes the next id. A commit that wanted this id
-           reads the log and the mark again.
-        3. If the log has a usable later checkpoint that does not build on this checkpoint, the method restores the mark and
-           raises `UsageError`. Otherwise the mark says that the checkpoint is released.
+        2. The method adds a record without content to the log. The record takes the next id. A commit that wanted this
+           id reads the log and the mark again.
+        3. If the log has a usable later checkpoint that does not build on this checkpoint, the method restores the mark
+           and raises `UsageError`. Otherwise the mark says that the checkpoint is released.
 
         If the process stops in between, the checkpoint stays quarantined and commits stay refused until the method is
         called again.

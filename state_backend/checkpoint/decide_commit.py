@@ -132,7 +132,8 @@ def plan_commit(
 
 
 def _check_no_release(log: Log, who: str) -> None:
-    """Raise an error if a release has begun and not ended: afterwards, the attempt may have to start from the released checkpoint."""
+    """Raise an error if a release has begun and not ended: afterwards, the attempt may have to start from the released
+    checkpoint."""
     for checkpoint_id in sorted(n for n, mark in log.quarantined.items() if mark.releasing):
         raise StorageUnavailable(
             f"{who}: checkpoint {checkpoint_id} is being released from quarantine, so nothing is committed\n"

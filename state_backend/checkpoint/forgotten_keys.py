@@ -59,7 +59,8 @@ def returning_keys(log: Log, start_ms: int | None, base_id: int | None) -> tuple
 
 
 def check_rerun(log: Log, pipeline: str, interval: Interval, base_id: int | None) -> None:
-    """Refuse an interval that could bring a forgotten key back, if `cairn erase` was called with `--on-rerun refuse`."""
+    """Refuse an interval that could bring a forgotten key back, if `cairn erase` was called with `--on-rerun
+    refuse`."""
     for key in returning_keys(log, interval.start_ms, base_id):
         if key.key.on_rerun == "refuse":
             raise UsageError(f"{pipeline} {interval}: {_why(key, base_id)}\n{_how_to_filter(pipeline)}")
@@ -68,7 +69,8 @@ def check_rerun(log: Log, pipeline: str, interval: Interval, base_id: int | None
 def check_not_tried(log: Log, pipeline: str, interval: Interval, base_id: int | None) -> None:
     """Refuse a trial that could bring a forgotten key back into the trial's own root.
 
-    A trial learns the forgotten keys from its base only, and only if the base was committed since the keys were forgotten.
+    A trial learns the forgotten keys from its base only, and only if the base was committed since the keys were
+    forgotten.
     """
     for key in returning_keys(log, interval.start_ms, base_id):
         if base_id is None or key.base:
@@ -91,7 +93,8 @@ def check_target(log: Log, target: int) -> None:
 
 
 def check_restored(log: Log, pipeline: str, content: Content) -> None:
-    """Refuse to restore a savepoint, or to fork another pipeline, whose state may hold a key that this pipeline forgot."""
+    """Refuse to restore a savepoint, or to fork another pipeline, whose state may hold a key that this pipeline
+    forgot."""
     for forgotten in _missing(log.summary.forgotten, content.forget):
         raise UsageError(
             f"{pipeline}: the state at {format_instant(content.interval.end)} that would be restored may hold a key that checkpoint "
@@ -156,7 +159,8 @@ def next_forgotten(before: Summary, new: Record) -> tuple[Forgotten, ...]:
 
 
 def forgets_of(record: Record) -> Forget | None:
-    """Return the forgotten keys that a savepoint or fork of the checkpoint must list as removed; None if there are none."""
+    """Return the forgotten keys that a savepoint or fork of the checkpoint must list as removed; None if there are
+    none."""
     keys = tuple(forgotten.key for forgotten in record.summary.forgotten)
     return Forget(keys=keys) if keys else None
 

@@ -62,7 +62,8 @@ def spoilt_results(log: Log, outputs: Mapping[Interval, int]) -> dict[Interval, 
         return {}
     start = from_ms(log.newest.content.pipeline_start_ms)
     restored_until = max((kept.interval.end for kept in valid_states(log) if kept.kind == "restore"), default=start)
-    # Of a dropped checkpoint, only later commits tell whether it is stale. Their names tell which checkpoints they concern.
+    # Of a dropped checkpoint, only later commits tell whether it is stale. Their names tell which checkpoints they
+    # concern.
     whole = any(n not in log.retained for n in outputs.values())
     named = log.all_facts() if whole else [Fact(kept.interval, kept.id, kept.kind) for kept in log.kept]
     commits = sorted((f.id, f.interval.start) for f in named if f.kind in ("interval", "restore"))

@@ -54,7 +54,8 @@ _RENEWED = ", renewals: "
 
 
 def plan_leases(leases: Sequence[FileInfo], newest_record_ms: int) -> tuple[set[int], list[FileInfo]]:
-    """Return the ids of checkpoints that a lease protects, and the leases that have ended, whose files may be deleted."""
+    """Return the ids of checkpoints that a lease protects, and the leases that have ended, whose files may be
+    deleted."""
     held, ended = set(), []
     for info in leases:
         found = paths.leased_id(info.path)
@@ -122,7 +123,8 @@ def give_back(storage: Storage, path: str) -> None:
 def delete_lease(storage: Storage, path: str, generation: int | None = None) -> None:
     """Delete a lease's file, and then its name from `settled/names/` (`fresh_listing.py`).
 
-    The errors are those of `Storage.delete` and `note_names`. With a `generation`, a file that was rewritten since stays.
+    The errors are those of `Storage.delete` and `note_names`. With a `generation`, a file that was rewritten since
+    stays.
     """
     storage.delete(path, generation=generation)
     note_names(storage, paths.LEASES, [], drop=[path.removeprefix(paths.LEASES)])

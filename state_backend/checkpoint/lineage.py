@@ -198,9 +198,6 @@ def _is_replaced(log: Log, candidate: Kept, restored: Content) -> bool:
     )
 
 
-# --- what a person reads -------------------------------------------------------------------------------------------------------
-
-
 def intervals_of(again: Rerun) -> str:
     """Return the intervals to run again as words, like `the interval that starts at 2013-01-03T00:00:00Z`."""
     if again.first == again.last:
@@ -215,14 +212,16 @@ def kept(log: Log) -> str:
 
 
 def lines_of(what: Iterable[object], most: int = 10) -> str:
-    """Return up to `most` of the items `what` as text, one item a line. A last line says how many items are left out."""
+    """Return up to `most` of the items `what` as text, one item a line. A last line says how many items are left
+    out."""
     listed = [f"\n  {one}" for one in what]
     more = len(listed) - most
     return "".join(listed if more <= 0 else [*listed[:most], f"\n  and {more} more"])
 
 
 def why_stale(log: Log, stale_by: int) -> str:
-    """Return what commit `stale_by` did to the state that other checkpoints were computed from, as a sentence without a period."""
+    """Return what commit `stale_by` did to the state that other checkpoints were computed from, as a sentence without a
+    period."""
     cause = log.entry(stale_by)
     if not isinstance(cause, Record | Tombstone):
         return f"checkpoint {stale_by} later changed an earlier interval"
@@ -316,7 +315,8 @@ def _gap(
 
 
 def _bridge(log: Log, schedule: Schedule | None, gap: Interval) -> str | None:
-    """Return the advice for a gap after a change of the schedule, if no interval of the new schedule begins at the gap's start."""
+    """Return the advice for a gap after a change of the schedule, if no interval of the new schedule begins at the
+    gap's start."""
     if schedule is None or log.schedule is None or are_same(log.schedule, schedule):
         return None
     if interval_from(schedule, gap.start) is not None:

@@ -125,7 +125,7 @@ class Log:
             if not isinstance(entry, SweepRecord):
                 yield entry
 
-    # --- attempts ------------------------------------------------------------------------------------------------------------
+    # --- attempts -----------------------------------------------------------------------------------------------------
 
     def of_attempt(self, attempt: str) -> Record | Tombstone | None:
         """Return the commit of an attempt; None if the attempt committed nothing."""
@@ -175,7 +175,7 @@ class Log:
         own = {attempt_of(e) for e in near if not isinstance(e, SweepRecord)}
         return own.union(self.entries.all_ended(asked), *(e.abandoned for e in near if isinstance(e, SweepRecord)))
 
-    # --- intervals -----------------------------------------------------------------------------------------------------------
+    # --- intervals ----------------------------------------------------------------------------------------------------
 
     def commits_near(self, interval: Interval, *, after: int = 0) -> list[Record | Tombstone]:
         """Return the commits with an id above `after` whose interval overlaps this interval, in the order of ids.
@@ -233,8 +233,8 @@ class Log:
         """Return the current output of each interval: the id of its commit, and the files.
 
         Only commits of kind `interval` make output; the newest one of an interval counts, also if it is dropped. Output
-        that a commit with `replace_overlapping` replaced, or that a rewind retracted, is not current. The method reads one
-        file for each interval whose commit is dropped.
+        that a commit with `replace_overlapping` replaced, or that a rewind retracted, is not current. The method reads
+        one file for each interval whose commit is dropped.
         """
         return self._with_files([f for f in last_facts(self._facts(None)) if f.kind == "interval"])
 
@@ -322,7 +322,7 @@ class Log:
         """
         return facts_of_entries(self.entries)
 
-    # --- marks ---------------------------------------------------------------------------------------------------------------
+    # --- marks --------------------------------------------------------------------------------------------------------
 
     def quarantine_above(self, checkpoint_id: int) -> int | None:
         """Return the nearest quarantined checkpoint among this checkpoint and its ancestors, or None.
@@ -336,9 +336,9 @@ class Log:
         lowest = min(self.quarantined)
         known = self.summary
         if checkpoint_id in {*self.retained, *(n for s in known.superseded for n in s.by)}:
-            # The newest record's `refused` names each checkpoint's nearest ancestor that was quarantined when that record
-            # was written. If this ancestor is still quarantined, or there was none, the loop below only has to search for
-            # checkpoints that were quarantined since.
+            # The newest record's `refused` names each checkpoint's nearest ancestor that was quarantined when that
+            # record was written. If this ancestor is still quarantined, or there was none, the loop below only has to
+            # search for checkpoints that were quarantined since.
             judged = next((j.by for j in known.refused if j.id == checkpoint_id), None)
             if judged is None or judged in self.quarantined:
                 lowest = min(self.quarantined.keys() - {*known.marks}, default=self.head_id + 1)
@@ -418,8 +418,8 @@ def last_facts(facts: Iterable[Fact]) -> list[Fact]:
     """Return the last change of the output of each interval that ever had output.
 
     The last change is the `Fact` with the highest commit id. Its kind is `interval` if that commit made the output,
-    which is then current. Its kind is `replaced` if that commit replaced the output by output of an overlapping interval,
-    or is a rewind that retracted the output; the interval has no output then.
+    which is then current. Its kind is `replaced` if that commit replaced the output by output of an overlapping
+    interval, or is a rewind that retracted the output; the interval has no output then.
     """
     last: dict[Interval, Fact] = {}
     for fact in facts:
@@ -543,7 +543,7 @@ def descriptors_hash(content: Content) -> str:
     return f"t:{hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
 
-# --- reading -------------------------------------------------------------------------------------------------------------------
+# --- reading ----------------------------------------------------------------------------------------------------------
 
 _READ_ROUNDS = 10
 

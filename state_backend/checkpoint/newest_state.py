@@ -1,9 +1,10 @@
-"""Decide which checkpoints are valid, which one is the newest state, and which one a name means. Pure functions over the log.
+"""Decide which checkpoints are valid, which one is the newest state, and which one a name means. Pure functions over
+the log.
 
 A checkpoint is valid if an interval may start from it without a permission: it is retained, it is not stale, neither it
-nor an ancestor is quarantined, and no later commit of its interval has left another state. The newest state is the valid
-checkpoint of the latest interval. It need not have the highest id: a re-run of an old interval that leaves the same state,
-or a consolidation of an old checkpoint, gets the highest id and changes no later checkpoint.
+nor an ancestor is quarantined, and no later commit of its interval has left another state. The newest state is the
+valid checkpoint of the latest interval. It need not have the highest id: a re-run of an old interval that leaves the
+same state, or a consolidation of an old checkpoint, gets the highest id and changes no later checkpoint.
 """
 
 from __future__ import annotations
@@ -63,7 +64,8 @@ def checkpoint_named(log: Log, which: str | int | datetime) -> int | None:
 
 
 def overtaken(log: Log, newest: Kept | Record) -> str | None:
-    """Return a sentence about the later intervals whose checkpoints are not valid; None if the newest state is the last."""
+    """Return a sentence about the later intervals whose checkpoints are not valid; None if the newest state is the
+    last."""
     end = interval_of(newest).end
     later = [kept for kept in log.kept if kept.interval.end > end]
     if not later:

@@ -35,8 +35,8 @@ def with_retention(log: Log, content: Content) -> Content:
 def with_schedule(log: Log, content: Content) -> Content:
     """Return the content with the schedule that applies from its commit on, chosen as in `with_retention`.
 
-    An interval brings the schedule of its code or DAG. Without one, and at any other commit, the newest record's schedule
-    stays.
+    An interval brings the schedule of its code or DAG. Without one, and at any other commit, the newest record's
+    schedule stays.
     """
     own = content.schedule
     chosen = own or log.schedule if content.kind == "interval" else log.schedule or own

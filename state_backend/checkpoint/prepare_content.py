@@ -66,7 +66,8 @@ Ack = TypeVar("Ack", bound=OfShard)
 
 
 def by_shard(acks: Sequence[Ack], parallelism: int) -> list[Ack]:
-    """Return the acknowledgements in the order of their shards, and check that each of the `parallelism` shards has one."""
+    """Return the acknowledgements in the order of their shards, and check that each of the `parallelism` shards has
+    one."""
     ordered = sorted(acks, key=lambda ack: ack.shard)
     if [ack.shard for ack in ordered] != list(range(parallelism)):
         raise InvariantViolated(f"expected one ack of each of {parallelism} shards, got {[a.shard for a in ordered]}")

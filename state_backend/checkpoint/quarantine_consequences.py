@@ -57,9 +57,9 @@ def plan_consequences(log: Log, refused: int) -> Consequences:
 def computed_without(log: Log, checkpoint_id: int) -> int | None:
     """Return a usable checkpoint that would rest on replaced state if this checkpoint were released; None without one.
 
-    Example: interval 3 has checkpoints 3 and 7, which differ. Checkpoint 7 is quarantined, so checkpoint 3 counts again,
-    and interval 4 starts from it: checkpoint 8. After a release, checkpoint 7 replaces checkpoint 3 again. But only a
-    commit makes later checkpoints stale, so interval 5 would start from checkpoint 8, and nobody would notice.
+    Example: interval 3 has checkpoints 3 and 7, which differ. Checkpoint 7 is quarantined, so checkpoint 3 counts
+    again, and interval 4 starts from it: checkpoint 8. After a release, checkpoint 7 replaces checkpoint 3 again. But
+    only a commit makes later checkpoints stale, so interval 5 would start from checkpoint 8, and nobody would notice.
 
     A release is harmless if a usable commit has replaced the checkpoint since.
     """
@@ -87,7 +87,8 @@ def hidden_by_release(log: Log, checkpoint_id: int) -> int | None:
 
 
 def _find_released(log: Log, checkpoint_id: int) -> tuple[Log, Interval] | None:
-    """Return the log after a release, and the checkpoint's interval; None if a usable commit has replaced the checkpoint."""
+    """Return the log after a release, and the checkpoint's interval; None if a usable commit has replaced the
+    checkpoint."""
     entry = log.entry(checkpoint_id)
     if entry is None or isinstance(entry, SweepRecord):
         return None

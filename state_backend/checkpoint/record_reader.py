@@ -1,8 +1,8 @@
 """Read entries of the log by name, so that a look-up costs the same at any length of the log.
 
     checkpoints/<id>.json                                   the record or tombstone of an id
-    settled/commits/<period>/<interval>-<id>-<kind>.json    the commit <id> of this interval; with the kind `replaced`: a
-                                                            commit <id> of another interval replaced this interval's output
+    settled/commits/<period>/<interval>-<id>-<kind>.json    the commit <id> of this interval; with kind `replaced`: a
+                                                            commit <id> of another interval replaced this one's output
     settled/attempts/<attempt>.json                         how an attempt ended
 
 The writer of a record first writes all settled files about the earlier records (`append_record.py`). So a reader of the
@@ -32,9 +32,10 @@ Entry = Record | SweepRecord | Tombstone
 
 
 # A file in `settled/commits/` is about one interval, and lies in one folder: that of the day in which the interval
-# starts. For an interval longer than a day, it is the folder of a period of 32 days; above 32 days, of 1,024 days; and so
-# on. To find the commits of a time span, a reader lists the folders of all days and longer periods in the span. If the
-# span is longer than `LISTED_AT_ONCE`, the reader lists all of `settled/commits/` instead, which costs fewer requests.
+# starts. For an interval longer than a day, it is the folder of a period of 32 days; above 32 days, of 1,024 days; and
+# so on. To find the commits of a time span, a reader lists the folders of all days and longer periods in the span. If
+# the span is longer than `LISTED_AT_ONCE`, the reader lists all of `settled/commits/` instead, which costs fewer
+# requests.
 LISTED_AT_ONCE = timedelta(days=400)
 
 
@@ -187,8 +188,6 @@ class RecordReader(Mapping[int, Entry]):
             raise CorruptRecord(f"{path} contains the record of another checkpoint, {entry.id}")
         return entry
 
-    # --- what is settled -----------------------------------------------------------------------------------------------------
-
     def facts(self, interval: Interval | None, levels: Iterable[int]) -> list[Fact]:
         """Return the facts about the intervals that overlap `interval`, from the file names in `settled/commits/`.
 
@@ -215,7 +214,8 @@ class RecordReader(Mapping[int, Entry]):
         return found.outputs
 
     def ended(self, attempt: str) -> int | None:
-        """Return the id of the record that committed or abandoned an attempt; None without a file in `settled/attempts/`."""
+        """Return the id of the record that committed or abandoned an attempt; None without a file in
+        `settled/attempts/`."""
         if attempt not in self._ends:
             self._ends[attempt] = self._read_end(attempt)
         return self._ends[attempt]

@@ -14,13 +14,14 @@ A rewind may retract the output of later intervals: its record replaces this out
 overlapping intervals. A process that stops leaves:
 
     before the record         output, files and the sink's rows as before
-    after the record, or      readers see no output of the later intervals; the sink has their rows. The record's summary
-    during the clean-up       lists each of these intervals as unpublished. The next clean-up deletes the rest of the files
-    during the sink's calls   the sink has deleted the rows of some of the intervals. The next publishing calls it for the
-                              others: by the next checkpoint or `cairn publish`
+    after the record, or      readers see no output of the later intervals; the sink has their rows. The record's
+    during the clean-up       summary lists each of these intervals as unpublished. The next clean-up deletes the other
+                              files
+    during the sink's calls   the sink has deleted the rows of some of the intervals. The next publishing calls it for
+                              the others: by the next checkpoint or `cairn publish`
 
-The sink gets each interval without files and with the id of the rewind's record. So it ignores a late call with an older
-id, and accepts the re-run of the interval, which has a newer id.
+The sink gets each interval without files and with the id of the rewind's record. So it ignores a late call with an
+older id, and accepts the re-run of the interval, which has a newer id.
 """
 
 from __future__ import annotations
@@ -256,8 +257,8 @@ def fork(
     """
     if begun_before(into, attempt) is None:
         content, manifests, begun = _plan_fork(source, target, into, pipeline_start_ms, permissions, attempt)
-        # An earlier call with this attempt's uuid may have left files. File names contain a task number: with the number of
-        # these files as task number, this call's names do not exist yet.
+        # An earlier call with this attempt's uuid may have left files. File names contain a task number: with the
+        # number of these files as task number, this call's names do not exist yet.
         task = sum(1 for _ in into.storage.list(f"{paths.SHARED}{attempt}/"))
         try:
             with holding(source, target if isinstance(target, int) else None, "a fork"):

@@ -80,7 +80,8 @@ def _problem(savepoint: Savepoint) -> str | None:
 
 
 def shared_by_states(content: Content) -> str | None:
-    """Return a sentence about a name or an id that two states have, or a state and the timers; None if there is none."""
+    """Return a sentence about a name or an id that two states have, or a state and the timers; None if there is
+    none."""
     states = content.states
     names = {TIMERS_NAME, *(d.name for d in states)}
     if len(names) == len(states) + 1 and len({d.state_id for d in states}) == len(states):
@@ -97,9 +98,6 @@ def native_manifest(savepoint: Savepoint, shard: int, storage: Storage) -> Shard
     if manifest.shard != shard or manifest.key_groups != range_of(shard, content.parallelism, content.max_parallelism):
         raise CorruptRecord(f"{where}: the file belongs to shard {manifest.shard}, {manifest.key_groups}")
     return manifest
-
-
-# --- claims ------------------------------------------------------------------------------------------------------------------
 
 
 def read_claim(storage: Storage) -> Claim | None:

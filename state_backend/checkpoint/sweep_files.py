@@ -95,7 +95,8 @@ class SweepResult:
 
 
 def sweep_all(request: Sweep, *, on_progress: Callable[[int, int], None] | None = None) -> dict[str, Any]:
-    """Sweep the pipeline's folder and its trials. Return what was deleted as JSON values, or what would be in a dry run."""
+    """Sweep the pipeline's folder and its trials. Return what was deleted as JSON values, or what would be in a dry
+    run."""
     trials = sweep_trials(request.root, request.pipeline, dry_run=request.dry_run)
     done = sweep(
         open_storage(join_url(request.root, request.pipeline)),
@@ -271,9 +272,9 @@ def _agreed_plan(
             ) from error
         plan = plan_sweep(files, log, needed, now_ms=now_ms, min_age_ms=min_age_ms)
         if dry_run or not plan.abandon:
-            # `told` is the id with which an earlier pass of this loop tried to create the sweep's record, and the storage
-            # did not report whether it wrote the file (`UnknownOutcome`); 0 without this case. If the log has a record
-            # with this id and this sweep's uuid (`name`), the earlier pass did create the record.
+            # `told` is the id with which an earlier pass of this loop tried to create the sweep's record, and the
+            # storage did not report whether it wrote the file (`UnknownOutcome`); 0 without this case. If the log has a
+            # record with this id and this sweep's uuid (`name`), the earlier pass did create the record.
             mine = log.entry(told)
             return plan, mine if isinstance(mine, SweepRecord) and mine.sweep == name else None
         record = SweepRecord(
@@ -337,8 +338,8 @@ def _find_needed(log: Log, storage: Storage) -> frozenset[str]:
         except (NotFound, CorruptFile):
             if handle in strict:
                 raise
-            # Manifests that are not in `strict` belong to dropped checkpoints, whose files the sweep need not keep, or to
-            # quarantined ones, which nobody can restore without the manifest.
+            # Manifests that are not in `strict` belong to dropped checkpoints, whose files the sweep need not keep, or
+            # to quarantined ones, which nobody can restore without the manifest.
             return []
         return [h.path for h in handles_in(manifest)]
 

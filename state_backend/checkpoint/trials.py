@@ -67,7 +67,8 @@ def trials_url(root: str, pipeline: str) -> str:
 
 
 def root_of_trial(root: str, pipeline: str, name: str) -> str:
-    """Return the URL of the root in which the trial `name` of `pipeline` keeps its own state, below production's `root`."""
+    """Return the URL of the root in which the trial `name` of `pipeline` keeps its own state, below production's
+    `root`."""
     return join_url(trials_url(root, pipeline), paths.trial_root(name))
 
 

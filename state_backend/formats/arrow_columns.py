@@ -72,9 +72,6 @@ _RANGES = {
 }
 
 
-# --- Types. -----------------------------------------------------------------------------------------------------------
-
-
 def arrow_type(data_type: DataType) -> pa.DataType:
     """Return the Arrow type that holds a Spark type.
 
@@ -151,9 +148,6 @@ def _fits(found: pa.DataType, expected: DataType) -> bool:
     return bool(found == arrow_type(expected))
 
 
-# --- Checks of columns. -----------------------------------------------------------------------------------------------
-
-
 def checked_column(column: pa.Array | pa.ChunkedArray, field: Field, owner: str) -> pa.Array:
     """Return the column in one piece, cast to the Arrow type of the field. A nested column keeps its type.
 
@@ -205,9 +199,6 @@ def check_values(column: pa.Array, data_type: DataType) -> None:
         low, high = int(values.min()), int(values.max())
         if low < bounds[0] or bounds[1] < high:
             raise ValueError(f"{low if low < bounds[0] else high} is not in {bounds[0]} .. {bounds[1]}")
-
-
-# --- Conversion from Arrow to NumPy. ----------------------------------------------------------------------------------
 
 
 def valid_rows(column: pa.Array) -> Mask:
@@ -276,9 +267,6 @@ def gather(raw: Array, positions: Array, dtype: np.dtype[Any]) -> Array:
     everywhere = np.ndarray((len(raw) - dtype.itemsize + 1,), dtype, raw.data, 0, (1,))
     values: Array = everywhere[positions]
     return values
-
-
-# --- Conversion from NumPy to Arrow. ----------------------------------------------------------------------------------
 
 
 def fixed_column(values: Array, data_type: DataType, nulls: Mask | None) -> pa.Array:
@@ -376,9 +364,6 @@ def _pack(count: int, pieces: Sequence[Any]) -> pa.BinaryArray:
         return binary_column(offsets, pa.py_buffer(packed))
     ends = np.cumsum(keep) * dtype.itemsize
     return binary_column(np.concatenate(([0], ends)), pa.py_buffer(packed[keep]))
-
-
-# --- Values of nested types. ------------------------------------------------------------------------------------------
 
 
 def encode_each(column: pa.Array, field: Field, owner: str, encode: Callable[[Any], bytes]) -> pa.BinaryArray:

@@ -12,8 +12,8 @@
     key_group        pmod(xxhash64(key columns), max_parallelism)
     schema_version   the version that the entry was written with
     encoded_row      the entry's bytes from the row codec, for entries of older schema versions. `value` can't give
-                     these bytes back. The column exists if the state has older versions. It also exists, without `value`, if
-                     the state's value has a struct without fields, which Parquet can't hold
+                     these bytes back. The column exists if the state has older versions. It also exists, without
+                     `value`, if the state's value has a struct without fields, which Parquet can't hold
 
 Rows ascend by key group, then by encoded key (key codec: Spark's ascending order with nulls first), then by user key,
 position or time. No two rows are equal in these. A row group holds all timers of a key.

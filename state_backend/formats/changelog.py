@@ -40,8 +40,8 @@ _DELETED = 0xFFFFFFFF
 _END_BYTES = _HEAD.size + _CRC.size
 _BLOCK_PAIRS = 4096
 _BLOCK_BYTES = 1024 * 1024
-# One large entry can make a block exceed _BLOCK_BYTES, but never this limit. A head that names a larger size is damaged,
-# so the reader raises an error instead of allocating memory for the block.
+# One large entry can make a block exceed _BLOCK_BYTES, but never this limit. A head that names a larger size is
+# damaged, so the reader raises an error instead of allocating memory for the block.
 _MOST_BLOCK_BYTES = 256 * _BLOCK_BYTES
 _ZSTD = pa.Codec("zstd", 1)
 

@@ -79,9 +79,6 @@ def precision_for(relative_error: float) -> int:
     return next(p for p in range(MIN_PRECISION, MAX_PRECISION + 1) if 1.04 / math.sqrt(1 << p) <= relative_error)
 
 
-# --- Sketches. --------------------------------------------------------------------------------------------------------
-
-
 @frozen
 class Sketches:
     """A column of sketches of one precision, with at most one sketch in each row. The row number is called the *owner*.
@@ -349,7 +346,8 @@ def _sigmas(precision: int) -> F64:
     """Return a table of Ertl's function sigma, with one value for each possible count of zero registers.
 
     A sketch that has seen few distinct values has many zero registers. `Sketches.estimate` adds m * sigma(zeros / m) to
-    the denominator of such a sketch's estimate. The function is sigma(x) = x + the sum of x ** 2**k * 2 ** (k - 1) over k = 1, 2, … (the paper is cited at the top of this module).
+    the denominator of such a sketch's estimate. The function is sigma(x) = x + the sum of x ** 2**k * 2 ** (k - 1) over
+    k = 1, 2, … (the paper is cited at the top of this module).
     """
     x = np.arange((1 << precision) + 1) / (1 << precision)
     total, scale = x.copy(), 1.0
@@ -377,9 +375,6 @@ def _tau(x: float) -> float:
         x, before, scale = math.sqrt(x), total, scale / 2
         total -= (1 - x) ** 2 * scale
     return total / 3
-
-
-# --- Hashes of values. ------------------------------------------------------------------------------------------------
 
 
 def hash_values(values: pa.Array) -> U64:

@@ -90,7 +90,7 @@ def _from_text(text: str, data_type: DataType) -> Any:
 
 
 def similar_keys(key: tuple[Any, ...], schema: StructType) -> Iterator[tuple[Any, ...]]:
-    """Yield keys that differ from a key only in one text: in its case, in spaces around it, or in zeros before a number.
+    """Yield keys that differ from a key in the case of one text, in spaces around it, or in zeros before a number.
 
     Args:
         key: The key, as `parse_key` returns it.

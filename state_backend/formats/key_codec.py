@@ -174,9 +174,6 @@ def _key_encoder(schema: StructType, what: str, zone: tzinfo) -> Encode:
     return encode
 
 
-# --- Conversion between physical values and bytes. --------------------------------------------------------------------
-
-
 def _row_encoder(schema: StructType) -> Encode:
     encodes = [_encoder(f.type) for f in schema.fields]
 

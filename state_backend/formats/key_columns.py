@@ -197,9 +197,6 @@ def _escape(array: pa.Array) -> pa.BinaryArray:
     return pc.replace_substring(array, pattern=b"\0", replacement=b"\0\xff")
 
 
-# --- Helpers of the decoder. ------------------------------------------------------------------------------------------
-
-
 def _physical(image: Array, data_type: DataType, nulls: Mask | None) -> Array:
     """Convert the bytes that keys store for the numbers of one column back to numbers: the inverse of `_sortable`."""
     dtype = dtype_of(data_type)

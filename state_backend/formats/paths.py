@@ -12,7 +12,7 @@ A pipeline's folder contains
     shared/<attempt>/<shard>-<task>-<n>.sst|.log|.manifest         immutable state files
     attempts/<attempt>/prepared.json                               processed, not committed
     attempts/<attempt>/refused.json                                validation refused the attempt
-    failing/<attempt>/<check>/<file>.parquet                       rows of the attempt's state that failed an expectation
+    failing/<attempt>/<check>/<file>.parquet                       rows of the attempt that failed an expectation
     output/<interval>/<attempt>/part-<shard>-<task>.parquet        output rows
     output/<interval>/<attempt>/late-<shard>-<task>.parquet        late rows
     published/<interval>/<id>.json                                 the sink hook has run

@@ -66,8 +66,8 @@ from state_backend.values.release import RELEASE, is_newer, unsupported
 FORMAT = 1
 MAX_BYTES = 64 * 1024 * 1024
 _PLAIN_BYTES = 16 * 1024
-# Every gzip file of Cairn begins with these bytes. The reader compares all of them, because gzip's own checksum does not
-# cover the header, so damage there would go unnoticed.
+# Every gzip file of Cairn begins with these bytes. The reader compares all of them, because gzip's own checksum does
+# not cover the header, so damage there would go unnoticed.
 _GZIP_HEADER = b"\x1f\x8b\x08" + bytes(6) + b"\x03"
 
 _TYPES: dict[str, type] = {

@@ -1,17 +1,18 @@
 """Settings of a processor in the metadata of a state's schema.
 
-A schema with other settings is the same schema: it gets no new version, and states that differ only in settings are equal.
+A schema with other settings is the same schema: it gets no new version, and states that differ only in settings are
+equal.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-# Key in the metadata of a field: settings of the processor that must not change, because they decide how entries are read.
-# The value maps names to texts for error messages, such as "early = True".
+# Key in the metadata of a field: settings of the processor that must not change, because they decide how entries are
+# read. The value maps names to texts for error messages, such as "early = True".
 SETTINGS = "cairn.settings"
-# Key in the metadata of a field, for a setting that decides the name of the state. The value maps each name that the state
-# would have with another setting to two texts for error messages: that setting, and the declared setting.
+# Key in the metadata of a field, for a setting that decides the name of the state. The value maps each name that the
+# state would have with another setting to two texts for error messages: that setting, and the declared setting.
 INSTEAD_OF = "cairn.instead_of"
 
 

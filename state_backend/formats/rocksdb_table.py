@@ -163,8 +163,8 @@ def _pairs(block: bytes) -> Iterator[tuple[bytes, bytes]]:
 def _delta_handles(block: bytes) -> Iterator[tuple[bytes, tuple[int, int]]]:
     """Yield key and block of each entry of an index whose values are deltas.
 
-    An entry that shares no bytes with the key before has the offset and the size of its block. Any other entry has only the
-    difference between its block's size and the size before. Its block follows directly.
+    An entry that shares no bytes with the key before has the offset and the size of its block. Any other entry has only
+    the difference between its block's size and the size before. Its block follows directly.
     """
     at, end, key, handle = 0, _entries_end(block), b"", (0, 0)
     while at < end:

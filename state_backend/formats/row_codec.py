@@ -119,9 +119,6 @@ def _check_schema(state_name: str, schema: StructType) -> None:
             raise StateSchemaError(f"state {state_name!r} field {path!r}: {data_type} can't be stored: {why}")
 
 
-# --- Rows. ------------------------------------------------------------------------------------------------------------
-
-
 def _row_encoder(state_name: str, schema: StructType, header: bytes, zone: tzinfo) -> Encode:
     row_physical, encode_body = row_to_physical(schema, zone), _struct_encoder(schema, header)
     owner = f"state {state_name!r}"
@@ -216,9 +213,6 @@ def _row_decoder(
         return decode(data)
 
     return decode_numbers
-
-
-# --- Bodies: conversion between physical values and bytes. ------------------------------------------------------------
 
 
 def _code(data_type: DataType) -> str | None:

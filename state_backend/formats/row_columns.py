@@ -68,8 +68,6 @@ class RowColumns:
         dtypes += [(str(i), dtype) for i, f in enumerate(schema.fields) if (dtype := dtype_of(f.type))]
         self._fixed = np.dtype(dtypes)
 
-    # --- encode -------------------------------------------------------------------------------------------------------
-
     def encode(self, rows: pa.RecordBatch | pa.Table) -> pa.BinaryArray:
         """Encode every row. Columns are matched by name and may come in any order.
 
@@ -114,8 +112,6 @@ class RowColumns:
                 raw = raw.fill_null(b"")
         yield Fixed(np.diff(binary_views(raw)[0]).astype("<u4"), valid)
         yield raw
-
-    # --- decode -------------------------------------------------------------------------------------------------------
 
     def decode(self, rows: pa.BinaryArray) -> pa.RecordBatch:
         """Decode each element to a row of `arrow_schema`.
@@ -227,9 +223,6 @@ def _extents(raw: Array, at: Array, row_ends: Array, nulls: Mask | None) -> tupl
     if (ends > row_ends).any():
         raise ValueError("a row is cut off")
     return at, ends
-
-
-# --- Decimals of more than 18 digits. ---------------------------------------------------------------------------------
 
 
 def _shortest(halves: Array, valid: Mask | None) -> pa.BinaryArray:

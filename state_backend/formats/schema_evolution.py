@@ -57,9 +57,6 @@ _WIDER = {
 _EXACT = Context(prec=2 * MAX_DIGITS, traps=[Inexact, InvalidOperation])
 
 
-# --- Comparison of schemas. -------------------------------------------------------------------------------------------
-
-
 @frozen
 class SchemaChange:
     """Differences of a declared schema from a recorded schema.
@@ -151,10 +148,10 @@ def field_types(of: DataType, path: str = "") -> dict[str, DataType]:
 
 
 def with_names_swapped(schema: Any, one: str, other: str, path: str = "") -> Any:
-    """Return a schema (JSON) in which two names of one struct are swapped. The struct may have fields of both, one or none.
+    """Return a schema (JSON) in which two names of one struct are swapped, whether the struct has such fields or not.
 
-    Swapped in all versions of a state, two names stay two different fields: an entry reads as before. So a field that an
-    older version dropped does not come back under a name that is taken later.
+    Swapped in all versions of a state, two names stay two different fields: an entry reads as before. So a field that
+    an older version dropped does not come back under a name that is taken later.
 
     Args:
         schema: The schema, or a type in the schema.
@@ -187,9 +184,6 @@ def widens(was: DataType, now: DataType) -> bool:
 
 def _by_name(schema: StructType) -> dict[str, Field]:
     return {f.name: f for f in schema.fields}
-
-
-# --- Reading of older entries. ----------------------------------------------------------------------------------------
 
 
 class EvolvingRowCodec(RowCodec):
@@ -259,8 +253,8 @@ def _any_version(
 def _older_reader(
     state_name: str, version: int, chain: Sequence[StructType], struct_factory: StructFactory | None, zone: tzinfo
 ) -> ReadRow:
-    # `RowCodec` gets no struct factory here, so it decodes nested structs to tuples. The conversion needs items by index,
-    # which the objects of the caller's factory may not have.
+    # `RowCodec` gets no struct factory here, so it decodes nested structs to tuples. The conversion needs items by
+    # index, which the objects of the caller's factory may not have.
     decode = RowCodec(state_name, chain[0], version, zone=zone).decode
     convert = _row_conversion(chain, struct_factory)
     return decode if convert is None else lambda data: convert(decode(data))
@@ -294,7 +288,7 @@ def field_sources(
 def _row_conversion(
     chain: Sequence[StructType], struct_factory: StructFactory | None
 ) -> Callable[[tuple[Any, ...]], tuple[Any, ...]] | None:
-    """Return a function that converts a tuple from the first schema of `chain` to the last; None if tuples need no conversion."""
+    """Return a function that converts a tuple from the first schema of `chain` to the last; None if none is needed."""
     sources = field_sources(chain, struct_factory)
     places = [place for place, _ in sources]
     converts = [(i, convert) for i, (_, convert) in enumerate(sources) if convert is not None]

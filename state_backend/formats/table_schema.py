@@ -8,8 +8,8 @@ file decides. A file that lacks a column has null there. Arrow's exact casts wid
     equal types                                 the same
     byte, short, integer, long                  the widest; likewise byte or short and float, integer and double
     float, double                               double
-    decimals                                    the one whose digits before and after the point are enough for the others
-    struct, array, map                          the same rules for fields, elements and values; keys of maps must be equal
+    decimals                                    the one whose digits before and after the point are enough for all
+    struct, array, map                          the same rules for fields, elements and values; keys must be equal
     NOT NULL in some files only                 nullable
     others, such as int and string              none: the schemas clash
 """

@@ -35,9 +35,6 @@ from state_backend.values.records import OutputFile
 _EXPIRY = "expires at, in ms"
 
 
-# --- rows -------------------------------------------------------------------------------------------------------------------------
-
-
 def compare_outputs(
     old: Storage, new: Storage, found: IntervalDifference, key: Sequence[str], work: Path, *, late: bool = False
 ) -> TableDifference:
@@ -66,9 +63,6 @@ def _read(storage: Storage, files: Iterable[OutputFile], work: Path) -> pa.Table
             ) from error
         tables.append(pq.read_table(local))
     return pa.concat_tables(tables) if tables else pa.table({})
-
-
-# --- state ------------------------------------------------------------------------------------------------------------------------
 
 
 def compare_states(old: StateSource, new: StateSource, work: Path, limit: int) -> list[dict[str, Any]]:
@@ -155,9 +149,6 @@ class _Sizes:
     def describe(self, name: str) -> dict[str, Any]:
         mean, largest = (self._sum / self._numbers, self._largest) if self._numbers else (None, None)
         return {"name": name, "changed": self._changed, "mean": mean, "largest": largest}
-
-
-# --- whole run --------------------------------------------------------------------------------------------------------------------
 
 
 @frozen

@@ -1,8 +1,8 @@
 """Compare two Arrow tables: rows that only one table has, rows that changed, and changes by column. Pure functions.
 
 If the caller names key columns, rows with the same key are compared field by field. Without key columns, and where
-several rows of a table have the same key, two rows match only if all their fields are equal. Null equals null, and NaN equals NaN. The order of rows does
-not matter.
+several rows of a table have the same key, two rows match only if all their fields are equal. Null equals null, and NaN
+equals NaN. The order of rows does not matter.
 """
 
 from __future__ import annotations
@@ -146,7 +146,8 @@ def _codes(old: pa.ChunkedArray, new: pa.ChunkedArray) -> tuple[Numbers, Numbers
 
 
 def _combine(codes: Sequence[tuple[Numbers, Numbers]], old_rows: int, new_rows: int) -> tuple[Numbers, Numbers]:
-    """Return one code for each row of both tables. Two rows have equal codes if their codes are equal in every column."""
+    """Return one code for each row of both tables. Two rows have equal codes if their codes are equal in every
+    column."""
     made = np.zeros(old_rows + new_rows, np.int64)
     for old, new in codes:
         both = np.concatenate([old, new])

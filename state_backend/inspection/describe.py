@@ -155,8 +155,8 @@ def state_of(log: Log, entry: Record | Tombstone) -> str:
     """Return the status of a checkpoint.
 
     It is `completed`, `stale by N`, `replaced by N`, `quarantined`, `descends from quarantined N`, or `dropped`. A
-    quarantined checkpoint that a usable one has replaced is `replaced by N, quarantined`. A checkpoint whose interval ran
-    again is `replaced by N`, also if both are stale: only the newest result of an interval is stale.
+    quarantined checkpoint that a usable one has replaced is `replaced by N, quarantined`. A checkpoint whose interval
+    ran again is `replaced by N`, also if both are stale: only the newest result of an interval is stale.
     """
     if entry.id in log.quarantined:
         newest = newest_of_interval(log, entry)

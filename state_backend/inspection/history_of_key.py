@@ -178,7 +178,8 @@ class _Steps:
         return here.files is None or before is None or here.files != before.files
 
     def _fetch(self, ids: Iterable[int]) -> None:
-        """Read those files of some checkpoints that were not read yet. Forget the files that none of these checkpoints has."""
+        """Read those files of some checkpoints that were not read yet. Forget the files that none of these checkpoints
+        has."""
         files = {n: found for n in ids if (found := self._shards[n].files) is not None}
         self._versions.forget_all_but(files.values())
         try:
@@ -237,7 +238,8 @@ class _Steps:
 
     def _read(self, checkpoint_id: int) -> KeyEntries:
         if checkpoint_id not in self._entries:
-            # Most states are read twice within a few steps: for the comparison with their base and with their successor.
+            # Most states are read twice within a few steps: for the comparison with their base and with their
+            # successor.
             while len(self._entries) > 8:
                 del self._entries[next(iter(self._entries))]
             self._entries[checkpoint_id] = self._entries_of(checkpoint_id)
@@ -279,8 +281,8 @@ def due_until_ms(content: Content, base: Content | None) -> int:
     time = content.time
     if time.mode != "event":
         return time.processing_time_ms
-    # With `watermark="observed"`, the record has a second watermark, for late rows. Timers then fire up to the watermark
-    # of the base.
+    # With `watermark="observed"`, the record has a second watermark, for late rows. Timers then fire up to the
+    # watermark of the base.
     if time.late_watermark_ms is not None:
         return (base.time.watermark_ms if base is not None else 0) or 0
     return time.watermark_ms or 0
@@ -297,7 +299,8 @@ def _any(rows: pa.Table | None) -> bool:
 
 
 def describe_step(step: KeyStep) -> dict[str, Any]:
-    """Return a step of a key's history as JSON values. Rows that were not searched, or can't be told apart, are None."""
+    """Return a step of a key's history as JSON values. Rows that were not searched, or can't be told apart, are
+    None."""
     record = step.record
     run = run_of(record)
     changes = [describe_change(c) for c in step.changes if c.state != layout.TIMERS_NAME]

@@ -1,10 +1,10 @@
 """Stored entries of one key in many checkpoints of a pipeline, read from SSTs and segments without a RocksDB store.
 
-Checkpoints share most of their files. Each file is read once, and only the versions of the key stay in memory. To open a
-store for each checkpoint would write all its files to the local disk again.
+Checkpoints share most of their files. Each file is read once, and only the versions of the key stay in memory. To open
+a store for each checkpoint would write all its files to the local disk again.
 
-The files of a shard have an order: a segment is newer than any SST, a later segment newer than an earlier one. RocksDB's
-MANIFEST orders the SSTs: a lower level is newer, and within level 0 a higher epoch.
+The files of a shard have an order: a segment is newer than any SST, a later segment newer than an earlier one.
+RocksDB's MANIFEST orders the SSTs: a lower level is newer, and within level 0 a higher epoch.
 """
 
 from __future__ import annotations
@@ -74,7 +74,8 @@ class KeyVersions:
             return None
 
     def fetch(self, files: Iterable[KeyFiles]) -> None:
-        """Read the SSTs and segments of some checkpoints, in parallel. Files that were read before are not read again."""
+        """Read the SSTs and segments of some checkpoints, in parallel. Files that were read before are not read
+        again."""
         every = [*files]
         self._fetch(self._ssts, self._fetched_sst, (source for f in every for source, _, _ in f.ssts))
         self._fetch(self._segments, self._fetched_segment, (source for f in every for source in f.segments))
@@ -98,8 +99,8 @@ class KeyVersions:
             versions = self._ssts[source]
             if versions is None:
                 raise UnknownTable("another format")
-            # After RocksDB has split an SST, a deleted range can reach beyond the keys of its SST. RocksDB ignores that part
-            # of the range; this reader can't.
+            # After RocksDB has split an SST, a deleted range can reach beyond the keys of its SST. RocksDB ignores that
+            # part of the range; this reader can't.
             if any(start < smallest or end > largest for start, end, _ in versions.ranges):
                 raise UnknownTable("a deleted range reaches beyond its SST")
             for key, sequence, value in versions.entries:

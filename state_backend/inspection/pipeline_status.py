@@ -40,7 +40,8 @@ class Status:
 
     @property
     def well(self) -> bool:
-        """Return True if the next interval can start, no interval must run again and no output waits for the sink hook."""
+        """Return True if the next interval can start, no interval must run again and no output waits for the sink
+        hook."""
         return self.problem is None and self.rerun is None and not self.unpublished
 
 

@@ -52,7 +52,8 @@ class Left:
 def places_of(root: str, pipeline: str, encoded: Collection[bytes], texts: Collection[str], left: Left) -> list[Place]:
     """Return the places that may hold the forgotten keys, those in the pipeline's own folder first.
 
-    The function lists all files below the root. It looks into a linked folder of the root, but not into folders below it.
+    The function lists all files below the root. It looks into a linked folder of the root, but not into folders below
+    it.
     """
     storage = open_storage(join_url(root, pipeline))
     found = [*_own(storage, pipeline, texts, left)]

@@ -10,8 +10,8 @@ The comparison reads only the parts of the states that may differ:
                  stored bytes are compared.
 
 After a schema change, two entries may be stored as different bytes but decode to the same value. Such entries count as
-equal. A canonical savepoint records only one digest, for the whole state. If this digest differs, the whole savepoint is
-read, with the number of key groups of the other side.
+equal. A canonical savepoint records only one digest, for the whole state. If this digest differs, the whole savepoint
+is read, with the number of key groups of the other side.
 """
 
 from __future__ import annotations
@@ -233,9 +233,6 @@ def describe_change(change: EntryChange) -> dict[str, Any]:
         if entry is not None and entry.expiry_ms is not None:
             row[f"{name}_expires_at"] = format_instant(from_ms(shown_ms(entry.expiry_ms)))
     return row
-
-
-# --- entries -----------------------------------------------------------------------------------------------------------------
 
 
 def changes_of_group(

@@ -242,9 +242,6 @@ def _file_tables(
     local.unlink()
 
 
-# --- shards ------------------------------------------------------------------------------------------------------------------
-
-
 @contextmanager
 def open_shard(
     source: StateSource,

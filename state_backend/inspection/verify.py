@@ -3,12 +3,12 @@
 Fast: every record, every manifest, and every mark (a file in `quarantine/`, `validated/` or `published/` about one
 checkpoint) is read and checked. Every file that a record names is compared with one listing by size, and by crc32c if
 the listing has checksums. Some storages tell a file's checksum only by a request for each file: the fast verification
-sends these requests if the caller wishes. Deep: every file is also downloaded and compared with its handle. Every shard is restored
-into an empty folder, and its entries are compared with the counts and digests of their key groups.
+sends these requests if the caller wishes. Deep: every file is also downloaded and compared with its handle. Every shard
+is restored into an empty folder, and its entries are compared with the counts and digests of their key groups.
 
-`verify_files` checks one checkpoint or savepoint before it is used or published. It does what the fast verification does,
-and also asks for the checksum of every file, or reads the file if the storage keeps none. It decodes no entry: if a file and its recorded checksum were
-both changed, it finds nothing.
+`verify_files` checks one checkpoint or savepoint before it is used or published. It does what the fast verification
+does, and also asks for the checksum of every file, or reads the file if the storage keeps none. It decodes no entry: if
+a file and its recorded checksum were both changed, it finds nothing.
 
 The log is read before the files are listed, so that a commit or a drop during the verification causes no finding.
 """
@@ -331,7 +331,7 @@ def verify_files(
     )
 
 
-# --- the log and the marks ----------------------------------------------------------------------------------------------------------
+# --- the log and the marks --------------------------------------------------------------------------------------------
 
 
 def _verified_log(storage: Storage) -> tuple[Log | None, list[str]]:
@@ -363,7 +363,7 @@ def _marks(storage: Storage, files: Mapping[str, FileInfo]) -> Iterator[str]:
             yield f"{path}: its content belongs to {name}"
 
 
-# --- files ----------------------------------------------------------------------------------------------------------------------------
+# --- files ------------------------------------------------------------------------------------------------------------
 
 
 def _files(
@@ -408,7 +408,7 @@ def _check_downloaded(handle: Handle, storage: Storage, local: Path) -> str | No
     return None
 
 
-# --- one checkpoint -----------------------------------------------------------------------------------------------------------------
+# --- one checkpoint ---------------------------------------------------------------------------------------------------
 
 
 def _checkpoint(

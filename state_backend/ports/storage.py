@@ -123,8 +123,8 @@ class Storage(Protocol):
     def list(self, prefix: str) -> Iterator[FileInfo]:
         """Yield all files whose path starts with the prefix, sorted by path.
 
-        A storage may compare paths folder by folder: `b/1` then comes before `b-c/1`. In both orders the files of one folder are sorted by
-        name.
+        A storage may compare paths folder by folder: `b/1` then comes before `b-c/1`. In both orders the files of one
+        folder are sorted by name.
 
         The prefix is a plain string, such as `"checkpoints/"`, `"shared/3f"` or `""`. Files that are created or deleted
         during the listing may be missing from it or present in it.

@@ -1,7 +1,7 @@
 """Write a shard's state to the Parquet files of a canonical savepoint, and read such files into a shard's store.
 
-A savepoint writes the files, and a restore of the savepoint reads them. The reading shard may have other key groups than
-the writing shard.
+A savepoint writes the files, and a restore of the savepoint reads them. The reading shard may have other key groups
+than the writing shard.
 
 The files hold only entries. The reader computes everything else again: the positions of lists (the numbers of a list's
 first element and of its next appended element), the index of timers, the index of expiry times, counts and digests. The

@@ -8,10 +8,10 @@ of merges are uploaded, and not their inputs:
    cost per removed run. Such a merge writes little, but the oldest run and its obsolete entries stay.
 2. Obsolete bytes above `most_obsolete_percent` of the live bytes: the whole shard is rewritten. Shards with equal load
    would all exceed the limit in the same interval. So a rewrite waits for two conditions. It must be the shard's turn,
-   which comes every eighth interval, and more often if there are fewer than eight shards. And the rewrite must not write
-   more than the shard's byte budget: `consolidation_bytes` divided by the number of shards that have their turn in the
-   same interval. A shard that exceeds the limit by a quarter is rewritten at once, out of turn and with any number of
-   bytes.
+   which comes every eighth interval, and more often if there are fewer than eight shards. And the rewrite must not
+   write more than the shard's byte budget: `consolidation_bytes` divided by the number of shards that have their turn
+   in the same interval. A shard that exceeds the limit by a quarter is rewritten at once, out of turn and with any
+   number of bytes.
 
 Live bytes are counted for each key group when entries are written and deleted (`KeyGroupState.size_bytes`). RocksDB
 counts the bytes of its files in the same way, before compression. The difference is obsolete: replaced entries, deleted

@@ -198,7 +198,8 @@ def open_cache(options: EngineOptions) -> FileCache | None:
 
 @contextmanager
 def damage_of_copies(cache: FileCache | None, url: str, manifests: Iterable[ShardManifest]) -> Iterator[None]:
-    """Run a block that reads files of manifests; if cached copies may have caused its `CorruptFile`, raise `DamagedCopy`.
+    """Run a block that reads files of manifests; if cached copies may have caused its `CorruptFile`, raise
+    `DamagedCopy`.
 
     A file may be damaged in this host's cache only. So this function removes the cached files of the manifests. The
     caller's next try downloads the files from the storage, and fails only if the storage's files are damaged too.
@@ -218,7 +219,8 @@ def _sealed_ns(name: str) -> int:
 
 
 def _copy(source: Path, destination: Path, handle: Handle) -> bool:
-    """Copy a file, and return True. If the copy has another size or checksum than the handle, delete it and return False."""
+    """Copy a file, and return True. If the copy has another size or checksum than the handle, delete it and return
+    False."""
     shutil.copyfile(source, destination)
     if (destination.stat().st_size, _crc32c_of(destination)) == (handle.size_bytes, handle.crc32c):
         return True

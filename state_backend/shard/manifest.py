@@ -28,9 +28,9 @@ from state_backend.values.records import (
 )
 
 # A record may hold 40 KiB of manifests. If the manifests of all shards together fit, the record holds all of them.
-# Otherwise each shard gets an equal share of the 40 KiB. For each shard, the record holds the changes since the shard's last
-# manifest file if they fit into the share, else the whole manifest if it fits. If neither fits, the shard's manifest becomes a
-# new file, which the record names.
+# Otherwise each shard gets an equal share of the 40 KiB. For each shard, the record holds the changes since the shard's
+# last manifest file if they fit into the share, else the whole manifest if it fits. If neither fits, the shard's
+# manifest becomes a new file, which the record names.
 INLINE_MANIFESTS_BYTES = 40 * 1024
 
 
@@ -39,8 +39,8 @@ def write_manifests(
 ) -> tuple[ShardRef, ...]:
     """Store a fork's manifests, and return refs to them for the fork's first record.
 
-    If all manifests together take at most 40 KiB, the refs contain the manifests. Otherwise this function creates a file for
-    each manifest, because the fork's pipeline has no older manifest files.
+    If all manifests together take at most 40 KiB, the refs contain the manifests. Otherwise this function creates a
+    file for each manifest, because the fork's pipeline has no older manifest files.
     """
     encoded = [record_codec.encode(m) for m in manifests]
     if sum(map(len, encoded)) <= INLINE_MANIFESTS_BYTES:

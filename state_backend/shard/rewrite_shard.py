@@ -2,9 +2,9 @@
 
 `cairn erase` uses it, and each interval whose base may still have a forgotten key.
 
-A deletion in RocksDB leaves the key's bytes in three places: in older SSTs, in the deletion marker, and in the MANIFEST,
-which lists the smallest and largest keys of deleted files too. So the remaining entries are copied to an empty store, and
-the new store shares no file with the old one.
+A deletion in RocksDB leaves the key's bytes in three places: in older SSTs, in the deletion marker, and in the
+MANIFEST, which lists the smallest and largest keys of deleted files too. So the remaining entries are copied to an
+empty store, and the new store shares no file with the old one.
 """
 
 from __future__ import annotations

@@ -72,8 +72,6 @@ class StateRows:
         self._next_position = 0
         self._last_key: bytes | None = None
 
-    # --- from entries to rows -------------------------------------------------------------------------------------------
-
     def table(self, stored: pa.Array, entries: pa.Array) -> pa.Table:
         """Convert stored entries to savepoint rows.
 
@@ -151,8 +149,6 @@ class StateRows:
         if (np.diff(offsets) < 2).any() or (raw[offsets[:-1]] != FORMAT).any():
             raise CorruptFile(f"state {self._descriptor.name!r}: an entry does not begin with a row's header")
         return raw[offsets[:-1] + 1]
-
-    # --- from rows to entries -------------------------------------------------------------------------------------------
 
     def to_entries(self, table: pa.Table) -> Located:
         """Convert savepoint rows to stored entries, in the order of the rows."""

@@ -75,7 +75,8 @@ def verify_shard(
 
 
 def _batches(store: RocksStore) -> Iterator[tuple[pa.Array, pa.Array]]:
-    """Yield the store's entries in batches, in the order of keys: an array of stored keys and an array of stored values."""
+    """Yield the store's entries in batches, in the order of keys: an array of stored keys and an array of stored
+    values."""
     start, ended = b"", False
     while not ended:
         keys, values, ended = store.read_range(start, None, rows=_BATCH_ROWS, most_bytes=_BATCH_BYTES)
@@ -141,7 +142,8 @@ class _Check:
             self.findings.append(f"shard {self._manifest.shard}: {text}")
 
     def look_at(self, stored: pa.Array, entries: pa.Array) -> None:
-        """Check one batch of entries, and add its problems to `findings`. Batches come in the order of the stored keys."""
+        """Check one batch of entries, and add its problems to `findings`. Batches come in the order of the stored
+        keys."""
         long_enough = np.diff(binary_views(stored)[0]) >= 3
         if not long_enough.all():
             self.found(f"{np.count_nonzero(~long_enough)} stored keys are too short for a key group and a state id")
@@ -177,8 +179,6 @@ class _Check:
                 self._entries(self._by_id[state_id], groups, rests, entries)
         except CairnError as error:
             self.found(str(error))
-
-    # --- entries -----------------------------------------------------------------------------------------------------------
 
     def _entries(self, state: _State, groups: Groups, rests: pa.Array, entries: pa.Array) -> None:
         keys, sizes = self._keys.decode_prefix(rests)
@@ -254,8 +254,6 @@ class _Check:
         counts += np.bincount(groups, minlength=self._key_groups)
         _add(self._digests, groups, hashes)
 
-    # --- lists -------------------------------------------------------------------------------------------------------------
-
     def _lists(self, state: _State, groups: Groups, rests: pa.Array, entries: pa.Array, sizes: Array) -> Array:
         """Check the bounds and the elements of lists, and add the problems to `findings`.
 
@@ -315,8 +313,6 @@ class _Check:
                 f"{at.seen} elements"
             )
 
-    # --- timers ------------------------------------------------------------------------------------------------------------
-
     def _timers(self, groups: Groups, rests: pa.Array, entries: pa.Array) -> None:
         groups, timers = timers_of(groups, rests, entries)
         keys, times_ms = split_timers(timers)
@@ -328,8 +324,6 @@ class _Check:
         self._count(layout.TIMERS_NAME, groups, xxh64(timers, self._timer_seed))
         at = concatenate(len(timers), [Fixed((times_ms.view(np.uint64) ^ _SIGN).astype(">u8"))])
         _add(self._timer_balance, groups, xxh64(join_columns(at, keys), 0))
-
-    # --- comparison with the manifest -------------------------------------------------------------------------------------
 
     def compare(self) -> None:
         for state in self._by_id.values():

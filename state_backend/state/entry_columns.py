@@ -199,5 +199,6 @@ def without_expiry(entries: pa.Array) -> pa.Array:
 
 
 def join_columns(*parts: pa.Array | pa.Scalar) -> pa.Array:
-    """Return one binary column whose values are the concatenated values of each row. A scalar is repeated in every row."""
+    """Return one binary column whose values are the concatenated values of each row. A scalar is repeated in every
+    row."""
     return pc.binary_join_element_wise(*parts, pa.scalar(b"", pa.binary()))

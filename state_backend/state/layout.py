@@ -15,8 +15,8 @@
                   02 | expiry i64 LE | 01 …                an entry that is readable while expiry > processing time
 
 `rest` is the part of a stored key behind key group and state id. `…` stands for key group and state id. Bytes such as
-`FB` are hexadecimal, and BE and LE mean big-endian and little-endian. A state id of `FB`, `FC` or `FD` marks timers or an
-index; declared states have the ids up to `FA`.
+`FB` are hexadecimal, and BE and LE mean big-endian and little-endian. A state id of `FB`, `FC` or `FD` marks timers or
+an index; declared states have the ids up to `FA`.
 
 The key codec is prefix-free: no encoded key or user key begins with another. So entries of two keys never mix. Times
 are signed 64-bit milliseconds since the epoch. Stored keys hold times big-endian with the sign bit flipped, so that
@@ -176,8 +176,8 @@ def record_bytes(stored_key: bytes, data: bytes) -> int:
 def entry_bytes(stored_key: bytes, entry: bytes) -> int:
     """Return the bytes that RocksDB counts for an entry and for its key in the timer index or expiry index.
 
-    A timer has a key in the timer index, an entry with an expiry has a key in the expiry index, and other entries are in
-    no index.
+    A timer has a key in the timer index, an entry with an expiry has a key in the expiry index, and other entries are
+    in no index.
     """
     size_bytes = len(stored_key) + len(entry) + SEQUENCE_BYTES
     if stored_key[2] == TIMERS:
@@ -188,8 +188,8 @@ def entry_bytes(stored_key: bytes, entry: bytes) -> int:
 def seed_of(state_name: str) -> int:
     """Return the seed for the hashes of a state's entries, computed from the state's name.
 
-    The seed makes equal entries of two states hash differently. It comes from the name and not from the state id, because
-    a fork may give the same state another id.
+    The seed makes equal entries of two states hash differently. It comes from the name and not from the state id,
+    because a fork may give the same state another id.
     """
     return xxhash.xxh64_intdigest(state_name.encode())
 

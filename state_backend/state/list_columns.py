@@ -116,7 +116,8 @@ class ListColumns(StateColumns):
         return (owners, entries) if order is None else (owners[order], entries.take(pa.array(order)))
 
     def _lists_of(self, owners: Places) -> tuple[Places, Positions, Positions, Positions, Positions]:
-        """Return the keys of sorted rows, the first row and the number of rows of each, and the bounds of their lists."""
+        """Return the keys of sorted rows, the first row and the number of rows of each, and the bounds of their
+        lists."""
         touched, starts, counts = np.unique(owners, return_index=True, return_counts=True)
         return touched, starts, counts, *self._positions(touched)
 

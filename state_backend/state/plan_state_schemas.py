@@ -21,7 +21,8 @@ from state_backend.values.records import SchemaVersion, StateDescriptor
 
 MAX_SCHEMA_VERSION = 255
 _NO_NAMES: Mapping[str, str] = MappingProxyType({})
-# Like `SETTINGS`, for the settings that Cairn recorded first. A comparison of states includes them, because recorded hashes include them.
+# Like `SETTINGS`, for the settings that Cairn recorded first. A comparison of states includes them, because recorded
+# hashes include them.
 MADE_WITH = "cairn.made_with"
 
 

@@ -139,9 +139,9 @@ class ShardState:
         self._digests: dict[int, int] = {}
         self._counts: dict[tuple[int, str], int] = {}
         self._totals: dict[str, int] = {}
-        # `_sizes`: the stored bytes of each key group, including its keys in the timer index and in the expiry index. An
-        # older release recorded no size for the key groups in `_uncounted`. Each restore sets their `_sizes` to 0, so these
-        # count only the changes since the restore.
+        # `_sizes`: the stored bytes of each key group, including its keys in the timer index and in the expiry index.
+        # An older release recorded no size for the key groups in `_uncounted`. Each restore sets their `_sizes` to 0,
+        # so these count only the changes since the restore.
         self._sizes: dict[int, int] = {}
         self._uncounted: set[int] = set()
         for s in key_groups:
@@ -193,7 +193,7 @@ class ShardState:
         self.key_group = key_group
         self.key = key
 
-    # --- batches ----------------------------------------------------------------------------------------------------------------
+    # --- batches ------------------------------------------------------------------------------------------------------
 
     def prefetch(self, key_groups: Groups, keys: pa.Array) -> int:
         """Read the entries that the next keys of a batch need into memory. Call `flush` before."""
@@ -485,7 +485,7 @@ class ShardState:
         # returns None, which means "not counted". The worst result is that the shard is rewritten once.
         return None if key_group in self._uncounted or size_bytes < 0 else size_bytes
 
-    # --- single entries ---------------------------------------------------------------------------------------------------------
+    # --- single entries -----------------------------------------------------------------------------------------------
 
     def read(self, stored_key: bytes) -> bytes | None:
         """Return the entry as it is stored, expired or not; None for no entry."""
@@ -576,8 +576,8 @@ class ShardState:
             chunk = list(zip(keys, entries, strict=True))
             (self._scans.discard if ended else self._scans.add)(scan)
             for key, entry in chunk:
-                # If the processor changes this entry later, the digest needs the old entry. The cache keeps the old entry,
-                # so it need not be read again.
+                # If the processor changes this entry later, the digest needs the old entry. The cache keeps the old
+                # entry, so it need not be read again.
                 self.cache.setdefault(key, entry)
             self.gathered_bytes += _READ_BYTES * len(chunk) + sum(map(len, entries))
             if not ended:
@@ -618,7 +618,7 @@ class ShardState:
         self.write(stored_key, entry)
         self._changed_maps.setdefault(start, set()).add(stored_key)
 
-    # --- timers -------------------------------------------------------------------------------------------------------------------------
+    # --- timers -------------------------------------------------------------------------------------------------------
 
     def timers(self) -> Iterator[int]:
         """Return the current key's timers, ascending, in milliseconds since the epoch.
@@ -693,9 +693,9 @@ class ShardState:
     def due_timers(self, now_ms: int) -> Iterator[DueTimer]:
         """Yield the timers with time <= `now_ms`, ordered by time, key group and key.
 
-        Before a timer is yielded, its key becomes the current key and the key's state is prefetched. A timer is deleted when
-        the caller asks for the next one. A timer that a handler deletes meanwhile does not fire. A timer that a handler
-        registers meanwhile fires in the next interval at the earliest.
+        Before a timer is yielded, its key becomes the current key and the key's state is prefetched. A timer is deleted
+        when the caller asks for the next one. A timer that a handler deletes meanwhile does not fire. A timer that a
+        handler registers meanwhile fires in the next interval at the earliest.
         """
         self.flush()
         due = merge(*(self._due_of_group(kg, now_ms) for kg in self.key_groups_of(layout.TIMERS_NAME)))
@@ -748,7 +748,7 @@ class ShardState:
         self._read_ahead(groups, pa.array([key for _, key in keys], pa.binary()))
         self.cache.update(dict.fromkeys([timer.stored_key for timer in timers], b""))
 
-    # --- dropped states ---------------------------------------------------------------------------------------------------------
+    # --- dropped states -----------------------------------------------------------------------------------------------
 
     def drop(self, descriptor: StateDescriptor) -> None:
         """Remove all entries of a state. Reads each entry once, because the digest must subtract its hash."""

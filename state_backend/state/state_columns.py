@@ -193,7 +193,8 @@ class StateColumns(EntryColumns):
 
 
 def entry_list(entries: pa.Array) -> list[bytes | None]:
-    """Return entries as Python values. Entries that are all null or all empty, such as those of timers, need no conversion."""
+    """Return entries as Python values. Entries that are all null or all empty, such as those of timers, need no
+    conversion."""
     if entries.null_count == len(entries):
         return [None] * len(entries)
     if not entries.null_count and not bytes_in(entries):

@@ -186,7 +186,8 @@ class ListState(_KeyedState):
             self._shard.relieve()
 
     def _clear(self, base: bytes, start: int) -> bool:
-        """Remove the list's elements from a position on. The stored bounds of the list stay: the caller changes them."""
+        """Remove the list's elements from a position on. The stored bounds of the list stay: the caller changes
+        them."""
         first, next_ = self._positions(base)
         for position in range(max(first, start), next_):
             self._shard.write(base + layout.LIST_ELEMENT + layout.pack_position(position), None)

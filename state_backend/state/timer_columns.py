@@ -110,12 +110,13 @@ class TimerColumns(EntryColumns):
         yield due
         owners, deleted = np.repeat(np.arange(len(due.keys)), np.diff(due.offsets)), self._deleted
         self.begin(due.key_groups, due.keys)
-        # `_set` deletes the fired timers, also those that the handler deleted and registered again: Spark deletes a fired
-        # timer after its handler. The keys of fired timers in the timer index were already deleted before the handler ran.
+        # `_set` deletes the fired timers, also those that the handler deleted and registered again: Spark deletes a
+        # fired timer after its handler. The keys of fired timers in the timer index were already deleted before the
+        # handler ran.
         # - If the handler deleted no timer, the store still holds all fired timers, and none has a key in the index. So
         #   `_set` reads nothing, and leaves the index unchanged (`_indexed` is False).
         # - If the handler deleted timers, it may have registered a fired timer again, which wrote a new key into the
-        #   index. So `_set` reads which fired timers the store still holds, and deletes these timers together with their
+        # index. So `_set` reads which fired timers the store still holds, and deletes these timers together with their
         #   keys in the index (`_indexed` is True).
         self._indexed = deleted
         self._set(owners, due.times_ms, pa.nulls(1, pa.binary()), None if deleted else pa.array([b""], pa.binary()))

@@ -1,4 +1,4 @@
-"""Runs, tries and schedules of Airflow DAGs, as Airflow's REST API, its execution API and its database tell them, and their states.
+"""Runs, tries, schedules and states of Airflow DAGs, as Airflow's two APIs and its database tell them.
 
 No module of Airflow is imported: all three use the same names.
 """

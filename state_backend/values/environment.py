@@ -1,4 +1,7 @@
-"""The environment variables that Cairn reads: name, default and meaning. `make api` writes them into docs/settings.md."""
+"""The environment variables that Cairn reads: name, default and meaning.
+
+`make api` writes them into docs/settings.md.
+"""
 
 from __future__ import annotations
 

@@ -123,8 +123,8 @@ class CheckpointDropped(RetryableError):
 
     What to do:
         If you named no checkpoint, repeat the query or the command. If you named a checkpoint, choose another from
-        `cairn checkpoints`. For a long query over `keyed_state`, set `option("hold", "2h")`: the checkpoint's files then stay
-        for two hours.
+        `cairn checkpoints`. For a long query over `keyed_state`, set `option("hold", "2h")`: the checkpoint's files
+        then stay for two hours.
     """
 
 
@@ -174,8 +174,8 @@ class Fenced(AttemptLost):
     """Another attempt was the first to commit this interval or an interval that overlaps it.
 
     What to do:
-        Type `cairn checkpoints` and find the checkpoint that the message names. If that checkpoint is the result that you
-        want, do nothing. Otherwise run the interval again: clear the task `process` of the failed run, with its
+        Type `cairn checkpoints` and find the checkpoint that the message names. If that checkpoint is the result that
+        you want, do nothing. Otherwise run the interval again: clear the task `process` of the failed run, with its
         downstream tasks.
     """
 
@@ -215,13 +215,13 @@ class CorruptFile(StateUnusable):
 
     What to do:
         Pause the DAG. Type `cairn check`: each finding names a checkpoint or an interval. If only checkpoints before
-        the newest one have findings, the pipeline can go on: unpause the DAG. To repair the damage: if a backup has
-        the file, put the file back from there; otherwise run the earliest interval with a finding, which `cairn checkpoints`
-        shows, and all later ones again, in Airflow with `cairn backfill`, which unpauses the DAG. `cairn check` may
-        then find damage only in checkpoints that are replaced, until retention drops them. To go back instead, choose
-        a checkpoint without a finding that ends at or before the start of that interval. Type `cairn restore
-        ID --dry-run`, and read what the command would discard. Then type it again with `--yes` in place
-        of `--dry-run`.
+        the newest one have findings, the pipeline can go on: unpause the DAG. To repair the damage: if a backup has the
+        file, put the file back from there; otherwise run the earliest interval with a finding, which `cairn
+        checkpoints` shows, and all later ones again, in Airflow with `cairn backfill`, which unpauses the DAG. `cairn
+        check` may then find damage only in checkpoints that are replaced, until retention drops them. To go back
+        instead, choose a checkpoint without a finding that ends at or before the start of that interval. Type `cairn
+        restore ID --dry-run`, and read what the command would discard. Then type it again with `--yes` in place of
+        `--dry-run`.
     """
 
 
@@ -244,8 +244,8 @@ class CorruptRecord(CorruptFile):
         Pause the DAG, and keep the damaged file outside of the root. Put the file that the message names back from a
         backup, or from an older version of the object in the bucket. Then type `cairn check` to find other damaged
         files. While a record can't be read, Cairn deletes no state files. Without a backup, begin in another root:
-        restore a savepoint there, or process all intervals from `Pipeline.start` again. If the pipeline has a sink, read *Ids
-        that begin again* in upgrade.md before.
+        restore a savepoint there, or process all intervals from `Pipeline.start` again. If the pipeline has a sink,
+        read *Ids that begin again* in upgrade.md before.
     """
 
 
@@ -253,8 +253,8 @@ class StateGapError(StateUnusable):
     """No checkpoint ends where the interval starts. The message names the command that fills the gap.
 
     What to do:
-        Run the `cairn` command in the message: it runs the missing intervals in order. Type `cairn checkpoints` to see which
-        intervals have a checkpoint.
+        Run the `cairn` command in the message: it runs the missing intervals in order. Type `cairn checkpoints` to see
+        which intervals have a checkpoint.
     """
 
 
@@ -272,8 +272,8 @@ class StaleStateError(StateUnusable):
     What to do:
         Run the `cairn` command in the message: it runs the stale intervals again, in order. Type `cairn status` to see
         all stale checkpoints. In Airflow, the task `process` first waits up to a day (`wait_timeout`) until the stale
-        intervals have run again, and then goes on by itself. Its log has the command. Only if they do not run in this time,
-        the task fails.
+        intervals have run again, and then goes on by itself. Its log has the command. Only if they do not run in this
+        time, the task fails.
     """
 
 

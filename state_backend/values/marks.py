@@ -87,8 +87,8 @@ class Quarantine:
         reason: Why the checkpoint is refused, for people.
         findings: A sentence for each problem that validation found.
         dropped: True after a person has dropped the checkpoint: the next commit does not retain it.
-        releasing: True while a release is under way. Until it ends, the checkpoint counts as quarantined, and commits of the
-            pipeline are refused.
+        releasing: True while a release is under way. Until it ends, the checkpoint counts as quarantined, and commits
+            of the pipeline are refused.
     """
 
     id: int
@@ -100,7 +100,7 @@ class Quarantine:
 
 @frozen
 class Released:
-    """The content of a quarantine mark after a person has released the checkpoint: the checkpoint counts as usable again.
+    """The content of a quarantine mark after a release: the checkpoint counts as usable again.
 
     The mark stays, because a missing mark would look like a lost file.
 
@@ -177,9 +177,6 @@ class Published:
     interval: Interval
 
 
-# --- Savepoints. ------------------------------------------------------------------------------------------------------
-
-
 @frozen
 class CanonicalFile:
     """One Parquet file of a canonical savepoint, with rows of one state from one shard.
@@ -236,9 +233,6 @@ class Claim:
     savepoint: str
     owner: str
     attempt: str
-
-
-# --- Trials. ----------------------------------------------------------------------------------------------------------
 
 
 @frozen

@@ -295,8 +295,8 @@ class Permissions:
         allow_quarantined: For rewinds and forks: use a quarantined checkpoint. Quarantine marks on the used checkpoint
             and its bases do not apply to the new checkpoint.
         replace_overlapping: Replace the output of overlapping intervals that have other boundaries. Their output is no
-            longer current after the commit. In the record of a rewind: the output of later intervals is no longer current
-            either (`retract_output`).
+            longer current after the commit. In the record of a rewind: the output of later intervals is no longer
+            current either (`retract_output`).
     """
 
     allow_gap: bool = False
@@ -306,7 +306,7 @@ class Permissions:
 
     @classmethod
     def from_texts(cls, given: Mapping[str, bool | str]) -> Permissions:
-        """Return the permissions from bools or texts by name; a Jinja template in a DAG gives true, false, or nothing."""
+        """Return the permissions from bools or texts by name; a Jinja template gives true, false, or nothing."""
         names = {field.name for field in fields(cls)}
         for name, value in given.items():
             if name not in names:
@@ -398,12 +398,14 @@ class ForgottenKey:
 
     Attributes:
         forget: The uuid of the attempt that removed the key.
-        salt: Random bytes as hex digits, new for each record, so that equal keys have different hashes in other records.
+        salt: Random bytes as hex digits, new for each record, so that equal keys have different hashes in other
+            records.
         key_hash: SHA-256, as hex digits, of the salt's bytes and the encoded key.
         key_group: The key's group among `max_parallelism` groups.
         max_parallelism: The number of key groups when the key was removed.
-        until_ms: The latest end of all intervals that were committed before the removal, in milliseconds since the epoch.
-            A re-run of an interval that starts before this time may read rows with the key, and so bring the key back.
+        until_ms: The latest end of all intervals that were committed before the removal, in milliseconds since the
+            epoch. A re-run of an interval that starts before this time may read rows with the key, and so bring the key
+            back.
         on_rerun: The effect on such a re-run: it is refused, or its shards leave the key out.
     """
 
@@ -438,10 +440,10 @@ class Forget:
     """The part of a `Content` about keys that `cairn erase` removed.
 
     Attributes:
-        keys: In a `forget` record: the keys that the commit removes. In a `restore` record or a savepoint: the keys that
-            were removed from the state before it was copied.
-        drops: The ids of the checkpoints that a `forget` commit drops, whatever the retention policy says, because their
-            files may hold the keys.
+        keys: In a `forget` record: the keys that the commit removes. In a `restore` record or a savepoint: the keys
+            that were removed from the state before it was copied.
+        drops: The ids of the checkpoints that a `forget` commit drops, whatever the retention policy says, because
+            their files may hold the keys.
         rewritten: The output of earlier commits without the rows of the keys.
     """
 
@@ -481,15 +483,15 @@ class Content:
             interval brings another. None means the default policy of releases that did not record the policy.
         output_schema: The schema of the output rows as Spark reads it from the files, a `StructType` as JSON. None
             after the commit, because the record has the schema in `output_schemas`, and in older attempts.
-        input_schema: The schema of the input rows, in the same form, which late rows have too. None after the commit, and
-            in older attempts.
+        input_schema: The schema of the input rows, in the same form, which late rows have too. None after the commit,
+            and in older attempts.
         input_hash: 32 hex digits that hash code, settings and input (`cairn.operations.plan_reuse.input_hash`).
             Intervals with equal hashes and equal bases have equal results. None if the hash is unknown.
         code_version: The name of the code for people: the pipeline's `version`, or else git's description of the code's
             folder. None if both are missing.
         code: The declaration as `module:NAME`, which printed commands repeat. None if no module has it by a name.
-        schedule: The schedule of the pipeline's intervals from this commit on. None: neither the pipeline nor its DAG has
-            given one.
+        schedule: The schedule of the pipeline's intervals from this commit on. None: neither the pipeline nor its DAG
+            has given one.
         forget: The keys that a `forget` record removes, or that the restored state never holds; None for other records.
         filtered: The uuids of the attempts of `cairn erase` whose keys the shards of this attempt left out.
     """
@@ -709,8 +711,8 @@ class Record:
         output_schemas: All schemas that the pipeline's output has had so far, oldest first. Readers use the list of the
             newest commit for all files.
         input_schemas: The same for the input. Late rows have the input's columns.
-        replaced: Other intervals whose output is no longer current after this commit: intervals with other boundaries that
-            overlap, or the later intervals whose output a rewind retracts.
+        replaced: Other intervals whose output is no longer current after this commit: intervals with other boundaries
+            that overlap, or the later intervals whose output a rewind retracts.
         summary: The facts about earlier records.
     """
 
@@ -729,7 +731,8 @@ class Record:
         return self.content.interval
 
 
-# Begin of `SweepRecord.sweep` in the record that a release of a quarantined checkpoint adds; the checkpoint's id follows.
+# Begin of `SweepRecord.sweep` in the record that a release of a quarantined checkpoint adds; the checkpoint's id
+# follows.
 RELEASE = "release of checkpoint "
 
 

@@ -1,8 +1,8 @@
 """The parameters of each operation, stated once.
 
-A command of `cairn` and an operator of Airflow each build a request. One Python function carries the request out, for the
-command and for the operator. A driver process reads the request as JSON. The command line's help texts and defaults are defined
-here too: `cairn.command.from_request` makes the options from the fields.
+A command of `cairn` and an operator of Airflow each build a request. One Python function carries the request out, for
+the command and for the operator. A driver process reads the request as JSON. The command line's help texts and defaults
+are defined here too: `cairn.command.from_request` makes the options from the fields.
 
 The module imports neither Typer nor Spark nor rocksdict, because Airflow's scheduler imports it.
 """
@@ -21,8 +21,8 @@ from state_backend.values.records import NO_PERMISSIONS, OnRerun, Permissions, R
 # A driver of `ProcessInterval` that has planned its attempt prints a line with this prefix, then JSON with attempt and
 # options.
 BEGUN = "@cairn begun "
-# A driver of `RunRange` or `PromoteTrial` that has committed an interval prints a line with this prefix, then JSON for the
-# asset's event.
+# A driver of `RunRange` or `PromoteTrial` that has committed an interval prints a line with this prefix, then JSON for
+# the asset's event.
 COMMITTED = "@cairn committed "
 
 
@@ -346,9 +346,6 @@ class Call:
     # the first try.
     former: str | None = None
     settings_on_stdin: bool = False
-
-
-# --- JSON -------------------------------------------------------------------------------------------------------------
 
 
 def to_json(value: Any) -> str:

@@ -118,9 +118,9 @@ class KeepQuarantined:
     The other policies ignore quarantined checkpoints.
 
     Attributes:
-        quarantined_days: Days for which a quarantined checkpoint and its base keep their files. 0: the next commit drops
-            them. A policy without `KeepQuarantined` keeps them for 14 days. Put it into `AnyOf`, beside the policies for
-            usable checkpoints.
+        quarantined_days: Days for which a quarantined checkpoint and its base keep their files. 0: the next commit
+            drops them. A policy without `KeepQuarantined` keeps them for 14 days. Put it into `AnyOf`, beside the
+            policies for usable checkpoints.
     """
 
     quarantined_days: int
@@ -183,8 +183,8 @@ class AllOf:
         return " that are also ".join(map(str, self.all_of)) or "all"
 
 
-# A record stores the fields of a policy. By `policy` the decoder finds the class. Older records lack `policy`: their decoder
-# takes the first class here that has the record's other fields.
+# A record stores the fields of a policy. By `policy` the decoder finds the class. Older records lack `policy`: their
+# decoder takes the first class here that has the record's other fields.
 RetentionPolicy: TypeAlias = KeepLast | KeepPerDay | KeepYounger | KeepQuarantined | AnyOf | AllOf
 _NAMES = " or ".join(policy.__name__ for policy in get_args(RetentionPolicy))
 # The largest number of days or checkpoints that a policy accepts. A larger number is probably a typing error, and a
@@ -212,7 +212,7 @@ _QUARANTINED_DAYS = 14
 
 
 def quarantined_days(policy: RetentionPolicy) -> int:
-    """Return for how many days a policy keeps quarantined checkpoints: the highest number of its `KeepQuarantined`, or 14."""
+    """Return how many days a policy keeps quarantined checkpoints: the most of its `KeepQuarantined`, or 14."""
     found = _all_quarantined_days(policy)
     return max(found, default=_QUARANTINED_DAYS)
 

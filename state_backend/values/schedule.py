@@ -50,7 +50,8 @@ class Cron:
     """A schedule whose boundaries are the times that a cron expression matches.
 
     Attributes:
-        expression: Five fields as in `0 6 * * 1-5`, or a preset: @hourly, @daily, @weekly, @monthly, @quarterly, @yearly.
+        expression: Five fields as in `0 6 * * 1-5`, or a preset: @hourly, @daily, @weekly, @monthly, @quarterly,
+            @yearly.
         zone: Name of the time zone in which the expression counts, such as "Europe/Berlin".
 
     `check` says whether the expression can be read. The constructor does not, so that all hosts can read records.
@@ -76,7 +77,7 @@ class Cron:
         return zone_of(self.zone).rules
 
     def check(self) -> None:
-        """Raise `UsageError` if the expression can't be read or matches no time, or this host has no data for the zone."""
+        """Raise `UsageError` if the expression is wrong or matches no time, or this host lacks the zone's data."""
         from croniter import CroniterError
 
         try:
@@ -169,7 +170,7 @@ class _Clock:
             tick = self._tick(since, back=True)
 
     def _tick(self, local: datetime, *, back: bool = False) -> datetime:
-        """Return the first local time after `local` that the expression matches; with `back`, the last one before it."""
+        """Return the first local time after `local` that the expression matches; with `back`, the last before it."""
         self._ticks.set_current(local, force=True)
         tick: datetime = self._ticks.get_prev(datetime) if back else self._ticks.get_next(datetime)
         return tick
@@ -181,8 +182,8 @@ class _Clock:
         return at.astimezone(self._rules).utcoffset()
 
     def _instant(self, local: datetime) -> datetime:
-        # When a clock is set back, a local time comes twice: the smaller offset from UTC names the second. When a clock is
-        # set forward, a local time is skipped: the smaller offset names the time that much later, 03:30 for 02:30.
+        # When a clock is set back, a local time comes twice: the smaller offset from UTC names the second. When a clock
+        # is set forward, a local time is skipped: the smaller offset names the time that much later, 03:30 for 02:30.
         offsets = (local.replace(tzinfo=self._rules, fold=fold).utcoffset() for fold in (0, 1))
         return (local - min(offset for offset in offsets if offset is not None)).replace(tzinfo=UTC)
 
@@ -224,9 +225,6 @@ def decode(values: dict[str, Any]) -> Schedule:
     return Every(**values) if "ms" in values else Cron(**values)
 
 
-# --- intervals ----------------------------------------------------------------------------------------------------------
-
-
 def first_interval(schedule: Schedule, start: datetime) -> Interval:
     """Return the first interval that begins at or after `start`."""
     return next(_from(schedule, start))
@@ -235,8 +233,8 @@ def first_interval(schedule: Schedule, start: datetime) -> Interval:
 def next_interval(schedule: Schedule, last: Interval) -> Interval:
     """Return the interval that follows `last`.
 
-    It begins where `last` ends. If no boundary of the schedule lies there (the schedule has changed), the interval begins
-    at the boundary before, and so overlaps `last`, as in Airflow.
+    It begins where `last` ends. If no boundary of the schedule lies there (the schedule has changed), the interval
+    begins at the boundary before, and so overlaps `last`, as in Airflow.
     """
     found = interval_around(schedule, last.end)
     return found if found.start > last.start else first_interval(schedule, found.end)

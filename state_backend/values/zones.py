@@ -119,7 +119,7 @@ def _offset_ms(rules: tzinfo, at_ms: int) -> int:
 
 
 def name_of(rules: tzinfo | None) -> str:
-    """Return the name of a datetime's zone: a region, if the zone has a key as `ZoneInfo` and pendulum have, else an offset."""
+    """Return the name of a datetime's zone: a region if the zone has a key, as `ZoneInfo` has, else an offset."""
     return getattr(rules, "key", None) or str(rules or UTC)
 
 

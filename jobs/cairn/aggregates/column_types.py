@@ -46,7 +46,7 @@ def sum_type(of: Any) -> DataType:
 
 
 def is_scalar(of: Any) -> bool:
-    """Return True for a type that ready-made processors can order: numbers, strings, binary, booleans, dates and timestamps.
+    """Return True for a type that can be ordered: numbers, strings, binary, booleans, dates and timestamps.
 
     The caller checks the collation of a string type.
     """

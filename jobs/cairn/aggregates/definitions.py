@@ -462,8 +462,8 @@ class ApproxDistinct(_OfColumn):
     bytes, rounded up to a power of two.
 
     Attributes:
-        relative_error: Upper limit of the standard error: at least 0.00204 and below 1. The default 0.02 takes up to 4 KiB
-            per key.
+        relative_error: Upper limit of the standard error: at least 0.00204 and below 1. The default 0.02 takes up to 4
+            KiB per key.
     """
 
     relative_error: float = 0.02

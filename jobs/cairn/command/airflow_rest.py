@@ -135,8 +135,6 @@ class AirflowRest:
             zone = self.call("GET", f"/api/v2/dags/{dag_id}/details")["timezone"]
         return zone_of(zone or "UTC")
 
-    # --- runs ---------------------------------------------------------------------------------------------------------
-
     def is_paused(self, dag_id: str) -> bool:
         """Return True if the DAG is paused."""
         with explain_errors(self.url, dag_id):
@@ -162,8 +160,6 @@ class AirflowRest:
             rows += answer[name]
             if not answer[name] or len(rows) >= answer["total_entries"]:
                 return rows
-
-    # --- backfills ----------------------------------------------------------------------------------------------------
 
     def pause(self, dag_id: str, paused: bool) -> None:
         """Pause or unpause a DAG."""
@@ -200,8 +196,8 @@ class AirflowRest:
     ) -> Backfill:
         """Create a backfill with a DAG run for each date, and unpause the DAG.
 
-        If Airflow creates runs for only some of the dates, this method cancels the backfill and creates it again. Without
-        the unpausing, Airflow would never start the runs.
+        If Airflow creates runs for only some of the dates, this method cancels the backfill and creates it again.
+        Without the unpausing, Airflow would never start the runs.
         """
         body = {
             "dag_id": dag_id,

@@ -16,7 +16,8 @@ from state_backend.values.requests import Operation
 
 
 def with_options(command: Callable[..., int]) -> Callable[..., int]:
-    """Return the command with an option for each field of its request, its first parameter, and with its own other options.
+    """Return the command with an option for each field of its request, its first parameter, and with its own other
+    options.
 
     A command whose first parameter is no request stays as it is.
     """

@@ -47,8 +47,8 @@ class InAirflow:
         self.say = say
         self._path = f"/api/v2/dags/{urllib.parse.quote(dag_id, safe='')}"
         self._log: Log | None = None
-        # Starts of the schedule's intervals. Airflow's dry run of a backfill leaves out intervals whose run is queued or
-        # running, so the starts of these intervals come from their runs.
+        # Starts of the schedule's intervals. Airflow's dry run of a backfill leaves out intervals whose run is queued
+        # or running, so the starts of these intervals come from their runs.
         self._starts: set[datetime] = set()
         self._from: datetime | None = None
         self._first_seen: dict[str, datetime | None] = {}
@@ -113,8 +113,6 @@ class InAirflow:
         """Return the address of a run's page in Airflow's UI."""
         return f"{self.rest.url}/dags/{self.dag_id}/runs/{urllib.parse.quote(run.run_id, safe='')}"
 
-    # --- requests to Airflow ------------------------------------------------------------------------------------------------
-
     def _health(self) -> Health:
         self._log = read_log(self.storage, self._log)
         return health_of(self._log)
@@ -122,8 +120,8 @@ class InAirflow:
     def _begin(self, health: Health, dag: Mapping[str, Any]) -> datetime:
         """Return the start of the earliest interval whose checkpoint is not healthy, or whose run has not ended.
 
-        If retention has dropped the base of this interval, return the end of the newest earlier interval that still has a
-        checkpoint.
+        If retention has dropped the base of this interval, return the end of the newest earlier interval that still has
+        a checkpoint.
         """
         if health.start is None or health.good_until is None:
             if dag["start_date"] is None:
@@ -139,7 +137,8 @@ class InAirflow:
         return begin
 
     def _note_starts(self, runs: Sequence[AirflowRun]) -> None:
-        """Remember the starts of queued and running runs: when a run has ended, its interval still belongs to the schedule."""
+        """Remember the starts of queued and running runs: when a run has ended, its interval still belongs to the
+        schedule."""
         self._starts |= {run.start for run in runs if run.unfinished and run.run_type != "manual"}
 
     def _schedule(self, begin: datetime, dag: Mapping[str, Any]) -> set[datetime]:
@@ -172,7 +171,8 @@ class InAirflow:
         return tuple(health.results.get(start, Interval(start, end)) for start, end in zip(starts, ends, strict=True))
 
     def _length(self) -> timedelta:
-        """Return the length of the last interval: the time between the last two starts, since Airflow returns only starts."""
+        """Return the length of the last interval: the time between the last two starts, since Airflow returns only
+        starts."""
         last_two = sorted(self._starts)[-2:]
         return last_two[1] - last_two[0] if len(last_two) > 1 else timedelta(days=1)
 

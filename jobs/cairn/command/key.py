@@ -54,8 +54,8 @@ def key(
 ) -> int:
     """Show all states and timers of one key, or with --history the checkpoints that changed the key.
 
-    Exit code 1 says that the key has no state, or that no retained checkpoint changed the key. Only the files that can hold
-    the key are read, without Spark.
+    Exit code 1 says that the key has no state, or that no retained checkpoint changed the key. Only the files that can
+    hold the key are read, without Spark.
     """
     if history:
         return show_history(key_, root, pipeline, whole=all_, as_json=as_json)
@@ -107,13 +107,14 @@ def look_up(source: StateSource, keys: Sequence[Key], states: Sequence[str] | No
 
 
 def _make_title(source: StateSource) -> str:
-    # The title of a printed table has the status of a stale, replaced or quarantined checkpoint. Otherwise a reader would
-    # take the table for the current state.
+    # The title of a printed table has the status of a stale, replaced or quarantined checkpoint. Otherwise a reader
+    # would take the table for the current state.
     return f"{source}" if source.status in (None, "completed") else f"{source}, {source.status}"
 
 
 def _similar(source: StateSource, key: Key, schema: StructType, states: Sequence[str] | None) -> list[dict[str, Any]]:
-    """Return the keys with state that differ from `key` only in upper and lower case, or in spaces or zeros around a text."""
+    """Return the keys with state that differ from `key` only in upper and lower case, or in spaces or zeros around a
+    text."""
     others = [*similar_keys(key, schema)]
     shown = {_name(one): one for one in (_as_json(other, source, schema) for other in others)}
     found = look_up(source, others, states) if others else {}

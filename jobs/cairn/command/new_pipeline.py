@@ -5,7 +5,8 @@ dags/<name>.py                    the DAG, without other code
 tests/pipelines/test_<name>.py    tests that need no Spark
 data/<name>/*.json                made-up rows of three days, one file per interval and input
 
-The folder `templates` has the texts: the three Python files, and for each ready-made processor and interface a file with their parts.
+The folder `templates` has the texts: the three Python files, and for each ready-made processor and interface a file
+with their parts.
 """
 
 from __future__ import annotations

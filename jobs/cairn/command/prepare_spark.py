@@ -100,9 +100,6 @@ def _end_of(log: Path) -> str:
     return log.read_text(errors="replace")[-2000:]
 
 
-# --- the small pipeline -------------------------------------------------------------------------------------------------
-
-
 class _Counting(StatefulProcessor):  # type: ignore[misc]
     """A processor that counts the rows of each key."""
 

@@ -38,7 +38,8 @@ def print_text(what: str | Table, style: str = "") -> None:
 
 
 def style_of(state: str) -> str:
-    """Return the colour of a row with a state as `cairn checkpoints` and `cairn status` name it; an empty text for none."""
+    """Return the colour of a row with a state as `cairn checkpoints` and `cairn status` name it; an empty text for
+    none."""
     if state.startswith(_RED):
         return "red"
     return "yellow" if state.startswith(_YELLOW) else ""

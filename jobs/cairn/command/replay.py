@@ -248,7 +248,8 @@ def test_{title}() -> None:
 
 
 def text_of_test(found: Replay, code: str) -> str:
-    """Return the source of a module with one test, which expects the result of the replay and needs neither root nor source."""
+    """Return the source of a module with one test, which expects the result of the replay and needs neither root nor
+    source."""
     from cairn.literal_state import in_utc, timers_of, values_of
     from cairn.rows.routing import INITIAL
 

@@ -117,8 +117,9 @@ def spark(
 ) -> int:
     """Run a Spark Connect server in the foreground, until Ctrl-C.
 
-    With --prepare, the command runs a small pipeline on a Spark server, and writes an archive into the Python environment.
-    Drivers and servers of this environment use the archive. Prepare again after an update of Java or PySpark.
+    With --prepare, the command runs a small pipeline on a Spark server, and writes an archive into the Python
+    environment. Drivers and servers of this environment use the archive. Prepare again after an update of Java or
+    PySpark.
     """
     if prepare:
         from cairn.command.prepare_spark import prepare_spark

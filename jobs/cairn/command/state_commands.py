@@ -125,9 +125,6 @@ def fork(request: Fork, as_json: Json = False) -> int:
     return _say(said, text, as_json)
 
 
-# --- shared parts -----------------------------------------------------------------------------------------------------
-
-
 def _say(answer: dict[str, Any], text: str, as_json: bool) -> int:
     typer.echo(json.dumps(answer, indent=2) if as_json else text)
     return 0

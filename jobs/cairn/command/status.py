@@ -32,7 +32,8 @@ def status(
     dag: Dag = None,
     as_json: Json = False,
 ) -> int:
-    """Show the next interval, all stale, quarantined and unpublished intervals, and the command that repairs them; or list the pipelines.
+    """Show the next interval, all stale, quarantined and unpublished intervals, and the command that repairs them; or
+    list the pipelines.
 
     Without a pipeline, the list names those with problems first.
     """
@@ -75,7 +76,8 @@ def status(
 
 
 def _first_interval(dag: str, root: str) -> str:
-    """Return the commands that run a pipeline's first interval, without its time: `cairn status` does not know `Pipeline.start`."""
+    """Return the commands that run a pipeline's first interval, without its time: `cairn status` does not know
+    `Pipeline.start`."""
     return (
         "its first interval begins at Pipeline.start. An unpaused DAG runs the newest interval first, unless catchup is on. With an end_date "
         "in the past, it runs none. To process all intervals in order instead, give the first and the last start:\n"

@@ -64,7 +64,8 @@ class Terminal:
             yield
 
     def on_outcome(self, outcome: Outcome, progress: Progress) -> None:
-        """Print a line for the interval. On a terminal, a line with the progress follows, which the next line overwrites."""
+        """Print a line for the interval. On a terminal, a line with the progress follows, which the next line
+        overwrites."""
         self.done += 1
         if self._rewrites:
             sys.stderr.write("\r\x1b[K")

@@ -75,9 +75,6 @@ def trials(
     return 0
 
 
-# --- compare ----------------------------------------------------------------------------------------------------------
-
-
 def compare(
     root: Root,
     pipeline: Name,
@@ -97,8 +94,8 @@ def compare(
 ) -> int:
     """Show what a trial changes: output rows, late rows and states beside production's, interval by interval.
 
-    --match names the columns by which output rows of the trial and of production are matched. Results with equal digests
-    are not read. Needs no Spark.
+    --match names the columns by which output rows of the trial and of production are matched. Results with equal
+    digests are not read. Needs no Spark.
     """
     start = None if interval is None else first_instant("interval", interval)
     found_trial, found = compare_trial(root, pipeline, name, match or (), limit, folder, start)
@@ -110,9 +107,6 @@ def compare(
     return 0
 
 
-# --- promote ----------------------------------------------------------------------------------------------------------
-
-
 def promote(
     request: PromoteTrial,
     yes: Annotated[bool, typer.Option("--yes", help="Agree to promote the trial.")] = False,
@@ -121,8 +115,8 @@ def promote(
 ) -> int:
     """Take over the code of a trial from the next interval on, or with --past also for the trial's intervals.
 
-    Without --yes, only show what the command would do and what the trial changes. For that comparison, --match names the
-    columns by which output rows of the trial and of production are matched.
+    Without --yes, only show what the command would do and what the trial changes. For that comparison, --match names
+    the columns by which output rows of the trial and of production are matched.
     """
     from cairn.trials.promote_trial import carry_out_promotion
 

@@ -7,8 +7,8 @@ Options:
     start, end        ISO instants with a time zone. Only intervals that lie between these instants are read.
     valid             "true" refuses to read intervals whose result is stale or quarantined. Default: "false", and a
                       warning names these intervals.
-    checkpoints       The ids of the checkpoints whose output is read, with commas between them. If the current output is
-                      that of other checkpoints, the query fails.
+    checkpoints       The ids of the checkpoints whose output is read, with commas between them. If the current output
+                      is that of other checkpoints, the query fails.
 
 The checkpoint log says, when the query is planned, which files are current. So a query never sees half an interval,
 even on storage that can't replace a folder in one step.
@@ -141,7 +141,7 @@ class KeyedOutput(DataSource):
         return self._current(log).list_files(late=self._late())
 
     def _spoilt(self, log: Log) -> str | None:
-        """Return a text about the intervals whose result is not valid; with the option `valid`, raise an error instead."""
+        """Return a text about intervals whose result is not valid; with the option `valid`, raise an error."""
         notice = self._current(log).notice(self._option("root"), self._option("pipeline"))
         if notice is not None and self._is("valid"):
             raise StateUnusable(f"{notice}\nWithout the option valid, the table has these rows too")

@@ -9,7 +9,8 @@ Options that name the state:
 
 `load` resolves "latest" once. The table has these columns:
 
-    key struct | value struct | user_key struct (maps) | pos long (lists) | expires_at timestamp | key_group int | shard int
+    key struct | value struct | user_key struct (maps) | pos long (lists) | expires_at timestamp | key_group int | shard
+    int
 
 `state="$timers"` gives `key | expires_at | key_group | shard`. `state="$check"` restores each shard and checks it entry
 by entry. It gives one row for each shard, and one more row for each problem.

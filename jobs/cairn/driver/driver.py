@@ -2,10 +2,9 @@
 
     python -m cairn.driver.driver COMMAND REQUEST --call CALL --result FILE
 
-`state_backend.values.requests` declares commands, requests and calls, which travel as JSON. Secrets travel on stdin, because any user of the
-host can read a command line. The result is JSON: `{"ok": {...}}`, or
-`{"error": {"type": ..., "message": ...}}` with exit code 1. A driver that is killed leaves no result. The driver writes
-its log to stdout.
+`state_backend.values.requests` declares commands, requests and calls, which travel as JSON. Secrets travel on stdin,
+because any user of the host can read a command line. The result is JSON: `{"ok": {...}}`, or `{"error": {"type": ...,
+"message": ...}}` with exit code 1. A driver that is killed leaves no result. The driver writes its log to stdout.
 """
 
 from __future__ import annotations
@@ -143,8 +142,8 @@ def main(arguments: list[str] | None = None) -> int:
 def process(request: ProcessInterval, place: Driver) -> dict[str, Any]:
     """Compute an interval, up to *prepared*.
 
-    If the interval has a committed checkpoint of the same code and input, prepare no attempt: the result has `committed`,
-    its id.
+    If the interval has a committed checkpoint of the same code and input, prepare no attempt: the result has
+    `committed`, its id.
     """
     from cairn.operations.coordinator_of import coordinator_of
     from cairn.operations.first_start import with_choices
@@ -217,7 +216,8 @@ def process(request: ProcessInterval, place: Driver) -> dict[str, Any]:
 
 
 def _describe_outcome(outcome: Outcome) -> dict[str, Any]:
-    """Return the `extra` of the interval's asset event, with the same fields as in an event of the task `checkpoint`."""
+    """Return the `extra` of the interval's asset event, with the same fields as in an event of the task
+    `checkpoint`."""
     if outcome.record is not None:
         return summarise(outcome.record)
     return {"checkpoint": outcome.checkpoint, "interval": str(outcome.interval)}

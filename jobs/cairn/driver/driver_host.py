@@ -324,8 +324,8 @@ def _become(request: Request, libc: Any) -> None:
     libc.prctl(_PR_SET_NAME, b"cairn-driver", 0, 0, 0)
     stdin, output, lifeline = request.files
     # `_tie_to` makes the kernel kill this driver when the task dies or closes its end of `lifeline`. The host calls
-    # `_tie_to` too, but the host may be suspended before its call. The task waits five seconds for the host's answer, then
-    # closes its end and starts another driver. Without this call, both drivers would then run.
+    # `_tie_to` too, but the host may be suspended before its call. The task waits five seconds for the host's answer,
+    # then closes its end and starts another driver. Without this call, both drivers would then run.
     _tie_to(lifeline, os.getpid())
     for file, number in ((stdin, 0), (output, 1), (output, 2)):
         os.dup2(file, number)

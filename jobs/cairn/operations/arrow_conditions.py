@@ -1,14 +1,14 @@
 """Conditions of expectations on Arrow columns, with Spark's results.
 
-Each condition returns a mask that is true for a row which meets the condition. Spark's rules differ from those of Arrow,
-NumPy and pandas in three points:
+Each condition returns a mask that is true for a row which meets the condition. Spark's rules differ from those of
+Arrow, NumPy and pandas in three points:
 
     NaN           Spark sorts NaN above all numbers, and NaN equals NaN.
     zero          0.0 and -0.0 are the same value.
     null          A comparison with null is neither true nor false. Great Expectations then counts no failing row.
 
-`find_unsupported` says which expectations these conditions can evaluate. `tests/property/test_arrow_conditions.py` compares the results with
-those of Great Expectations' Spark engine.
+`find_unsupported` says which expectations these conditions can evaluate. `tests/property/test_arrow_conditions.py`
+compares the results with those of Great Expectations' Spark engine.
 """
 
 from __future__ import annotations
@@ -27,9 +27,6 @@ import pyarrow.compute as pc
 Mask = npt.NDArray[np.bool_]
 _LONG = range(-(2**63), 2**63)
 _NEAR = 1e-9  # Relative distance. The error of Arrow's cast from decimal to double is below 1e-14.
-
-
-# --- conditions -------------------------------------------------------------------------------------------------------
 
 
 def between(column: pa.Array, low: Any, high: Any, *, strict_low: bool, strict_high: bool) -> Mask:
@@ -74,7 +71,10 @@ def equal(left: pa.Array, right: pa.Array) -> Mask:
 
 
 def greater(left: pa.Array, right: pa.Array, *, or_equal: bool) -> Mask:
-    """Return in which rows a column is greater than another column of the same type. A row with a null counts as met."""
+    """Return in which rows a column is greater than another column of the same type.
+
+    A row with a null counts as met.
+    """
     there = ~_mask(pc.or_(left.is_null(), right.is_null()))
     return _greater(left, right, or_equal=or_equal) | ~there
 
@@ -128,9 +128,6 @@ def _doubles(column: pa.Array, bound: float) -> pa.Array:
     near = np.flatnonzero(np.abs(doubles - bound) <= _NEAR * np.abs(doubles))
     doubles[near] = [float(value) for value in column.take(pa.array(near)).to_pylist()]
     return pa.array(doubles)
-
-
-# --- which expectations -----------------------------------------------------------------------------------------------
 
 
 def find_unsupported(expectation: str, kwargs: Mapping[str, Any], schema: pa.Schema) -> str | None:

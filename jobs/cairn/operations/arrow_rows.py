@@ -1,4 +1,4 @@
-"""Arrow tables for `Suites`: Great Expectations evaluates them in this process, with the conditions of `arrow_conditions`.
+"""Arrow tables for `Suites`. Great Expectations evaluates them here, with the conditions of `arrow_conditions`.
 
 Great Expectations gets a table as a pandas DataFrame whose columns are the Arrow columns, and computes with
 `ArrowEngine`. This engine is the pandas engine with other conditions. Great Expectations looks a condition up by the

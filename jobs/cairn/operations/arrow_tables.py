@@ -118,7 +118,10 @@ def _match(left: pa.Table, right: pa.Table) -> tuple[pa.Array, pa.Array]:
 
 
 def _dense(codes: Int64s) -> Int64s:
-    """Replace each value by the number of the distinct value, from 0. A product with the next column's values then fits 64 bits."""
+    """Replace each value by the number of the distinct value, from 0.
+
+    A product with the next column's values then fits 64 bits.
+    """
     numbers: Int64s = pa.array(codes).dictionary_encode().indices.to_numpy().astype(np.int64)
     return numbers
 

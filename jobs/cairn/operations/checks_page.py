@@ -1,8 +1,8 @@
 """The Data Docs page of a validation: one HTML file with a row for each check.
 
-The page loads nothing from other files or hosts. It follows the browser's light or dark theme. On a narrow screen each row
-becomes a block of lines. The page lies at `<pipeline>/checks/<run name>.html` in the folder of the Data Docs; a later
-validation of the same checkpoint replaces it.
+The page loads nothing from other files or hosts. It follows the browser's light or dark theme. On a narrow screen each
+row becomes a block of lines. The page lies at `<pipeline>/checks/<run name>.html` in the folder of the Data Docs; a
+later validation of the same checkpoint replaces it.
 """
 
 from __future__ import annotations

@@ -39,8 +39,9 @@ _COPY = re.compile(r"interval=[^/]+/([0-9]{20})-part-[^/]+\.parquet")
 def copy_output(folder: str) -> Callable[[SparkSession | None, list[str], Interval, int], None]:
     """Return a `Pipeline.sink` that copies output files to the storage URL `folder`.
 
-    Each call of the sink first copies those files of the interval that are missing in `folder`. Then the call deletes the
-    copies of earlier results of the interval. So after any number of calls, `folder` holds the output of the last call.
+    Each call of the sink first copies those files of the interval that are missing in `folder`. Then the call deletes
+    the copies of earlier results of the interval. So after any number of calls, `folder` holds the output of the last
+    call.
 
     Args:
         folder: URL or absolute path of the folder for the copies.

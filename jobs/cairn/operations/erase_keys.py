@@ -4,13 +4,13 @@
 
     rewrite     new files of shards and output under the attempt's uuid, which no record names; nothing has changed
     prepare     these files and attempts/<uuid>/prepared.json; nothing has changed
-    commit      before the record is created: the same. Afterwards: the newest state lacks the keys; older checkpoints and
-                output may have them
+    commit      before the record is created: the same. Afterwards: the newest state lacks the keys; older checkpoints
+                and output may have them
     exchange    the output of some intervals lacks the keys (`rewrite_outputs.py`)
     clean up    some files of the dropped checkpoints are deleted
 
-After a stop in any step, intervals can start from the newest state. The same call continues: before the commit it begins
-again with a new attempt; after the commit it finds the record and does the remaining steps.
+After a stop in any step, intervals can start from the newest state. The same call continues: before the commit it
+begins again with a new attempt; after the commit it finds the record and does the remaining steps.
 """
 
 from __future__ import annotations
@@ -89,7 +89,10 @@ class Forgot:
 
 
 def erase_keys(request: Erase, *, dry_run: bool) -> dict[str, Any]:
-    """Remove the keys, or in a dry run only plan it. Return what is removed, and the places that may still hold the keys."""
+    """Remove the keys, or in a dry run only plan it.
+
+    Return what is removed, and the places that may still hold the keys.
+    """
     check_no_trial(request.root, "erase")
     coordinator = Coordinator.of(request.root, request.pipeline)
     schema = parse_struct(newest_content(coordinator).key_schema)
@@ -322,7 +325,8 @@ def _forgotten_keys(
 ) -> tuple[ForgottenKey, ...]:
     """Return the salt and the hash of each forgotten key, for the new record.
 
-    A key that was forgotten before keeps its salt, so its hash is the same. The new item of the key replaces the old item.
+    A key that was forgotten before keeps its salt, so its hash is the same. The new item of the key replaces the old
+    item.
     """
     found = []
     for group, key in keys:
@@ -375,7 +379,7 @@ def _forgotten_before(
     )
 
 
-# --- shards ----------------------------------------------------------------------------------------------------------------------
+# --- shards -----------------------------------------------------------------------------------------------------------
 
 
 def locate_keys(encoded: Collection[bytes], content: Content) -> Keys:
@@ -462,14 +466,14 @@ def _rewritten(
     return ack, removed.entries
 
 
-# --- older checkpoints -------------------------------------------------------------------------------------------------------------
+# --- older checkpoints ------------------------------------------------------------------------------------------------
 
 
 def find_suspected(log: Log, encoded: Collection[bytes], storage: Storage, engine: EngineOptions) -> tuple[int, ...]:
     """Return the ids of the retained checkpoints whose files may hold one of the keys.
 
-    A checkpoint also counts if only deleted or replaced entries of its files may hold a key. For a key that was forgotten
-    before, `forgotten_keys.is_free_of` decides from the log which checkpoints don't hold it.
+    A checkpoint also counts if only deleted or replaced entries of its files may hold a key. For a key that was
+    forgotten before, `forgotten_keys.is_free_of` decides from the log which checkpoints don't hold it.
     """
     known: dict[bytes, bool] = {}
     found = []

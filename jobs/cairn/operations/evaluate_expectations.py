@@ -163,9 +163,6 @@ def _growth(over_time: ChangeExpectations, tables: StateTables, base_id: int) ->
     )
 
 
-# --- Spark ------------------------------------------------------------------------------------------------------------
-
-
 class SparkState:
     """The tables of one state as Spark DataFrames, each of which is cached. `release` ends the caching."""
 
@@ -203,9 +200,6 @@ def spark_state(now: DataFrame, before: DataFrame | None) -> Iterator[SparkState
         yield state
     finally:
         state.release()
-
-
-# --- Arrow ------------------------------------------------------------------------------------------------------------
 
 
 @frozen
@@ -337,9 +331,6 @@ def _frame(spark: SparkSession, table: pa.Table) -> DataFrame:
     from pyspark.sql.pandas.types import from_arrow_schema
 
     return spark.createDataFrame(table, from_arrow_schema(table.schema, prefer_timestamp_ntz=True))
-
-
-# --- which engine -----------------------------------------------------------------------------------------------------
 
 
 class Engines:

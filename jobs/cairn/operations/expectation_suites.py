@@ -105,7 +105,7 @@ class Suites:
         self.counts[state] = len(found), sum(not check.success for check in found)
 
     def build_docs(self) -> dict[str, str]:
-        """Build Great Expectations' Data Docs of all tables, and return the path of each table's page by the table's name."""
+        """Build Great Expectations' Data Docs of all tables, and return the path of each table's page by name."""
         if not self._docs or not self._built:
             return {}
         self._context.build_data_docs(site_names=[_SITE], resource_identifiers=[i for _, i in self._built])
@@ -182,7 +182,7 @@ def _check_evaluated(table: str, result: Any, columns: Sequence[str]) -> None:
 
 
 def _metric_of(result: Any) -> str | None:
-    """Return the metric that says which rows fail an expectation; None if the expectation is about whole tables or columns."""
+    """Return the metric that says which rows fail an expectation; None for an expectation of a table or a column."""
     from great_expectations.expectations.registry import get_expectation_impl
 
     metric = getattr(get_expectation_impl(result.expectation_config.type), "map_metric", None)
@@ -237,8 +237,8 @@ def _check(table: str, result: Any, failing: FailingRows | None) -> Check:
 def _value_text(value: Any) -> str:
     """Return a value as text, the same for values from Spark and from Arrow; an empty text for a missing value.
 
-    Spark returns an instant as naive datetime in the local zone, Arrow as aware datetime. A missing value is None in Spark
-    and `pandas.NA` in Arrow.
+    Spark returns an instant as naive datetime in the local zone, Arrow as aware datetime. A missing value is None in
+    Spark and `pandas.NA` in Arrow.
     """
     if isinstance(value, tuple):
         return f"({', '.join(_value_text(part) or 'None' for part in value)})"

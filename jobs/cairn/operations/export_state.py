@@ -55,9 +55,10 @@ def export_state(
     jobs: int = 1,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> dict[str, Any]:
-    """Write states into the folder `to`, which must be empty, and return what `export.json` says. States without entries get no file.
+    """Write states into the folder `to`, which must be empty, and return what `export.json` says.
 
-    If the export fails half-way, its files remain without `export.json`. Delete the folder before the next try.
+    States without entries get no file. If the export fails half-way, its files remain without `export.json`. Delete the
+    folder before the next try.
     """
     check_outside(source.url, to, "export")
     destination = open_storage(to)

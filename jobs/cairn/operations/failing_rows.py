@@ -1,8 +1,8 @@
 """Name the keys of rows that fail an expectation, and store the rows as Parquet.
 
-The rows lie in the pipeline's folder, in `failing/<attempt>/`, where `<attempt>` made the checkpoint. Spark's tasks write
-the files. A task that fails leaves a file that the driver deletes. If the driver dies, the files stay until the checkpoint
-is dropped, or until a sweep.
+The rows lie in the pipeline's folder, in `failing/<attempt>/`, where `<attempt>` made the checkpoint. Spark's tasks
+write the files. A task that fails leaves a file that the driver deletes. If the driver dies, the files stay until the
+checkpoint is dropped, or until a sweep.
 """
 
 from __future__ import annotations

@@ -25,9 +25,6 @@ Reason = Literal["missing", "failed", "stale", "quarantined", "base dropped"]
 QUEUED_PATIENCE = timedelta(seconds=30)
 
 
-# --- state in the log ------------------------------------------------------------------------------------------------
-
-
 @frozen
 class Health:
     """The state of a pipeline's results, as its log records them."""
@@ -49,7 +46,7 @@ class Health:
         return None if self.start is None else min([max(self.points), *self.spoilt])
 
     def base_before(self, start: datetime) -> datetime:
-        """Return the latest end of a checkpoint, up to `start`, from which intervals may run; `start` if there is none."""
+        """Return the latest end of a checkpoint, up to `start`, from which intervals may run; else `start`."""
         return max((point for point in self.points if point <= start), default=start)
 
     def can_start_at(self, start: datetime) -> bool:
@@ -93,9 +90,6 @@ def _jumps(log: Log, outputs: Sequence[tuple[Interval, int]]) -> dict[datetime, 
     return found
 
 
-# --- state in Airflow ------------------------------------------------------------------------------------------------
-
-
 @frozen
 class AirflowRun(DagRun):
     """A run of the pipeline's DAG with a data interval."""
@@ -135,9 +129,6 @@ class AirflowView:
             return run.unfinished, _time(run.ended), _time(run.queued)
 
         return {run.start: run for run in sorted(self.runs, key=order)}
-
-
-# --- the plan ---------------------------------------------------------------------------------------------------------
 
 
 @frozen

@@ -84,7 +84,7 @@ class IntervalPlan:
 def plan_interval(
     spark: SparkSession, pipeline: Pipeline, root: str, attempt: Attempt, begun: Begun, read: Read | None
 ) -> IntervalPlan:
-    """Call the source and the processor's `init`, check the answers against the base, and return the work of each shard."""
+    """Call the source and the processor's `init`, compare with the base, and return the work of each shard."""
     version = begin_code_version(pipeline)
     base = begun.base.content if begun.base is not None else None
     zone = plan_zone(pipeline.name, pipeline.time_zone, spark.conf.get(SESSION_ZONE), base.time.zone if base else None)
@@ -337,7 +337,7 @@ def _check_output(spark: SparkSession, log: Log, pipeline: Pipeline, interval: I
 
 
 def _check_sink(pipeline: Pipeline, output_schema: StructType, input_schema: StructType) -> None:
-    """Raise `UsageError` if a table sink can't have a column of the name of an output column, or of an input column for late rows."""
+    """Raise `UsageError` if a table sink can't have a column of the output, or of the input for late rows."""
     if pipeline.sink is not None and not callable(pipeline.sink):
         for table, late in pipeline.sink.each_table():
             schema, rows = (input_schema, "late rows") if late else (output_schema, "output")

@@ -71,7 +71,7 @@ def keep_or_compute(there: Result | None, reprocess: Reprocess, run: RunRef) -> 
 
 
 def plan_by_input(there: Result, now: MadeOf) -> Keep | Compute:
-    """Keep an interval's valid result if its input hash equals that of a new result, else compute the interval again."""
+    """Keep an interval's valid result if a new result would have its input hash; else compute the interval again."""
     if there.input_hash is None or now.input_hash is None:
         untold = "the source records no position" if now.input_hash is None else "the source recorded no position then"
         return Compute(why=f"Cairn can't tell whether checkpoint {there.id} had the same code and input: {untold}")

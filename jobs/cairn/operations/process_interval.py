@@ -48,7 +48,7 @@ def process_interval(
     on_shards: OnShards | None = None,
     read: Read | None = None,
 ) -> Prepared:
-    """Compute an attempt from its base to *prepared*, or return what an earlier try prepared if nothing changed since."""
+    """Compute an attempt from its base to *prepared*, or return what an earlier try prepared."""
     check_running(spark)
     use_this_python(spark)
     coordinator = coordinator or coordinator_of(pipeline, root)

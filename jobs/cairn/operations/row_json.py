@@ -76,6 +76,6 @@ def _wall_time(value: datetime) -> str:
 
 
 def _quote(text: str) -> str:
-    """Return a JSON string as Spark writes it: hexadecimal digits are capital letters, and other scripts are not escaped."""
+    """Return a JSON string as Spark writes it: hexadecimal digits are capitals, other scripts are not escaped."""
     written = json.dumps(text, ensure_ascii=False)
     return re.sub(r"\\\\|\\u([0-9a-f]{4})", lambda m: m[0] if m[1] is None else f"\\u{m[1].upper()}", written)

@@ -9,11 +9,12 @@ One call saves time in four ways:
 1. The programs start once.
 2. The log's records are read once.
 3. The source is asked for the next interval while the shards compute the present one.
-4. If the pipeline has no sink, the work after a commit (the clean-up) runs in a thread beside the next interval. It ends
-   before the next commit. A sink runs before the next interval begins.
+4. If the pipeline has no sink, the work after a commit (the clean-up) runs in a thread beside the next interval. It
+   ends before the next commit. A sink runs before the next interval begins.
 
-Each interval opens the shards' RocksDB stores again. Keeping them open would not help, because Spark may give a shard to
-another worker in the next interval. To open a store costs only milliseconds: its files are linked from the host's cache.
+Each interval opens the shards' RocksDB stores again. Keeping them open would not help, because Spark may give a shard
+to another worker in the next interval. To open a store costs only milliseconds: its files are linked from the host's
+cache.
 """
 
 from __future__ import annotations
@@ -112,8 +113,8 @@ def run_intervals(
         root: URL or absolute path of the folder that holds the pipelines.
         mode: How checkpoints are stored: "incremental", "full" or "changelog".
         reprocess: Which intervals with a result are computed again. "changed": those whose code or input has changed;
-            a changed input counts only if the source returns a position. "none": only intervals whose result is not valid, such as a stale
-            one. "all": every interval, except results that the same `run` committed.
+            a changed input counts only if the source returns a position. "none": only intervals whose result is not
+            valid, such as a stale one. "all": every interval, except results that the same `run` committed.
         permissions: Refused actions that the caller allows, such as `allow_gap`. They apply to the first interval that
             is computed. Only `replace_overlapping` applies to later intervals too.
         run: Identifies this run, with the same value in every try; None for this call alone.
@@ -272,7 +273,10 @@ class _Aside:
         self._under_way: Future[Any] | None = None
 
     def begin(self, work: Callable[[], Any]) -> None:
-        """Wait for the function that the thread runs, then start `work` in it. Raise the earlier function's exception."""
+        """Wait for the function that the thread runs, then start `work` in it.
+
+        Raise the earlier function's exception.
+        """
         self.wait()
         self._under_way = self._pool.submit(work)
 

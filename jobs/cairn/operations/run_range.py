@@ -22,7 +22,10 @@ from state_backend.values.schedule import Schedule, interval_from, next_interval
 
 
 def run_range(request: RunRange, place: Place) -> dict[str, Any]:
-    """Process and commit the intervals, or with `dry_run` only say which ones would be computed. Return their outcomes."""
+    """Process and commit the intervals, or with `dry_run` only say which ones would be computed.
+
+    Return their outcomes.
+    """
     check_no_trial(request.root, "run")
     pipeline = place.load(request)
     intervals = intervals_of(request, pipeline, coordinator_of(pipeline, request.root).log())

@@ -1,4 +1,4 @@
-"""States as Spark tables, in the forms that expectations see: one state, or a state beside the same state of the base."""
+"""States as Spark tables, in the forms that expectations see: one state, or one beside the base's."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def state_table(spark: SparkSession, options: Mapping[str, str], state: str) -> 
 def identity_of(table: DataFrame) -> dict[str, Column]:
     """Return the columns that identify a row of a state, by the names that expectations use.
 
-    A value is identified by its key, a list element also by its position, a map pair by its user key, and a timer by its
-    time.
+    A value is identified by its key, a list element also by its position, a map pair by its user key, and a timer by
+    its time.
     """
     from pyspark.sql import functions as F
 

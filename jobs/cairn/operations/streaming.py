@@ -2,8 +2,8 @@
 
 `from_streaming_checkpoint` reads a query's checkpoint through Spark's own `statestore` source and commits the
 checkpoint as a pipeline's state: values, lists, maps, timers, expiry times, and the event-time watermark.
-`initial_state_of` makes the `initialState` of a new query from a checkpoint or savepoint. `continue_from_savepoint` makes the
-processor that takes this initial state.
+`initial_state_of` makes the `initialState` of a new query from a checkpoint or savepoint. `continue_from_savepoint`
+makes the processor that takes this initial state.
 
 The import loses the query's position in its source, because a pipeline reads its source by interval. The export loses
 the watermark and the remaining time to live of entries: each entry of the new query has its whole time to live again.
@@ -140,8 +140,8 @@ def _time_of(spark: SparkSession, time: LogicalTime, path: str, batch: int) -> L
     if time.mode != "event":
         return time
     # The next interval uses two watermarks, as the query's next batch would. `watermark_ms` is the watermark that the
-    # imported batch committed: the processor sees it. `late_watermark_ms` is the older watermark with which the imported
-    # batch ran: it decides which rows are late. Both are 0 before the first event.
+    # imported batch committed: the processor sees it. `late_watermark_ms` is the older watermark with which the
+    # imported batch ran: it decides which rows are late. Both are 0 before the first event.
     return replace(
         time,
         watermark_ms=_read_journal(spark, f"{path}/commits/{batch}")["nextBatchWatermarkMs"],
@@ -291,7 +291,7 @@ def _check_type(path: str, what: str, found: StructType, declared: dict[str, Any
 def initial_state_of(
     spark: SparkSession, savepoint: str, *, root: str | None = None, pipeline: str | None = None
 ) -> GroupedData:
-    """Make the initial state for `transformWithState(continue_from_savepoint(Processor, savepoint)(), ..., initialState=...)`.
+    """Make the initial state of a streaming query whose processor is `continue_from_savepoint(Processor, savepoint)`.
 
     Args:
         spark: The session in which the new query will run.
@@ -433,7 +433,7 @@ class _Remembering:
 
 
 def _as_state(data_type: DataType, value: Any) -> Any:
-    """Convert a value of an initial state's row, where structs are dicts and maps are pairs, to the form that states take."""
+    """Convert a value of an initial state's row, with dicts for structs and pairs for maps, as states take it."""
     if value is None:
         return None
     match data_type:

@@ -231,7 +231,7 @@ class _Target:
 
 
 def _before(pipeline: Pipeline, root: str, record: Record) -> Record | None:
-    """Return the base's record if the pipeline has `expectations_over_time`, which need it, and the base is retained."""
+    """Return the base's record if it is retained, and `expectations_over_time` need it."""
     base_id = record.content.base_id
     if base_id is None or pipeline.expectations_over_time is None:
         return None
@@ -285,7 +285,8 @@ def _checks_of(what: str, findings: Sequence[str], passed: str) -> tuple[Check, 
 
 
 def _run_name(target: _Target) -> str:
-    # Data Docs put the run name into paths, where a colon is not allowed everywhere. So the interval has the form of Cairn's paths.
+    # Data Docs put the run name into paths, where a colon is not allowed everywhere. So the interval has the form of
+    # Cairn's paths.
     return f"{target.name} {interval_name(target.content.interval)}"
 
 
@@ -294,7 +295,8 @@ def _with_page(
 ) -> Validation:
     """Write the Data Docs page of a validation, and return `found` with its path.
 
-    A failure to write the page raises no error, because the validation would then mark nothing. The log gives the reason.
+    A failure to write the page raises no error, because the validation would then mark nothing. The log gives the
+    reason.
     """
     if docs is None:
         return found
@@ -353,9 +355,6 @@ def _check_restored(spark: Spark, pipeline: Pipeline, target: _Target, found: Va
     findings, entries = job.findings(shards), sum(s.entries for s in shards)
     checks = _checks_of("restored state", findings, f"{entries:,} entries are as recorded")
     return replace(found, findings=findings, entries=entries, pids=pids, checks=(*found.checks, *checks))
-
-
-# --- expectations -----------------------------------------------------------------------------------------------------
 
 
 def _check_expected(

@@ -33,8 +33,8 @@ STATES = {"first": "seen", "last": "waiting"}
 NUMBER = "duplicate_number"
 # Ends of horizons: before every event time, and after every event time.
 _ENDED, _NEVER = np.iinfo(np.int64).min, np.iinfo(np.int64).max
-# `opening_rows` finds the rows that open a horizon. It works in rounds: each round finds the next such row of every key with
-# NumPy. After 32 rounds few keys have rows left, and a loop over their rows is faster than more rounds.
+# `opening_rows` finds the rows that open a horizon. It works in rounds: each round finds the next such row of every key
+# with NumPy. After 32 rounds few keys have rows left, and a loop over their rows is faster than more rounds.
 _ROUNDS = 32
 
 
@@ -51,8 +51,8 @@ class Deduplicate(ReadyMade):
     The output has the columns of the input.
 
     The state `seen` has for each open horizon its beginning, `opened_at`, and the number of its `duplicates` so far.
-    With `keep = "last"` the state is named `waiting`, and its fields `row_...` have the row that will be emitted. A timer deletes the
-    state when the watermark has passed the end of the horizon.
+    With `keep = "last"` the state is named `waiting`, and its fields `row_...` have the row that will be emitted. A
+    timer deletes the state when the watermark has passed the end of the horizon.
 
     Attributes:
         horizon: Length of time. None remembers every key for ever, and needs no event time.
@@ -193,8 +193,6 @@ class Deduplicate(ReadyMade):
             return rows.filter(pa.array(chosen))
         return rows.append_column(NUMBER, array_of(numbers_of_rows, pa.int64()))
 
-    # --- keep = "last" ------------------------------------------------------------------------------------------------
-
     def _rows_of_state(self, batch: KeyedBatch, chosen: Bools) -> pa.Table:
         """Return the stored row of each chosen key, with the columns of the input."""
         keys, where = batch.keys.filter(pa.array(chosen)), pa.array(chosen)
@@ -231,9 +229,6 @@ class Deduplicate(ReadyMade):
         return self._output(chosen, np.ones(chosen.num_rows, np.bool_), np.concatenate(number)), last
 
 
-# --- horizons of many keys --------------------------------------------------------------------------------------------
-
-
 @frozen
 class _Seen:
     """State of the keys of a batch."""
@@ -248,7 +243,7 @@ class _Seen:
 
 @frozen
 class _Walk:
-    """Rows of a batch, sorted by key and cut into horizons: groups of rows that are duplicates of the group's first row."""
+    """Rows of a batch, sorted by key and cut into horizons: groups of duplicates of the group's first row."""
 
     timed: Bools
     opens: Bools
@@ -311,10 +306,10 @@ def walk_of(owners: Int64s, starts: Int64s, stored: Bools, timed: Bools, opens: 
 
 
 def running_winners(times: Int64s, walk: _Walk) -> tuple[Int64s, Int64s]:
-    """Return two positions for each row: the winner among the rows of its horizon so far, and the row that loses at this row.
+    """Return for each row the winner of its horizon so far, and the row that loses at this row, as positions.
 
-    The winner is the row with the latest event time, and the last one of rows with equal event times. If a row wins, the
-    former winner loses. Otherwise the row itself loses. -1 means that no row has won, or that no row loses.
+    The winner is the row with the latest event time, and the last one of rows with equal event times. If a row wins,
+    the former winner loses. Otherwise the row itself loses. -1 means that no row has won, or that no row loses.
     """
     rows = np.arange(len(times))
     rank = np.zeros(len(times), np.int64)

@@ -45,16 +45,16 @@ START, END, REACHED, LAST, COMPLETED, TIMES = (
     "step_times",
 )
 _NO_LIMIT = np.iinfo(np.int64).max
-# Each round of `_settled_funnels` finds the next funnel of every key with NumPy. After 32 rounds, Python goes through the
-# remaining funnels one by one, because a round over few keys is slower.
+# Each round of `_settled_funnels` finds the next funnel of every key with NumPy. After 32 rounds, Python goes through
+# the remaining funnels one by one, because a round over few keys is slower.
 _ROUNDS = 32
 
 
 class Funnel(ReadyMade):
     """Processor that emits one row for each completed or abandoned funnel.
 
-    The rows of a key are read in the order of their event times; rows with equal times in the order of arrival. A row of
-    the first step opens a funnel. From there, the next row of the second step counts, then the next row of the third
+    The rows of a key are read in the order of their event times; rows with equal times in the order of arrival. A row
+    of the first step opens a funnel. From there, the next row of the second step counts, then the next row of the third
     step, and so on. Other rows are ignored. A funnel is completed by a row of the last step, if this row comes before
     `within` has passed since the opening row. Otherwise the funnel is abandoned.
 
@@ -158,8 +158,8 @@ class Funnel(ReadyMade):
         at = whole(batch.rows[self._handle.event_time]).take(pa.array(chosen))
         times = numbers(at)
         self._rows.appendList(owners, pa.table({AT: at, STEP: array_of(steps, pa.int16())}))
-        # A funnel is settled at the time of a row of the last step, or `within` after a row of the first step. The third
-        # timer of a key removes rows that belong to no funnel, when the watermark passes the key's last row.
+        # A funnel is settled at the time of a row of the last step, or `within` after a row of the first step. The
+        # third timer of a key removes rows that belong to no funnel, when the watermark passes the key's last row.
         last, first = steps == len(self.steps) - 1, steps == 0
         begins = np.flatnonzero(np.diff(owners, prepend=-1))
         self._handle.registerTimer(
@@ -202,9 +202,6 @@ class Funnel(ReadyMade):
             TIMES: pa.ListArray.from_arrays(at, array_of(passed, of)),
         }
         return pa.table({**keys_at(batch, line.owners[opens]), **columns})
-
-
-# --- funnels of many keys ---------------------------------------------------------------------------------------------
 
 
 @frozen

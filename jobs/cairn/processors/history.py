@@ -32,34 +32,35 @@ __all__ = ["History"]
 
 STATE = "changes"
 VALID_FROM, VALID_TO = "valid_from", "valid_to"
-# Field of the state: True for a row that was emitted as a version. Null, of a release that had no such field, is True too.
+# Field of the state: True for a row that was emitted as a version. Null, of a release that had no such field, is True
+# too.
 MAKES_VERSION = "makes_version"
 
 
 class History(ReadyMade):
     """Processor that emits the versions of each key, with the time in which each version is valid.
 
-    A row of the input says the values of its key from the row's event time on. A row is a change, and begins a version, if it
-    differs in a tracked column from the row before it by event time. The version is valid until the key's next change. A
-    later row with the same key and event time replaces the earlier row.
+    A row of the input says the values of its key from the row's event time on. A row is a change, and begins a version,
+    if it differs in a tracked column from the row before it by event time. The version is valid until the key's next
+    change. A later row with the same key and event time replaces the earlier row.
 
     The output has the columns of the input, without the event time and `deleted`, and the columns `valid_from` and
     `valid_to`. `valid_to` is null for the version that is valid now. In each interval, the output has each version that
     is new or changed. A sink that replaces the row with the same key and `valid_from` keeps the history. A version with
-    equal `valid_from` and `valid_to` is to be deleted: a row that deletes the key at that time has replaced it, or a row that
-    came later shows that nothing changed at that time.
+    equal `valid_from` and `valid_to` is to be deleted: a row that deletes the key at that time has replaced it, or a
+    row that came later shows that nothing changed at that time.
 
     Out-of-order rows are allowed up to the pipeline's `watermark_delay`: a row between two changes ends the earlier
     version, and is valid until the later change.
 
-    The state `changes` is a list of each key's rows: all rows after the watermark, and the last change before it. The field
-    `makes_version` says which of them were emitted as versions. A deleted key leaves the state when the watermark has passed
-    the deletion.
+    The state `changes` is a list of each key's rows: all rows after the watermark, and the last change before it. The
+    field `makes_version` says which of them were emitted as versions. A deleted key leaves the state when the watermark
+    has passed the deletion.
 
     Attributes:
-        tracked: The columns whose change begins a version: a name, or a tuple of names. None: all columns except the key, the
-            event time, `deleted`, and the columns of `Pipeline.order_by`. With the event time among them, each row begins a
-            version.
+        tracked: The columns whose change begins a version: a name, or a tuple of names. None: all columns except the
+            key, the event time, `deleted`, and the columns of `Pipeline.order_by`. With the event time among them, each
+            row begins a version.
         deleted: A boolean column; True in it deletes the key at the row's event time. None: no row deletes.
 
     Example:

@@ -34,9 +34,9 @@ _MILLISECOND = timedelta(milliseconds=1)
 class Latest(ReadyMade):
     """Processor that emits the newest row of each key, and keeps it as state.
 
-    In each interval, the output has one row for each key whose newest row at the interval's end differs from the one at its
-    start. A row that is sent again unchanged is not emitted again. A sink that replaces the row of the key, such as a MERGE,
-    keeps a table of the newest rows. The state `latest` is this table too.
+    In each interval, the output has one row for each key whose newest row at the interval's end differs from the one at
+    its start. A row that is sent again unchanged is not emitted again. A sink that replaces the row of the key, such as
+    a MERGE, keeps a table of the newest rows. The state `latest` is this table too.
 
     Rows come interval by interval, and within an interval in the order of `order_by`. A row replaces the newest row
     unless its `version` is smaller. So out-of-order rows change nothing.
@@ -173,7 +173,10 @@ class Latest(ReadyMade):
         self._handle.registerTimer(np.flatnonzero(is_deleted & replaces), expiry)
 
     def _output(self, batch: KeyedBatch, state: pa.Table) -> pa.Table:
-        """Return the new rows of the changed keys. The row of a key that continues in the next batch comes with that batch."""
+        """Return the new rows of the changed keys.
+
+        The row of a key that continues in the next batch comes with that batch.
+        """
         before, existed = batch.states[STATE], batch.exists[STATE].copy()
         if self._begun is not None:
             row, existed[0] = self._begun

@@ -58,8 +58,8 @@ class LookupJoin(ReadyMade):
         facts: The value of the column `kind` in facts.
         table: The value of the column `kind` in versions of the table.
         how: "left" emits a fact without version too, with nulls for the version. "inner" leaves such facts out.
-        deleted: A boolean column of the table's rows; True in it deletes the key from the row's event time on. It is not
-            in the output. None: no row deletes.
+        deleted: A boolean column of the table's rows; True in it deletes the key from the row's event time on. It is
+            not in the output. None: no row deletes.
 
     Example:
         class PricedSales(LookupJoin):
@@ -119,7 +119,8 @@ class LookupJoin(ReadyMade):
         begins &= ~self._versions.exists()[versions.owners]
         self._facts.appendList(facts.owners, facts.rows)
         self._versions.appendList(versions.owners, versions.rows)
-        # A key's first version stays in the state. Each further version, and a deletion, needs a timer that removes versions.
+        # A key's first version stays in the state. Each further version, and a deletion, needs a timer that removes
+        # versions.
         timed = ~begins | self._deletions(versions)
         first = earliest(keys, (facts.owners, facts.times), (versions.owners[timed], versions.times[timed]))
         self._set_timers(first)
@@ -165,8 +166,8 @@ class LookupJoin(ReadyMade):
     def _set_timers(self, first: Int64s) -> None:
         """Keep one timer for each key: the earliest of its timers and its new time.
 
-        The rows of a key may come in several batches. One timer for each batch would make the state depend on the split into
-        batches.
+        The rows of a key may come in several batches. One timer for each batch would make the state depend on the split
+        into batches.
         """
         due = np.flatnonzero(first < NO_TIME)
         wanted = ceil_ms(first[due])

@@ -152,9 +152,6 @@ class ChangedKeys:
         return changed
 
 
-# --- checks of one setting --------------------------------------------------------------------------------------------
-
-
 def wrong_setting(cls: type, name: str, advice: str) -> UsageError:
     """Return the error for a setting that is missing, or whose value is wrong."""
     found = f"is {getattr(cls, name)!r}" if hasattr(cls, name) else "is missing"

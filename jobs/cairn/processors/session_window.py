@@ -51,17 +51,17 @@ class SessionWindow(Windows):
 
     The output has a row for each session: the key columns, `session_start`, `session_end` and the aggregates.
     `session_start` is the event time of the first row. `session_end` is the latest event time plus gap. A session is
-    emitted in the interval in which the watermark passes its end. A row counts until the watermark passes its event time
-    plus `gap`. If `gap` is a column, the row counts until the watermark passes its event time.
+    emitted in the interval in which the watermark passes its end. A row counts until the watermark passes its event
+    time plus `gap`. If `gap` is a column, the row counts until the watermark passes its event time.
 
     The state `sessions` is a map from `session_start` to `session_end` and the aggregates of each open session. A timer
     emits the session and removes it. A session that opens and closes in the same interval never enters the state.
 
     With `early` or `allowed_lateness`, a session is emitted before it closes. `version` numbers the rows of a
-    `session_start` from 1. If a late row changes the begin of a session, or merges two sessions, then the rows that were
-    emitted under another `session_start` are wrong. The output has one more row for each such `session_start`, in which
-    `is_deleted` is true, and `session_end` and the aggregates are null. A sink deletes the session with the same key and
-    `session_start`.
+    `session_start` from 1. If a late row changes the begin of a session, or merges two sessions, then the rows that
+    were emitted under another `session_start` are wrong. The output has one more row for each such `session_start`, in
+    which `is_deleted` is true, and `session_end` and the aggregates are null. A sink deletes the session with the same
+    key and `session_start`.
 
     Attributes:
         gap: Length of time, or the name of a column with the gap of each row: an interval, or an integer of seconds.
@@ -228,8 +228,8 @@ class SessionWindow(Windows):
         owners, begins, ends, due_ms = line.owners, line.begins, line.ends, self._handle.due_ms
         waits = of_open_key(batch, owners)
         self._carried = begins[waits]
-        # One value for each session after merging. `versions`: how many rows were emitted before with this `session_start`.
-        # `known`: True if the session contains a stored session that was emitted.
+        # One value for each session after merging. `versions`: how many rows were emitted before with this
+        # `session_start`. `known`: True if the session contains a stored session that was emitted.
         member_owners, member_versions = stored.owners[line.members], stored.versions[line.members]
         same_begin = stored.begins[line.members] == begins[line.of_member]
         versions = np.zeros(len(owners), np.int64)
@@ -286,9 +286,6 @@ class SessionWindow(Windows):
         if self._is_versioned:
             values = values.append_column(VERSION, array_of(versions.astype(np.int64), pa.int64()))
         self._sessions.updateValue(owners, self._user_keys(begins), values)
-
-
-# --- sessions of many keys --------------------------------------------------------------------------------------------
 
 
 @frozen

@@ -144,7 +144,8 @@ class SlidingWindow(Windows):
         waiting_for = np.maximum(self._first_end(panes), self._end_after(due_us + self._lateness)) - self._lateness
         if self._is_versioned:
             self._close(owners, due_us)
-            # With `allowed_lateness`, a pane also needs a timer at the end of its last window, because the pane closes then.
+            # With `allowed_lateness`, a pane also needs a timer at the end of its last window, because the pane closes
+            # then.
             waiting_for = np.minimum(waiting_for, self._last_end(panes))
         for_key = np.full(batch.keys.num_rows, np.iinfo(np.int64).max)
         np.minimum.at(for_key, owners[~closed], waiting_for[~closed])
@@ -154,8 +155,6 @@ class SlidingWindow(Windows):
 
     def _counts_until(self, times: Int64s) -> Int64s:
         return self._last_end(within_bounds(times, self._size, self._size))
-
-    # --- panes and windows --------------------------------------------------------------------------------------------
 
     def _last_end(self, panes: Int64s) -> Int64s:
         """For each pane, return the end of the last window that contains it."""

@@ -39,8 +39,9 @@ START = Windows.bounds[0]
 class TumblingWindow(Windows):
     """Processor that emits aggregates per key and window of event time.
 
-    Windows follow each other without gap and overlap. A row belongs to the window of its event time: from `window_start`
-    up to, but not at, `window_end`. A subclass declares its aggregates as class attributes, as for `RunningAggregate`.
+    Windows follow each other without gap and overlap. A row belongs to the window of its event time: from
+    `window_start` up to, but not at, `window_end`. A subclass declares its aggregates as class attributes, as for
+    `RunningAggregate`.
 
     The output has a row for each window with rows: the key columns, `window_start`, `window_end` and the aggregates. A
     window is emitted in the interval in which the watermark passes its end. A window counts its rows as long as it is

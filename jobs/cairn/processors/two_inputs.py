@@ -43,9 +43,9 @@ def union_by_kind(inputs: Mapping[str, Any], *, shared: Sequence[str]) -> Any:
         shared: Columns that all inputs have, and that keep their names: the key, the event time, columns of `order_by`.
 
     Raises:
-        UsageError: An input lacks a shared column, has it with another type, or has a column `kind`. Or two kinds differ in
-            case only. Or the new name of a column begins with another kind: `order_line_count`, from `line_count` of
-            "order", beside "order_line".
+        UsageError: An input lacks a shared column, has it with another type, or has a column `kind`. Or two kinds
+            differ in case only. Or the new name of a column begins with another kind: `order_line_count`, from
+            `line_count` of "order", beside "order_line".
 
     Example:
         union_by_kind({"order": orders, "payment": payments}, shared=["order_id", "at"])
@@ -141,8 +141,8 @@ def check_kinds(cls: type, *settings: str) -> None:
 def sides_of(owner: str, processor: str, handle: Any, kinds: Sequence[str]) -> tuple[Side, Side]:
     """Assign the columns of the input to the two sides.
 
-    A column belongs to the side whose kind is its prefix, as in `order_amount`. If both kinds are prefixes, the longer one
-    counts. Other columns belong to both sides. In the output, their names get the kind as a prefix.
+    A column belongs to the side whose kind is its prefix, as in `order_amount`. If both kinds are prefixes, the longer
+    one counts. Other columns belong to both sides. In the output, their names get the kind as a prefix.
     """
     type_of_event_time(owner, processor, handle)
     key, schema = handle.key_schema.names, handle.input_schema

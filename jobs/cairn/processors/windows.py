@@ -139,8 +139,6 @@ class Windows(ReadyMade, ABC):
         settings = {name: f"{name} = {getattr(self, name)}" for name in Windows.settings}
         return with_settings(settings, state_fields(self.declared_aggregates, fields))
 
-    # --- aggregates of many windows -----------------------------------------------------------------------------------
-
     def _windows_of(self, batch: KeyedBatch, owners: Int64s, begins: Int64s, rows: pa.Table, at: Int64s) -> KeyedBatch:
         """Return a batch whose keys are windows of the keys of `batch`."""
         of_window = array_of(begins, pa.timestamp("us", "UTC"))
@@ -177,8 +175,6 @@ class Windows(ReadyMade, ABC):
             of_key[: batch.row_offsets[1]] += self._numbered_before
         self._numbered_before = int(of_key[-1]) + 1 if batch.last_key_continues else 0
         return Arrivals(interval_ms=batch.time.getCurrentProcessingTimeInMs(), numbers=of_key)
-
-    # --- output -------------------------------------------------------------------------------------------------------
 
     def _output(
         self,

@@ -1,8 +1,8 @@
 """A stand-in for a Spark session, without a JVM, for sources that only read files or make rows.
 
-The stand-in knows `spark.read.parquet`, `spark.read.schema(…)` with `parquet`, `csv` or `json` and the options `header` and
-`mode`, `spark.createDataFrame` and `select` of columns by name. For all else it raises `NeedsSpark`, and the caller takes a real session. So a source gets either exactly
-Spark's rows, or Spark.
+The stand-in knows `spark.read.parquet`, `spark.read.schema(…)` with `parquet`, `csv` or `json` and the options `header`
+and `mode`, `spark.createDataFrame` and `select` of columns by name. For all else it raises `NeedsSpark`, and the caller
+takes a real session. So a source gets either exactly Spark's rows, or Spark.
 """
 
 from __future__ import annotations
@@ -231,7 +231,8 @@ def _local_file(path: str) -> Path:
     if parts.scheme not in ("", "file") or parts.netloc:
         raise NeedsSpark(f"files of {parts.scheme}")
     local = Path(unquote(parts.path) if parts.scheme else path)
-    # Spark makes columns of folders such as `day=2013-01-01`, but only of those below the path that it is asked to read.
+    # Spark makes columns of folders such as `day=2013-01-01`, but only of those below the path that it is asked to
+    # read.
     plain = not any(sign in str(local) for sign in "*?[]{}")
     if not (plain and local.is_absolute() and local.is_file()) or local.name.startswith((".", "_")):
         raise NeedsSpark(f"{path} is not the name of one local file")

@@ -1,7 +1,8 @@
 """Read plain CSV and JSON files as Spark reads them, without Spark.
 
-The functions read only files about which there is no doubt: each row is well formed, each value is written as Spark writes
-it, and nothing is quoted or escaped in CSV. For any other file they raise `Doubtful`, and the caller takes Spark.
+The functions read only files about which there is no doubt: each row is well formed, each value is written as Spark
+writes it, and nothing is quoted or escaped in CSV. For any other file they raise `Doubtful`, and the caller takes
+Spark.
 """
 
 from __future__ import annotations
@@ -50,7 +51,8 @@ def read_csv(path: Path, schema: t.StructType, zone: Zone, *, header: bool) -> p
 
 
 def read_json(path: Path, schema: t.StructType, zone: Zone) -> pa.Table:
-    """Return the rows of a file with one JSON object in each line. The arguments and the error are those of `read_csv`."""
+    """Return the rows of a file with one JSON object in each line. The arguments and the error are those of
+    `read_csv`."""
     reads = {field.name: _reader_of_json(field.dataType, zone) for field in schema.fields}
     lowered = {name.lower() for name in reads}
 

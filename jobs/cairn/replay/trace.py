@@ -144,8 +144,6 @@ class TracedProcessor:
 
         return declare
 
-    # --- row and pandas API -------------------------------------------------------------------------------------------
-
     def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Any]:
         """Call the processor, and record rows in and out."""
         call = self._trace.begin("handleInputRows", timerValues)
@@ -165,8 +163,6 @@ class TracedProcessor:
             key=key, timerValues=timerValues, expiredTimerInfo=expiredTimerInfo
         )
         return _record(iterable(results, "handleExpiredTimer"), call.output)
-
-    # --- Arrow API ----------------------------------------------------------------------------------------------------
 
     def handleBatch(self, batch: KeyedBatch) -> BatchResult:
         """Call the processor, and record the batch's rows and states."""

@@ -78,7 +78,8 @@ class ColumnNames:
 
 
 def check_spelling(schema: StructType, case_sensitive: bool, what: str, earlier: Iterable[str] = ()) -> None:
-    """Check that the fields of each struct in a schema differ in more than case, from each other and from other names."""
+    """Check that the fields of each struct in a schema differ in more than case, from each other and from other
+    names."""
     if case_sensitive:
         return
     for path, of in walk(parse_struct(schema.jsonValue())):

@@ -63,7 +63,8 @@ def _messages(value: Any) -> Iterator[Any]:
 
 
 def with_schema(frame: DataFrame, schema: StructType) -> DataFrame:
-    """Set the schema of a Spark Connect DataFrame, and return the DataFrame. The client then does not ask the server."""
+    """Set the schema of a Spark Connect DataFrame, and return the DataFrame. The client then does not ask the
+    server."""
     if _is_remote(frame):
         remote: Any = frame
         remote._cached_schema = schema

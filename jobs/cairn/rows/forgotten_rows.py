@@ -30,7 +30,8 @@ class ForgottenRows:
     def without(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         """Return the batch without the rows of forgotten keys.
 
-        The batch has a column with the key group of each row. Only keys in a key group of a forgotten key are encoded and hashed.
+        The batch has a column with the key group of each row. Only keys in a key group of a forgotten key are encoded
+        and hashed.
         """
         near = np.ones(rows.num_rows, bool)
         if self._groups is not None:

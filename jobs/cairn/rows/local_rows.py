@@ -157,9 +157,6 @@ def _gather(places: Sequence[_Place], columns: Mapping[int, pa.Array]) -> pa.Arr
     return joined.take(pa.array(indices, pa.int64()))
 
 
-# --- order ------------------------------------------------------------------------------------------------------------------------
-
-
 def order_key(data_type: t.DataType) -> Convert:
     """Return a function that maps a value or None to a sort key in Spark's order.
 
@@ -260,9 +257,6 @@ def sorted_rows(rows: Sequence[dict[str, Any]], columns: Sequence[tuple[str, t.D
     """Return the rows in Spark's order of these columns. Rows with equal values keep their order."""
     keys = [(name, order_key(data_type)) for name, data_type in columns]
     return sorted(rows, key=lambda row: tuple(of(row[name]) for name, of in keys))
-
-
-# --- rows into Arrow --------------------------------------------------------------------------------------------------------------
 
 
 def _table(rows: Any, schema: t.StructType, zone: Zone, what: str) -> pa.Table:

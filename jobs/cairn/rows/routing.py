@@ -138,8 +138,8 @@ def route_in_order(spark: SparkSession, inputs: Inputs, *, parts: Sequence[bytes
         order_by = inputs.order_by if kind == INPUT else ()
         values += _in_order(name, of, [*order_by, *of.names], key)
         ties += tie_breaks([(_in(name, f.name), f.dataType) for f in of])
-        # The loop uses the columns of the schema in the variable `of`: `DataFrame.columns` would make the Connect server
-        # analyse the whole plan.
+        # The loop uses the columns of the schema in the variable `of`: `DataFrame.columns` would make the Connect
+        # server analyse the whole plan.
         if any(needs_bytes(f.dataType) for f in of):
             in_bytes.append(_BYTES[name])
     routed = _with_ticks(spark, parts, keyed, max_parallelism)
@@ -174,9 +174,10 @@ def flat_columns(kind: int, count: int) -> list[str]:
 def _with_ticks(
     spark: SparkSession, parts: Sequence[bytes], keyed: Sequence[DataFrame], max_parallelism: int
 ) -> DataFrame:
-    # Two steps fill missing columns with nulls. The ticks get their nulls here, with a cast for each column of the rows,
-    # because `unionByName` fills no column that is NOT NULL, as key columns can be. The rows of each input get nulls for
-    # `__part` and for the columns of the other inputs from `unionByName`, because Spark can't cast null to TIME.
+    # Two steps fill missing columns with nulls. The ticks get their nulls here, with a cast for each column of the
+    # rows, because `unionByName` fills no column that is NOT NULL, as key columns can be. The rows of each input get
+    # nulls for `__part` and for the columns of the other inputs from `unionByName`, because Spark can't cast null to
+    # TIME.
     types = {f.name: f.dataType for part in keyed for f in part.schema if f.name not in (KEY_GROUP, KIND, *_BYTES)}
     routed = _tick_rows(spark, parts, max_parallelism).select(
         "*",
@@ -224,8 +225,8 @@ def _sort_prefix(first_key: DataType) -> list[Column]:
 
     The column is an integer with the order of key group and first key column. Spark's sort compares an integer without
     reading the rows, in half the time. The key group is in the upper 15 bits. The lower 48 bits hold 0 for null, else
-    the key plus 2^47. Keys beyond +-(2^47 - 1) get the nearest limit. So different keys may be equal in this column, and
-    the sort columns behind it decide.
+    the key plus 2^47. Keys beyond +-(2^47 - 1) get the nearest limit. So different keys may be equal in this column,
+    and the sort columns behind it decide.
     """
     if not isinstance(first_key, ByteType | ShortType | IntegerType | LongType):
         return []

@@ -6,7 +6,7 @@ argument `keys` gives positions in `batch.keys`, in one of two forms:
 
     keys of rows      Integers from 0 to the number of keys - 1, one for each row, in any order. A key may occur several
                       times. `batch.key_of_row` has this form for the batch's own rows.
-    chosen keys       Ascending integers without repetition, or one bool for each key, or None for all keys of the batch.
+    chosen keys       Ascending integers without repetition, or one bool for each key, or None for all keys.
 
 The next call sees all changes. A method returns its whole result in memory. If lists or maps are large, read a few
 keys at a time.
@@ -81,7 +81,8 @@ class _OfBatch:
         self._what = what
 
     def _of_rows(self, keys: Keys, *rows: Any) -> Places:
-        """Check `keys`, the argument of a handler's call, against the rows of that call. Return it as an int64 array."""
+        """Check `keys`, the argument of a handler's call, against the rows of that call. Return it as an int64
+        array."""
         places = self._positions(keys)
         for part in rows:
             if len(part) != len(places):

@@ -71,8 +71,8 @@ class KeyedInput:
         self._segments: list[tuple[int, int, tuple[Any, ...], bytes, int, int]] = []
         self._slices: dict[int, Slices] = {}
         self._at = 0
-        # The state of the first `_fetched` entries of `_segments` has been read ahead. `_wanted` holds two arrays with the
-        # key group and the encoded key of every entry of `_segments`, whether read ahead or not.
+        # The state of the first `_fetched` entries of `_segments` has been read ahead. `_wanted` holds two arrays with
+        # the key group and the encoded key of every entry of `_segments`, whether read ahead or not.
         self._fetched = 0
         self._wanted: tuple[Any, Any] = (None, None)
 

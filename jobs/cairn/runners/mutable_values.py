@@ -74,8 +74,8 @@ def copy_of_column(values: Any) -> Any:
         if values.dtype == object and not all_immutable(values.tolist()):
             return _copy_of_cells(values)
         return values.copy()
-    # `copy` of an array that pandas keeps in Arrow would share Arrow's buffers, and user code may write to these through
-    # a NumPy array. `take` copies the buffers.
+    # `copy` of an array that pandas keeps in Arrow would share Arrow's buffers, and user code may write to these
+    # through a NumPy array. `take` copies the buffers.
     return values.take(np.arange(len(values))) if isinstance(values, pd.arrays.ArrowExtensionArray) else values.copy()
 
 

@@ -15,8 +15,8 @@ from cairn.runners.mutable_values import IMMUTABLE, copy_of, without_rows
 from state_backend.values.errors import ProcessorError
 
 _ROWS_PER_BATCH = 10_000
-# Called with the types of a row's cells, this function returns True if user code can change none of the cells. It is the
-# body of `all_immutable`, without the cost of another call for each row.
+# Called with the types of a row's cells, this function returns True if user code can change none of the cells. It is
+# the body of `all_immutable`, without the cost of another call for each row.
 _only_immutable = IMMUTABLE.issuperset
 
 
@@ -65,8 +65,8 @@ class OutputRows:
         """Return the row's cells in column order."""
         plain = type(row).asDict is Row.asDict
         fields = row.asDict(not plain)
-        # An unknown field is usually a misspelt column. Spark drops that field silently, and the column is null in every
-        # row.
+        # An unknown field is usually a misspelt column. Spark drops that field silently, and the column is null in
+        # every row.
         if not self._known.issuperset(fields):
             raise ProcessorError(_unknown_fields(fields, self._names))
         if plain:

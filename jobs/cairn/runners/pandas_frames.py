@@ -5,8 +5,9 @@ float is float64, whatever the SQL type. Instants are naive, in the session's zo
 last frame of a key.
 
 A batch is converted once and then sliced by key. If a column of integers holds nulls, pandas stores floats and NaN. A
-key whose own rows hold no null still gets integers. So a handler's frames depend only on the rows of its key. A float is
-exact up to 2**53 only. A key with a null and an integer of that size or more gets pandas' nullable integers, `Int64`.
+key whose own rows hold no null still gets integers. So a handler's frames depend only on the rows of its key. A float
+is exact up to 2**53 only. A key with a null and an integer of that size or more gets pandas' nullable integers,
+`Int64`.
 
 The frames of a key are small. With pandas' public `frame[start:end].copy()` and `frame[name]`, about a third of a
 shard's task was pandas' own overhead for each frame and column. So this module uses pandas' internal blocks, which are
@@ -52,8 +53,9 @@ def frame_slices(zone: str) -> SlicesOf:
         for at, values in enumerate(batch.columns):
             if _null_inside(values):
                 frame.isetitem(at, [_exact_cell(cell, values.type.value_type) for cell in frame.iloc[:, at]])
-        # The frames of all keys are slices of this frame. `copy` has two purposes. It joins the columns of each dtype into
-        # one block, which is fast to slice. And it replaces Arrow's read-only memory, because handlers may write to frames.
+        # The frames of all keys are slices of this frame. `copy` has two purposes. It joins the columns of each dtype
+        # into one block, which is fast to slice. And it replaces Arrow's read-only memory, because handlers may write
+        # to frames.
         frame = frame.copy()
         names = batch.schema.names
         # All frames share this array of labels. A separate index for each key would cost a lookup table of names for
@@ -101,7 +103,8 @@ def _rows_of(frame: Any, start: int, end: int) -> Any:
 
 
 def _integers(values: Any, valid: Any) -> Any:
-    """Return a column of integers: int64 without a null, else float64 with NaN, or Int64 if a float can't hold a value."""
+    """Return a column of integers: int64 without a null, else float64 with NaN, or Int64 if a float can't hold a
+    value."""
     if valid.all():
         return values
     if _is_large(values[valid]).any():

@@ -299,7 +299,8 @@ class DeclaringHandle(spark_api.StatefulProcessorHandle):
 
 
 class _Placeholder:
-    """A state that can't be used: on the driver, or because `init` declared and then deleted it. Any use is an error."""
+    """A state that can't be used: on the driver, or because `init` declared and then deleted it. Any use is an
+    error."""
 
     def __init__(self, name: str, *, deleted: bool = False) -> None:
         self._name, self._deleted = name, deleted
@@ -421,7 +422,8 @@ class ArrowHandle(ProcessorHandle):
         self._timers.delete(keys, expiryTimestampMs)
 
     def listTimers(self, keys: Any = None) -> Any:
-        """Return the timers of the keys in `keys` as `KeyedRows` with the column `expiry_ms`, ascending for each key."""
+        """Return the timers of the keys in `keys` as `KeyedRows` with the column `expiry_ms`, ascending for each
+        key."""
         self._check_timers("listTimers")
         return self._timers.times(keys)
 

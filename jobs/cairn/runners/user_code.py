@@ -53,9 +53,10 @@ class UserCode:
         if self._offers_null and isinstance(error, StateTypeError):
             what += "\nTo store NULL instead of such values, as Spark does, set Pipeline(on_type_mismatch='null')"
         raised = ProcessorError(printable(what))
-        # If Spark simplifies tracebacks, its report to the driver leaves out an error's cause (`__cause__`). So a note of
-        # `raised` holds the traceback of the user's code. If Spark does not simplify them, the report contains the cause,
-        # and Spark fails if this text can't be encoded as UTF-8. So the cause is set only if its traceback can be encoded.
+        # If Spark simplifies tracebacks, its report to the driver leaves out an error's cause (`__cause__`). So a note
+        # of `raised` holds the traceback of the user's code. If Spark does not simplify them, the report contains the
+        # cause, and Spark fails if this text can't be encoded as UTF-8. So the cause is set only if its traceback can
+        # be encoded.
         raised.add_note(textwrap.indent(printable(trace), "  "))
         raise raised from (error if printable(trace) == trace else None)
 

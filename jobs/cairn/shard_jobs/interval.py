@@ -121,8 +121,6 @@ class IntervalJob(JobOnContent):
         """
         return replace(self, base=refs)
 
-    # --- in a Spark task -----------------------------------------------------------------------------------------------------
-
     def run_shard(self, batches: Iterator[pa.RecordBatch], shard: int, task: int) -> ShardAck:
         """Process the interval on one shard, in a Spark task."""
         storage = open_storage(self.root)
@@ -151,8 +149,8 @@ class IntervalJob(JobOnContent):
     def _without_forgotten(self, restored: RestoredShard, owned: KeyGroupRange, work: Path) -> RestoredShard:
         """Rewrite the shard's files without forgotten keys if the base may hold such keys; else return `restored`.
 
-        To delete the keys' entries in RocksDB would not suffice. The base's files would still contain these entries, and
-        the new checkpoint would share these files.
+        To delete the keys' entries in RocksDB would not suffice. The base's files would still contain these entries,
+        and the new checkpoint would share these files.
         """
         states, schema = (*self.dropped, *self.content.states), parse_struct(self.content.key_schema)
         keys: set[tuple[int, bytes]] = set()
@@ -395,8 +393,6 @@ class IntervalJob(JobOnContent):
         """
         timed = self.content.time.mode != "none"
         return TimerValues(self.content.time.processing_time_ms, watermark_ms or 0) if timed else TimerValues(-1, -1)
-
-    # --- once, when all shards have acked -----------------------------------------------------------------------------------------
 
     def finish(
         self, acks: list[ShardAck], plan_us: int = 0, spark_us: int = 0, coordinator: Coordinator | None = None

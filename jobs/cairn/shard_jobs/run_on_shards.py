@@ -163,9 +163,9 @@ def run_on_shards(
                 found = collect_once(spark, lambda: rows.mapInArrow(partial(_run_shard, shipped), _ACK_ROW), executed)
             break
         except DamagedCopy as error:
-            # With a local master, Spark runs each task only once. So the whole job runs again here. The shard that raised
-            # `DamagedCopy` has deleted its damaged copies. Shards whose tasks Spark ended early may still have damaged
-            # copies, so each shard may need one more try.
+            # With a local master, Spark runs each task only once. So the whole job runs again here. The shard that
+            # raised `DamagedCopy` has deleted its damaged copies. Shards whose tasks Spark ended early may still have
+            # damaged copies, so each shard may need one more try.
             if not tries_left:
                 raise
             log.warning(

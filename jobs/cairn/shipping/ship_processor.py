@@ -56,7 +56,7 @@ from cairn.shipping.value_hash import ValueHasher
 from state_backend.values.errors import ProcessorError, UsageError, UserCodeError
 from state_backend.values.frozen import frozen
 
-# --- on the driver ----------------------------------------------------------------------------------------------------------------
+# --- on the driver ----------------------------------------------------------------------------------------------------
 
 
 @frozen
@@ -228,8 +228,8 @@ def _dump(pickler: cloudpickle.Pickler, value: Any) -> None:
 class _Copier(cloudpickle.Pickler):
     """Pickler for a copy in the same process, which keeps classes, modules and broadcast variables by identity.
 
-    A class from a notebook, if it were pickled and loaded in the notebook's own process, would have copies of its methods.
-    The copies would not see later changes of the notebook's variables.
+    A class from a notebook, if it were pickled and loaded in the notebook's own process, would have copies of its
+    methods. The copies would not see later changes of the notebook's variables.
     """
 
     def __init__(self, file: Any) -> None:
@@ -288,7 +288,7 @@ def _blame(modules: Sequence[UserModule]) -> str:
     return ""
 
 
-# --- in a worker ------------------------------------------------------------------------------------------------------------------
+# --- in a worker ------------------------------------------------------------------------------------------------------
 
 
 def unship(option: str) -> Any:

@@ -120,8 +120,6 @@ class ValueHasher:
             return _hash("descriptor", _text(value.__qualname__))
         return self._known_object(value, path) or self._object(value, path)
 
-    # --- containers -----------------------------------------------------------------------------------------------------------
-
     def _items(self, items: Iterable[Any], path: str) -> list[bytes]:
         return [self.digest(item, f"{path}[{n}]") for n, item in enumerate(items)]
 
@@ -135,8 +133,6 @@ class ValueHasher:
         )
         # Equal dicts may have their entries in different orders, so the hashes are sorted.
         return sorted(pairs)
-
-    # --- code -----------------------------------------------------------------------------------------------------------------
 
     def _class(self, cls: type, path: str) -> bytes:
         self.modules.add(cls.__module__)
@@ -193,8 +189,6 @@ class ValueHasher:
         except ValueError:
             return _hash("empty cell")
         return _hash("cell", self.digest(content, path))
-
-    # --- objects --------------------------------------------------------------------------------------------------------------
 
     def _known_object(self, value: Any, path: str) -> bytes | None:
         """Return the hash of an array, frame, series, index, broadcast or accumulator, computed from its contents.

@@ -1,18 +1,18 @@
 """The sink for a table of BigQuery, through google-cloud-bigquery.
 
-The table `cairn_publications_TABLE` in the same dataset holds the id of the newest checkpoint of each interval. One more row, without an
-interval, holds the pipeline and counts the transactions. Two transactions conflict in BigQuery only if both update or delete rows of one table;
-inserts never conflict. So each transaction first adds 1 to this row's count, and fails if the count differs from the count that the sink has
-read. If the sink stops:
+The table `cairn_publications_TABLE` in the same dataset holds the id of the newest checkpoint of each interval. One
+more row, without an interval, holds the pipeline and counts the transactions. Two transactions conflict in BigQuery
+only if both update or delete rows of one table; inserts never conflict. So each transaction first adds 1 to this row's
+count, and fails if the count differs from the count that the sink has read. If the sink stops:
 
     before the load        The table has the old rows. The next call does all of the work.
-    after the load,        The table has the old rows. The staging table expires after a day. The next call does all of the work.
-    before the commit
+    after the load,        The table has the old rows. The staging table expires after a day. The next call does all of
+    before the commit      the work.
     after the commit,      The table has the new rows. The next call finds the checkpoint's id and changes nothing.
     before the answer
 
-A request whose answer was lost is sent again with the same job id, so the job runs once. A job that starts late, after another call has
-committed, finds another count and changes nothing.
+A request whose answer was lost is sent again with the same job id, so the job runs once. A job that starts late, after
+another call has committed, finds another count and changes nothing.
 """
 
 from __future__ import annotations
@@ -92,19 +92,20 @@ _LIMITS = ("rateLimitExceeded", "jobRateLimitExceeded", "Exceeded rate limits")
 def bigquery(table: str, client: Callable[[], Any] | None = None) -> BigQuerySink:
     """Return a `Pipeline.sink` that keeps a table of BigQuery equal to the pipeline's output.
 
-    The first call with rows creates the table: the columns of the output, `interval_start` and `interval_end`, and a partition for each day
-    of `interval_start`. The sink adds columns that the output gains, and widens numbers. Structs become `STRUCT`, lists and maps become
-    `ARRAY`. A table belongs to one pipeline. The dataset must exist.
+    The first call with rows creates the table: the columns of the output, `interval_start` and `interval_end`, and a
+    partition for each day of `interval_start`. The sink adds columns that the output gains, and widens numbers. Structs
+    become `STRUCT`, lists and maps become `ARRAY`. A table belongs to one pipeline. The dataset must exist.
 
     Args:
         table: `dataset.table`, or `project.dataset.table`.
-        client: A function that returns a `google.cloud.bigquery.Client`. It runs in the process that calls the sink, and the sink closes
-            the client. None: a client with the application default credentials, whose jobs run in the table's project, or else in the
-            default project.
+        client: A function that returns a `google.cloud.bigquery.Client`. It runs in the process that calls the sink,
+            and the sink closes the client. None: a client with the application default credentials, whose jobs run in
+            the table's project, or else in the default project.
 
     Raises:
-        UsageError: The name is no name of a table. A call raises this error if google-cloud-bigquery or the dataset is missing, if the
-            table belongs to another pipeline, if BigQuery lacks the type of a column, or if a value does not fit the type of its column.
+        UsageError: The name is no name of a table. A call raises this error if google-cloud-bigquery or the dataset is
+            missing, if the table belongs to another pipeline, if BigQuery lacks the type of a column, or if a value
+            does not fit the type of its column.
 
     Example:
         Pipeline(..., sink=sinks.bigquery("shop.clicks"))
@@ -114,7 +115,7 @@ def bigquery(table: str, client: Callable[[], Any] | None = None) -> BigQuerySin
 
 @dataclass(frozen=True, slots=True)
 class _Stored:
-    """The sink's own table: its owner, the number of transactions, and the checkpoint of each interval near the call's."""
+    """The sink's own table: owner, number of transactions, and checkpoint of each interval near the call's."""
 
     owner: str
     count: int = 0
@@ -144,8 +145,8 @@ class _Dataset:
     def ask(self, job_id: str, start: Callable[[], Any]) -> Any:
         """Start a job and return it.
 
-        If an answer was lost, the client sends the request again, and BigQuery answers that the job exists. Then return this
-        job.
+        If an answer was lost, the client sends the request again, and BigQuery answers that the job exists. Then return
+        this job.
         """
         from google.api_core.exceptions import Conflict
 
@@ -270,7 +271,8 @@ class BigQuerySink(TableSink):
         rows = call.rows
         if stored is None:
             stored = self._create_ids(dataset, owner)
-        # Delete only intervals with an id: the others have no rows, and BigQuery bills each partition that a delete reads.
+        # Delete only intervals with an id: the others have no rows, and BigQuery bills each partition that a delete
+        # reads.
         old = sorted(replaced & ids.keys())
         changes = []
         if len(rows) or old:
@@ -310,7 +312,7 @@ class BigQuerySink(TableSink):
     def _write(
         self, dataset: _Dataset, owner: Owner, stored: _Stored, changes: Sequence[str], parameters: Mapping[str, Any]
     ) -> None:
-        """Make the changes in one transaction, unless another transaction has committed since the sink read the count."""
+        """Make the changes in one transaction, unless another one has committed since the sink read the count."""
         own = self._sql(dataset, self._ids)
         script = [
             "BEGIN TRANSACTION",
@@ -385,7 +387,7 @@ class BigQuerySink(TableSink):
         return [self._widen(dataset, there[field.name.lower()], field) for field in wanted]
 
     def _widen(self, dataset: _Dataset, there: Any, wanted: Any) -> Any:
-        """Widen a column of numbers if the wider type holds all stored and all new values; return the column as it is then."""
+        """Widen a column of numbers if the wider type holds all stored and new values; return the column."""
         wider = wider_type(wanted.field_type, there.field_type)
         if wider is None or "REPEATED" in (there.mode, wanted.mode) or there.precision is not None:
             return there
@@ -423,7 +425,8 @@ class BigQuerySink(TableSink):
             source_format=bq.SourceFormat.PARQUET,
             schema=schema,
             create_disposition=bq.CreateDisposition.CREATE_NEVER,
-            # The job's id makes it run once. If it ran twice, the second run would fail, because the table is not empty.
+            # The job's id makes it run once. If it ran twice, the second run would fail, because the table is not
+            # empty.
             write_disposition=bq.WriteDisposition.WRITE_EMPTY,
             decimal_target_types=[bq.DecimalTargetType.NUMERIC, bq.DecimalTargetType.BIGNUMERIC],
             parquet_options=lists,
@@ -518,7 +521,7 @@ def column_of(field: pa.Field) -> Any:
 
 
 def wider_type(wanted: str, there: str) -> str | None:
-    """Return the type to which a column of type `there` must change to hold numbers of type `wanted` too; None to leave it."""
+    """Return the type that a column of type `there` needs to hold numbers of type `wanted`; None to leave it."""
     return wanted if wanted in _WIDER.get(there, ()) else None
 
 
@@ -624,7 +627,10 @@ def _rename(field: Any, name: str) -> Any:
 
 
 def _read(value: Any, kind: pa.DataType) -> Any:
-    """Convert a value read from BigQuery to the type of the output's column. Numbers may have a wider type in the table."""
+    """Convert a value read from BigQuery to the type of the output's column.
+
+    Numbers may have a wider type in the table.
+    """
     if value is None:
         return None
     match kind:

@@ -1,11 +1,12 @@
 """The sink for a Delta table, through the package deltalake. It needs no Spark.
 
-Each interval is a partition of the table. One Delta commit replaces the partition's files, and sets the version of a transaction
-identifier to the checkpoint's id. The identifier is `cairn/PIPELINE/GENERATION/START/END`. `cairn publish --rebuild` raises
-GENERATION, and the sink no longer finds the ids of before. The version of `cairn/PIPELINE/log` is a hash of the id of the pipeline's log.
-If the sink stops:
+Each interval is a partition of the table. One Delta commit replaces the partition's files, and sets the version of a
+transaction identifier to the checkpoint's id. The identifier is `cairn/PIPELINE/GENERATION/START/END`. `cairn publish
+--rebuild` raises GENERATION, and the sink no longer finds the ids of before. The version of `cairn/PIPELINE/log` is a
+hash of the id of the pipeline's log. If the sink stops:
 
-    before the commit     The table has the old rows. Files without a commit stay until `VACUUM`. The next call does all of the work.
+    before the commit     The table has the old rows. Files without a commit stay until `VACUUM`. The next call does all
+                          of the work.
     after the commit,     The table has the new rows. The next call finds the checkpoint's id and changes nothing.
     before the answer
 """
@@ -36,16 +37,17 @@ from cairn.sinks.table_sink import (
 from state_backend.values.errors import UsageError
 from state_backend.values.intervals import Interval, format_instant
 
-# How often the sink tries to commit. A try fails if another process has changed the same interval or the schema meanwhile.
+# How often the sink tries to commit. A try fails if another process has changed the same interval or the schema
+# meanwhile.
 _ROUNDS = 10
 
 
 def delta(url: str, storage_options: Mapping[str, str] | None = None) -> DeltaSink:
     """Return a `Pipeline.sink` that keeps a Delta table equal to the pipeline's output.
 
-    The first call creates the table: the columns of the output, and the partition columns `interval_start` and `interval_end`.
-    The sink adds columns that the output gains. A column keeps its type: a value that does not fit fails the call. A table
-    belongs to one pipeline. Its owner runs `OPTIMIZE` and `VACUUM`.
+    The first call creates the table: the columns of the output, and the partition columns `interval_start` and
+    `interval_end`. The sink adds columns that the output gains. A column keeps its type: a value that does not fit
+    fails the call. A table belongs to one pipeline. Its owner runs `OPTIMIZE` and `VACUUM`.
 
     Args:
         url: Folder of the table: `file:///…`, `s3://…`, `gs://…` or `abfss://…`.
@@ -121,7 +123,8 @@ class DeltaSink(TableSink):
         generation = 0 if table is None else _generation(table, pipeline)
         stored: dict[Interval, int] = {}
         if table is not None:
-            # Only overlapping intervals: `transaction_version` scans the identifiers of all intervals, which may be thousands.
+            # Only overlapping intervals: `transaction_version` scans the identifiers of all intervals, which may be
+            # thousands.
             others = {Interval(*_instants(partition)) for partition in table.partitions()}
             others = {other for other in others if other.overlaps(interval)}
             for near in {interval, *others}:
@@ -144,14 +147,15 @@ class DeltaSink(TableSink):
         }
         if table is None:
             made = {"partition_by": [START, END], "description": _description(owner.name)}
-            # Create the table even without rows: it stores the checkpoint's id, so a late call with an older id changes nothing.
+            # Create the table even without rows: it stores the checkpoint's id, so a late call with an older id changes
+            # nothing.
             deltalake.write_deltalake(self._url, rows, mode="error", **made, **common)
             return
         rows = _fit(rows, pa.schema(table.schema()))
         deltalake.write_deltalake(table, rows, mode="overwrite", predicate=where, schema_mode="merge", **common)
 
     def _new_owner(self, table: Any, owner: Owner, *, takes_over: bool = False) -> dict[str, int]:
-        """Return the transaction identifier that makes this writer the owner; an empty dict if it is the owner already."""
+        """Return the transaction identifier that makes this writer the owner; empty if it is the owner already."""
         new = {f"cairn/{owner.name}/log": _hash_of(owner.log)}
         if table is None:
             return new

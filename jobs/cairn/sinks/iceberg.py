@@ -1,13 +1,13 @@
 """A sink that writes an Iceberg table with the package pyiceberg, without Spark.
 
-Each call that changes the table makes one Iceberg commit. The commit deletes the interval's old rows, inserts the new rows, and stores the
-checkpoint's id in the table property `cairn.checkpoint.START/END`. Snapshots carry the id too, but snapshots expire.
-If the sink stops:
+Each call that changes the table makes one Iceberg commit. The commit deletes the interval's old rows, inserts the new
+rows, and stores the checkpoint's id in the table property `cairn.checkpoint.START/END`. Snapshots carry the id too, but
+snapshots expire. If the sink stops:
 
     before the table is     There is no table. The next call does all of the work.
     created
-    after that, before      The table has the old rows; a new table is empty. Files without a commit stay until the owner removes orphan
-    the commit              files. The next call does all of the work.
+    after that, before      The table has the old rows; a new table is empty. Files without a commit stay until the
+    the commit              owner removes orphan files. The next call does all of the work.
     after the commit,       The table has the new rows. The next call finds the checkpoint's id and changes nothing.
     before the answer
 """
@@ -40,12 +40,13 @@ from cairn.sinks.table_sink import (
 from state_backend.values.errors import UsageError
 from state_backend.values.intervals import Interval, format_instant
 
-# How often the catalog may refuse a commit. It refuses if another process has changed the table meanwhile, in any interval. If four
-# processes commit all the time, a commit is refused three times out of four.
+# How often the catalog may refuse a commit. It refuses if another process has changed the table meanwhile, in any
+# interval. If four processes commit all the time, a commit is refused three times out of four.
 _REFUSALS = 30
 # How often the catalog may fail to tell the result. Each time, the sink writes the files anew.
 _UNKNOWN = 3
-# Bounds the wait before another try. The wait is random, so that processes which failed together do not fail together again.
+# Bounds the wait before another try. The wait is random, so that processes which failed together do not fail together
+# again.
 _WAIT_S = 0.5
 _PIPELINE, _CHECKPOINT = "cairn.pipeline", "cairn.checkpoint"
 
@@ -55,19 +56,21 @@ def iceberg(
 ) -> IcebergSink:
     """Return a `Pipeline.sink` that keeps an Iceberg table equal to the pipeline's output.
 
-    The first call creates the table: the columns `interval_start` and `interval_end`, the columns of the output, and a partition for
-    each day of `interval_start`. The sink adds columns that the output gains, and widens their types as far as Iceberg can. A table
-    belongs to one pipeline. Its owner expires snapshots and compacts files.
+    The first call creates the table: the columns `interval_start` and `interval_end`, the columns of the output, and a
+    partition for each day of `interval_start`. The sink adds columns that the output gains, and widens their types as
+    far as Iceberg can. A table belongs to one pipeline. Its owner expires snapshots and compacts files.
 
     Args:
         table: `namespace.name` of the table in the catalog. The namespace must exist.
-        catalog: Name of the catalog in pyiceberg's configuration: `.pyiceberg.yaml` or `PYICEBERG_CATALOG__…` in the environment.
-        properties: Properties of the catalog, such as `uri` and `warehouse`, or a function that returns them. They override those of
-            the configuration. The function runs in the process that calls the sink. None: the configuration only.
+        catalog: Name of the catalog in pyiceberg's configuration: `.pyiceberg.yaml` or `PYICEBERG_CATALOG__…` in the
+            environment.
+        properties: Properties of the catalog, such as `uri` and `warehouse`, or a function that returns them. They
+            override those of the configuration. The function runs in the process that calls the sink. None: the
+            configuration only.
 
     Raises:
-        UsageError: The name has no namespace. A call raises this error if pyiceberg is missing, if the catalog lacks the
-            namespace, if the table belongs to another pipeline, or if a value does not fit the type of its column.
+        UsageError: The name has no namespace. A call raises this error if pyiceberg is missing, if the catalog lacks
+            the namespace, if the table belongs to another pipeline, or if a value does not fit the type of its column.
 
     Example:
         Pipeline(..., sink=sinks.iceberg("shop.clicks", "warehouse"))
@@ -140,7 +143,10 @@ class IcebergSink(TableSink):
         return load_catalog(self._catalog_name, **(properties or {}))
 
     def _commit(self, change: Callable[[Any], None]) -> None:
-        """Change the table. If another process commits meanwhile, or the answer is lost, read the table and try again."""
+        """Change the table.
+
+        If another process commits meanwhile, or the answer is lost, read the table and try again.
+        """
         with self._catalog() as catalog:
             from pyiceberg import exceptions
 
@@ -153,9 +159,9 @@ class IcebergSink(TableSink):
                     if refusals == _REFUSALS:
                         raise
                 except exceptions.CommitStateUnknownException:
-                    # The next round reads the table. If the table has this checkpoint's id, the first commit succeeded; else the
-                    # round commits again. If the first commit still arrives later, both commits build on the same
-                    # snapshot, and the catalog accepts only one of them.
+                    # The next round reads the table. If the table has this checkpoint's id, the first commit succeeded;
+                    # else the round commits again. If the first commit still arrives later, both commits build on the
+                    # same snapshot, and the catalog accepts only one of them.
                     unknown += 1
                     if unknown == _UNKNOWN:
                         raise
@@ -240,15 +246,16 @@ class IcebergSink(TableSink):
     ) -> None:
         """Commit: delete the rows that `where` selects, insert `rows`, and change the table's properties.
 
-        The commit fails if the table has changed since it was read: it makes a snapshot even without rows, and the catalog
-        refuses a snapshot whose parent is no longer the newest one.
+        The commit fails if the table has changed since it was read: it makes a snapshot even without rows, and the
+        catalog refuses a snapshot whose parent is no longer the newest one.
         """
         from pyiceberg.table.update import AssertTableUUID
 
         transaction = table.transaction()
         there = table.schema().as_arrow()
         rows = _fit_to(rows, there)
-        # pyiceberg copies the whole metadata several times in each step, also in a change of the schema that changes nothing.
+        # pyiceberg copies the whole metadata several times in each step, also in a change of the schema that changes
+        # nothing.
         new = [
             field
             for field in rows.schema
@@ -263,9 +270,9 @@ class IcebergSink(TableSink):
             transaction.overwrite(rows, where, snapshot_properties=summary)
         else:
             transaction.append(rows, snapshot_properties=summary)
-        # Not `commit_transaction`, for two reasons. After a refusal it repeats the commit on the table's new version, where the ids
-        # may be newer. After the last refusal it deletes the manifests; but if only the answer was lost, and the HTTP client
-        # repeated the request, then the table has these manifests.
+        # Not `commit_transaction`, for two reasons. After a refusal it repeats the commit on the table's new version,
+        # where the ids may be newer. After the last refusal it deletes the manifests; but if only the answer was lost,
+        # and the HTTP client repeated the request, then the table has these manifests.
         same_table = AssertTableUUID(uuid=table.metadata.table_uuid)
         table._do_commit(updates=transaction._updates, requirements=(*transaction._requirements, same_table))
 

@@ -1,6 +1,7 @@
 """The sink for a table of PostgreSQL, through psycopg.
 
-The table `cairn_publications` in the same schema holds the id of the newest checkpoint of each interval. If the sink stops:
+The table `cairn_publications` in the same schema holds the id of the newest checkpoint of each interval. If the sink
+stops:
 
     before the commit     PostgreSQL rolls back: the table has the old rows. The next call does all of the work.
     after the commit,     The table has the new rows. The next call finds the checkpoint's id and changes nothing.
@@ -68,8 +69,9 @@ _DIGITS = {"smallint": 5, "integer": 10, "bigint": 19}
 def postgres(table: str, conninfo: str | Callable[[], str] = "") -> PostgresSink:
     """Return a `Pipeline.sink` that keeps a table of PostgreSQL equal to the pipeline's output.
 
-    The first call with rows creates the table: the columns of the output, and `interval_start` and `interval_end`. The sink adds columns
-    that the output gains, and widens their types. Structs, lists and maps become `jsonb`. A table belongs to one pipeline.
+    The first call with rows creates the table: the columns of the output, and `interval_start` and `interval_end`. The
+    sink adds columns that the output gains, and widens their types. Structs, lists and maps become `jsonb`. A table
+    belongs to one pipeline.
 
     Args:
         table: Name of the table, or `schema.table`.
@@ -78,8 +80,8 @@ def postgres(table: str, conninfo: str | Callable[[], str] = "") -> PostgresSink
             environment variables (`PGHOST`, `PGUSER`, …) and `~/.pgpass`.
 
     Raises:
-        UsageError: The name is no name of a table, or longer than 63 bytes. A call raises this error if psycopg is missing, or if the table
-            belongs to another pipeline.
+        UsageError: The name is no name of a table, or longer than 63 bytes. A call raises this error if psycopg is
+            missing, or if the table belongs to another pipeline.
 
     Example:
         Pipeline(..., sink=sinks.postgres("clicks", lambda: os.environ["WAREHOUSE"]))
@@ -198,7 +200,8 @@ class PostgresSink(TableSink):
     def _create_ids(self, cursor: Any) -> None:
         found = cursor.execute("SELECT to_regclass(%s)", (self._sql("{ids}").as_string(cursor),)).fetchone()
         if found == (None,):
-            # Two sinks may create this table at once. IF NOT EXISTS would then fail for one of them, so each takes a lock first.
+            # Two sinks may create this table at once. IF NOT EXISTS would then fail for one of them, so each takes a
+            # lock first.
             cursor.execute("SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))", (f"cairn {_IDS}",))
             cursor.execute(
                 self._sql(
@@ -209,7 +212,7 @@ class PostgresSink(TableSink):
             )
 
     def _claim(self, cursor: Any, owner: Owner, *, takes_over: bool = False) -> None:
-        """Raise `UsageError` if the table belongs to another pipeline or root; store this owner if no owner has a root yet."""
+        """Raise `UsageError` if the table belongs to another pipeline or root; store a missing owner."""
         table = self._names[-1]
         query = self._sql("SELECT pipeline FROM {ids} WHERE table_name = %s AND pipeline <> %s LIMIT 1")
         other = cursor.execute(query, (table, str(owner))).fetchone()
@@ -297,7 +300,7 @@ def column_type(field: pa.Field) -> str:
 
 
 def wider_type(wanted: str, there: str) -> str | None:
-    """Return the type to which a column of type `there` must change to hold values of type `wanted` too; None to leave it.
+    """Return the type that a column of type `there` needs to hold values of type `wanted`; None to leave it.
 
     The new type holds all values of both. An owner may have chosen another type, such as `varchar`: that type stays.
     """

@@ -57,8 +57,8 @@ def must_store_owner(stored: str, owner: Owner, table: str, *, takes_over: bool 
     """Return True if the sink must store `owner` as the table's owner; False if the table stores `owner` already.
 
     Args:
-        stored: The owner that the table stores, as text. Releases before this check stored only the name: the first pipeline
-            of this name then becomes the owner.
+        stored: The owner that the table stores, as text. Releases before this check stored only the name: the first
+            pipeline of this name then becomes the owner.
         owner: The writer.
         table: The table, for the message.
         takes_over: True if the writer deletes all rows: then the pipeline of this name in another root loses the table.
@@ -115,11 +115,11 @@ class Publication:
     Attributes:
         owner: The pipeline, as the table stores it.
         interval: The interval. Its rows in the table are replaced.
-        checkpoint_id: Id of the commit that made the output. If the interval of another commit replaced the output: the id
-            of that commit, without files.
+        checkpoint_id: Id of the commit that made the output. If the interval of another commit replaced the output: the
+            id of that commit, without files.
         root_url: URL of the pipeline's folder.
-        files: The Parquet files of the output without late rows, or those of the late rows; empty if the interval has no
-            such rows.
+        files: The Parquet files of the output without late rows, or those of the late rows; empty if the interval has
+            no such rows.
         late: True if the rows are late rows.
         replaced: True if another interval's commit replaced the output: the call only deletes the interval's rows.
     """
@@ -135,16 +135,16 @@ class Publication:
     def replaces(self, stored: Mapping[Interval, int]) -> frozenset[Interval] | None:
         """Return the intervals whose rows the call deletes; None if the call must change nothing.
 
-        A call is old in two cases. The table has this checkpoint or a newer checkpoint of the interval. Or an overlapping
-        interval has a newer checkpoint, which replaced this output.
+        A call is old in two cases. The table has this checkpoint or a newer checkpoint of the interval. Or an
+        overlapping interval has a newer checkpoint, which replaced this output.
 
         A call that is not old deletes the rows of its interval, and the rows of overlapping intervals with an older
-        checkpoint. Rows of the same checkpoint stay: a commit of an hour that replaces a day makes one call for the hour
-        and one for the day.
+        checkpoint. Rows of the same checkpoint stay: a commit of an hour that replaces a day makes one call for the
+        hour and one for the day.
 
-        The call for a replaced interval deletes only this interval's rows, and newer checkpoints of other intervals do not
-        make the call old. Otherwise the call for the day could delete the hour's old rows before the call for the hour
-        inserts the new rows.
+        The call for a replaced interval deletes only this interval's rows, and newer checkpoints of other intervals do
+        not make the call old. Otherwise the call for the day could delete the hour's old rows before the call for the
+        hour inserts the new rows.
 
         Args:
             stored: The newest checkpoint of each interval in the table; at least of the intervals that overlap.
@@ -227,8 +227,8 @@ class Difference:
 class TableSink(ABC):
     """A sink that keeps a table equal to the output of one pipeline.
 
-    One transaction changes an interval's rows and stores the checkpoint's id. So the table stays right if a call is repeated,
-    comes late, or loses its answer.
+    One transaction changes an interval's rows and stores the checkpoint's id. So the table stays right if a call is
+    repeated, comes late, or loses its answer.
     """
 
     _late_rows: TableSink | None = None
@@ -238,8 +238,8 @@ class TableSink(ABC):
     def with_late_rows(self, table: TableSink) -> Self:
         """Return this sink with a second table, which the sink keeps equal to the pipeline's late rows.
 
-        The second table has the columns of the input, `interval_start`, `interval_end` and `checkpoint_id`. It may be of
-        another kind. Each table changes in a transaction of its own.
+        The second table has the columns of the input, `interval_start`, `interval_end` and `checkpoint_id`. It may be
+        of another kind. Each table changes in a transaction of its own.
 
         Args:
             table: A sink of `cairn.sinks` for the late rows. Its table must be another one.
@@ -259,7 +259,7 @@ class TableSink(ABC):
         return made
 
     def each_table(self) -> list[tuple[TableSink, bool]]:
-        """Return each sink, with True if its table holds late rows: this sink, and that of `with_late_rows` if there is one."""
+        """Return this sink, and that of `with_late_rows`, each with True if its table holds late rows."""
         return [(self, False), *([(self._late_rows, True)] if self._late_rows is not None else [])]
 
     @abstractmethod
@@ -284,14 +284,15 @@ class TableSink(ABC):
 
     @abstractmethod
     def row_counts(self) -> dict[Interval | None, int]:
-        """Return the number of rows of each interval that has rows in the table; under None those without an interval."""
+        """Return the number of rows of each interval in the table; under None those without an interval."""
 
     @abstractmethod
     def rows(self, interval: Interval, schema: pa.Schema) -> pa.Table:
         """Return the rows of an interval in any order, with those columns of the schema that the table has.
 
         Raises:
-            ValueError, TypeError, ArithmeticError: The table has a value that the column's type in the schema does not have.
+            ValueError, TypeError, ArithmeticError: The table has a value that the column's type in the schema does not
+            have.
         """
 
     @abstractmethod
@@ -397,7 +398,7 @@ def hash_of_rows(table: pa.Table) -> str:
 
 
 def plain_values(column: pa.ChunkedArray) -> Iterator[Any]:
-    """Yield each value as a JSON value: different values as different JSON, and a struct, list or map as a string of JSON."""
+    """Yield each value as a JSON value: other values as other JSON, and a struct, list or map as a string."""
     if pa.types.is_nested(column.type):
         return (None if value is None else nested_text(value) for value in column.to_pylist())
     return (as_json(value) for value in column.to_pylist())

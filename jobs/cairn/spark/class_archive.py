@@ -1,7 +1,7 @@
 """The archive of Spark's classes, from which a JVM starts with about 40 % less CPU time.
 
-A JVM loads and verifies some 20,000 classes until Spark has run a first query. `cairn spark --prepare` writes these classes to
-an archive (class data sharing). A JVM maps the archive into memory.
+A JVM loads and verifies some 20,000 classes until Spark has run a first query. `cairn spark --prepare` writes these
+classes to an archive (class data sharing). A JVM maps the archive into memory.
 
 A JVM ignores an archive that does not fit: another Java, other jars, another class path. So an archive never changes a
 result.

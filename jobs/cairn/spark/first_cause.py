@@ -12,7 +12,8 @@ from state_backend.values import errors
 from state_backend.values.errors import CairnError
 from state_backend.values.release import WHEEL
 
-# Match at the start of a line only. Indented lines are notes of the exception (`add_note`), which may name other errors.
+# Match at the start of a line only. Indented lines are notes of the exception (`add_note`), which may name other
+# errors.
 _RAISED = re.compile(r"^state_backend\.values\.errors\.(\w+): (.*)$", re.MULTILINE)
 # Packages that Cairn itself imports in a worker. Packages of user code need no pattern: if one is missing, the worker
 # raises a ProcessorError that names the package.

@@ -157,10 +157,11 @@ def connect(
 
 @contextmanager
 def _ctrl_c_kept() -> Iterator[None]:
-    """Keep the process's handler of Ctrl-C in the block, where PySpark makes a context and would install its own handler.
+    """Keep the process's handler of Ctrl-C in the block, where PySpark makes a context and would install its own
+    handler.
 
-    PySpark's handler calls the JVM. If Ctrl-C interrupts another call of the JVM, both calls use one connection. Then the
-    interrupted call may raise `Py4JError` instead of `KeyboardInterrupt`, and Py4J logs tracebacks.
+    PySpark's handler calls the JVM. If Ctrl-C interrupts another call of the JVM, both calls use one connection. Then
+    the interrupted call may raise `Py4JError` instead of `KeyboardInterrupt`, and Py4J logs tracebacks.
     """
     from pyspark.core import context
 
@@ -358,10 +359,11 @@ def _open_remote_session(url: str, token: str | None, conf: Mapping[str, str], *
 
 
 def _made_with_shared_workers(url: str, token: str | None) -> bool:
-    """Make the session of the URL on the server, so that it shares its Python workers. Return False if the server refuses.
+    """Make the session of the URL on the server, so that it shares its Python workers. Return False if the server
+    refuses.
 
-    Spark reads the setting when it makes a session, and a client can set it only later. So the session is made as a copy of
-    an empty session that has the setting.
+    Spark reads the setting when it makes a session, and a client can set it only later. So the session is made as a
+    copy of an empty session that has the setting.
     """
     from pyspark.sql.connect.session import SparkSession as RemoteSession
 

@@ -48,7 +48,8 @@ def compare_trial(
         The trial, and the comparison.
 
     Raises:
-        UsageError: There is no such trial, no interval of the trial starts at `start`, or a column of `match` is missing.
+        UsageError: There is no such trial, no interval of the trial starts at `start`, or a column of `match` is
+            missing.
         CheckpointDropped: Compared files were deleted meanwhile.
     """
     tried = find_trial(root, pipeline, trial)

@@ -43,7 +43,10 @@ if TYPE_CHECKING:
 
 
 def carry_out_promotion(request: PromoteTrial, place: Place, *, agreed: bool = True) -> dict[str, Any]:
-    """Promote the trial if somebody has agreed, as an operator asks before. Otherwise only plan and compare; write nothing."""
+    """Promote the trial if somebody has agreed, as an operator asks before.
+
+    Otherwise only plan and compare; write nothing.
+    """
     pipeline = place.load(request)
     spark = place.connect(pipeline, "promote")
     plan = plan_promotion(spark, pipeline, request.root, trial=request.trial, past=request.past)

@@ -242,7 +242,10 @@ def plan_trial(
     savepoint: str | None,
     ends_ms: int,
 ) -> TrialPlan:
-    """Check whether the intervals can be tried, and from which state. Ask the source for each interval. Write nothing."""
+    """Check whether the intervals can be tried, and from which state.
+
+    Ask the source for each interval. Write nothing.
+    """
     check_no_trial(root, "other trial")
     check_in_order(intervals)
     production = coordinator_of(pipeline, root)
