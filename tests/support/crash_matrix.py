@@ -300,7 +300,13 @@ def without_spark(folders: Folders) -> Iterator[None]:
 
     with ExitStack() as stack:
         modules = [
-            f"cairn.{at}.{m}" for at in ("operations", "shard_jobs") for m in ("restore_savepoint", "take_savepoint")
+            f"cairn.{m}"
+            for m in (
+                "operations.restore_savepoint",
+                "operations.take_savepoint",
+                "shard_jobs.fill_from_savepoint",
+                "shard_jobs.write_savepoint",
+            )
         ]
         for module in (*modules, "state_backend.checkpoint.coordinator"):
             stack.enter_context(mock.patch(f"{module}.open_storage", opened))

@@ -22,7 +22,7 @@ from state_backend.values.errors import UsageError
         ("./data", False),
         ("file://data/st5", False),
         ("s3://bucket/state", True),
-        ("az://bucket/state", False),
+        ("hdfs://bucket/state", False),
         ("", False),
     ],
 )
