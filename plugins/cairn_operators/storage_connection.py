@@ -135,6 +135,11 @@ def _microsoft(conn_id: str, connection: Any, fields: Mapping[str, Any], folder:
     else:
         values |= {"AZURE_STORAGE_KEY": secret, "AZURE_CLIENT_ID": fields.get("managed_identity_client_id")}
     given = {name: str(value) for name, value in values.items() if value}
+    if "." in host and not host.endswith(".blob.core.windows.net"):
+        raise AirflowFailException(
+            f"connection {conn_id!r} has the host {host!r}; az:// reaches accounts at blob.core.windows.net alone. Leave the host out, "
+            "and name it in the root: abfss://container@account.dfs.<cloud>/prefix"
+        )
     if not given:
         raise AirflowFailException(
             f"connection {conn_id!r} names no account: give its name as login, its address as host, or connection_string"

@@ -20,22 +20,25 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import requests
 from azure.core import MatchConditions
 from azure.core.exceptions import (
     AzureError,
     ClientAuthenticationError,
     HttpResponseError,
-    ResourceNotFoundError,
     ServiceRequestError,
 )
+from azure.core.pipeline.transport import RequestsTransport
 from azure.identity import ClientSecretCredential, DefaultAzureCredential
 from azure.storage.blob import BlobBlock, BlobClient, BlobPrefix, BlobSasPermissions, ContainerClient, generate_blob_sas
+from requests.adapters import HTTPAdapter
 
 from state_backend.adapters.local_storage import CHUNK_BYTES
 from state_backend.adapters.object_store import (
     Answer,
     Failure,
     Found,
+    Interrupted,
     LostUpload,
     ObjectStore,
     Page,
@@ -102,7 +105,12 @@ class AzureStorage(ObjectStore):
         if host:
             self.url = f"abfss://{bucket}@{host}/{prefix}".rstrip("/")
         file = (credentials or {}).get(Variable.AZURE_LOGIN) or Variable.AZURE_LOGIN.given
-        login = json.loads(Path(file).read_text()) if file else {n: os.environ[n] for n in _LOGIN if n in os.environ}
+        try:
+            login = (
+                json.loads(Path(file).read_text()) if file else {n: os.environ[n] for n in _LOGIN if n in os.environ}
+            )
+        except (OSError, ValueError):
+            raise UsageError(f"can't log in to Azure: {Variable.AZURE_LOGIN} names no JSON file: {file}") from None
         key = ("azure", bucket, host, self._patience, *login.items())
         self._clients = clients_of(key, (), partial(_open, bucket, host, login, self._patience))
 
@@ -179,15 +187,19 @@ class AzureStorage(ObjectStore):
     def _remove_many(self, waiting: set[str], gone: set[str], timeout_s: float) -> None:
         paths = sorted(waiting)
         answers = self._container().delete_blobs(*map(self._name, paths), raise_on_any_failure=False)
+        failed = None
         for path, answer in zip(paths, answers, strict=False):
             missing = answer.headers.get("x-ms-error-code") == "ContainerNotFound"
             if answer.status_code not in (200, 202, 404) or missing:
-                raise HttpResponseError(response=answer)
+                failed = failed or HttpResponseError(response=answer)
+                continue
             gone |= {path} if answer.status_code != 404 else set()
             waiting.discard(path)
+        if failed is not None or waiting:
+            raise failed or Interrupted("the server answered only a part of the batch")
 
     def _server_copies(self, source: AzureStorage, handle: Handle) -> bool:
-        return source.url.split("/")[2] == self.url.split("/")[2] and handle.size_bytes <= SERVER_COPIES_BYTES
+        return source.url.split("/")[2] == self.url.split("/")[2] and 0 < handle.size_bytes <= SERVER_COPIES_BYTES
 
     def _part_bytes(self, number: int) -> int:
         return PART_BYTES
@@ -211,14 +223,9 @@ class AzureStorage(ObjectStore):
         kind: Any = "other"
         if code == "ContainerNotFound":
             kind = "no bucket"
-        elif isinstance(error, ResourceNotFoundError) or status == 404:
+        elif status == 404:  # The SDK has one class for absent files and for sources of copies that it could not read.
             kind = "absent"
-        elif code in (
-            "BlobAlreadyExists",
-            "ConditionNotMet",
-            "SourceConditionNotMet",
-            "UnmodifiedRequestConditionNotMet",
-        ):
+        elif code in ("BlobAlreadyExists", "ConditionNotMet", "TargetConditionNotMet"):
             kind = "precondition"
         refused: tuple[type[CairnError], str] | None = None
         if status is None and isinstance(error, ClientAuthenticationError):
@@ -238,7 +245,7 @@ class AzureStorage(ObjectStore):
             said=f"HTTP {status} {code}".rstrip() if status is not None else type(error).__name__,
             kind=kind,
             repeat="yes" if transient else "for permission" if code == "AuthorizationPermissionMismatch" else "no",
-            may_have_effect=status is None or status >= 500 or status == 408,
+            may_have_effect=refused is None and (status is None or status < 400 or status >= 500 or status == 408),
             refused=refused,
         )
 
@@ -282,10 +289,13 @@ class _Blocks:
 
 
 def _open(bucket: str, host: str, login: Mapping[str, str], patience: Patience) -> ContainerClient:
+    # The SDK does not retry; `_send` does.
+    calm = {"retry_total": 0, "connection_timeout": patience.connect_s, "read_timeout": patience.request_s}
+    session = requests.Session()
+    for scheme in ("https:", "http:"):
+        session.mount(f"{scheme}//", HTTPAdapter(pool_maxsize=32))
     given: dict[str, Any] = {
-        # The SDK does not retry; `_send` does.
-        "retry_total": 0, "connection_timeout": patience.connect_s, "read_timeout": patience.request_s,
-        "max_single_get_size": 4 * CHUNK_BYTES, "max_chunk_get_size": 4 * CHUNK_BYTES,
+        **calm, "transport": RequestsTransport(session=session, session_owner=False, **calm), "max_single_get_size": 4 * CHUNK_BYTES, "max_chunk_get_size": 4 * CHUNK_BYTES,
         "max_single_put_size": 2 * PART_BYTES, "user_agent": "cairn",
     }  # fmt: skip
     text, account, *secrets, client, tenant, secret, _ = map(login.get, _LOGIN)
@@ -297,7 +307,7 @@ def _open(bucket: str, host: str, login: Mapping[str, str], patience: Patience) 
         endpoint = f"https://{host.replace('.dfs.', '.blob.', 1) or f'{account}.blob.core.windows.net'}"
         credential: Any = next(filter(None, secrets), None)
         if credential is None and tenant and client and secret:
-            credential = ClientSecretCredential(tenant, client, secret)
+            credential = ClientSecretCredential(tenant, client, secret, **calm)
         elif credential is None:
             credential = DefaultAzureCredential(managed_identity_client_id=client)
         return ContainerClient(endpoint, bucket, credential, **given)

@@ -202,7 +202,7 @@ class GcsStorage(ObjectStore):
             response.close()
             raise StorageUnavailable("the server can't continue the interrupted download; try again")
         told = response.headers
-        length = told.get("Content-Length", told.get("x-goog-stored-content-length"))
+        length = told.get("Content-Length", None if at else told.get("x-goog-stored-content-length"))
         hashes = dict(h.strip().split("=", 1) for h in told.get("x-goog-hash", "").split(",") if h)
         stored = told.get("x-goog-generation")
         return Answer(

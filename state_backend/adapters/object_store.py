@@ -114,7 +114,7 @@ class Answer(NamedTuple):
     size_bytes: int | None
     generation: int | None
     crc32c: int | None
-    # Returns at most so many bytes, and raises if they arrive after a moment of `time.monotonic`.
+    # Returns at most so many bytes, and may raise if they arrive after a moment of `time.monotonic`.
     read: Callable[[int, float], bytes]
     close: Callable[[], None]
 
@@ -412,6 +412,8 @@ class ObjectStore(ABC):
             if isinstance(error, NotFound) and not write.uncertain:
                 self._require_bucket(doing)
                 raise
+            if isinstance(error, PreconditionFailed) and not write.uncertain and self._look(path, doing) is None:
+                raise StorageUnavailable(f"can't {doing}: the source was rewritten meanwhile; try again") from None
             stored = self._settle(error, path, 0, write, doing)
         return self._compared(stored, copied, 0, doing)
 
@@ -482,6 +484,8 @@ class ObjectStore(ABC):
             next(self._pages(self._root, doing, limit=1))
             if generation != 0:
                 raise error
+        elif generation == 0 and self._look(path, doing) is not None:
+            raise AlreadyExists(f"can't {doing}: the file exists already")
         raise StorageUnavailable(f"can't {doing}: the server lost the upload; try again")
 
     def _compared(self, stored: Found | None, handle: Handle, generation: int, doing: str) -> Handle:
@@ -529,10 +533,11 @@ class ObjectStore(ABC):
             failure = self._failure_of(raised)
             if write is not None and failure.may_have_effect:
                 write.uncertain = True
-            if time.monotonic() >= ends_s[failure.repeat]:
+            delay_s = patience.delay_s(repeats)
+            if time.monotonic() + delay_s >= ends_s[failure.repeat]:
                 raised = self._translate(doing, failure, write) or raised
                 break
-            time.sleep(patience.delay_s(repeats))
+            time.sleep(delay_s)
         # Raise outside the except block: inside, the traceback would also show the cause, which holds URLs and the
         # request.
         raise raised
@@ -599,6 +604,8 @@ class _Body:
             while len(self._piece) < CHUNK_BYTES and self._at != self._size_bytes:
                 answer = self._answer or self._open(timeout_s)
                 data = answer.read(CHUNK_BYTES - len(self._piece), until_s)
+                if time.monotonic() > until_s:
+                    raise Interrupted("the server answers too slowly")
                 self._at += len(data)
                 self._piece += data
                 if not data and self._size_bytes is None:
@@ -616,7 +623,7 @@ class _Body:
             self._size_bytes = self._at + answer.size_bytes
         if not self._at:
             self.crc32c = answer.crc32c
-        self._generation = answer.generation
+        self._generation = self._generation if answer.generation is None else answer.generation
         self._store._bucket_seen = True
         return answer
 

@@ -41,6 +41,7 @@ from state_backend.adapters.local_storage import CHUNK_BYTES
 from state_backend.adapters.object_store import (
     WRITE_KEY,
     Answer,
+    Clients,
     Failure,
     Found,
     LostUpload,
@@ -55,7 +56,13 @@ from state_backend.adapters.object_store import (
     generation_of,
 )
 from state_backend.values.environment import Variable
-from state_backend.values.errors import CairnError, NotFound, PermissionRefused, PreconditionFailed, UsageError
+from state_backend.values.errors import (
+    CairnError,
+    NotFound,
+    PermissionRefused,
+    PreconditionFailed,
+    UsageError,
+)
 from state_backend.values.handles import FileInfo, Handle
 
 PART_BYTES = 16 * CHUNK_BYTES
@@ -159,11 +166,10 @@ class S3Storage(ObjectStore):
     ) -> None:
         super().__init__(bucket, prefix, patience=patience)
         given = dict(credentials or {})
-        self._clients = clients_of(
-            ("s3", self._patience, *given.items()), _LOGIN, partial(_open, self._patience, given)
-        )
-        if given:
-            self._clients.of_this_process()  # Reads the files while they exist.
+        opens = partial(_open, self._patience, given)
+        self._clients = Clients(opens) if given else clients_of(("s3", self._patience), _LOGIN, opens)
+        if given:  # Read the files while they exist.
+            self._send(f"open {self.url}", lambda _: self._clients.of_this_process())
         payer = Variable.S3_REQUEST_PAYER.given
         self._payer = {"RequestPayer": payer} if payer else {}
         encryption, key = Variable.S3_ENCRYPTION.given, Variable.S3_KMS_KEY_ID.given
@@ -236,7 +242,8 @@ class S3Storage(ObjectStore):
             for start in range(0, handle.size_bytes, COPIED_PART_BYTES):
                 end = min(start + COPIED_PART_BYTES, handle.size_bytes) - 1
                 copied = {"CopySource": name, "CopySourceIfMatch": etag_of(found.info.generation)}
-                self._send(doing, partial(upload.copy, {**copied, "CopySourceRange": f"bytes={start}-{end}"}))
+                copied["CopySourceRange"] = f"bytes={start}-{end}"
+                self._send(doing, partial(upload.copy, copied))
             self._send(doing, partial(upload.finish, handle), write)
 
     def _remove(self, path: str, generation: int, timeout_s: float) -> None:

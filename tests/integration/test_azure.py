@@ -91,17 +91,34 @@ def test_a_copy_within_the_server_moves_no_bytes(server: FaultyProxy) -> None:
 
 def test_of_many_deletes_a_failure_is_told(server: FaultyProxy, monkeypatch: pytest.MonkeyPatch) -> None:
     storage, forward = fresh(), server.forward
-    storage.create("a", NEW)
+    for path in ("a", "b"):
+        storage.create(path, NEW)
 
     def refused(request: Request) -> Answer:
         answer = forward(request)
-        body = answer.body.replace(b"HTTP/1.1 202 Accepted", b"HTTP/1.1 403 Forbidden")
+        body = answer.body.replace(b"HTTP/1.1 202 Accepted", b"HTTP/1.1 403 Forbidden", 1)
         return Answer(status=answer.status, headers=answer.headers, body=body)
+
+    def short(request: Request) -> Answer:
+        answer = forward(request)
+        first, mark, _ = answer.body.partition(b"Content-ID: 1")
+        end = answer.body[answer.body.rindex(b"--batch") :]
+        return Answer(
+            status=answer.status,
+            headers=answer.headers,
+            body=first.rpartition(b"--batch")[0] + end if mark else answer.body,
+        )
 
     with monkeypatch.context() as patch:
         patch.setattr(server, "forward", refused)
         with pytest.raises(PermissionRefused, match="Storage Blob Data Contributor"):
-            storage.delete_many(["a"])
+            storage.delete_many(["a", "b"])
+    for path in ("a", "b"):
+        storage.create(path, NEW)
+    with monkeypatch.context() as patch:  # A part of the answer is missing; the next request deletes the rest.
+        patch.setattr(server, "forward", short)
+        assert storage.delete_many(["a", "b"]) == 1
+    assert not [*storage.list("")]
 
 
 class _Answer:
@@ -126,6 +143,9 @@ class _Answer:
         (404, "BlobNotFound", NotFound, "does not exist"),
         (409, "BlobAlreadyExists", PreconditionFailed, "another process"),
         (412, "ConditionNotMet", PreconditionFailed, "another process"),
+        (412, "TargetConditionNotMet", PreconditionFailed, "another process"),
+        (412, "SourceConditionNotMet", StorageUnavailable, "HTTP 412 SourceConditionNotMet"),
+        (403, "CannotVerifyCopySource", PermissionRefused, "Storage Blob Data Contributor"),
         (412, "LeaseIdMissing", StorageUnavailable, "HTTP 412 LeaseIdMissing; check the network"),
         (503, "ServerBusy", StorageUnavailable, "HTTP 503 ServerBusy for 180 s; check the network"),
     ],
@@ -143,7 +163,8 @@ def test_each_refusal_has_an_error_with_its_next_step(
 def test_other_errors_of_the_sdk(server: FaultyProxy) -> None:
     storage = fresh()
     made = storage._failure_of(ClientAuthenticationError("no login"))
-    assert made.refused is not None and "AZURE_STORAGE_ACCOUNT" in made.refused[1]
+    assert made.refused is not None and "AZURE_STORAGE_ACCOUNT" in made.refused[1] and not made.may_have_effect
+    assert storage._failure_of(HttpResponseError(response=_Answer(202))).may_have_effect
     assert storage._failure_of(ServiceRequestError("lost")).may_have_effect
     assert storage._failure_of(KeyError()).kind == "unknown"
 
@@ -167,6 +188,8 @@ def test_urls_and_logins(server: FaultyProxy, monkeypatch: pytest.MonkeyPatch, t
     service = {"AZURE_TENANT_ID": "t", "AZURE_CLIENT_ID": "c", "AZURE_CLIENT_SECRET": "s"}
     assert isinstance(credential(url, **service), ClientSecretCredential)
     assert isinstance(credential(url), DefaultAzureCredential)
+    with pytest.raises(UsageError, match="CAIRN_AZURE_LOGIN names no JSON file"):
+        open_storage(url, credentials={"CAIRN_AZURE_LOGIN": str(tmp_path / "absent")})
     for wrong in ("az://box@acc/state", "abfss://box/state"):
         with pytest.raises(UsageError, match="not a container"):
             open_storage(wrong)

@@ -32,7 +32,7 @@ from state_backend.values.errors import (
     UsageError,
 )
 from tests.support.counting import DAYS, day
-from tests.support.faulty_proxy import FaultKind, FaultyProxy, Request
+from tests.support.faulty_proxy import Answer, FaultKind, FaultyProxy, Request
 from tests.support.server_crash import STORES, Store
 from tests.support.storage_calls import CALLS, LARGE, NEW, OLD, STEP_BYTES, Call, at_once, generation, handle_of
 from tests.support.tiers import at_tier
@@ -246,6 +246,28 @@ def test_bytes_that_are_damaged_on_the_way_up_leave_no_file(
                     storage.upload(name, tmp_path / name)
                 assert storage.stat(name) is None
         assert storage.upload(name, tmp_path / name) == handle_of(name, data)
+
+
+def test_a_source_that_is_rewritten_during_its_copy_is_told(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And not that the destination exists: a caller would take a file for copied that is not there."""
+    storage = cloud.fresh(PATIENT)
+    handle = storage.create("large", LARGE)
+    before = storage._look("large", "look")
+    storage.replace("large", NEW * 1000, generation=generation(storage, "large"))
+    look, forward = storage._look, cloud.server.forward
+
+    def as_s3(request: Request) -> Answer:
+        """moto copies whatever the source is now."""
+        if "x-amz-copy-source-if-match" in request.headers:
+            return Answer(status=412, body=b"<Error><Code>PreconditionFailed</Code></Error>")
+        return forward(request)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(cloud.server, "forward", as_s3)
+        patch.setattr(storage, "_look", lambda path, doing: before if path == "large" else look(path, doing))
+        with pytest.raises((StorageUnavailable, NotFound)):
+            storage.copy_from(storage, handle, "there")
+    assert storage.stat("there") is None
 
 
 def test_many_transfers_at_once(cloud: Cloud, tmp_path: Path) -> None:

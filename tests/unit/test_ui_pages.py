@@ -450,6 +450,9 @@ def test_a_root_is_read_as_the_connection_of_its_dag(tmp_path: Path, monkeypatch
     opened = open_folder(replace(ref, root="s3://bucket/state", storage_conn_id="amazon"))
     client = opened._clients.of_this_process()
     assert (client._request_signer._credentials.access_key, client.meta.region_name) == ("AKIA", "eu-west-1")
+    with pytest.raises(UsageError, match="ProfileNotFound; expected credentials"):
+        monkeypatch.setenv("AIRFLOW_CONN_NOBODY", json.dumps({"conn_type": "aws", "extra": {"profile_name": "nobody"}}))
+        open_folder(replace(ref, root="s3://bucket/state", storage_conn_id="nobody"))
     opened = open_folder(replace(ref, root="az://box/state", storage_conn_id="microsoft"))
     assert opened._container().url == "https://acc.blob.core.windows.net/box"
 
