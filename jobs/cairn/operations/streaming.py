@@ -309,7 +309,7 @@ def initial_state_of(
 
     Example:
         rows.groupBy("user").transformWithState(
-            statefulProcessor=continuing(Clicks, savepoint)(),
+            statefulProcessor=continue_from_savepoint(Clicks, savepoint)(),
             initialState=initial_state_of(spark, savepoint),
             ...,
         )
