@@ -39,7 +39,7 @@ from typing import Any
 import psutil
 
 from benchmarks.available_now import Totals, totals_of_pipeline, totals_of_query
-from cairn.operations.run_intervals import run_intervals
+from cairn.operations.intervals.run_intervals import run_intervals
 from cairn.pipeline import Interval
 from cairn.spark.session import connect
 from local_stack.airflow_server import parse_time

@@ -51,8 +51,8 @@ from benchmarks.line_plots import Plot, draw
 from benchmarks.processes import Seen, own_and_below
 from benchmarks.totals import TOTALS_SCHEMA, Totals
 from cairn.data_sources.state_selection import plan_read
-from cairn.operations.run_interval import run_interval
-from cairn.operations.take_savepoint import take_savepoint
+from cairn.operations.intervals.run_interval import run_interval
+from cairn.operations.savepoints.take_savepoint import take_savepoint
 from cairn.pipeline import Interval, Pipeline
 from state_backend.adapters.local_storage import LocalStorage
 from state_backend.adapters.open_storage import join_url

@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from cairn.operations.coordinator_of import coordinator_of
-from cairn.operations.run_interval import run_interval
-from cairn.operations.run_intervals import run_intervals
+from cairn.operations.intervals.run_interval import run_interval
+from cairn.operations.intervals.run_intervals import run_intervals
 from cairn.pipeline import Interval
 from cairn.spark.session import connect
 from pipelines import land_flights

@@ -36,8 +36,8 @@ from benchmarks.engines import START, interval, start_spark
 from benchmarks.processes import cpu_s
 from cairn.arrow_processor import ArrowProcessor, BatchResult, KeyedBatch, with_keys
 from cairn.operations.coordinator_of import coordinator_of
-from cairn.operations.run_interval import run_interval
-from cairn.operations.run_intervals import run_intervals
+from cairn.operations.intervals.run_interval import run_interval
+from cairn.operations.intervals.run_intervals import run_intervals
 from cairn.pipeline import Interval, Pipeline
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 
 from benchmarks.processors import INPUT_SCHEMA
 from cairn.data_sources.keyed_state import KeyedState
-from cairn.operations.run_interval import run_interval
+from cairn.operations.intervals.run_interval import run_interval
 from cairn.pipeline import Interval, Pipeline
 from cairn.spark.session import connect
 from state_backend.values.records import Record

@@ -17,7 +17,7 @@ import pyarrow as pa
 import rocksdict
 
 from benchmarks.engines import interval
-from cairn.operations.run_interval import run_interval
+from cairn.operations.intervals.run_interval import run_interval
 from cairn.pipeline import Pipeline
 from cairn.rows.arrange_rows import Arrangement
 from cairn.rows.routing import route
@@ -151,8 +151,8 @@ def captured_shard(
         return run_on_shards(spark, job, placed, arrangement)
 
     with (
-        patch("cairn.operations.process_interval.route", keep_rows),
-        patch("cairn.operations.process_interval.run_on_shards", keep_job),
+        patch("cairn.operations.intervals.process_interval.route", keep_rows),
+        patch("cairn.operations.intervals.process_interval.run_on_shards", keep_job),
     ):
         run_interval(spark, pipeline, interval(number), str(root))
     # The batches have as many rows as those that Spark passes to a writer.

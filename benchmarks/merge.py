@@ -44,7 +44,7 @@ from benchmarks.processes import ROOT, cpu_s
 from benchmarks.report import OURS, Check, Part, Question, Run
 from benchmarks.report_files import Started
 from cairn.data_sources.keyed_state import KeyedState
-from cairn.operations.run_interval import run_interval
+from cairn.operations.intervals.run_interval import run_interval
 from tests.support.environments import environment_with
 
 PARTS = (0.01, 0.1)

@@ -44,9 +44,9 @@ from benchmarks.processes import ROOT, child_environment, cpu_s
 from benchmarks.report import Check, Part, Question, Run
 from benchmarks.report_files import Started
 from cairn.data_sources.keyed_state import KeyedState
-from cairn.operations.restore_savepoint import restore_savepoint
-from cairn.operations.run_interval import run_interval
-from cairn.operations.take_savepoint import take_savepoint
+from cairn.operations.intervals.run_interval import run_interval
+from cairn.operations.savepoints.restore_savepoint import restore_savepoint
+from cairn.operations.savepoints.take_savepoint import take_savepoint
 from state_backend.adapters.open_storage import join_url, open_storage
 from state_backend.adapters.rocks import EngineOptions
 from state_backend.shard.manifest import manifest_of

@@ -37,7 +37,7 @@ from benchmarks.flink.__main__ import _JAVAC, flink_jars
 from benchmarks.processes import with_cpu_s
 from benchmarks.ready_made import START, Hourly, Overlapping, Visits
 from cairn import Pipeline
-from cairn.operations.run_interval import run_interval
+from cairn.operations.intervals.run_interval import run_interval
 from cairn.processors import Deduplicate, IntervalJoin, TopN, union_by_kind
 
 if TYPE_CHECKING:

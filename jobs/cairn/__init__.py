@@ -14,12 +14,16 @@ if TYPE_CHECKING:
     from cairn.change_expectations import ChangeExpectations
     from cairn.data_sources.register import register_data_sources
     from cairn.operations.copy_output import copy_output
+    from cairn.operations.intervals.plan_range import Progress
+    from cairn.operations.intervals.run_interval import run_interval
+    from cairn.operations.intervals.run_intervals import Outcome, run_intervals
     from cairn.operations.output_files import output_files
-    from cairn.operations.plan_range import Progress
     from cairn.operations.read_log import read_log
-    from cairn.operations.run_interval import run_interval
-    from cairn.operations.run_intervals import Outcome, run_intervals
-    from cairn.operations.streaming import continue_from_savepoint, from_streaming_checkpoint, initial_state_of
+    from cairn.operations.savepoints.streaming import (
+        continue_from_savepoint,
+        from_streaming_checkpoint,
+        initial_state_of,
+    )
     from cairn.pipeline import Interval, Pipeline
     from cairn.trials.compare_trial import compare_trial
     from cairn.trials.promote_trial import plan_promotion, promote_past
@@ -65,21 +69,21 @@ _MODULES = {
     "Cron": "state_backend.values.schedule",
     "EngineOptions": "state_backend.adapters.rocks",
     "Interval": "cairn.pipeline",
-    "Outcome": "cairn.operations.run_intervals",
+    "Outcome": "cairn.operations.intervals.run_intervals",
     "Pipeline": "cairn.pipeline",
-    "Progress": "cairn.operations.plan_range",
+    "Progress": "cairn.operations.intervals.plan_range",
     "compare_trial": "cairn.trials.compare_trial",
-    "continue_from_savepoint": "cairn.operations.streaming",
+    "continue_from_savepoint": "cairn.operations.savepoints.streaming",
     "copy_output": "cairn.operations.copy_output",
-    "from_streaming_checkpoint": "cairn.operations.streaming",
-    "initial_state_of": "cairn.operations.streaming",
+    "from_streaming_checkpoint": "cairn.operations.savepoints.streaming",
+    "initial_state_of": "cairn.operations.savepoints.streaming",
     "output_files": "cairn.operations.output_files",
     "plan_promotion": "cairn.trials.promote_trial",
     "promote_past": "cairn.trials.promote_trial",
     "read_log": "cairn.operations.read_log",
     "register_data_sources": "cairn.data_sources.register",
-    "run_interval": "cairn.operations.run_interval",
-    "run_intervals": "cairn.operations.run_intervals",
+    "run_interval": "cairn.operations.intervals.run_interval",
+    "run_intervals": "cairn.operations.intervals.run_intervals",
     "try_code": "cairn.trials.try_code",
 }
 

@@ -32,13 +32,13 @@ import pyarrow.parquet as pq
 
 from cairn.change_expectations import ChangeExpectations
 from cairn.literal_state import State, entries_from, in_utc, timers_of, values_of
-from cairn.operations.checks import Check, FailingRows
 from cairn.operations.coordinator_of import coordinator_of
-from cairn.operations.evaluate_expectations import try_expectations
-from cairn.operations.expectation_suites import OVER_TIME
-from cairn.operations.plan_interval import Attempt
-from cairn.operations.process_interval import process_interval
-from cairn.operations.read_source import Read
+from cairn.operations.intervals.plan_interval import Attempt
+from cairn.operations.intervals.process_interval import process_interval
+from cairn.operations.intervals.read_source import Read
+from cairn.operations.validation.checks import Check, FailingRows
+from cairn.operations.validation.evaluate_expectations import try_expectations
+from cairn.operations.validation.expectation_suites import OVER_TIME
 from cairn.pipeline import Interval, Pipeline
 from cairn.replay.key_input import plan_read_key
 from cairn.replay.local_session import LocalSession, PlanningSession

@@ -11,9 +11,9 @@ import time
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
-from cairn.command.spark_server import answers, server_command, server_environment
 from cairn.spark.class_archive import with_archive
 from cairn.spark.local_server_secret import kept_secret, new_secret
+from cairn.spark.server_command import answers, server_command, server_environment
 from local_stack.owned_process import OwnedProcesses, Server, claim_port
 from local_stack.patience import Patience
 

@@ -485,7 +485,7 @@ class Content:
             after the commit, because the record has the schema in `output_schemas`, and in older attempts.
         input_schema: The schema of the input rows, in the same form, which late rows have too. None after the commit,
             and in older attempts.
-        input_hash: 32 hex digits that hash code, settings and input (`cairn.operations.plan_reuse.input_hash`).
+        input_hash: 32 hex digits that hash code, settings and input (`input_hash` of `plan_reuse.py`).
             Intervals with equal hashes and equal bases have equal results. None if the hash is unknown.
         code_version: The name of the code for people: the pipeline's `version`, or else git's description of the code's
             folder. None if both are missing.

@@ -10,7 +10,7 @@ from typing import get_args
 import pytest
 
 import cairn
-from cairn.operations.run_intervals import OnOutcome
+from cairn.operations.intervals.run_intervals import OnOutcome
 from tests.support.layout import REPOSITORY
 
 PUBLIC = {

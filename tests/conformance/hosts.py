@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 from pyspark.sql.streaming import StatefulProcessor
 from pyspark.sql.types import Row
 
-from cairn.operations.run_interval import run_interval
+from cairn.operations.intervals.run_interval import run_interval
 from cairn.pipeline import Interval, Pipeline
 
 if TYPE_CHECKING:

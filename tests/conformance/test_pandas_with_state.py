@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql.types import ArrayType, IntegerType, LongType, StructType
 
-from cairn.operations.run_interval import run_interval
+from cairn.operations.intervals.run_interval import run_interval
 from cairn.pandas_with_state import STATE, as_spark_gives, columns_of, pandas_with_state, scalar
 from cairn.pipeline import Interval, Pipeline
 from state_backend.values.errors import UsageError

@@ -12,9 +12,9 @@ import pytest
 
 from cairn.data_sources.keyed_state import KeyedState
 from cairn.operations.coordinator_of import coordinator_of
-from cairn.operations.plan_range import Progress
-from cairn.operations.run_interval import run_interval
-from cairn.operations.run_intervals import Outcome, run_intervals
+from cairn.operations.intervals.plan_range import Progress
+from cairn.operations.intervals.run_interval import run_interval
+from cairn.operations.intervals.run_intervals import Outcome, run_intervals
 from cairn.pipeline import Interval
 from pipelines.aircraft import AIRCRAFT
 from pipelines.land_flights import land

@@ -94,7 +94,7 @@ import sys
 from datetime import timedelta
 from counts_pipeline import COUNTS
 from cairn.pipeline import Interval
-from cairn.operations.run_interval import run_interval
+from cairn.operations.intervals.run_interval import run_interval
 from cairn.spark.session import connect
 spark = connect(sys.argv[1], "undisturbed")
 for n in range(int(sys.argv[3])):

@@ -20,7 +20,7 @@ from cairn.aggregates import ApproxDistinct, Count, Last, Max, Mean, Min, Runnin
 from cairn.arrow_processor import ArrowProcessor, BatchResult, KeyedBatch, with_keys
 from cairn.data_sources.keyed_output import KeyedOutput
 from cairn.data_sources.keyed_state import KeyedState
-from cairn.operations.run_interval import run_interval
+from cairn.operations.intervals.run_interval import run_interval
 from cairn.pipeline import Interval
 from state_backend.values import errors
 from tests.support.counting import START, counting, day

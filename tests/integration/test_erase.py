@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from cairn.command.cli import app
-from cairn.operations.run_interval import run_interval
+from cairn.operations.intervals.run_interval import run_interval
 from tests.support.counting import DAYS, counting, day
 from tests.support.reading import read_output, read_state
 

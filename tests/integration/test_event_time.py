@@ -20,9 +20,9 @@ from pyspark.sql.types import Row
 from cairn.aggregates import Count, Sum
 from cairn.data_sources.keyed_output import KeyedOutput
 from cairn.data_sources.keyed_state import KeyedState
-from cairn.operations.plan_interval import Attempt
-from cairn.operations.process_interval import process_interval
-from cairn.operations.run_interval import run_interval
+from cairn.operations.intervals.plan_interval import Attempt
+from cairn.operations.intervals.process_interval import process_interval
+from cairn.operations.intervals.run_interval import run_interval
 from cairn.pipeline import Interval, Pipeline
 from cairn.processors import SessionWindow, SlidingWindow, TumblingWindow
 from cairn.testing import PipelineTester

@@ -339,9 +339,9 @@ def test_intervals_on_the_server_leave_what_they_leave_on_disk(
     """The same digests, state and output, read by Spark from either; with faults strewn over the requests."""
     from cairn.data_sources.keyed_output import KeyedOutput
     from cairn.data_sources.keyed_state import KeyedState
-    from cairn.operations.restore_savepoint import restore_savepoint
-    from cairn.operations.run_interval import run_interval
-    from cairn.operations.take_savepoint import take_savepoint
+    from cairn.operations.intervals.run_interval import run_interval
+    from cairn.operations.savepoints.restore_savepoint import restore_savepoint
+    from cairn.operations.savepoints.take_savepoint import take_savepoint
     from tests.support.counting import DAYS, counting, day
 
     # What Python workers see; the JVM was perhaps started before the server.
@@ -394,7 +394,7 @@ def test_a_query_on_the_server_never_shows_half_an_interval(
     they are cleaned up it fails and says to ask again. A query that is planned then shows the newer one, all of it."""
     from cairn.data_sources.keyed_output import KeyedOutput, _OutputReader
     from cairn.operations.coordinator_of import coordinator_of
-    from cairn.operations.run_interval import run_interval
+    from cairn.operations.intervals.run_interval import run_interval
     from state_backend.checkpoint.coordinator import Coordinator
     from state_backend.values.retention import KeepLast
     from tests.support.counting import DAYS, counting, day

@@ -19,7 +19,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql.streaming import StatefulProcessor
 from pyspark.sql.types import Row, StructType
 
-from cairn.operations.run_interval import run_interval
+from cairn.operations.intervals.run_interval import run_interval
 from cairn.pipeline import Interval, Pipeline
 from state_backend.values.intervals import from_ms
 from tests.support.both_engines import run_under_cairn

@@ -15,8 +15,8 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, EqualTo, InputP
 from cairn.data_sources.keyed_state import KeyedState
 from cairn.data_sources.state_selection import plan_read
 from cairn.operations.coordinator_of import coordinator_of
-from cairn.operations.run_interval import run_interval
-from cairn.operations.take_savepoint import take_savepoint
+from cairn.operations.intervals.run_interval import run_interval
+from cairn.operations.savepoints.take_savepoint import take_savepoint
 from cairn.pipeline import Pipeline
 from state_backend.adapters.open_storage import join_url
 from state_backend.inspection import describe

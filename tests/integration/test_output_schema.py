@@ -14,7 +14,7 @@ from pyspark.sql.types import Row
 
 from cairn.data_sources.keyed_output import KeyedOutput
 from cairn.operations.coordinator_of import coordinator_of
-from cairn.operations.run_interval import run_interval
+from cairn.operations.intervals.run_interval import run_interval
 from cairn.pipeline import Interval, Pipeline
 from cairn.spark.ddl import parse_ddl_locally
 from state_backend.adapters.open_storage import open_storage

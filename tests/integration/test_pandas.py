@@ -15,7 +15,7 @@ from pyspark.sql.streaming import StatefulProcessor
 from pyspark.sql.types import Row
 
 from cairn.data_sources.keyed_output import KeyedOutput
-from cairn.operations.run_interval import run_interval
+from cairn.operations.intervals.run_interval import run_interval
 from cairn.pipeline import Interval
 from state_backend.values import errors
 from tests.support.counting import START, counting, day

@@ -20,10 +20,10 @@ from pyspark.sql.types import Row, StructType
 from cairn.data_sources.keyed_output import KeyedOutput
 from cairn.data_sources.keyed_state import KeyedState
 from cairn.operations.coordinator_of import coordinator_of
-from cairn.operations.plan_interval import Attempt
-from cairn.operations.process_interval import process_interval
-from cairn.operations.run_interval import run_interval
-from cairn.operations.take_savepoint import consolidate_checkpoint, take_savepoint
+from cairn.operations.intervals.plan_interval import Attempt
+from cairn.operations.intervals.process_interval import process_interval
+from cairn.operations.intervals.run_interval import run_interval
+from cairn.operations.savepoints.take_savepoint import consolidate_checkpoint, take_savepoint
 from cairn.pipeline import Interval, Pipeline
 from state_backend.adapters.open_storage import join_url, open_storage
 from state_backend.adapters.rocks import EngineOptions

@@ -20,7 +20,7 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from pyspark.sql.types import StructType
 
 from cairn.aggregates import Count, First, Last, Max, RunningAggregate, Sum
-from cairn.operations.run_interval import run_interval
+from cairn.operations.intervals.run_interval import run_interval
 from cairn.pipeline import Interval, Pipeline
 from cairn.processors import Deduplicate, History, Latest, TopN, TumblingWindow
 from cairn.spark.ddl import parse_ddl, parse_ddl_by_spark, parse_ddl_locally

@@ -11,8 +11,8 @@ from pyspark.sql import SparkSession
 from typer.testing import CliRunner
 
 from cairn.command.cli import app
-from cairn.command.spark_server import server_environment
 from cairn.spark.class_archive import archive_path, with_archive
+from cairn.spark.server_command import server_environment
 
 pytestmark = [pytest.mark.spark]
 

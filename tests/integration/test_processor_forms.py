@@ -14,7 +14,7 @@ import pytest
 from pyspark.sql.streaming import StatefulProcessor
 from pyspark.sql.types import Row
 
-from cairn.operations.run_interval import run_interval
+from cairn.operations.intervals.run_interval import run_interval
 from state_backend.values import errors
 from tests.support.both_engines import run_both, run_under_cairn
 from tests.support.counting import DAYS, Counting, counting, day

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
-from cairn.operations.plan_interval import in_zone_of
-from cairn.operations.run_interval import run_interval
+from cairn.operations.intervals.plan_interval import in_zone_of
+from cairn.operations.intervals.run_interval import run_interval
 from cairn.pipeline import Interval
 from cairn.replay.local_session import LocalSession
 from cairn.replay.replay_key import replay_key

@@ -15,9 +15,9 @@ from typer.testing import CliRunner
 
 from cairn.command.cli import app
 from cairn.operations.coordinator_of import coordinator_of
-from cairn.operations.plan_range import Progress
-from cairn.operations.run_interval import run_interval
-from cairn.operations.run_intervals import Outcome, plan_intervals, run_intervals
+from cairn.operations.intervals.plan_range import Progress
+from cairn.operations.intervals.run_interval import run_interval
+from cairn.operations.intervals.run_intervals import Outcome, plan_intervals, run_intervals
 from cairn.pipeline import Interval
 from cairn.spark.session import collect_once
 from state_backend.values.records import RunRef

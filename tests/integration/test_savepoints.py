@@ -18,11 +18,11 @@ from typer.testing import CliRunner
 from cairn.command.cli import app
 from cairn.data_sources.keyed_state import KeyedState
 from cairn.operations.coordinator_of import coordinator_of
-from cairn.operations.plan_interval import Attempt
-from cairn.operations.process_interval import process_interval
-from cairn.operations.restore_savepoint import restore_savepoint
-from cairn.operations.run_interval import run_interval
-from cairn.operations.take_savepoint import consolidate_checkpoint, take_savepoint
+from cairn.operations.intervals.plan_interval import Attempt
+from cairn.operations.intervals.process_interval import process_interval
+from cairn.operations.intervals.run_interval import run_interval
+from cairn.operations.savepoints.restore_savepoint import restore_savepoint
+from cairn.operations.savepoints.take_savepoint import consolidate_checkpoint, take_savepoint
 from cairn.pipeline import Interval, Pipeline
 from state_backend.adapters.open_storage import join_url, open_storage
 from state_backend.checkpoint.coordinator import Coordinator
@@ -234,7 +234,7 @@ def test_a_claim_that_stopped_is_completed_by_trying_again(
     with pytest.raises(errors.UsageError, match="was claimed by"):
         restore(counting(name="other"))
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr("cairn.operations.restore_savepoint.delete_savepoint", stop)
+        patch.setattr("cairn.operations.savepoints.restore_savepoint.delete_savepoint", stop)
         restore()
     assert (tmp_path / "savepoint" / "savepoint.json").exists()
     assert restore().id == 1  # committed by the try before; only the deletion was left

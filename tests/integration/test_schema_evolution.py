@@ -12,9 +12,9 @@ from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
 from pyspark.sql.types import Row
 
 from cairn.data_sources.keyed_state import KeyedState
-from cairn.operations.restore_savepoint import restore_savepoint
-from cairn.operations.run_interval import run_interval
-from cairn.operations.take_savepoint import take_savepoint
+from cairn.operations.intervals.run_interval import run_interval
+from cairn.operations.savepoints.restore_savepoint import restore_savepoint
+from cairn.operations.savepoints.take_savepoint import take_savepoint
 from state_backend.adapters.open_storage import join_url
 from state_backend.values.errors import StateSchemaError
 from tests.support.counting import DAYS, counting, day

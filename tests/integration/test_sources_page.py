@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession, Window, functions
 
 from cairn import Interval, Pipeline, run_interval
 from cairn.errors import SourceError
-from cairn.operations.stateful_source import stateful_operations
+from cairn.operations.intervals.stateful_source import stateful_operations
 from cairn.processors import Deduplicate
 from cairn.testing import PipelineTester
 from tests.integration.test_docs import block_with

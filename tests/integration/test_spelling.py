@@ -13,8 +13,8 @@ from pyspark.sql import DataFrame
 from cairn import sinks
 from cairn.aggregates import RunningAggregate, Sum
 from cairn.data_sources.register import register_data_sources
-from cairn.operations import plan_interval
-from cairn.operations.run_interval import run_interval
+from cairn.operations.intervals import plan_interval
+from cairn.operations.intervals.run_interval import run_interval
 from cairn.pipeline import Interval, Pipeline
 from cairn.processors import Latest
 from cairn.rows.column_names import ColumnNames

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from cairn.operations.coordinator_of import coordinator_of
-from cairn.operations.run_interval import run_interval
-from cairn.operations.streaming import continue_from_savepoint, from_streaming_checkpoint, initial_state_of
-from cairn.operations.take_savepoint import take_savepoint
+from cairn.operations.intervals.run_interval import run_interval
+from cairn.operations.savepoints.streaming import continue_from_savepoint, from_streaming_checkpoint, initial_state_of
+from cairn.operations.savepoints.take_savepoint import take_savepoint
 from cairn.pipeline import Interval, Pipeline
 from state_backend.adapters.open_storage import join_url
 from state_backend.values.errors import SourceError, StateSchemaError, UsageError

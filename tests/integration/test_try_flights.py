@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from cairn import output_files
 from cairn.command.cli import app
 from cairn.operations.coordinator_of import coordinator_of
-from cairn.operations.run_intervals import run_intervals
+from cairn.operations.intervals.run_intervals import run_intervals
 from cairn.pipeline import Interval, Pipeline
 from cairn.trials.promote_trial import plan_promotion, promote_past
 from cairn.trials.try_code import Tried, try_code

@@ -24,13 +24,13 @@ from typer.testing import CliRunner
 from cairn.command.cli import app
 from cairn.data_sources import keyed_state
 from cairn.data_sources.keyed_state import KeyedState
-from cairn.operations.checks import Check
 from cairn.operations.coordinator_of import coordinator_of
-from cairn.operations.plan_interval import Attempt
-from cairn.operations.process_interval import process_interval
-from cairn.operations.run_interval import run_interval
-from cairn.operations.take_savepoint import take_savepoint
-from cairn.operations.validate import Validation
+from cairn.operations.intervals.plan_interval import Attempt
+from cairn.operations.intervals.process_interval import process_interval
+from cairn.operations.intervals.run_interval import run_interval
+from cairn.operations.savepoints.take_savepoint import take_savepoint
+from cairn.operations.validation.checks import Check
+from cairn.operations.validation.validate_checkpoint import Validation
 from cairn.pipeline import ChangeExpectations, Interval, Pipeline
 from cairn.testing import PipelineTester
 from pipelines.aircraft import AIRCRAFT, READ_SCHEMA
@@ -362,7 +362,7 @@ def test_each_state_is_read_once_and_data_docs_are_built_once(
     import great_expectations.expectations as gxe
     from great_expectations.data_context import EphemeralDataContext
 
-    from cairn.operations import arrow_tables
+    from cairn.operations.validation import arrow_tables
 
     reads, builds, restored = tmp_path / "reads", list[int](), list[int]()
     reads.mkdir()
@@ -627,7 +627,7 @@ def test_modes_on_checkpoints_and_savepoints(
     """Fast needs no session; both find a flipped bit in files of a checkpoint and of both kinds of savepoint, and pass what is
     whole. A refused checkpoint is quarantined, and the interval is run again from the one before."""
     if not small:  # Spark restores the state.
-        monkeypatch.setattr("cairn.operations.validate._SMALL_STATE_BYTES", -1)
+        monkeypatch.setattr("cairn.operations.validation.validate_checkpoint._SMALL_STATE_BYTES", -1)
     pipeline, root = counting(), str(tmp_path / "root")
     folder = tmp_path / "root" / "counting"
     rng = random.Random(3)

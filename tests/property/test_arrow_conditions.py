@@ -17,10 +17,10 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from cairn.operations import arrow_tables, state_tables
-from cairn.operations.arrow_conditions import find_unsupported
-from cairn.operations.checks import Check
-from cairn.operations.expectation_suites import Rows, Suites, Table
+from cairn.operations.validation import arrow_tables, state_tables
+from cairn.operations.validation.arrow_conditions import find_unsupported
+from cairn.operations.validation.checks import Check
+from cairn.operations.validation.expectation_suites import Rows, Suites, Table
 from tests.support.tiers import at_tier
 
 if TYPE_CHECKING:
@@ -169,8 +169,8 @@ def in_zone(spark: SparkSession) -> Any:
 
 @pytest.mark.long("half a minute of Spark")
 def test_the_checks_equal_sparks(in_zone: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> None:
-    from cairn.operations.arrow_rows import ArrowRows
-    from cairn.operations.failing_rows import SparkRows
+    from cairn.operations.validation.arrow_rows import ArrowRows
+    from cairn.operations.validation.failing_rows import SparkRows
 
     evaluated: dict[str, set[bool]] = {}
 

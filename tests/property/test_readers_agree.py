@@ -36,10 +36,10 @@ from cairn import sinks
 from cairn.command.cli import app
 from cairn.data_sources.keyed_output import KeyedOutput
 from cairn.data_sources.keyed_state import KeyedState
-from cairn.operations import take_savepoint
 from cairn.operations.coordinator_of import coordinator_of
 from cairn.operations.output_files import output_files
-from cairn.operations.take_savepoint import consolidate_checkpoint
+from cairn.operations.savepoints import take_savepoint
+from cairn.operations.savepoints.take_savepoint import consolidate_checkpoint
 from cairn.pipeline import Interval, Pipeline
 from cairn.runners.output_schema import arrow_schema
 from cairn.sinks.table_sink import CHECKPOINT, TableSink

@@ -8,7 +8,7 @@ from typing import Any
 
 from cairn import testing
 from cairn.driver import driver
-from cairn.operations import process_interval
+from cairn.operations.intervals import process_interval
 from tests.support.counting import Counting
 
 if __name__ == "__main__":

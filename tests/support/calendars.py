@@ -20,7 +20,7 @@ from typing import Any
 from zoneinfo import ZoneInfo
 
 from cairn import testing
-from cairn.operations.run_intervals import run_intervals
+from cairn.operations.intervals.run_intervals import run_intervals
 from cairn.pipeline import Interval, Pipeline
 from cairn.rows.local_rows import LocalRows
 from cairn.spark.ddl import parse_ddl_locally

@@ -25,8 +25,8 @@ from unittest import mock
 import google_crc32c
 
 from cairn.operations.erase_keys import forget
-from cairn.operations.restore_savepoint import restore_savepoint
-from cairn.operations.take_savepoint import take_savepoint
+from cairn.operations.savepoints.restore_savepoint import restore_savepoint
+from cairn.operations.savepoints.take_savepoint import take_savepoint
 from cairn.pipeline import Pipeline
 from state_backend.adapters.local_storage import LocalStorage
 from state_backend.adapters.memory_storage import MemoryStorage
@@ -302,8 +302,8 @@ def without_spark(folders: Folders) -> Iterator[None]:
         modules = [
             f"cairn.{m}"
             for m in (
-                "operations.restore_savepoint",
-                "operations.take_savepoint",
+                "operations.savepoints.restore_savepoint",
+                "operations.savepoints.take_savepoint",
                 "shard_jobs.fill_from_savepoint",
                 "shard_jobs.write_savepoint",
             )
@@ -312,7 +312,7 @@ def without_spark(folders: Folders) -> Iterator[None]:
             stack.enter_context(mock.patch(f"{module}.open_storage", opened))
         for operation, first_task in (("restore_savepoint", 70), ("take_savepoint", 0)):
             run = partial(run_here, first_task=first_task)
-            stack.enter_context(mock.patch(f"cairn.operations.{operation}.run_on_shards", run))
+            stack.enter_context(mock.patch(f"cairn.operations.savepoints.{operation}.run_on_shards", run))
         yield
 
 

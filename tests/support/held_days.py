@@ -99,7 +99,7 @@ import sys
 from datetime import timedelta
 from sums_pipeline import SUMS
 from cairn.pipeline import Interval
-from cairn.operations.run_interval import run_interval
+from cairn.operations.intervals.run_interval import run_interval
 from cairn.spark.session import connect
 spark = connect("local[2]", "undisturbed")
 for n in range(int(sys.argv[2])):

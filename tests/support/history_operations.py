@@ -15,14 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from cairn import testing
-from cairn.operations import restore_savepoint as restoring
-from cairn.operations import take_savepoint as taking
 from cairn.operations.coordinator_of import coordinator_of
 from cairn.operations.export_state import REPORT, export_state
-from cairn.operations.plan_interval import Attempt
-from cairn.operations.process_interval import process_interval
-from cairn.operations.run_interval import finish_commit
-from cairn.operations.run_intervals import run_intervals
+from cairn.operations.intervals.plan_interval import Attempt
+from cairn.operations.intervals.process_interval import process_interval
+from cairn.operations.intervals.run_interval import finish_commit
+from cairn.operations.intervals.run_intervals import run_intervals
+from cairn.operations.savepoints import restore_savepoint as restoring
+from cairn.operations.savepoints import take_savepoint as taking
 from cairn.pipeline import Pipeline
 from cairn.trials.compare_trial import compare_trial
 from cairn.trials.promote_trial import plan_promotion, promote_past

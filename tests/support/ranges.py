@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from cairn.operations.coordinator_of import coordinator_of
-from cairn.operations.run_intervals import Outcome
+from cairn.operations.intervals.run_intervals import Outcome
 from cairn.pipeline import Pipeline
 
 

@@ -18,8 +18,8 @@ from typing import Any
 from unittest import mock
 
 from cairn import testing
-from cairn.operations import process_interval as running
-from cairn.operations.plan_interval import Attempt
+from cairn.operations.intervals import process_interval as running
+from cairn.operations.intervals.plan_interval import Attempt
 from cairn.pipeline import Pipeline
 from cairn.rows.local_rows import LocalRows
 from cairn.shard_jobs import interval as shard_job

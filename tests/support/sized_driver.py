@@ -22,7 +22,7 @@ from pyspark.sql.streaming import StatefulProcessor
 from pyspark.sql.types import Row
 
 from cairn import testing
-from cairn.operations.run_intervals import run_intervals
+from cairn.operations.intervals.run_intervals import run_intervals
 from cairn.pipeline import Interval, Pipeline
 from cairn.rows.local_rows import LocalRows
 from cairn.spark.ddl import parse_ddl_locally

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from cairn.operations.stateful_source import DEDUPLICATE, RANGE_JOIN, TIME_WINDOW, WINDOW_FUNCTION
+from cairn.operations.intervals.stateful_source import DEDUPLICATE, RANGE_JOIN, TIME_WINDOW, WINDOW_FUNCTION
 
 
 def stateful_frames(

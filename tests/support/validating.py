@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from cairn.operations import validate
-from cairn.operations.validate import Spark, Validation
+from cairn.operations.validation import validate_checkpoint as validate
+from cairn.operations.validation.validate_checkpoint import Spark, Validation
 from cairn.pipeline import Pipeline
 from state_backend.values.records import Record
 from state_backend.values.requests import Validate

@@ -30,8 +30,8 @@ ROOMS = (
 )
 # The values whose trips the project keeps count of.
 STARTS = (
-    "cairn.operations.run_interval:run_interval:root",
-    "cairn.operations.process_interval:process_interval:attempt",
+    "cairn.operations.intervals.run_interval:run_interval:root",
+    "cairn.operations.intervals.process_interval:process_interval:attempt",
 )
 
 

@@ -378,7 +378,7 @@ def test_state_of_older_code_gets_its_settings(
         return plan_states(pipeline, recorded, [without(d) for d in declared], **changes)
 
     with monkeypatch.context() as older:
-        older.setattr("cairn.operations.plan_interval.plan_states", older_plan)
+        older.setattr("cairn.operations.intervals.plan_interval.plan_states", older_plan)
         for hour in range(3):
             run(old, hour)
     run(old, 0)

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from cairn.operations.checks import Check, FailingRows
-from cairn.operations.checks_page import checks_page, page_path, relative_link, write_page
+from cairn.operations.validation.checks import Check, FailingRows
+from cairn.operations.validation.checks_page import checks_page, page_path, relative_link, write_page
 
 HOSTILE = '<script>alert("x")</script> & \'"'
 PASSED = Check(table="", what="files", observed="12 files are intact", success=True)

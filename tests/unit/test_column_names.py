@@ -12,7 +12,7 @@ from pyspark.sql.types import ArrayType, LongType, StructField, StructType, Time
 
 from cairn import sinks
 from cairn.aggregates import Count, Last, RunningAggregate, Sum
-from cairn.operations.plan_interval import _check_sink
+from cairn.operations.intervals.plan_interval import _check_sink
 from cairn.pipeline import Interval, Pipeline
 from cairn.processors import TopN, union_by_kind
 from cairn.rows.column_names import ColumnNames, check_spelling, plain_name, remove_quotes

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from cairn.operations import take_savepoint
-from cairn.operations.take_savepoint import check_destination, consolidate_checkpoint
+from cairn.operations.savepoints import take_savepoint
+from cairn.operations.savepoints.take_savepoint import check_destination, consolidate_checkpoint
 from cairn.pipeline import Pipeline
 from cairn.shard_jobs.consolidate import ConsolidationJob
 from state_backend.adapters.rocks import EngineOptions

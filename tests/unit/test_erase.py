@@ -26,7 +26,7 @@ from cairn.command.cli import app
 from cairn.operations.coordinator_of import coordinator_of
 from cairn.operations.erase_keys import forget as forget_keys
 from cairn.operations.erase_keys import newest_content
-from cairn.operations.take_savepoint import take_savepoint
+from cairn.operations.savepoints.take_savepoint import take_savepoint
 from cairn.pipeline import Interval, Pipeline
 from cairn.testing import PipelineTester
 from state_backend.adapters.local_storage import LocalStorage
@@ -294,7 +294,7 @@ def test_a_fork_and_a_savepoint_keep_the_key_away(root: Path, tmp_path: Path) ->
     (of_fork,) = into.log().summary.forgotten
     (of_root,) = coordinator(root).log().summary.forgotten
     assert of_fork.key == of_root.key and of_fork.id == 1
-    with mock.patch("cairn.operations.take_savepoint.run_on_shards", run_here):
+    with mock.patch("cairn.operations.savepoints.take_savepoint.run_on_shards", run_here):
         take_savepoint(SESSION, PIPELINE, str(root / NAME), newest(root), str(tmp_path / "after"))
     after, before = (read_savepoint(LocalStorage(tmp_path / name)).content for name in ("after", "before"))
     begin = coordinator(root).begin_restore

@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 
 from cairn.command.cli import app
 from cairn.driver import driver
-from cairn.operations import process_interval
-from cairn.operations.first_start import with_choices
+from cairn.operations.intervals import process_interval
+from cairn.operations.intervals.first_start import with_choices
 from cairn.pipeline import Pipeline
 from cairn_operators.process_data_interval import _is_newest_first
 from pipelines.aircraft import AIRCRAFT

@@ -288,7 +288,7 @@ def test_without_airflow_each_commit_is_told_at_once_and_ctrl_c_counts_them(monk
             on_outcome(SimpleNamespace(interval=interval), None)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("cairn.operations.run_intervals.run_intervals", run_two)
+    monkeypatch.setattr("cairn.operations.intervals.run_intervals.run_intervals", run_two)
     monkeypatch.setattr(
         "cairn.spark.session.connect", lambda *_, **__: SimpleNamespace(sparkContext=SimpleNamespace(setLogLevel=str))
     )

@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 from cairn.command.cli import app, main
 from cairn.command.exit_codes import exit_codes
 from cairn.driver import driver_host
-from cairn.operations.read_source import read_source
+from cairn.operations.intervals.read_source import read_source
 from cairn.spark.local_server_secret import checked_token
 from cairn.spark.session import _with_token
 from cairn_operators import ValidateStateOperator

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from cairn.operations.plan_heal import AirflowRun, AirflowView, HealPlan, OpenBackfill, health_of, plan_heal
+from cairn.operations.intervals.plan_heal import AirflowRun, AirflowView, HealPlan, OpenBackfill, health_of, plan_heal
 from state_backend.checkpoint.log import Log
 from state_backend.values.marks import Quarantine
 from state_backend.values.records import Permissions, Record

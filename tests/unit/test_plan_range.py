@@ -14,7 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from cairn.command.cli import app
-from cairn.operations.plan_range import (
+from cairn.operations.intervals.plan_range import (
     AskSource,
     Compute,
     Keep,
@@ -26,8 +26,8 @@ from cairn.operations.plan_range import (
     named_intervals,
     plan_by_input,
 )
-from cairn.operations.run_intervals import Outcome
-from cairn.operations.what_changed import MadeOf
+from cairn.operations.intervals.run_intervals import Outcome
+from cairn.operations.intervals.what_changed import MadeOf
 from cairn.testing import PipelineTester
 from pipelines.aircraft import AIRCRAFT, READ_SCHEMA
 from state_backend.checkpoint.interval_results import Result, results_of, spoilt_by
@@ -341,7 +341,7 @@ def test_a_refusal_of_cairn_run_ends_with_the_command_that_repairs_it(
 ) -> None:
     """The printed command, in its turn, asks for just those intervals."""
     there = SimpleNamespace(log=lambda: log_in_memory(entries={1: record(1, day(1))}))
-    monkeypatch.setattr("cairn.operations.run_range.coordinator_of", lambda *_: there)
+    monkeypatch.setattr("cairn.operations.intervals.run_range.coordinator_of", lambda *_: there)
     calls: list[list[Interval]] = []
 
     def refuse(session: object, pipeline: object, intervals: Sequence[Interval], *_: object, **options: Any) -> Any:
@@ -350,7 +350,7 @@ def test_a_refusal_of_cairn_run_ends_with_the_command_that_repairs_it(
 
     session = SimpleNamespace(sparkContext=SimpleNamespace(setLogLevel=lambda _: None))
     monkeypatch.setattr("cairn.spark.session.connect", lambda *_, **__: session)
-    monkeypatch.setattr("cairn.operations.run_range.run_intervals", refuse)
+    monkeypatch.setattr("cairn.operations.intervals.run_range.run_intervals", refuse)
     command = ["run", "--code", "pipelines.aircraft:AIRCRAFT", "--root", f"file://{tmp_path}"]
     words = command + asked
     for _ in range(2):
@@ -399,7 +399,7 @@ def test_ctrl_c_names_what_is_left_of_the_range(
     session = SimpleNamespace(sparkContext=SimpleNamespace(setLogLevel=lambda _: None))
     monkeypatch.setattr("cairn.spark.session.connect", lambda *_, **__: session)
     for place in ("run_intervals", "plan_intervals", *(["coordinator_of"] if at is None else [])):
-        monkeypatch.setattr(f"cairn.operations.run_range.{place}", stop)
+        monkeypatch.setattr(f"cairn.operations.intervals.run_range.{place}", stop)
     monkeypatch.setattr("sys.argv", ["cairn", "as", "typed"])
     command = ["run", "--code", "pipelines.aircraft:AIRCRAFT", "--root", str(tmp_path), "--every", "1d"]
     result = CliRunner().invoke(app, [*command, *words])

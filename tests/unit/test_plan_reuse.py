@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from cairn.operations.plan_reuse import input_hash, source_hash, why_recompute
+from cairn.operations.intervals.plan_reuse import input_hash, source_hash, why_recompute
 from cairn.pipeline import Pipeline
 from state_backend.values.records import Permissions, Prepared, Record, SweepRecord
 from tests.support.checkpoints import content, day, record, run

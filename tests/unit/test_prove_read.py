@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from cairn.operations.prove_read import unproven
+from cairn.operations.intervals.prove_read import unproven
 from cairn.spark.file_scans import Scans
 
 

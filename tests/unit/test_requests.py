@@ -12,7 +12,7 @@ from unittest import mock
 
 import pytest
 
-from cairn.operations import take_savepoint as operation
+from cairn.operations.savepoints import take_savepoint as operation
 from cairn.shard_jobs import write_savepoint as shard_job
 from state_backend.adapters.memory_storage import MemoryStorage
 from state_backend.adapters.open_storage import open_storage

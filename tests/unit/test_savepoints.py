@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from cairn.operations.restore_savepoint import restore_savepoint
+from cairn.operations.savepoints.restore_savepoint import restore_savepoint
 from cairn.pipeline import Pipeline
 from cairn.shard_jobs.fill_from_savepoint import RestoreJob
 from state_backend.adapters.local_storage import LocalStorage
@@ -413,12 +413,12 @@ def without_spark(folder: Path, source: dict[int, Fault], root: dict[int, Fault]
 
     with ExitStack() as stack:
         for module in (
-            "cairn.operations.restore_savepoint",
+            "cairn.operations.savepoints.restore_savepoint",
             "cairn.shard_jobs.fill_from_savepoint",
             "state_backend.checkpoint.coordinator",
         ):
             stack.enter_context(mock.patch(f"{module}.open_storage", opened))
-        stack.enter_context(mock.patch("cairn.operations.restore_savepoint.run_on_shards", run_here))
+        stack.enter_context(mock.patch("cairn.operations.savepoints.restore_savepoint.run_on_shards", run_here))
         yield storages
 
 
@@ -532,7 +532,7 @@ def test_an_attempt_is_of_one_savepoint(tmp_path: Path) -> None:
     def stop(*_: Any) -> None:
         raise StopHere
 
-    with mock.patch("cairn.operations.restore_savepoint.run_on_shards", run_here):
+    with mock.patch("cairn.operations.savepoints.restore_savepoint.run_on_shards", run_here):
         with mock.patch.object(Coordinator, "commit", stop), pytest.raises(StopHere):
             restore_savepoint(ANY, PIPELINE, str(tmp_path / "new"), str(tmp_path / "one"), attempt="a")
         with pytest.raises(UsageError, match=r"attempt a began to restore savepoint .* use a new uuid"):
@@ -553,7 +553,7 @@ def test_a_fenced_claim_gives_the_savepoint_back(tmp_path: Path) -> None:
         restore(root, tmp_path / "savepoint", "meanwhile")
         return acks
 
-    with mock.patch("cairn.operations.restore_savepoint.run_on_shards", rerun), pytest.raises(Fenced):
+    with mock.patch("cairn.operations.savepoints.restore_savepoint.run_on_shards", rerun), pytest.raises(Fenced):
         restore_savepoint(ANY, PIPELINE, str(tmp_path / "new"), str(tmp_path / "savepoint"), claim="CLAIM")
     assert claimed[0] is not None and read_claim(source) is None
     saved = read_savepoint(source)

@@ -21,9 +21,9 @@ from typer.testing import CliRunner
 import cairn
 from cairn.command.cli import app
 from cairn.command.heal import following_interval
-from cairn.operations.plan_heal import health_of
-from cairn.operations.plan_range import named_intervals
-from cairn.operations.run_range import intervals_of
+from cairn.operations.intervals.plan_heal import health_of
+from cairn.operations.intervals.plan_range import named_intervals
+from cairn.operations.intervals.run_range import intervals_of
 from cairn.pipeline import Pipeline
 from cairn.replay.find_interval import find_interval
 from cairn.testing import PipelineTester

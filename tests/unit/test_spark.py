@@ -24,11 +24,13 @@ from typer.testing import CliRunner
 from cairn.command import spark_server
 from cairn.command.airflow_rest import explain_errors
 from cairn.command.cli import app
-from cairn.operations.read_source import input_errors, read_source
+from cairn.operations.intervals.read_source import input_errors, read_source
 from cairn.pipeline import Interval, Pipeline
+from cairn.spark import server_command as server_command_module
 from cairn.spark import session as spark_session
 from cairn.spark.first_cause import first_cause
 from cairn.spark.local_server_secret import find_secret, kept_secret, new_secret
+from cairn.spark.server_command import server_command
 from cairn.spark.session import (
     _made_with_shared_workers,
     _properties,
@@ -488,14 +490,14 @@ def test_a_spark_server_without_a_place_for_its_token(tmp_path: Path, monkeypatc
 
 def test_spark_on_this_machine_asks_who_it_is() -> None:
     """tests/integration/test_connect.py shows that the ports do. A cluster's secret is the cluster's own."""
-    assert "spark.authenticate=true" in spark_server.server_command(7, "local[*]", 2)
-    assert "spark.authenticate=true" not in spark_server.server_command(7, "spark://h:7077", 2)
+    assert "spark.authenticate=true" in server_command(7, "local[*]", 2)
+    assert "spark.authenticate=true" not in server_command(7, "spark://h:7077", 2)
     assert spark_session._LOCAL_CONF["spark.authenticate"] == "true"
-    assert not [word for word in spark_server.server_command(7, "local[2]", 2) if "token" in word.lower()]
+    assert not [word for word in server_command(7, "local[2]", 2) if "token" in word.lower()]
 
 
 def test_without_pyspark(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(spark_server, "find_spec", lambda _: None)
+    monkeypatch.setattr(server_command_module, "find_spec", lambda _: None)
     monkeypatch.setattr(spark_server, "answers", lambda _: False)
     monkeypatch.setattr(spark_server.signal, "signal", lambda *_: None)
     result = CliRunner().invoke(app, ["spark"])
@@ -629,7 +631,7 @@ def test_cairn_run_shows_what_spark_says_on_demand(
         raise SourceError("an input file can't be read")
 
     monkeypatch.setattr(spark_session, "connect", lambda *_, **__: session)
-    monkeypatch.setattr("cairn.operations.run_range.run_intervals", fail)
+    monkeypatch.setattr("cairn.operations.intervals.run_range.run_intervals", fail)
     run = ["run", "--code", "pipelines.aircraft:AIRCRAFT", "--root", str(tmp_path), "--every", "1d"]
     result = CliRunner().invoke(app, run, env={"CAIRN_SPARK_LOG": wanted})
     assert (result.exit_code, levels) == (1, [level])

@@ -188,7 +188,7 @@ def test_a_small_state_is_validated_without_spark(tmp_path: Path, monkeypatch: p
     limits = {"_SMALL_STATE_BYTES": totals.state_bytes, "_SMALL_STATE_ENTRIES": totals.entries, "_FEW_SHARDS": 1}
     for name, value in limits.items():
         with monkeypatch.context() as patch, pytest.raises(UsageError, match="a session is opened"):
-            patch.setattr(f"cairn.operations.validate.{name}", value - 1)
+            patch.setattr(f"cairn.operations.validation.validate_checkpoint.{name}", value - 1)
             validate(record)
 
 

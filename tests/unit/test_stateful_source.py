@@ -14,8 +14,8 @@ from pyspark.sql.connect.window import Window
 
 from cairn import Pipeline
 from cairn.errors import UsageError
-from cairn.operations import stateful_source
-from cairn.operations.stateful_source import (
+from cairn.operations.intervals import stateful_source
+from cairn.operations.intervals.stateful_source import (
     DEDUPLICATE,
     RANGE_JOIN,
     TIME_WINDOW,

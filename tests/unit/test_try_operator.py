@@ -157,7 +157,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     run(OLD, tmp_path / "state", range(3))
     monkeypatch.setattr(driver.Driver, "connect", lambda *_: SESSION)
     monkeypatch.setattr(
-        "cairn.operations.process_interval._on_spark",
+        "cairn.operations.intervals.process_interval._on_spark",
         lambda spark, job, inputs: testing._on_shards(CHANGED.processor, spark, job, inputs),
     )
     yield tmp_path

@@ -20,10 +20,13 @@ from pyspark.sql.connect import functions as connect
 from cairn.change_expectations import ChangeExpectations
 from cairn.data_sources.keyed_output import KeyedOutput
 from cairn.data_sources.keyed_state import KeyedState
-from cairn.operations import expectation_suites, plan_interval, streaming, take_savepoint, validate
-from cairn.operations.plan_interval import Attempt
-from cairn.operations.restore_savepoint import restore_savepoint
-from cairn.operations.take_savepoint import check_destination, check_free, consolidate_checkpoint
+from cairn.operations.intervals import plan_interval
+from cairn.operations.intervals.plan_interval import Attempt
+from cairn.operations.savepoints import streaming, take_savepoint
+from cairn.operations.savepoints.restore_savepoint import restore_savepoint
+from cairn.operations.savepoints.take_savepoint import check_destination, check_free, consolidate_checkpoint
+from cairn.operations.validation import expectation_suites
+from cairn.operations.validation import validate_checkpoint as validate
 from cairn.pipeline import Pipeline
 from cairn.rows.column_names import ColumnNames, grouping_names
 from state_backend.checkpoint.coordinator import CommitResult, Coordinator
@@ -235,7 +238,7 @@ def test_an_attempt_whose_checkpoint_was_dropped_since() -> None:
         folder.run(day(n), f"a{n}")
         folder.coordinator.publish(None)
         folder.coordinator.clean_up()
-    with mock.patch("cairn.operations.restore_savepoint.coordinator_of", lambda *_: folder.coordinator):
+    with mock.patch("cairn.operations.savepoints.restore_savepoint.coordinator_of", lambda *_: folder.coordinator):
         refused(
             UsageError,
             "attempt a1 was committed, but its checkpoint has been dropped since; nothing is left to do",

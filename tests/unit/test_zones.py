@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from cairn.operations.plan_interval import plan_zone
+from cairn.operations.intervals.plan_interval import plan_zone
 from state_backend.values import zones
 from state_backend.values.errors import UsageError
 from state_backend.values.zones import local_zone, zone_of

@@ -18,7 +18,7 @@ from cairn.command.options import LOCAL_SPARK, Airflow, Json
 from cairn.command.progress import Stopped
 from cairn.command.repair_command import ran_here
 from cairn.command.terminal import Terminal
-from cairn.operations.plan_heal import (
+from cairn.operations.intervals.plan_heal import (
     Adopt,
     EndRun,
     GiveUp,
@@ -30,7 +30,7 @@ from cairn.operations.plan_heal import (
     health_of,
     plan_heal,
 )
-from cairn.operations.plan_range import boundaries_of
+from cairn.operations.intervals.plan_range import boundaries_of
 from state_backend.adapters.open_storage import join_url, open_storage
 from state_backend.checkpoint.log import read_log
 from state_backend.checkpoint.trials import check_no_trial
@@ -309,7 +309,7 @@ class _Here:
 
     def carry_out(self, step: Step) -> None:
         """Run the intervals of a `RunIntervals`."""
-        from cairn.operations.run_intervals import run_intervals
+        from cairn.operations.intervals.run_intervals import run_intervals
 
         if isinstance(step, RunIntervals):
             run_intervals(

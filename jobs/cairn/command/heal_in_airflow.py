@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from cairn.command.airflow_rest import AirflowRest, RestError, explain_errors
-from cairn.operations.plan_heal import (
+from cairn.operations.intervals.plan_heal import (
     Adopt,
     AirflowRun,
     AirflowView,

@@ -17,10 +17,10 @@ import typer
 from pyspark.sql import Row
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
-from cairn.command.spark_server import answers, server_command, server_environment
 from cairn.spark.class_archive import archive_path, folder_for_new, install, recording
 from cairn.spark.java_runtime import require_java
 from cairn.spark.local_server_secret import new_secret
+from cairn.spark.server_command import answers, server_command, server_environment
 from state_backend.values.errors import StorageUnavailable, UsageError
 from state_backend.values.human_units import size
 

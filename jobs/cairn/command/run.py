@@ -6,7 +6,7 @@ from cairn.command.options import LOCAL_SPARK, Json, Spark
 from cairn.command.printing import print_json
 from cairn.command.progress import Stopped
 from cairn.command.terminal import Terminal
-from cairn.operations.run_range import run_range
+from cairn.operations.intervals.run_range import run_range
 from state_backend.values.airflow_commands import command_line
 from state_backend.values.environment import Variable
 from state_backend.values.errors import CairnError, Rerun, UserCodeError

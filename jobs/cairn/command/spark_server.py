@@ -12,11 +12,8 @@ import shlex
 import signal
 import socket
 import subprocess
-import sys
 import time
-from collections.abc import Mapping
 from contextlib import ExitStack
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
@@ -25,65 +22,9 @@ import typer
 from cairn.spark.class_archive import with_archive
 from cairn.spark.java_runtime import require_java
 from cairn.spark.local_server_secret import kept_secret, new_secret
-from cairn.spark.session import FRESH_TABLES
+from cairn.spark.server_command import answers, server_command, server_environment
 from state_backend.values.environment import Variable
 from state_backend.values.errors import StorageUnavailable, UsageError
-
-_CLASS = "org.apache.spark.sql.connect.service.SparkConnectServer"
-
-
-def server_command(port: int, master: str, shuffle_partitions: int, more: Mapping[str, str] | None = None) -> list[str]:
-    """Return the command line of a server in the foreground."""
-    conf = {
-        "spark.master": master,
-        "spark.connect.grpc.binding.address": "127.0.0.1",
-        "spark.connect.grpc.binding.port": str(port),
-        "spark.driver.host": "127.0.0.1",
-        "spark.driver.bindAddress": "127.0.0.1",
-        "spark.ui.enabled": "false",
-        "spark.sql.session.timeZone": "UTC",
-        # On one machine Spark's default of 200 partitions only adds overhead.
-        "spark.sql.shuffle.partitions": str(shuffle_partitions),
-        # At level INFO Spark writes hundreds of lines per interval into the terminal.
-        "spark.log.level": "WARN",
-        # Without authentication Spark's internal ports deserialize Java objects of every user of this machine.
-        **FRESH_TABLES,
-        **({"spark.authenticate": "true"} if master.startswith("local") else {}),
-        **(more or {}),
-    }
-    options = [part for name, value in conf.items() for part in ("--conf", f"{name}={value}")]
-    submit = str(_spark_home() / "bin/spark-submit")
-    return [submit, *options, "--class", _CLASS, "--name", "Cairn", "spark-internal"]
-
-
-def server_environment(token: str) -> dict[str, str]:
-    """Return the environment of the server's process: SPARK_HOME, this Python for the workers, and the token.
-
-    The token is not an option of the command line, because every user of the machine can read the options of a process.
-    """
-    return {
-        **os.environ,
-        "SPARK_HOME": str(_spark_home()),
-        "PYSPARK_PYTHON": sys.executable,
-        "SPARK_LOCAL_IP": "127.0.0.1",
-        Variable.SPARK_TOKEN: token,
-    }
-
-
-def _spark_home() -> Path:
-    spec = find_spec("pyspark")
-    if spec is None or spec.origin is None:
-        raise UsageError("PySpark is not installed here; install Cairn with the extra `spark`")
-    return Path(spec.origin).parent
-
-
-def answers(port: int) -> bool:
-    """Return True if a process listens on this port of 127.0.0.1."""
-    try:
-        socket.create_connection(("127.0.0.1", port), 1).close()
-    except OSError:
-        return False
-    return True
 
 
 def _free_behind(port: int) -> int:

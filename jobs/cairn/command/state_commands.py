@@ -47,7 +47,7 @@ def savepoint(
             f"--stop saves the newest checkpoint, not checkpoint {request.checkpoint}; leave out --stop or the checkpoint"
         )
     check_no_trial(request.root, "savepoint")
-    from cairn.operations.take_savepoint import carry_out_savepoint, check_free
+    from cairn.operations.savepoints.take_savepoint import carry_out_savepoint, check_free
 
     place = Terminal(spark, silent=as_json)
     owner = place.load(request).name
@@ -83,7 +83,7 @@ def restore(
         raise UsageError("--retract-output works only with a checkpoint")
     if not request.code:
         raise UsageError("--savepoint also needs --code module:NAME, the pipeline that gets the state")
-    from cairn.operations.restore_savepoint import carry_out_restore
+    from cairn.operations.savepoints.restore_savepoint import carry_out_restore
 
     said = carry_out_restore(request, Terminal(spark, silent=as_json))
     return print_json(said) if as_json else 0

@@ -29,7 +29,7 @@ def validate(request: Validate, dag: Dag = None, spark: Spark = LOCAL_SPARK, as_
 
     A checkpoint with findings is quarantined.
     """
-    from cairn.operations.validate import carry_out_validation
+    from cairn.operations.validation.validate_checkpoint import carry_out_validation
 
     said = carry_out_validation(request, Terminal(spark, silent=as_json))
     command = None

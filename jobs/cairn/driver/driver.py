@@ -49,19 +49,19 @@ from state_backend.values.schedule import decode
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from cairn.operations.plan_range import Progress
-    from cairn.operations.run_intervals import Outcome
+    from cairn.operations.intervals.plan_range import Progress
+    from cairn.operations.intervals.run_intervals import Outcome
 
 log = logging.getLogger("cairn")
 
 # The functions that carry out a request, by its command, as "module:function" in the package `cairn`.
 _OPERATIONS = {
-    "run": "operations.run_range:run_range",
+    "run": "operations.intervals.run_range:run_range",
     "try": "trials.try_code:carry_out_try",
     "promote": "trials.promote_trial:carry_out_promotion",
-    "savepoint": "operations.take_savepoint:carry_out_savepoint",
-    "restore": "operations.restore_savepoint:carry_out_restore",
-    "validate": "operations.validate:carry_out_validation",
+    "savepoint": "operations.savepoints.take_savepoint:carry_out_savepoint",
+    "restore": "operations.savepoints.restore_savepoint:carry_out_restore",
+    "validate": "operations.validation.validate_checkpoint:carry_out_validation",
 }
 
 
@@ -146,10 +146,10 @@ def process(request: ProcessInterval, place: Driver) -> dict[str, Any]:
     `committed`, its id.
     """
     from cairn.operations.coordinator_of import coordinator_of
-    from cairn.operations.first_start import with_choices
-    from cairn.operations.plan_interval import Attempt
-    from cairn.operations.process_interval import process_interval
-    from cairn.operations.run_intervals import committed_alike
+    from cairn.operations.intervals.first_start import with_choices
+    from cairn.operations.intervals.plan_interval import Attempt
+    from cairn.operations.intervals.process_interval import process_interval
+    from cairn.operations.intervals.run_intervals import committed_alike
 
     pipeline = place.load(request)
     if request.schedule is not None:

@@ -51,8 +51,8 @@ _PR_SET_PDEATHSIG, _PR_SET_NAME, _F_SETSIG = 1, 15, 10
 # imported must not be listed here, nor a module of a pipeline.
 _NEEDED = (
     "cairn.driver.driver",
-    "cairn.operations.run_intervals",
-    "cairn.operations.validate",
+    "cairn.operations.intervals.run_intervals",
+    "cairn.operations.validation.validate_checkpoint",
     "google_crc32c",
     "great_expectations.expectations",
     "pandas",

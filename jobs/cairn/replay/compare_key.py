@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from cairn.operations.what_changed import MadeOf, made_of, what_changed
+from cairn.operations.intervals.what_changed import MadeOf, made_of, what_changed
 from state_backend.inspection.key_entries import KeyEntries
 from state_backend.inspection.state_diff import EntryChange, changes_of_group
 from state_backend.values.frozen import frozen

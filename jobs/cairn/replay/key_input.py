@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cairn.operations.plan_interval import Attempt, IntervalPlan, in_zone_of, plan_interval
-from cairn.operations.read_source import Read, read_source
+from cairn.operations.intervals.plan_interval import Attempt, IntervalPlan, in_zone_of, plan_interval
+from cairn.operations.intervals.read_source import Read, read_source
 from cairn.pipeline import Pipeline
 from cairn.replay.local_session import LocalFrame, LocalSession, NeedsSpark
 from cairn.rows.local_rows import LocalRows, route_locally

@@ -15,7 +15,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from cairn.operations.plan_interval import Attempt, would_be_made_of
+from cairn.operations.intervals.plan_interval import Attempt, would_be_made_of
 from cairn.pipeline import Interval, Pipeline
 from cairn.replay.compare_key import Comparison, compare_key, reasons_for
 from cairn.replay.find_interval import Replayable, find_interval

@@ -12,12 +12,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from cairn.operations.coordinator_of import coordinator_of
+from cairn.operations.intervals.plan_interval import check_fits, in_zone_of
+from cairn.operations.intervals.process_interval import OnShards
+from cairn.operations.intervals.read_source import read_source
+from cairn.operations.intervals.run_intervals import OnOutcome, Outcome, run_intervals
+from cairn.operations.intervals.what_changed import made_of, what_changed
 from cairn.operations.place import Place
-from cairn.operations.plan_interval import check_fits, in_zone_of
-from cairn.operations.process_interval import OnShards
-from cairn.operations.read_source import read_source
-from cairn.operations.run_intervals import OnOutcome, Outcome, run_intervals
-from cairn.operations.what_changed import made_of, what_changed
 from cairn.pipeline import Interval, Pipeline
 from cairn.shipping.ship_processor import code_hash
 from cairn.spark.session import check_running, use_this_python

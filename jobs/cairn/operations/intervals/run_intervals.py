@@ -31,8 +31,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from cairn.operations.coordinator_of import coordinator_of
-from cairn.operations.plan_interval import Attempt, in_zone_of, would_be_made_of
-from cairn.operations.plan_range import (
+from cairn.operations.intervals.plan_interval import Attempt, in_zone_of, would_be_made_of
+from cairn.operations.intervals.plan_range import (
     REPROCESS,
     AskSource,
     Compute,
@@ -43,10 +43,10 @@ from cairn.operations.plan_range import (
     keep_or_compute,
     plan_by_input,
 )
-from cairn.operations.process_interval import OnShards, process_interval
-from cairn.operations.read_source import Read, read_source
-from cairn.operations.run_interval import finish_commit
-from cairn.operations.what_changed import MadeOf
+from cairn.operations.intervals.process_interval import OnShards, process_interval
+from cairn.operations.intervals.read_source import Read, read_source
+from cairn.operations.intervals.run_interval import finish_commit
+from cairn.operations.intervals.what_changed import MadeOf
 from cairn.pipeline import Interval, Pipeline
 from cairn.spark.session import check_running, use_this_python
 from state_backend.checkpoint.interval_results import Result, results_of, spoilt_by

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from urllib.parse import unquote, urlsplit
 
 from cairn.change_expectations import ChangeExpectations
-from cairn.operations.checks import Check, FailingRows
+from cairn.operations.validation.checks import Check, FailingRows
 from cairn.pipeline import Pipeline
 from state_backend.values.errors import UsageError
 from state_backend.values.release import WHEEL

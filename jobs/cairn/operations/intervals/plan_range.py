@@ -11,7 +11,7 @@ from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from typing import TYPE_CHECKING, Literal, get_args
 
-from cairn.operations.what_changed import MadeOf, made_of, what_changed
+from cairn.operations.intervals.what_changed import MadeOf, made_of, what_changed
 from state_backend.checkpoint.interval_results import Result
 from state_backend.values.day_or_instant import first_instant, last_instant
 from state_backend.values.errors import UsageError

@@ -9,10 +9,10 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
 from cairn.operations.coordinator_of import coordinator_of
-from cairn.operations.plan_interval import Attempt, IntervalPlan, in_zone_of, plan_interval
-from cairn.operations.plan_reuse import why_recompute
-from cairn.operations.prove_read import recorded_lengths, unproven
-from cairn.operations.read_source import Read, input_errors
+from cairn.operations.intervals.plan_interval import Attempt, IntervalPlan, in_zone_of, plan_interval
+from cairn.operations.intervals.plan_reuse import why_recompute
+from cairn.operations.intervals.prove_read import recorded_lengths, unproven
+from cairn.operations.intervals.read_source import Read, input_errors
 from cairn.pipeline import Pipeline
 from cairn.rows.arrange_rows import plan_arrangement
 from cairn.rows.routing import Inputs, route, route_in_order

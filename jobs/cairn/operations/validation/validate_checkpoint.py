@@ -22,12 +22,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from cairn.operations.checks import Check
-from cairn.operations.checks_page import checks_page, page_path, relative_link, write_page
 from cairn.operations.coordinator_of import coordinator_of
-from cairn.operations.evaluate_expectations import Compared, Declared, Engines, evaluate
-from cairn.operations.expectation_suites import read_declared
 from cairn.operations.place import Place
+from cairn.operations.validation.checks import Check
+from cairn.operations.validation.checks_page import checks_page, page_path, relative_link, write_page
+from cairn.operations.validation.evaluate_expectations import Compared, Declared, Engines, evaluate
+from cairn.operations.validation.expectation_suites import read_declared
 from cairn.spark.session import SessionOnDemand, open_now
 from state_backend.adapters.open_storage import join_url, open_storage
 from state_backend.adapters.work_folders import work_folder

@@ -14,7 +14,7 @@ from html import escape
 from pathlib import Path
 from urllib.parse import quote
 
-from cairn.operations.checks import Check, FailingRows
+from cairn.operations.validation.checks import Check, FailingRows
 
 FOLDER = "checks"
 _STYLE = """

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.types import CalendarIntervalType, DataType, StructType, YearMonthIntervalType
 
-from cairn.operations.stateful_source import warn_of_stateful_source
+from cairn.operations.intervals.stateful_source import warn_of_stateful_source
 from cairn.pipeline import Interval, Pipeline
 from cairn.rows.connect_frames import is_streaming
 from cairn.rows.local_rows import LocalRows

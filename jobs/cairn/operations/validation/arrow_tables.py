@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cairn.operations.row_json import row_json
+from cairn.operations.validation.row_json import row_json
 from state_backend.adapters.open_storage import open_storage
 from state_backend.adapters.work_folders import work_folder
 from state_backend.formats.arrow_columns import Int64s

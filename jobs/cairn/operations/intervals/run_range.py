@@ -8,9 +8,9 @@ from datetime import UTC, timedelta
 from typing import Any
 
 from cairn.operations.coordinator_of import coordinator_of
+from cairn.operations.intervals.plan_range import boundaries_of, intervals_between, named_intervals
+from cairn.operations.intervals.run_intervals import Outcome, plan_intervals, run_intervals
 from cairn.operations.place import Place
-from cairn.operations.plan_range import boundaries_of, intervals_between, named_intervals
-from cairn.operations.run_intervals import Outcome, plan_intervals, run_intervals
 from cairn.pipeline import Interval, Pipeline
 from state_backend.checkpoint.log import Log
 from state_backend.checkpoint.trials import check_no_trial

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from cairn.operations.checks import MOST_KEYS, FailingRows, short_key
-from cairn.operations.expectation_suites import metric_value
+from cairn.operations.validation.checks import MOST_KEYS, FailingRows, short_key
+from cairn.operations.validation.expectation_suites import metric_value
 from cairn.spark.first_cause import first_cause
 from cairn.spark.idle_daemon import end_idle_daemon
 from state_backend.adapters.open_storage import join_url, open_storage

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql.types import StructType, TimestampNTZType, TimestampType
 
 from cairn.arrow_processor import ArrowProcessor
-from cairn.operations.plan_reuse import input_hash, options_of, source_hash
-from cairn.operations.read_source import Read, arrow_schema_json, check_types, read_source
-from cairn.operations.what_changed import MadeOf, as_json
+from cairn.operations.intervals.plan_reuse import input_hash, options_of, source_hash
+from cairn.operations.intervals.read_source import Read, arrow_schema_json, check_types, read_source
+from cairn.operations.intervals.what_changed import MadeOf, as_json
 from cairn.pipeline import Interval, Pipeline
 from cairn.rows.column_names import ColumnNames, check_spelling, grouping_names
 from cairn.rows.routing import Inputs, key_schema_of

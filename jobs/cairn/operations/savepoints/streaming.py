@@ -24,7 +24,7 @@ from pyspark.sql.types import StructType
 
 from cairn.data_sources.keyed_state import KeyedState
 from cairn.operations.coordinator_of import coordinator_of
-from cairn.operations.plan_interval import content_before, declared_states
+from cairn.operations.intervals.plan_interval import content_before, declared_states
 from cairn.pipeline import Interval, Pipeline
 from cairn.rows.routing import place
 from cairn.shard_jobs.import_streaming import TIMERS, ImportJob

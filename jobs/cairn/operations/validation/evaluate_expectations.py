@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 import pyarrow as pa
 
 from cairn.change_expectations import ChangeExpectations
-from cairn.operations import arrow_tables, state_tables
-from cairn.operations.arrow_conditions import find_unsupported
-from cairn.operations.checks import Check
-from cairn.operations.expectation_suites import OVER_TIME, Rows, Suites, Table, over_changes, read_declared
-from cairn.operations.row_json import has_json
+from cairn.operations.validation import arrow_tables, state_tables
+from cairn.operations.validation.arrow_conditions import find_unsupported
+from cairn.operations.validation.checks import Check
+from cairn.operations.validation.expectation_suites import OVER_TIME, Rows, Suites, Table, over_changes, read_declared
+from cairn.operations.validation.row_json import has_json
 from cairn.pipeline import Pipeline
 from cairn.spark.session import SessionOnDemand, open_now, zone_of_session
 from state_backend.inspection.state_table import StateSource, table_schema
@@ -309,12 +309,12 @@ def try_expectations(
     tables = read_compared(dict.fromkeys(rules.states, 0), rules, compared, zone=zone) or {}
     rows: Rows
     if spark is None:
-        from cairn.operations.arrow_rows import ArrowRows
+        from cairn.operations.validation.arrow_rows import ArrowRows
 
         rows = ArrowRows(zone=zone, root=None, attempt=record.content.attempt)
         engine = Engine(rows=rows, opens=lambda state, with_base: nullcontext(tables[state]))
     else:
-        from cairn.operations.failing_rows import SparkRows
+        from cairn.operations.validation.failing_rows import SparkRows
 
         rows = SparkRows(root=None, attempt=record.content.attempt)
         engine = Engine(rows=rows, opens=lambda state, with_base: _on_spark(spark, tables[state]))
@@ -374,10 +374,10 @@ class Engines:
     def __call__(self, state: str) -> Engine:
         """Return the engine for a state."""
         if state in self._in_memory:
-            from cairn.operations.arrow_rows import ArrowRows
+            from cairn.operations.validation.arrow_rows import ArrowRows
 
             return Engine(rows=ArrowRows(zone=self._zone, **self._stored), opens=self._open_in_memory)
-        from cairn.operations.failing_rows import SparkRows
+        from cairn.operations.validation.failing_rows import SparkRows
 
         return Engine(rows=SparkRows(**self._stored), opens=self._open_on_spark)
 

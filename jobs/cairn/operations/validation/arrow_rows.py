@@ -27,10 +27,10 @@ from great_expectations.expectations.metrics.map_metric_provider import (
     column_pair_condition_partial,
 )
 
-from cairn.operations import arrow_conditions as conditions
-from cairn.operations.checks import MOST_KEYS, FailingRows, short_key
-from cairn.operations.expectation_suites import metric_value
-from cairn.operations.row_json import row_json
+from cairn.operations.validation import arrow_conditions as conditions
+from cairn.operations.validation.checks import MOST_KEYS, FailingRows, short_key
+from cairn.operations.validation.expectation_suites import metric_value
+from cairn.operations.validation.row_json import row_json
 from state_backend.adapters.open_storage import join_url, open_storage
 from state_backend.adapters.work_folders import work_folder
 from state_backend.formats import paths

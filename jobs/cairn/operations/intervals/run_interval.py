@@ -8,8 +8,8 @@ import uuid
 from typing import TYPE_CHECKING
 
 from cairn.operations.coordinator_of import coordinator_of
-from cairn.operations.plan_interval import Attempt
-from cairn.operations.process_interval import process_interval
+from cairn.operations.intervals.plan_interval import Attempt
+from cairn.operations.intervals.process_interval import process_interval
 from cairn.pipeline import Interval, Pipeline
 from cairn.shard_jobs.run_on_shards import StopWatch
 from state_backend.adapters.open_storage import join_url

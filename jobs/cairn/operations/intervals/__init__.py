@@ -1,0 +1,1 @@
+"""Plan and process intervals: one, a range, or what a pipeline needs to be healthy again."""
