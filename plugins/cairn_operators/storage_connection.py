@@ -137,8 +137,8 @@ def _microsoft(conn_id: str, connection: Any, fields: Mapping[str, Any], folder:
     given = {name: str(value) for name, value in values.items() if value}
     if "." in host and not host.endswith(".blob.core.windows.net"):
         raise AirflowFailException(
-            f"connection {conn_id!r} has the host {host!r}; az:// reaches accounts at blob.core.windows.net alone. Leave the host out, "
-            "and name it in the root: abfss://container@account.dfs.<cloud>/prefix"
+            f"connection {conn_id!r} has the host {host!r}; Cairn takes only accounts at blob.core.windows.net from a "
+            "connection. Leave the host out, and give a root that names it"
         )
     if not given:
         raise AirflowFailException(

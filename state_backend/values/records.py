@@ -49,8 +49,7 @@ class StateDescriptor:
     Attributes:
         name: The name of the state.
         kind: The kind of the state.
-        state_id: The byte that stands for the state in every stored key. A state with another name never gets the same
-            byte.
+        state_id: The byte that stands for the state in every stored key. No state with another name gets this byte.
         ttl_ms: Milliseconds until an entry expires; None if entries never expire.
         versions: All schemas that entries of the state may have been written with.
     """
@@ -124,8 +123,7 @@ class KeyGroupState:
 
     Attributes:
         key_group: The number of the key group.
-        entries: The number of entries by state name. An entry is a value, a list element or a map pair. The timers
-            count as `$timers`.
+        entries: The number of values, list elements and map pairs by state name. The timers count as `$timers`.
         digest: The sum of the hashes of all entries.
         size_bytes: The size of all stored keys and values before compression, including those of indexes and of the
             positions of lists; None if it was not counted.
@@ -243,10 +241,8 @@ class FiledShard:
     Attributes:
         shard: The number of the shard.
         manifest: The file.
-        changes: The changes of the shard since an earlier checkpoint wrote the file; None if the file holds the shard's
-            current manifest.
-        in_segment: The place of the manifest if the file is a changelog segment; None if the file holds only the
-            manifest.
+        changes: The changes of the shard since an earlier checkpoint wrote the file; None if there are none.
+        in_segment: The place of the manifest in a changelog segment; None if the file holds only the manifest.
         inline: Always None. `InlineShard` has the manifest here.
     """
 
@@ -365,8 +361,7 @@ class Totals:
         output_rows: Rows of output, without late rows.
         late_rows: Late rows.
         keys_touched: Keys that the interval processed.
-        keys: The number of keys that have a value in the value state with the most entries; 0 if the pipeline has no
-            value state.
+        keys: The number of keys in the value state with the most entries; 0 without a value state.
         entries: Entries of all states.
         changed_bytes: Size of the keys and values of the entries that the interval changed.
         uploaded_bytes: Bytes of state that the interval wrote to the storage.
@@ -490,8 +485,7 @@ class Content:
         code_version: The name of the code for people: the pipeline's `version`, or else git's description of the code's
             folder. None if both are missing.
         code: The declaration as `module:NAME`, which printed commands repeat. None if no module has it by a name.
-        schedule: The schedule of the pipeline's intervals from this commit on. None: neither the pipeline nor its DAG
-            has given one.
+        schedule: The schedule of the intervals from this commit on. None: neither the pipeline nor its DAG gave one.
         forget: The keys that a `forget` record removes, or that the restored state never holds; None for other records.
         filtered: The uuids of the attempts of `cairn erase` whose keys the shards of this attempt left out.
     """
@@ -551,8 +545,7 @@ class Prepared:
     Attributes:
         h0: The highest id in the log when the attempt began; 0 for an empty log.
         content: The result of the attempt.
-        written: Every state file and output file of the attempt, so that a commit need not read all manifests; None if
-            the list was not recorded.
+        written: Every file of the attempt, so that a commit need not read all manifests; None if not recorded.
     """
 
     h0: int

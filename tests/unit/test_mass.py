@@ -41,7 +41,7 @@ BUDGETS = {
     "state_backend/ports": (210, 400),
     "state_backend/shard": (1_740, 10_300),
     "state_backend/state": (3_480, 28_100),
-    "state_backend/values": (3_620, 12_800),
+    "state_backend/values": (3_610, 12_800),
 }
 
 

@@ -1360,7 +1360,7 @@ def test_the_login_of_a_microsoft_connection_is_in_a_private_file(
 def test_a_microsoft_connection_that_cannot_be_used_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     for fields, says in (
         ({}, "names no account: give its name as login"),
-        ({"host": "acc.blob.core.usgovcloudapi.net"}, "az:// reaches accounts at blob.core.windows.net alone"),
+        ({"host": "acc.blob.core.usgovcloudapi.net"}, "Leave the host out, and give a root that names it"),
         (
             {"login": "acc", "extra": {"proxies": {"http": "x"}}},
             "proxies, which Cairn does not support. Give login and password, host",
