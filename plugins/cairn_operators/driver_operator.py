@@ -18,7 +18,7 @@ from cairn_operators.spark_location import DEFAULT_CONN_ID, spark_location
 from cairn_operators.storage_connection import storage_credentials
 
 if TYPE_CHECKING:
-    from state_backend.values.requests import Request
+    from state_backend.values.operation_parameters import Request
 
 # Key in Airflow's state store of the task: the UUID of the latest driver's session on a Spark Connect server.
 _SESSION_KEY = "cairn_spark_session"
@@ -69,7 +69,7 @@ class DriverOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not type
 
         Return its result, and a summary of each checkpoint that it committed.
         """
-        from state_backend.values.requests import COMMITTED
+        from state_backend.values.operation_parameters import COMMITTED
 
         committed: list[dict[str, Any]] = []
 
@@ -96,7 +96,7 @@ class DriverOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not type
             AirflowFailException: The driver failed, and a retry can't help; or a connection can't be used.
         """
         from state_backend.values.hide_secrets import hide
-        from state_backend.values.requests import Call, to_json
+        from state_backend.values.operation_parameters import Call, to_json
 
         with suppress(RuntimeError):  # The operator runs outside of Airflow.
             asked = get_current_context()

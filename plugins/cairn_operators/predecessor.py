@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 
+from state_backend.checkpoint.choose_base import choose_base
 from state_backend.checkpoint.interval_results import Result, results_of
-from state_backend.checkpoint.lineage import choose_base
 from state_backend.checkpoint.log import Log, interval_of, run_of
 from state_backend.checkpoint.newest_state import newest_state
 from state_backend.values.errors import CairnError, Rerun, StaleStateError, StateGapError

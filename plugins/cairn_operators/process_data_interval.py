@@ -367,7 +367,7 @@ class ProcessIntervalOperator(DriverOperator):
     def _process(
         self, context: Any, start: datetime, end: datetime, there: bool, before: dict[str, int]
     ) -> dict[str, Any]:
-        from state_backend.values.requests import BEGUN, ProcessInterval
+        from state_backend.values.operation_parameters import BEGUN, ProcessInterval
 
         store = context.get("task_state_store")
         # Each try gets a new attempt uuid. An earlier try may still be writing, and its files bear the earlier uuid.

@@ -114,7 +114,7 @@ class RunIntervalsOperator(DriverOperator):
             AirflowFailException: An argument is invalid, or a retry can't help.
             DownstreamTasksSkipped: A dry run made no checkpoint that downstream tasks could read.
         """
-        from state_backend.values.requests import RunRange
+        from state_backend.values.operation_parameters import RunRange
 
         if self.reprocess not in REPROCESS:
             raise AirflowFailException(f"reprocess is {self.reprocess!r}; expected one of {', '.join(REPROCESS)}")

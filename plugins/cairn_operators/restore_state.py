@@ -206,7 +206,7 @@ class RestoreStateOperator(DriverOperator):
 
     def _request(self, context: Any = None) -> Any:
         """Return the request. Without a context it has no run and no attempt, and is only for a plan."""
-        from state_backend.values.requests import Fork, Restore
+        from state_backend.values.operation_parameters import Fork, Restore
 
         kind, target = self._kind(), self.target.strip()
         who = {} if context is None else {"attempt": self._attempt(context), "run": run_of(context)}
@@ -239,7 +239,7 @@ class RestoreStateOperator(DriverOperator):
 
     def _plan_savepoint(self, folder: str) -> Restoration:
         from state_backend.adapters.open_storage import open_storage
-        from state_backend.checkpoint.lineage import discarded_by
+        from state_backend.checkpoint.choose_base import discarded_by
         from state_backend.checkpoint.savepoints import read_savepoint
 
         content = read_savepoint(open_storage(folder)).content
@@ -263,7 +263,7 @@ class RestoreStateOperator(DriverOperator):
         return {"kind": plan.kind, "checkpoint": checkpoint, "discarded": sorted(plan.discards)}
 
     def _validate(self, plan: Restoration) -> None:
-        from state_backend.values.requests import Validate
+        from state_backend.values.operation_parameters import Validate
 
         checkpoint = "latest" if plan.checkpoint is None else str(plan.checkpoint)
         savepoint = self.target.strip() if plan.checkpoint is None else None

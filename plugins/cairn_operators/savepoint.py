@@ -61,6 +61,6 @@ class SavepointOperator(DriverOperator):
             AirflowFailException: A retry can't help.
         """
         skip_unless_due(context, self.cadence, "savepoints are taken")
-        from state_backend.values.requests import TakeSavepoint
+        from state_backend.values.operation_parameters import TakeSavepoint
 
         return self.run_driver(request_of(TakeSavepoint, self, checkpoint=str(self.checkpoint)))

@@ -102,7 +102,7 @@ class TryCodeOperator(DriverOperator):
             AirflowException: Storage, Spark or user code failed, and a retry may help.
             AirflowFailException: An argument is invalid, or a retry can't help.
         """
-        from state_backend.values.requests import TryCode
+        from state_backend.values.operation_parameters import TryCode
 
         request = request_of(
             TryCode,
@@ -212,7 +212,7 @@ class PromoteTrialOperator(DriverOperator):
         return self._promote(context)
 
     def _promote(self, context: Any) -> dict[str, Any]:
-        from state_backend.values.requests import PromoteTrial
+        from state_backend.values.operation_parameters import PromoteTrial
 
         request = request_of(PromoteTrial, self, trial=str(self.trial), past=self.how == PROMOTE[1])
         done, committed = self.run_and_collect(request)

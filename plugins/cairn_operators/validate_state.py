@@ -93,7 +93,7 @@ class ValidateStateOperator(DriverOperator):
             AirflowException: Storage or Spark failed, and a retry may help.
             AirflowFailException: Validation refused the target, or a retry can't help.
         """
-        from state_backend.values.requests import Validate
+        from state_backend.values.operation_parameters import Validate
 
         request = request_of(
             Validate,

@@ -18,7 +18,7 @@ from cairn_ui.pipelines_of_dags import PipelineRef
 from cairn_ui.read_logs import Look, NotAnswered
 from cairn_ui.run_timeline import timeline_of
 from cairn_ui.shown_page import router
-from state_backend.checkpoint.lineage import plan_base
+from state_backend.checkpoint.choose_base import plan_base
 from state_backend.checkpoint.log import Log
 from state_backend.inspection.describe import describe_entry
 from state_backend.values.airflow_runs import DagRun, TaskTry

@@ -40,7 +40,7 @@ def of_history(page: Shown, before: Number = None) -> Response:
             "phases": sorted({(p.colour, p.name) for row in rows for p in phases_of(row["durations_us"])}),
         }
 
-    return page.show("history.html", view)
+    return page.show("checkpoints.html", view)
 
 
 @router.get("/p/{key}/lineage")

@@ -39,7 +39,7 @@ _NEEDED_BY_TASKS = (
     "cairn_operators.earlier_runs",
     "cairn_operators.predecessor",
     "cairn_operators.previous_checkpoint_trigger",
-    "state_backend.values.requests",
+    "state_backend.values.operation_parameters",
     "state_backend.adapters.die_with_parent",
     "state_backend.adapters.open_storage",
     "state_backend.checkpoint.coordinator",

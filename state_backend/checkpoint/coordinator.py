@@ -25,6 +25,7 @@ from typing import Literal, get_args
 
 from state_backend.adapters.open_storage import join_url, open_storage
 from state_backend.checkpoint.append_record import append, note_head
+from state_backend.checkpoint.choose_base import choose_base
 from state_backend.checkpoint.clean_up_dropped import (
     CleanUp,
     clean_up,
@@ -36,7 +37,6 @@ from state_backend.checkpoint.clean_up_dropped import (
 from state_backend.checkpoint.decide_commit import Adopted, AlreadyCommitted, Create, plan_commit
 from state_backend.checkpoint.forgotten_keys import Returning, check_restored, returning_keys
 from state_backend.checkpoint.fresh_listing import note_names
-from state_backend.checkpoint.lineage import choose_base
 from state_backend.checkpoint.log import (
     Entry,
     Log,

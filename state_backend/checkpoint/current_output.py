@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from datetime import datetime
 
+from state_backend.checkpoint.choose_base import lines_of
 from state_backend.checkpoint.interval_results import spoilt_results
-from state_backend.checkpoint.lineage import lines_of
 from state_backend.checkpoint.log import Log
 from state_backend.values.frozen import frozen
 from state_backend.values.intervals import Interval, to_ms

@@ -24,8 +24,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from state_backend.checkpoint.choose_base import choose_base, is_forgiven, overlapping_outputs, reproduces, stale_marks
 from state_backend.checkpoint.forgotten_keys import check_commit
-from state_backend.checkpoint.lineage import choose_base, is_forgiven, overlapping_outputs, reproduces, stale_marks
 from state_backend.checkpoint.log import Log, attempt_of, base_of, interval_of, kind_of, run_of
 from state_backend.checkpoint.output_schemas import with_schemas
 from state_backend.checkpoint.plan_retention import DEFAULT_POLICY, plan_retention, with_retention, with_schedule

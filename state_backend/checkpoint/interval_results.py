@@ -11,7 +11,7 @@ from dataclasses import replace
 from datetime import timedelta
 from itertools import accumulate
 
-from state_backend.checkpoint.lineage import makes_stale
+from state_backend.checkpoint.choose_base import makes_stale
 from state_backend.checkpoint.log import Fact, Log, attempt_of, interval_of, kind_of, run_of
 from state_backend.checkpoint.newest_state import valid_states
 from state_backend.values.frozen import frozen

@@ -32,10 +32,10 @@ from datetime import datetime
 from typing import Any
 
 from state_backend.adapters.open_storage import open_storage
+from state_backend.checkpoint.choose_base import Discarded, discarded_by, intervals_of, kept, lines_of, why_stale
 from state_backend.checkpoint.coordinator import Begun, CommitResult, Coordinator
 from state_backend.checkpoint.forgotten_keys import check_target, forgets_of
 from state_backend.checkpoint.leases import holding
-from state_backend.checkpoint.lineage import Discarded, discarded_by, intervals_of, kept, lines_of, why_stale
 from state_backend.checkpoint.log import Log, interval_of, read_log
 from state_backend.checkpoint.newest_state import valid_states
 from state_backend.checkpoint.savepoints import check_unclaimed, native_manifest, read_savepoint
@@ -49,6 +49,7 @@ from state_backend.values.errors import CorruptFile, NotFound, Rerun, StaleState
 from state_backend.values.frozen import frozen
 from state_backend.values.intervals import Interval, format_instant, to_ms
 from state_backend.values.marks import Savepoint
+from state_backend.values.operation_parameters import Fork, Restore
 from state_backend.values.records import (
     Content,
     Permissions,
@@ -61,7 +62,6 @@ from state_backend.values.records import (
     SweepRecord,
     Tombstone,
 )
-from state_backend.values.requests import Fork, Restore
 
 
 @frozen

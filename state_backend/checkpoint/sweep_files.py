@@ -62,8 +62,8 @@ from state_backend.values.frozen import frozen
 from state_backend.values.handles import FileInfo, Handle, handles_in
 from state_backend.values.human_units import plural, size
 from state_backend.values.marks import Savepoint
+from state_backend.values.operation_parameters import Sweep
 from state_backend.values.records import Record, SweepRecord, Tombstone
-from state_backend.values.requests import Sweep
 
 logger = logging.getLogger("cairn")
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
-from state_backend.checkpoint.lineage import plan_base, restored_away
+from state_backend.checkpoint.choose_base import plan_base, restored_away
 from state_backend.checkpoint.log import Log
 from state_backend.checkpoint.rewind import committed_after
 from state_backend.formats import paths

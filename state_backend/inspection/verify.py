@@ -25,9 +25,9 @@ from pathlib import Path
 from typing import Any, cast
 
 from state_backend.adapters.rocks import EngineOptions
+from state_backend.checkpoint.choose_base import intervals_of, plan_base
 from state_backend.checkpoint.dropped_checkpoint import telling_drops
 from state_backend.checkpoint.end_of_log import missing_records
-from state_backend.checkpoint.lineage import intervals_of, plan_base
 from state_backend.checkpoint.log import Log, read_log, read_whole_log
 from state_backend.checkpoint.newest_state import newest_of, valid_states
 from state_backend.checkpoint.parallel import at_once

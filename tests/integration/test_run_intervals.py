@@ -20,8 +20,8 @@ from cairn.operations.intervals.run_interval import run_interval
 from cairn.operations.intervals.run_intervals import Outcome, plan_intervals, run_intervals
 from cairn.pipeline import Interval
 from cairn.spark.session import collect_once
+from state_backend.values.operation_parameters import ProcessInterval
 from state_backend.values.records import RunRef
-from state_backend.values.requests import ProcessInterval
 from state_backend.values.retention import KeepLast
 from tests.support.counting import DAYS, INPUT_SCHEMA, counting, day
 from tests.support.drivers import driven

@@ -28,8 +28,8 @@ from state_backend.adapters.open_storage import join_url, open_storage
 from state_backend.checkpoint.coordinator import Coordinator
 from state_backend.checkpoint.rewind import fork, plan_rewind, rewind
 from state_backend.values import errors
+from state_backend.values.operation_parameters import Restore, TakeSavepoint
 from state_backend.values.records import Record, RunRef
-from state_backend.values.requests import Restore, TakeSavepoint
 from state_backend.values.retention import KeepLast
 from tests.support.counting import COUNTING, DAYS, Counting, counting, day, read_days
 from tests.support.drivers import driven

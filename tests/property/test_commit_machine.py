@@ -32,8 +32,8 @@ from hypothesis.stateful import (
 )
 
 from state_backend.adapters.memory_storage import MemoryStorage
+from state_backend.checkpoint import choose_base as lineage
 from state_backend.checkpoint import decide_commit as committing
-from state_backend.checkpoint import lineage
 from state_backend.checkpoint import log as logs
 from state_backend.checkpoint import newest_state as newest_states
 from state_backend.checkpoint import record_reader as readers

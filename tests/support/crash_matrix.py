@@ -47,8 +47,8 @@ from state_backend.state.check_shard import verify_shard
 from state_backend.values.errors import CorruptRecord, RetryableError, StorageUnavailable
 from state_backend.values.key_groups import range_of
 from state_backend.values.marks import Savepoint
+from state_backend.values.operation_parameters import Erase
 from state_backend.values.records import Content
-from state_backend.values.requests import Erase
 from state_backend.values.retention import AnyOf, KeepLast, KeepQuarantined
 from tests.support.checkpoints import PIPELINE, START, day
 from tests.support.faulty_storage import Fault as Planned

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from cairn.driver import driver
-from state_backend.values.requests import Call, Request, to_json
+from state_backend.values.operation_parameters import Call, Request, to_json
 
 
 def words_of(request: Request, **call: Any) -> list[str]:

@@ -35,8 +35,8 @@ from state_backend.state.state_variables import ValueState
 from state_backend.values.errors import CairnError, SourceError
 from state_backend.values.intervals import Interval
 from state_backend.values.key_groups import range_of
+from state_backend.values.operation_parameters import ProcessInterval, from_json
 from state_backend.values.records import InlineShard, LogicalTime, OutputFile, Permissions, Prepared, RunRef
-from state_backend.values.requests import ProcessInterval, from_json
 from tests.support.checkpoints import START, content, start_ms
 from tests.support.shards import KEY_SCHEMA, KEYS, descriptor
 

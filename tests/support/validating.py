@@ -7,8 +7,8 @@ from typing import Any
 from cairn.operations.validation import validate_checkpoint as validate
 from cairn.operations.validation.validate_checkpoint import Spark, Validation
 from cairn.pipeline import Pipeline
+from state_backend.values.operation_parameters import Validate
 from state_backend.values.records import Record
-from state_backend.values.requests import Validate
 
 
 def validate_checkpoint(spark: Spark | None, pipeline: Pipeline, root: str, record: Record, **more: Any) -> Validation:

@@ -12,12 +12,13 @@ from unittest import mock
 import pytest
 
 from state_backend.checkpoint import append_record as appending
+from state_backend.checkpoint import choose_base as lineage
 from state_backend.checkpoint import clean_up_dropped as cleaning
 from state_backend.checkpoint import coordinator as coordinating
 from state_backend.checkpoint import decide_commit as committing
 from state_backend.checkpoint import leases as leasing
-from state_backend.checkpoint import lineage, output_schemas
 from state_backend.checkpoint import log as logs
+from state_backend.checkpoint import output_schemas
 from state_backend.checkpoint import plan_retention as retaining
 from state_backend.checkpoint import record_reader as readers
 from state_backend.checkpoint import settled_files as settling

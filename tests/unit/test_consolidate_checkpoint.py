@@ -17,8 +17,8 @@ from cairn.operations.savepoints.take_savepoint import check_destination, consol
 from cairn.pipeline import Pipeline
 from cairn.shard_jobs.consolidate import ConsolidationJob
 from state_backend.adapters.rocks import EngineOptions
+from state_backend.checkpoint.choose_base import plan_base
 from state_backend.checkpoint.coordinator import Coordinator
-from state_backend.checkpoint.lineage import plan_base
 from state_backend.checkpoint.prepare_content import ShardAck
 from state_backend.formats import paths
 from state_backend.shard.manifest import manifest_of

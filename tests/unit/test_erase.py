@@ -43,8 +43,8 @@ from state_backend.formats.key_codec import KeyCodec
 from state_backend.formats.types import parse_struct
 from state_backend.ports.storage import Storage
 from state_backend.values.errors import BaseMoved, UsageError
+from state_backend.values.operation_parameters import Erase
 from state_backend.values.records import Record, RunRef
-from state_backend.values.requests import Erase
 from state_backend.values.retention import KeepLast
 from tests.support import trials
 from tests.support.counting import DAYS, day

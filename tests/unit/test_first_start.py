@@ -20,12 +20,12 @@ from cairn.operations.intervals.first_start import with_choices
 from cairn.pipeline import Pipeline
 from cairn_operators.process_data_interval import _is_newest_first
 from pipelines.aircraft import AIRCRAFT
-from state_backend.checkpoint.lineage import choose_base
+from state_backend.checkpoint.choose_base import choose_base
 from state_backend.checkpoint.log import Log
 from state_backend.values.errors import StateGapError
 from state_backend.values.intervals import Interval, to_ms
+from state_backend.values.operation_parameters import Call, ProcessInterval
 from state_backend.values.records import NO_PERMISSIONS, RunRef
-from state_backend.values.requests import Call, ProcessInterval
 from state_backend.values.schedule import (
     Cron,
     Every,

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 
 from cairn.rows.forgotten_rows import ForgottenRows
+from state_backend.checkpoint.choose_base import choose_base
 from state_backend.checkpoint.decide_commit import Create, plan_commit
 from state_backend.checkpoint.forgotten_keys import (
     check_rerun,
@@ -19,7 +20,6 @@ from state_backend.checkpoint.forgotten_keys import (
     next_forgotten,
     returning_keys,
 )
-from state_backend.checkpoint.lineage import choose_base
 from state_backend.checkpoint.log import Log
 from state_backend.formats import record_codec
 from state_backend.formats.types import parse_struct

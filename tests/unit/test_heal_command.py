@@ -23,7 +23,7 @@ from state_backend.adapters.open_storage import open_storage
 from state_backend.checkpoint.log import read_log
 from state_backend.values.airflow_commands import heal_command
 from state_backend.values.errors import Rerun
-from state_backend.values.requests import Heal
+from state_backend.values.operation_parameters import Heal
 from state_backend.values.schedule import Cron, Every, Schedule
 from tests.support.checkpoints import PIPELINE, START, Folder, day, run
 

@@ -34,7 +34,7 @@ from state_backend.adapters.memory_storage import forget_memory
 from state_backend.adapters.open_storage import open_storage
 from state_backend.values.errors import StorageUnavailable, UsageError
 from state_backend.values.hide_secrets import hide, hide_all, hide_in
-from state_backend.values.requests import Validate
+from state_backend.values.operation_parameters import Validate
 from tests.support.checkpoints import PIPELINE, Folder, day
 from tests.support.counting import DAYS
 from tests.support.drivers import words_of

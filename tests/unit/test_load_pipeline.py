@@ -18,8 +18,7 @@ from cairn.shipping.code_version import code_reference
 from cairn.testing import PipelineTester
 from pipelines.weather import READ_SCHEMA, RECORDS
 from state_backend.values.errors import UsageError
-from state_backend.values.records import RunRef
-from state_backend.values.requests import (
+from state_backend.values.operation_parameters import (
     REQUESTS,
     ProcessInterval,
     PromoteTrial,
@@ -29,6 +28,7 @@ from state_backend.values.requests import (
     TryCode,
     Validate,
 )
+from state_backend.values.records import RunRef
 from tests.support.drivers import driven
 
 START = datetime(2024, 1, 1, tzinfo=UTC)

@@ -25,8 +25,7 @@ from cairn_operators import (
     trial_pipeline,
 )
 from cairn_operators.request_of import request_of
-from state_backend.values.records import Permissions, RunRef
-from state_backend.values.requests import (
+from state_backend.values.operation_parameters import (
     REQUESTS,
     Call,
     Fork,
@@ -41,6 +40,7 @@ from state_backend.values.requests import (
     from_json,
     to_json,
 )
+from state_backend.values.records import Permissions, RunRef
 
 WHERE: Any = {"root": "gs://b/état", "code": "m:P", "pipeline": "p"}
 RUN = RunRef(run_id="scheduled__2024-01-01T00:00:00+00:00", clear_number=2, try_number=3)

@@ -68,8 +68,16 @@ from cairn_operators.storage_connection import as_storage_identity, storage_cred
 from cairn_provider import get_provider_info
 from state_backend.values import errors
 from state_backend.values.intervals import format_instant
+from state_backend.values.operation_parameters import (
+    REQUESTS,
+    Call,
+    ProcessInterval,
+    RunRange,
+    TakeSavepoint,
+    Validate,
+    from_json,
+)
 from state_backend.values.records import Permissions, RunRef
-from state_backend.values.requests import REQUESTS, Call, ProcessInterval, RunRange, TakeSavepoint, Validate, from_json
 from state_backend.values.schedule import Cron
 from tests.support.airflow_schedule import timetable
 from tests.support.drivers import words_of

@@ -11,9 +11,9 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from cairn.pipeline import Pipeline
-from state_backend.checkpoint import lineage
+from state_backend.checkpoint import choose_base as lineage
+from state_backend.checkpoint.choose_base import overlapping_outputs
 from state_backend.checkpoint.clean_up_dropped import tombstone_of
-from state_backend.checkpoint.lineage import overlapping_outputs
 from state_backend.checkpoint.rewind import rewind
 from state_backend.checkpoint.sweep_files import sweep
 from state_backend.formats import paths

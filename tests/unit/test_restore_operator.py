@@ -17,8 +17,8 @@ from state_backend.adapters.open_storage import open_storage
 from state_backend.checkpoint.coordinator import Coordinator
 from state_backend.checkpoint.savepoints import claim_savepoint
 from state_backend.values.marks import Claim
+from state_backend.values.operation_parameters import Restore, Validate
 from state_backend.values.records import Prepared, Record
-from state_backend.values.requests import Restore, Validate
 from tests.support.checkpoints import PIPELINE, Folder, content, day
 from tests.unit.test_operators import context as task_context
 from tests.unit.test_operators import run

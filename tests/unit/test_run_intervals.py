@@ -31,8 +31,8 @@ from state_backend.values.errors import (
     UsageError,
     ValidationRefused,
 )
+from state_backend.values.operation_parameters import Validate
 from state_backend.values.records import Permissions, Record, RunRef
-from state_backend.values.requests import Validate
 from state_backend.values.zones import zone_of
 from tests.support.counting import DAYS, INPUT_SCHEMA, counting, day
 from tests.support.drivers import driven

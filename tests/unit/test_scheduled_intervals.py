@@ -30,15 +30,15 @@ from cairn.testing import PipelineTester
 from cairn_operators.dag_schedule import schedule_of_dag
 from pipelines.aircraft import AIRCRAFT, READ_SCHEMA
 from state_backend.adapters.memory_storage import MemoryStorage
-from state_backend.checkpoint.lineage import choose_base
+from state_backend.checkpoint.choose_base import choose_base
 from state_backend.checkpoint.log import Log
 from state_backend.checkpoint.plan_retention import with_schedule
 from state_backend.formats import record_codec
 from state_backend.inspection.pipeline_status import status_of
 from state_backend.values.errors import NoSuchCheckpoint, StaleStateError, StateGapError, UsageError
 from state_backend.values.intervals import Interval, format_instant
+from state_backend.values.operation_parameters import RunRange
 from state_backend.values.records import NO_PERMISSIONS, Record
-from state_backend.values.requests import RunRange
 from state_backend.values.schedule import Cron, Every, Schedule, decode, first_interval, starting_between
 from tests.support.checkpoints import PIPELINE, content, record
 from tests.support.log_in_memory import log_in_memory

@@ -19,7 +19,7 @@ from cairn.operations.coordinator_of import coordinator_of
 from cairn_operators import PromoteTrialOperator, TryCodeOperator, trial_pipeline
 from cairn_operators.ask_person import as_markdown
 from cairn_operators.trial_tasks import PROMOTE
-from state_backend.values.requests import COMMITTED, PromoteTrial, TryCode
+from state_backend.values.operation_parameters import COMMITTED, PromoteTrial, TryCode
 from tests.support.counting import DAYS, day
 from tests.support.drivers import driven
 from tests.support.trials import CHANGED, OLD, SESSION, run

@@ -38,7 +38,7 @@ from state_backend.values.errors import (
     StateUnusable,
     UsageError,
 )
-from state_backend.values.requests import TakeSavepoint
+from state_backend.values.operation_parameters import TakeSavepoint
 from state_backend.values.retention import KeepLast
 from state_backend.values.zones import zone_of
 from tests.support.checkpoints import START, Folder, content, day, run

@@ -16,7 +16,7 @@ from cairn.operations.erase_keys import erase_keys
 from state_backend.inspection.places_of_keys import Place
 from state_backend.state.layout import TIMERS_NAME
 from state_backend.values.errors import UsageError
-from state_backend.values.requests import Erase
+from state_backend.values.operation_parameters import Erase
 
 
 def erase(

@@ -7,7 +7,7 @@ from cairn.command.printing import print_json, print_text
 from cairn.command.progress import progress
 from cairn.operations.export_state import carry_out_export
 from state_backend.values.human_units import plural, size
-from state_backend.values.requests import Export
+from state_backend.values.operation_parameters import Export
 
 
 def export(request: Export, as_json: Json = False) -> int:

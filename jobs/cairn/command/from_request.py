@@ -12,7 +12,7 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 import typer
 
 from state_backend.values.day_or_instant import parse_duration
-from state_backend.values.requests import Operation
+from state_backend.values.operation_parameters import Operation
 
 
 def with_options(command: Callable[..., int]) -> Callable[..., int]:

@@ -41,8 +41,8 @@ from state_backend.values.environment import Variable
 from state_backend.values.errors import CairnError, Rerun, UsageError
 from state_backend.values.hide_secrets import hide
 from state_backend.values.intervals import Interval, format_instant
+from state_backend.values.operation_parameters import Heal
 from state_backend.values.records import Permissions
-from state_backend.values.requests import Heal
 from state_backend.values.schedule import Schedule, first_interval, schedule_of
 from state_backend.values.zones import zone_of
 

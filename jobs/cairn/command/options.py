@@ -10,7 +10,7 @@ from cairn.command.from_request import option_of
 from state_backend.adapters.open_storage import join_url, open_storage
 from state_backend.values.day_or_instant import parse_duration
 from state_backend.values.environment import Variable
-from state_backend.values.requests import Export, Heal, OfPipeline, RunRange, TakeSavepoint
+from state_backend.values.operation_parameters import Export, Heal, OfPipeline, RunRange, TakeSavepoint
 
 if TYPE_CHECKING:
     from state_backend.checkpoint.log import Log

@@ -13,8 +13,8 @@ from cairn.command.terminal import load_code
 from cairn.pipeline import Pipeline as Declaration
 from cairn.sinks.table_sink import Publication, TableSink, owner_of, published_output
 from state_backend.adapters.open_storage import join_url, open_storage
+from state_backend.checkpoint.choose_base import lines_of
 from state_backend.checkpoint.coordinator import Coordinator
-from state_backend.checkpoint.lineage import lines_of
 from state_backend.checkpoint.log import read_log
 from state_backend.values.day_or_instant import parse_instant
 from state_backend.values.environment import Variable

@@ -24,7 +24,7 @@ from state_backend.inspection.describe import plain
 from state_backend.inspection.state_diff import describe_change
 from state_backend.values.errors import UsageError
 from state_backend.values.intervals import format_instant, from_ms, shown_ms
-from state_backend.values.requests import ReplayKey
+from state_backend.values.operation_parameters import ReplayKey
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType

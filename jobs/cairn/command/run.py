@@ -11,7 +11,7 @@ from state_backend.values.airflow_commands import command_line
 from state_backend.values.environment import Variable
 from state_backend.values.errors import CairnError, Rerun, UserCodeError
 from state_backend.values.frozen import frozen
-from state_backend.values.requests import RunRange
+from state_backend.values.operation_parameters import RunRange
 
 
 def run(

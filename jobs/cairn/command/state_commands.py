@@ -25,7 +25,7 @@ from state_backend.checkpoint.trials import check_no_trial
 from state_backend.values.airflow_commands import command_line
 from state_backend.values.environment import Variable
 from state_backend.values.errors import UsageError
-from state_backend.values.requests import Fork, Restore, TakeSavepoint
+from state_backend.values.operation_parameters import Fork, Restore, TakeSavepoint
 
 
 def savepoint(

@@ -12,7 +12,7 @@ from cairn.command.list_pipelines import list_pipelines
 from cairn.command.options import Dag, Json, Root, open_log
 from cairn.command.printing import print_json, print_text, style_of
 from cairn.command.repair_command import code_of, repair_command
-from state_backend.checkpoint.lineage import lines_of, why_stale
+from state_backend.checkpoint.choose_base import lines_of, why_stale
 from state_backend.inspection.pipeline_status import describe_status, status_of
 from state_backend.values.environment import Variable
 from state_backend.values.intervals import format_instant

@@ -6,7 +6,7 @@ from cairn.command.options import Json, open_log
 from cairn.command.printing import print_json, print_text
 from cairn.command.progress import progress
 from state_backend.checkpoint.sweep_files import lines_of_sweep, sweep_all
-from state_backend.values.requests import Sweep
+from state_backend.values.operation_parameters import Sweep
 
 
 def sweep(request: Sweep, as_json: Json = False) -> int:

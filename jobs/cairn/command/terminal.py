@@ -14,7 +14,7 @@ from cairn.command.open_spark import open_spark
 from cairn.command.progress import progress
 from cairn.operations.place import check_name
 from cairn.pipeline import Interval, Pipeline
-from state_backend.values.requests import OfCode
+from state_backend.values.operation_parameters import OfCode
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

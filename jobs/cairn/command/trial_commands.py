@@ -22,7 +22,7 @@ from state_backend.inspection.describe import describe_trial
 from state_backend.values.airflow_commands import command_line
 from state_backend.values.day_or_instant import first_instant
 from state_backend.values.intervals import format_instant, from_ms
-from state_backend.values.requests import MATCH, PromoteTrial, TryCode
+from state_backend.values.operation_parameters import MATCH, PromoteTrial, TryCode
 
 OfTrial = Annotated[
     str | None, typer.Argument(metavar="TRIAL", help="Name of the trial; left out: the pipeline's only trial.")

@@ -21,7 +21,7 @@ from state_backend.checkpoint.log import Log
 from state_backend.checkpoint.quarantine_consequences import describe_consequences, plan_consequences
 from state_backend.inspection.describe import state_of
 from state_backend.values.errors import Rerun, UsageError
-from state_backend.values.requests import Validate
+from state_backend.values.operation_parameters import Validate
 
 
 def validate(request: Validate, dag: Dag = None, spark: Spark = LOCAL_SPARK, as_json: Json = False) -> int:

@@ -2,9 +2,9 @@
 
     python -m cairn.driver.driver COMMAND REQUEST --call CALL --result FILE
 
-`state_backend.values.requests` declares commands, requests and calls, which travel as JSON. Secrets travel on stdin,
-because any user of the host can read a command line. The result is JSON: `{"ok": {...}}`, or `{"error": {"type": ...,
-"message": ...}}` with exit code 1. A driver that is killed leaves no result. The driver writes its log to stdout.
+`state_backend.values.operation_parameters` declares commands, requests and calls, which travel as JSON. Secrets travel on
+stdin, because any user of the host can read a command line. The result is JSON: `{"ok": {...}}`, or `{"error": {"type":
+..., "message": ...}}` with exit code 1. A driver that is killed leaves no result. The driver writes its log to stdout.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from state_backend.values.environment import Variable
 from state_backend.values.errors import CairnError, ProcessorError, StateGapError
 from state_backend.values.frozen import frozen
 from state_backend.values.hide_secrets import hide_all
-from state_backend.values.requests import (
+from state_backend.values.operation_parameters import (
     BEGUN,
     COMMITTED,
     REQUESTS,

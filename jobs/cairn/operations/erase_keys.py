@@ -53,6 +53,7 @@ from state_backend.state.forget_keys import remove_keys
 from state_backend.values.errors import AttemptLost, CheckpointDropped, CorruptFile, NotFound, UsageError
 from state_backend.values.frozen import frozen
 from state_backend.values.intervals import Interval, format_instant, from_ms
+from state_backend.values.operation_parameters import Erase
 from state_backend.values.records import (
     Content,
     Forget,
@@ -62,7 +63,6 @@ from state_backend.values.records import (
     ShardManifest,
     own_run,
 )
-from state_backend.values.requests import Erase
 
 _SALT_BYTES = 16
 _TRIES = 5

@@ -32,7 +32,7 @@ from state_backend.shard.transfer import upload_all
 from state_backend.state.layout import TIMERS_NAME
 from state_backend.values.errors import UsageError
 from state_backend.values.intervals import format_instant
-from state_backend.values.requests import Export
+from state_backend.values.operation_parameters import Export
 
 REPORT = "export.json"
 _LARGE_BYTES = 64 << 20

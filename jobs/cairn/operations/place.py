@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from cairn.pipeline import Interval, Pipeline
 from state_backend.values.errors import UsageError
-from state_backend.values.requests import OfCode
+from state_backend.values.operation_parameters import OfCode
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

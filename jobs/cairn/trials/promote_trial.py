@@ -22,7 +22,7 @@ from cairn.pipeline import Interval, Pipeline
 from cairn.shipping.ship_processor import code_hash
 from cairn.spark.session import check_running, use_this_python
 from cairn.trials.compare_trial import compare_trial, comparison_lines
-from state_backend.checkpoint.lineage import plan_base
+from state_backend.checkpoint.choose_base import plan_base
 from state_backend.checkpoint.log import Log
 from state_backend.checkpoint.newest_state import newest_state
 from state_backend.checkpoint.rewind import plan_rewind
@@ -34,8 +34,8 @@ from state_backend.values.errors import CairnError, NotAsTried, UsageError
 from state_backend.values.frozen import frozen
 from state_backend.values.intervals import format_instant, to_ms
 from state_backend.values.marks import Trial
+from state_backend.values.operation_parameters import PromoteTrial
 from state_backend.values.records import Content, OutputFile, Permissions, Record, own_run
-from state_backend.values.requests import PromoteTrial
 from state_backend.values.retention import AnyOf, KeepLast
 
 if TYPE_CHECKING:

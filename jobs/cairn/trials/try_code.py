@@ -32,8 +32,8 @@ from cairn.shipping.ship_processor import code_hash
 from cairn.spark.session import check_running, use_this_python
 from cairn.trials.compare_trial import compare_trial, comparison_lines
 from state_backend.adapters.open_storage import open_storage
+from state_backend.checkpoint.choose_base import plan_base
 from state_backend.checkpoint.forgotten_keys import check_not_tried, check_restored
-from state_backend.checkpoint.lineage import plan_base
 from state_backend.checkpoint.log import Log
 from state_backend.checkpoint.newest_state import newest_state, valid_states
 from state_backend.checkpoint.rewind import fork
@@ -56,8 +56,8 @@ from state_backend.values.errors import CairnError, StateUnusable, UsageError
 from state_backend.values.frozen import frozen
 from state_backend.values.intervals import format_instant, to_ms
 from state_backend.values.marks import Savepoint, Trial, TrialBase
+from state_backend.values.operation_parameters import TryCode
 from state_backend.values.records import Content, Permissions, Record, own_run
-from state_backend.values.requests import TryCode
 from state_backend.values.retention import KeepLast
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from state_backend.checkpoint.trials import check_no_trial
 from state_backend.values.day_or_instant import first_instant
 from state_backend.values.errors import UsageError
 from state_backend.values.intervals import format_instant
-from state_backend.values.requests import RunRange
+from state_backend.values.operation_parameters import RunRange
 from state_backend.values.schedule import Schedule, interval_from, next_interval, no_boundary
 
 

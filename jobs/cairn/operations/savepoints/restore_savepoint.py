@@ -11,8 +11,8 @@ from cairn.operations.place import Place
 from cairn.shard_jobs.fill_from_savepoint import RestoreJob
 from cairn.shard_jobs.run_on_shards import run_on_shards
 from state_backend.adapters.open_storage import join_url, open_storage
+from state_backend.checkpoint.choose_base import discarded_by
 from state_backend.checkpoint.coordinator import Coordinator
-from state_backend.checkpoint.lineage import discarded_by
 from state_backend.checkpoint.rewind import begun_before
 from state_backend.checkpoint.savepoints import (
     check_unclaimed,
@@ -28,8 +28,8 @@ from state_backend.ports.storage import Storage
 from state_backend.values.errors import Fenced, UsageError
 from state_backend.values.intervals import format_instant, to_ms
 from state_backend.values.marks import Claim, Savepoint
+from state_backend.values.operation_parameters import Restore
 from state_backend.values.records import Content, Record, own_run
-from state_backend.values.requests import Restore
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

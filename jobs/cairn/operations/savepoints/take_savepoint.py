@@ -25,8 +25,8 @@ from state_backend.values.errors import AlreadyExists, CorruptFile, StateUnusabl
 from state_backend.values.human_units import size
 from state_backend.values.intervals import format_instant
 from state_backend.values.marks import Savepoint
+from state_backend.values.operation_parameters import TakeSavepoint
 from state_backend.values.records import Record, own_run
-from state_backend.values.requests import TakeSavepoint
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -46,8 +46,8 @@ from state_backend.values.errors import UsageError
 from state_backend.values.frozen import frozen
 from state_backend.values.human_units import plural
 from state_backend.values.marks import CanonicalFile
+from state_backend.values.operation_parameters import Validate
 from state_backend.values.records import Content, Record, ValidationMode
-from state_backend.values.requests import Validate
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from state_backend.checkpoint.choose_base import plan_base, reproduces, stale_marks
 from state_backend.checkpoint.clean_up_dropped import tombstone_of
 from state_backend.checkpoint.dropped_checkpoint import explain_drop
-from state_backend.checkpoint.lineage import plan_base, reproduces, stale_marks
 from state_backend.checkpoint.log import Log
 from state_backend.values.errors import CorruptRecord, Rerun, StaleStateError, StateGapError, StateUnusable, UsageError
 from state_backend.values.intervals import Interval, format_instant
