@@ -3,8 +3,9 @@
     python -m cairn.driver.driver COMMAND REQUEST --call CALL --result FILE
 
 `state_backend.values.operation_parameters` declares commands, requests and calls, which travel as JSON. Secrets travel
-on stdin, because any user of the host can read a command line. The result is JSON: `{"ok": {...}}`, or `{"error":
-{"type": ..., "message": ...}}` with exit code 1. A driver that is killed leaves no result. The driver writes its log to stdout.
+on stdin, because any user of the host can read a command line. The result is JSON: `{"ok": {...}}`, or
+`{"error": {"type": ..., "message": ...}}` with exit code 1. A driver that is killed leaves no result. The driver writes
+its log to stdout.
 """
 
 from __future__ import annotations
