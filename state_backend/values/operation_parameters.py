@@ -34,7 +34,19 @@ def parameter(text: str, default: Any = MISSING, *, option: str = "", env: str =
     return field(default=default, metadata={"help": text, "option": option, "env": env, "least": least})
 
 
-CHECKPOINT = "The checkpoint: latest, an id, or an interval's end with its time zone."
+# The ways to name a checkpoint, for the help of each command.
+NAMED = "latest, an id, or an interval's end with its time zone"
+CHECKPOINT = f"The checkpoint: {NAMED}."
+STATE = f"a checkpoint ({NAMED}) or a savepoint (path or URL of its folder)"
+_ZONE = "A day, or a time without a zone, is in the schedule's zone; without a schedule, or with --every, in UTC."
+FIRST_INTERVAL = "The first interval: its start, or a day for the first interval that starts on it."
+LAST_INTERVAL = "The last interval: its start, or a day for all intervals that start on it"
+_LAST = f"{LAST_INTERVAL}; without a schedule, or with --every, only for the one at 00:00 UTC."
+EVERY = (
+    "Length of an interval, as in 1h or 1d; left out: as the pipeline's schedule says; without a schedule, the length of "
+    "the newest interval."
+)
+SAME_NAME = "stop if the Pipeline of --code has another name."
 DRY_RUN = "Print what would be done; do nothing."
 MATCH = "Column that identifies an output row; may be repeated. Left out: compare whole rows."
 
@@ -59,10 +71,8 @@ class OfPipeline(Operation):
 class OfCode(Operation):
     """Request that needs the pipeline's code."""
 
-    code: str = parameter("module:NAME of the Pipeline, as in its DAG.", env=Variable.CODE)
-    pipeline: str | None = parameter(
-        "Name that the Pipeline of --code must have; not needed.", None, env=Variable.PIPELINE
-    )
+    code: str = parameter("module:NAME of the Pipeline, as in pipelines.clicks:CLICKS.", env=Variable.CODE)
+    pipeline: str | None = parameter(f"Optional check: {SAME_NAME}", None, env=Variable.PIPELINE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,30 +104,29 @@ class RunRange(OfCode):
     command: ClassVar[str] = "run"
 
     first: str | None = parameter(
-        "The first interval: a day, as in 2024-01-04, or the interval's start; left out: the newest interval's end.",
+        f"{FIRST_INTERVAL} {_ZONE} Without --to, a day is the interval at its 00:00. Left out: the interval after the "
+        "newest one.",
         None,
         option="--from",
     )
     last: str | None = parameter(
-        "The last interval: a day, or the interval's start. Intervals whose code and input are unchanged keep their results.",
+        f"{_LAST} Needs --from.",
         None,
         option="--to",
     )
     count: int = parameter(
-        "Without --to: number of intervals to run; each is computed, even if its code and input are unchanged.",
+        "Without --to: how many intervals to run; each is computed, even if its code and input are unchanged.",
         1,
         least=1,
     )
-    every: timedelta | None = parameter(
-        "Length of an interval, as in 1h or 1d; left out: the pipeline's schedule, or the length of the newest interval.",
-        None,
-    )
+    every: timedelta | None = parameter(EVERY, None)
     reprocess: Literal["changed", "none", "all"] = parameter(
-        "Which intervals up to --to that have a result to compute again: changed (code or input differs now), none, all.",
+        "With --to: which intervals that have a valid result to compute again: changed (code, settings or input differ "
+        "now), none, or all.",
         "changed",
     )
     replace_overlapping: bool = parameter(
-        "Accept an interval that overlaps earlier ones with other boundaries, and replace their output.", False
+        "After a change of the schedule: let an interval replace all output of old intervals that it overlaps.", False
     )
     dry_run: bool = parameter(DRY_RUN, False)
     mode: str = "incremental"
@@ -132,14 +141,23 @@ class TryCode(OfCode):
 
     command: ClassVar[str] = "try"
 
-    first: str = parameter("The first interval: a day, as in 2024-01-04, or the interval's start.", option="--from")
-    last: str = parameter("The last interval: a day, or the interval's start.", option="--to")
-    every: timedelta | None = parameter(
-        "Length of an interval, as in 1h or 1d; left out: the pipeline's schedule.", None
+    code: str = parameter("module:NAME of the Pipeline with the changed code.", env=Variable.CODE)
+    first: str = parameter(f"{FIRST_INTERVAL} {_ZONE}", option="--from")
+    last: str = parameter(_LAST, option="--to")
+    every: timedelta | None = parameter(EVERY, None)
+    trial: str | None = parameter(
+        "Name of the trial; left out: made from the start of its first interval and from its code.",
+        None,
+        option="trial",
     )
-    trial: str | None = parameter("Name of the trial; left out: made from its start and code.", None, option="trial")
-    savepoint: str | None = parameter("Begin from this native savepoint instead of production's state.", None)
-    keep_for: timedelta = parameter("How long the trial stays before a sweep removes it: 12h, 3d.", timedelta(days=3))
+    savepoint: str | None = parameter(
+        "Begin from the native savepoint in this folder (URL), instead of production's state. It must end where the "
+        "first interval starts.",
+        None,
+    )
+    keep_for: timedelta = parameter(
+        "How long the trial stays after this command, as in 12h or 3d; then cairn sweep removes it.", timedelta(days=3)
+    )
     # True also compares the trial with production; `match` names the columns that identify an output row.
     compare: bool = False
     match: tuple[str, ...] = ()
@@ -151,11 +169,14 @@ class PromoteTrial(OfCode):
 
     command: ClassVar[str] = "promote"
 
+    code: str = parameter("module:NAME of the Pipeline that the trial ran; other code is refused.", env=Variable.CODE)
     trial: str | None = parameter("Name of the trial; left out: the pipeline's only trial.", None, option="trial")
     past: bool = parameter(
-        "Also run the trial's intervals again in production; commit only results equal to the trial's.", False
+        "Also run the trial's intervals, and those that follow them, again in production. Stop at the first result that "
+        "differs from the trial's.",
+        False,
     )
-    match: tuple[str, ...] = parameter(MATCH, ())
+    match: tuple[str, ...] = parameter(f"Without --yes: {MATCH[0].lower()}{MATCH[1:]}", ())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,13 +185,16 @@ class TakeSavepoint(OfCode):
 
     command: ClassVar[str] = "savepoint"
 
-    folder: str = parameter("URL of a new folder for the savepoint.")
+    folder: str = parameter("URL of a new folder for the savepoint, outside of the pipeline's folder.")
     checkpoint: str = parameter(CHECKPOINT, "latest", option="checkpoint")
     format: Literal["native", "canonical"] = parameter(
-        "native: compacted files of RocksDB, quick to restore. canonical: Parquet, which also fits changed states.",
+        "native: RocksDB's files, quick to restore. canonical: Parquet, which any tool reads, and which a pipeline with "
+        "another max_parallelism can restore.",
         "native",
     )
-    consolidate: bool = parameter("First rewrite the checkpoint itself without deleted and replaced entries.", False)
+    consolidate: bool = parameter(
+        "First commit the pipeline's checkpoint again in compacted files, from which later intervals start.", False
+    )
     dry_run: bool = parameter(DRY_RUN, False)
 
 
@@ -178,8 +202,13 @@ class TakeSavepoint(OfCode):
 class _OfState(Operation):
     """Request that gives a state to a pipeline. The state may be refused."""
 
-    allow_stale: bool = parameter("Accept a stale checkpoint.", False)
-    allow_quarantined: bool = parameter("Accept a quarantined checkpoint, which validation refused.", False)
+    allow_stale: bool = parameter(
+        "Accept a stale checkpoint: later, an earlier interval got another result, or an earlier state was restored.",
+        False,
+    )
+    allow_quarantined: bool = parameter(
+        "Accept a quarantined checkpoint, or one that was computed from a quarantined one.", False
+    )
     # A uuid, the same in every try. A second try completes the first one. None for a new uuid.
     attempt: str | None = None
     # The Airflow run that asks; None: the command line.
@@ -202,16 +231,24 @@ class Restore(_OfState, OfCode):
     command: ClassVar[str] = "restore"
 
     checkpoint: str | None = parameter(
-        "Go back to this checkpoint of the pipeline: an id, or an interval's end.", None, option="checkpoint"
+        f"Go back to this checkpoint of the pipeline: {NAMED}.", None, option="checkpoint"
     )
-    savepoint: str | None = parameter("Or restore the savepoint in this folder (URL); needs --code and Spark.", None)
-    code: str = parameter("With --savepoint: module:NAME of the Pipeline.", "", env=Variable.CODE)
-    pipeline: str | None = parameter("With a checkpoint: name of the pipeline.", None, env=Variable.PIPELINE)
+    savepoint: str | None = parameter(
+        "Instead of a checkpoint, restore the savepoint in this folder (URL); needs --code and Spark.", None
+    )
+    code: str = parameter("With --savepoint: module:NAME of the Pipeline that gets the state.", "", env=Variable.CODE)
+    pipeline: str | None = parameter(
+        f"With a checkpoint: name of the pipeline. With --savepoint, an optional check: {SAME_NAME}",
+        None,
+        env=Variable.PIPELINE,
+    )
     claim: Literal["NO_CLAIM", "CLAIM"] = parameter(
-        "With --savepoint: CLAIM deletes the savepoint after the restore.", "NO_CLAIM"
+        "With --savepoint: CLAIM deletes the savepoint after the restore, NO_CLAIM keeps it.", "NO_CLAIM"
     )
     retract_output: bool = parameter(
-        "With a checkpoint: also delete the output of later intervals, here and in the sink's system.", False
+        "With a checkpoint: also delete the output of later intervals, below the root now, in the sink's system at the "
+        "sink's next call.",
+        False,
     )
     dry_run: bool = parameter(DRY_RUN, False)
 
@@ -220,17 +257,19 @@ class Restore(_OfState, OfCode):
 class Fork(_OfState):
     """Request to give a checkpoint or a native savepoint to a pipeline of another name."""
 
-    fork_as: str = parameter("Name of the pipeline that gets the state.", option="--as")
+    fork_as: str = parameter("Name of the new pipeline, which gets the state.", option="--as")
     checkpoint: str = parameter(CHECKPOINT, "latest", option="checkpoint")
-    pipeline: str | None = parameter("Name of the pipeline to fork.", None, env=Variable.PIPELINE)
+    pipeline: str | None = parameter(
+        "Name of the pipeline to fork; not needed for a savepoint.", None, env=Variable.PIPELINE
+    )
     savepoint: str | None = parameter(
         "Take the state from the native savepoint in this folder (URL), instead of from --pipeline.", None
     )
     fork_root: str | None = parameter(
-        "Root of the new pipeline; left out: the same as --root.", None, option="--to-root"
+        "URL of the new pipeline's root; left out: that of --root.", None, option="--to-root"
     )
     start: str | None = parameter(
-        "Start of the new pipeline's first interval, with time zone; left out: as in the forked one.",
+        "Pipeline.start of the new pipeline, with time zone; left out: that of the forked pipeline.",
         None,
         option="--from",
     )
@@ -244,9 +283,16 @@ class Validate(OfCode):
     command: ClassVar[str] = "validate"
 
     checkpoint: str = parameter(CHECKPOINT, "latest", option="checkpoint")
-    fast: bool = parameter("Read no state: check files only. Needs no Spark.", False)
-    docs: str | None = parameter("Folder or URL for Data Docs; left out: none are written.", None)
-    dry_run: bool = parameter("Mark the checkpoint neither as valid nor as refused.", False)
+    fast: bool = parameter(
+        "Check only that each file is there, with its size and checksum: no restored state, no expectations, no Spark.",
+        False,
+    )
+    docs: str | None = parameter(
+        "Local folder for Data Docs, HTML pages of all checks; left out: none are written.", None
+    )
+    dry_run: bool = parameter(
+        "Print the findings, but mark the checkpoint neither as validated nor as quarantined.", False
+    )
     # Id of a prepared attempt; None validates something else.
     attempt: str | None = None
     # URL of a savepoint's folder; None validates something else.
@@ -260,7 +306,9 @@ class Sweep(OfPipeline):
 
     # The time exceeds a weekend, because a task that failed on Friday may be cleared as late as Monday.
     min_age: timedelta = parameter(
-        "An attempt that wrote nothing for this time counts as dead: 90m, 12h, 3d.", timedelta(days=3)
+        "An attempt (a try of an interval) without a commit that wrote nothing for this time counts as dead: 90m, 12h, "
+        "3d. Younger files stay.",
+        timedelta(days=3),
     )
     dry_run: bool = parameter("Print what would be deleted; delete nothing.", False)
 
@@ -270,21 +318,20 @@ class Heal(OfCode):
     """Request to run every stale, failed, quarantined and missing interval up to a date, in order."""
 
     code: str = parameter(
-        "module:NAME of the Pipeline: run the intervals in this process, without Airflow. Left out: where the newest "
-        "interval ran.",
+        "module:NAME of the Pipeline: run the intervals in this process, without Airflow. Left out: in Airflow; but if "
+        "cairn run made the newest interval and --dag is not given, in this process with CAIRN_CODE or the recorded code.",
         "",
     )
     pipeline: str = parameter("Name of the pipeline.", env=Variable.PIPELINE)
     last: str = parameter(
-        "The last interval: its start, or a day of the schedule's zone for all intervals that start on it.",
+        f"{LAST_INTERVAL}. A day is in the zone of the pipeline's cron schedule; without one, in Airflow's default zone "
+        "or, without Airflow, in UTC.",
         option="--to",
     )
-    every: timedelta | None = parameter(
-        "Without Airflow: length of an interval, as in 1h or 1d; left out: the schedule, or the length of the newest "
-        "interval.",
-        None,
+    every: timedelta | None = parameter(f"Without Airflow: {EVERY[0].lower()}{EVERY[1:]}", None)
+    dag: str | None = parameter(
+        "Id of the DAG that runs the intervals in Airflow; left out: the pipeline's name. Not with --code.", None
     )
-    dag: str | None = parameter("Id of the pipeline's DAG; left out: the pipeline's name.", None)
     dry_run: bool = parameter(DRY_RUN, False)
 
 
@@ -293,10 +340,12 @@ class ReplayKey(OfCode):
     """Request to run one key of one committed interval again, and to compare the results."""
 
     key: str = parameter(
-        "The key: its value, column=value for each column, or a JSON object with all columns.", option="key"
+        "The key: its value, column=value with a comma between columns, or a JSON object with all columns.",
+        option="key",
     )
     interval: str = parameter(
-        "The interval: its start, as a day of the schedule's zone or an instant, or a checkpoint's id.",
+        "The interval: its start, or the id of its checkpoint. A day, or a time without a zone, is in the schedule's "
+        "zone; without a schedule, in UTC.",
         option="interval",
     )
 
@@ -305,16 +354,14 @@ class ReplayKey(OfCode):
 class Export(Operation):
     """Request to write state as Parquet files."""
 
-    folder: str = parameter("Empty folder for the files: a path or URL.")
-    checkpoint: str = parameter(
-        "The state: latest, an id, an interval's end, or a savepoint's folder.", "latest", option="checkpoint"
-    )
+    folder: str = parameter("Empty folder for the files, outside of the pipeline's folder: a path or URL.")
+    checkpoint: str = parameter(f"The state: {STATE}.", "latest", option="checkpoint")
     root: str = parameter(
         "URL of the folder that holds all pipelines; not needed for a savepoint.", "", env=Variable.ROOT
     )
     pipeline: str = parameter("Name of the pipeline; not needed for a savepoint.", "", env=Variable.PIPELINE)
     states: tuple[str, ...] = parameter(
-        "Only this state; $timers for the timers; may be repeated.", (), option="--state"
+        "Only the state of this name, or '$timers' (quoted) for the timers; may be repeated.", (), option="--state"
     )
 
 
@@ -322,12 +369,21 @@ class Export(Operation):
 class Erase(OfPipeline):
     """Request to remove keys from the newest state."""
 
-    key: tuple[str, ...] = parameter('Keys to remove, as JSON: \'{"user": "u1"}\'.', option="key")
-    on_rerun: OnRerun = parameter(
-        "What to do with an interval that would bring a key back: refuse it, or filter the key out of it.", "refuse"
+    key: tuple[str, ...] = parameter(
+        'Keys to remove, each as a JSON object with all key columns: \'{"user": "u1"}\'. Other forms are refused here.',
+        option="key",
     )
-    drop_checkpoints: bool = parameter("Also drop checkpoints whose files may hold the key.", False)
-    rewrite_output: bool = parameter("Also rewrite files of output and late rows that contain the key.", False)
+    on_rerun: OnRerun = parameter(
+        "What happens to a later re-run of an interval that would bring a key back: refuse stops it, filter runs it "
+        "without the key.",
+        "refuse",
+    )
+    drop_checkpoints: bool = parameter(
+        "Also drop the older checkpoints whose files may hold a key; they can't be restored then.", False
+    )
+    rewrite_output: bool = parameter(
+        "Also rewrite the files of output and late rows that contain a key, without its rows.", False
+    )
 
 
 # What a driver carries out.

@@ -11,12 +11,14 @@ from typing import Annotated
 import typer
 
 from cairn.command.airflow_rest import AirflowRest
+from cairn.command.from_request import option_of
 from cairn.command.options import Airflow, Json, airflow_wait_s
 from state_backend.adapters.open_storage import join_url, open_storage
 from state_backend.checkpoint.log import read_log
 from state_backend.values.day_or_instant import first_instant, last_instant, needs_zone
 from state_backend.values.environment import Variable
 from state_backend.values.errors import UsageError
+from state_backend.values.operation_parameters import FIRST_INTERVAL, LAST_INTERVAL, RunRange
 
 
 class Reprocess(StrEnum):
@@ -29,29 +31,30 @@ class Reprocess(StrEnum):
 
 def backfill(
     dag: Annotated[str, typer.Option(help="Id of the DAG to run.")],
-    from_: Annotated[
-        str, typer.Option("--from", help="The first interval: a day, as in 2024-01-04, or the interval's start.")
-    ],
-    to: Annotated[str, typer.Option("--to", help="The last interval: a day, or the interval's start.")],
+    from_: Annotated[str, typer.Option("--from", help=f"{FIRST_INTERVAL} See --root for the zone of a day.")],
+    to: Annotated[str, typer.Option("--to", help=f"{LAST_INTERVAL}. See --root for the zone of a day.")],
     reprocess: Annotated[
-        Reprocess, typer.Option(help="Which runs that have ended to run again: none, failed, or completed (all).")
+        Reprocess,
+        typer.Option(
+            help="Which intervals that have an ended run to run again: none, failed (run failed), or completed (all). "
+            "Intervals without a run always run."
+        ),
     ] = Reprocess.completed,
     max_active_runs: Annotated[
-        int, typer.Option(min=1, help="How many runs Airflow works on at a time; intervals stay in order.")
-    ] = 2,
-    replace_overlapping: Annotated[
-        bool,
+        int,
         typer.Option(
-            "--replace-overlapping",
-            help="Accept an interval that overlaps earlier ones with other boundaries, and replace their output.",
+            min=1,
+            help="How many runs Airflow keeps active at a time. Intervals are computed one after another; above 1, Airflow validates "
+            "one while the next is computed.",
         ),
-    ] = False,
+    ] = 2,
+    replace_overlapping: Annotated[bool, option_of(RunRange, "replace_overlapping")] = False,
     root: Annotated[
         str | None,
         typer.Option(
             envvar=Variable.ROOT,
-            help="URL of the folder that holds all pipelines. A day is then in the zone of the pipeline's cron schedule, "
-            "else in Airflow's default zone.",
+            help="URL of the folder that holds all pipelines, only for the zone of days: that of the pipeline's cron "
+            "schedule. Left out, or without a cron schedule: Airflow's default zone.",
         ),
     ] = None,
     pipeline: Annotated[
@@ -60,7 +63,11 @@ def backfill(
     airflow: Airflow = Variable.AIRFLOW.default,
     as_json: Json = False,
 ) -> int:
-    """Run a DAG's intervals again, in order: create Airflow's backfill, and check that it has all of its runs."""
+    """Run a chosen range of a DAG's intervals in order, again if they ran before, by a backfill of Airflow. Unpause the
+    DAG.
+
+    The command checks that the backfill has a run for each interval. `cairn heal` runs only what needs a repair.
+    """
     rest = AirflowRest(airflow)
     for option, text in (("--from", from_), ("--to", to)):
         first_instant(option, text)  # A wrong text is told before Airflow is asked.

@@ -19,6 +19,7 @@ from state_backend.inspection.verify import Verification, verify_pipeline
 from state_backend.ports.storage import TellsChecksums
 from state_backend.values.errors import UsageError
 from state_backend.values.human_units import plural
+from state_backend.values.operation_parameters import NAMED
 
 
 def check(
@@ -26,22 +27,25 @@ def check(
     pipeline: Pipeline,
     checkpoint: Annotated[
         str | None,
-        typer.Argument(help="The checkpoint: latest, an id, or an interval's end; left out: all checkpoints."),
+        typer.Argument(help=f"The checkpoint: {NAMED}; left out: all retained checkpoints."),
     ] = None,
     fast: Annotated[
-        bool, typer.Option("--fast", help="Read no state: check the log, and that each file is there.")
+        bool, typer.Option("--fast", help="Read no state: check the log, and that each file is there with its size.")
     ] = False,
     checksums: Annotated[
         bool,
         typer.Option(
-            "--checksums", help="With --fast: also compare the checksums that S3 keeps, with one request for each file."
+            "--checksums",
+            help="With --fast, on S3 and Azure: also compare the checksums that the storage keeps, with a request for each "
+            "file.",
         ),
     ] = False,
     as_json: Json = False,
 ) -> int:
-    """Check the log, every file that it names, and the state itself.
+    """Check the log, every file that it names, and the state in the files. Change nothing.
 
-    The state is restored shard by shard into a temporary folder.
+    The state is restored shard by shard into a temporary folder. `cairn validate` also evaluates the expectations of
+    the pipeline's code, and quarantines a checkpoint with findings.
     """
     storage = open_storage(join_url(root, pipeline))
     if checksums and not fast:

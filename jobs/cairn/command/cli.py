@@ -18,7 +18,7 @@ from state_backend.values.hide_secrets import hide_title
 HELP = """
 Show and check the state of a pipeline, run intervals, and take, restore and fork state.
 
-Most commands need neither Spark nor Airflow. Only run, heal --code, try, promote, validate, savepoints and spark need Spark. Only backfill, heal and stopping a DAG need Airflow.
+Most commands need neither Spark nor Airflow. Only run, heal --code, try, promote, validate, savepoints and spark need Spark, and replay for some sources. Only backfill, heal and stopping a DAG need Airflow.
 
 Exit codes: 0 success, 1 the command found a problem or can't use the state, the input or the pipeline's code, 2 the call is wrong, 3 the storage failed or refused.
 """
@@ -30,7 +30,7 @@ COMMANDS = (
         "status",
         "status:status",
         LOOK,
-        "Show the next interval, all stale, quarantined and unpublished intervals, and the command that repairs them; or list the pipelines.",
+        "Show the next interval, whether it can start, all stale, quarantined and unpublished intervals, and the command that repairs them; or list all pipelines of the root, those with problems first.",
         CHANGED_NOTHING,
     ),
     Row(
@@ -62,7 +62,11 @@ COMMANDS = (
         CHANGED_NOTHING,
     ),
     Row(
-        "check", "check:check", LOOK, "Check the log, every file that it names, and the state itself.", CHANGED_NOTHING
+        "check",
+        "check:check",
+        LOOK,
+        "Check the log, every file that it names, and the state in the files. Change nothing.",
+        CHANGED_NOTHING,
     ),
     Row(
         "new",
@@ -75,14 +79,19 @@ COMMANDS = (
         "backfill",
         "backfill:backfill",
         RUN,
-        "Run a DAG's intervals again, in order: create Airflow's backfill, and check that it has all of its runs.",
+        "Run a chosen range of a DAG's intervals in order, again if they ran before, by a backfill of Airflow. Unpause the DAG.",
     ),
-    Row("spark", "spark_server:spark", RUN, "Run a Spark Connect server in the foreground, until Ctrl-C."),
+    Row(
+        "spark",
+        "spark_server:spark",
+        RUN,
+        "Run a Spark Connect server in the foreground, until Ctrl-C; or with --prepare make Spark start faster.",
+    ),
     Row(
         "publish",
         "publish:publish",
         REPAIR,
-        "Call the sink for output that it has not accepted yet, or mark output as published without the sink.",
+        "Call the sink for output that it has not accepted yet; or mark such output as published (--skip), compare the sink's table with the output (--check), or fill the table again (--rebuild).",
     ),
     Row(
         "heal", "heal:heal", REPAIR, "Run every stale, failed, quarantined and missing interval up to a date, in order."
@@ -91,13 +100,13 @@ COMMANDS = (
         "validate",
         "validate:validate",
         REPAIR,
-        "Validate a checkpoint: files, restored state, and the expectations of the pipeline's code.",
+        "Validate a checkpoint: files, restored state, and the expectations of the pipeline's code. Quarantine it if there are findings.",
     ),
     Row(
         "quarantine",
         "validate:quarantine",
         REPAIR,
-        "Refuse a checkpoint, or with --release accept a refused one again.",
+        "Quarantine a checkpoint, so that no interval starts from it or from its descendants; or end its quarantine (--release), or let its state be deleted (--drop).",
     ),
     Row(
         "restore",
@@ -110,7 +119,7 @@ COMMANDS = (
         "erase",
         "erase:erase",
         REPAIR,
-        "Remove keys from all states and timers, and list the places that may still hold them.",
+        "Remove keys from the newest state and its timers, and list the places that may still hold the keys.",
     ),
     Row(
         "savepoint",
@@ -118,7 +127,12 @@ COMMANDS = (
         COPY,
         "Copy a checkpoint into a folder of its own, which needs no other file and which retention never deletes.",
     ),
-    Row("fork", "state_commands:fork", COPY, "Give a checkpoint to a pipeline of another name."),
+    Row(
+        "fork",
+        "state_commands:fork",
+        COPY,
+        "Give a checkpoint or a native savepoint to a new pipeline, of another name or in another root.",
+    ),
     Row("export", "export:export", COPY, "Write state as Parquet files, one folder for each state.", REMOVE_FIRST),
     Row(
         "try",
@@ -137,9 +151,14 @@ COMMANDS = (
         "promote",
         "trial_commands:promote",
         TRY,
-        "Take over the code of a trial from the next interval on, or with --past also for the trial's intervals.",
+        "Check that a trial's code can continue from production's state; with --past, also run the trial's intervals again in production.",
     ),
-    Row("trials", "trial_commands:trials", TRY, "List the trials of a pipeline, or remove one."),
+    Row(
+        "trials",
+        "trial_commands:trials",
+        TRY,
+        "List the trials of a pipeline with their intervals, code and end; or with --remove delete one.",
+    ),
 )
 
 

@@ -19,20 +19,19 @@ from state_backend.inspection.state_diff import describe_change, diff_states, ma
 from state_backend.inspection.state_table import StateSource
 from state_backend.values.errors import CorruptFile, NotFound
 from state_backend.values.human_units import size
+from state_backend.values.operation_parameters import STATE
 from state_backend.values.records import Record
 
 
 def diff(
-    first: Annotated[
-        str, typer.Argument(help="First state: latest, an id, an interval's end, or a savepoint's folder.")
-    ],
-    second: Annotated[str, typer.Argument(help="Second state, named in the same way.")] = "latest",
+    first: Annotated[str, typer.Argument(help=f"The state before: {STATE}.")],
+    second: Annotated[str, typer.Argument(help="The state after, named in the same way.")] = "latest",
     root: AnyRoot = None,
     pipeline: AnyPipeline = None,
     states: States = None,
-    limit: Annotated[int, typer.Option(min=0, help="How many differing entries to list.")] = 20,
+    limit: Annotated[int, typer.Option(min=0, help="How many entries that differ to list; all are counted.")] = 20,
     fast: Annotated[
-        bool, typer.Option("--fast", help="Read no state: compare records and lists of files only.")
+        bool, typer.Option("--fast", help="Read no state: compare only totals and lists of files.")
     ] = False,
     as_json: Json = False,
 ) -> int:

@@ -21,11 +21,18 @@ from state_backend.values.operation_parameters import Erase
 
 def erase(
     request: Erase,
-    yes: Annotated[bool, typer.Option("--yes", help="Agree to remove the key; it can't be brought back.")] = False,
+    yes: Annotated[
+        bool,
+        typer.Option(
+            "--yes",
+            help="Do it; what is removed can't be brought back. Without --yes, the command only shows "
+            "what would be removed, with exit code 2.",
+        ),
+    ] = False,
     dry_run: DryRun = False,
     as_json: Json = False,
 ) -> int:
-    """Remove keys from all states and timers, and list the places that may still hold them."""
+    """Remove keys from the newest state and its timers, and list the places that may still hold the keys."""
     said = erase_keys(request, dry_run=dry_run or not yes)
     text = _lines(said, request, done=not said["dry_run"])
     if not dry_run and not yes:

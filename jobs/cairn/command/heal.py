@@ -14,7 +14,7 @@ import typer
 
 from cairn.command.airflow_rest import AirflowRest
 from cairn.command.heal_in_airflow import InAirflow
-from cairn.command.options import LOCAL_SPARK, Airflow, Json
+from cairn.command.options import LOCAL_SPARK, Airflow, Json, spark_option
 from cairn.command.progress import Stopped
 from cairn.command.repair_command import ran_here
 from cairn.command.terminal import Terminal
@@ -68,19 +68,14 @@ class _Place(Protocol):
 
 def heal(
     request: Heal,
-    spark: Annotated[
-        str,
-        typer.Option(
-            envvar=Variable.SPARK, help="Without Airflow: URL of Spark: sc://host:port, local[2], spark://..."
-        ),
-    ] = LOCAL_SPARK,
+    spark: Annotated[str, spark_option(" without Airflow")] = LOCAL_SPARK,
     airflow: Airflow = Variable.AIRFLOW.default,
     as_json: Json = False,
 ) -> int:
     """Run every stale, failed, quarantined and missing interval up to a date, in order.
 
-    The command waits for queued and running runs, and adopts or ends open and paused backfills. If the command is
-    killed, call it again: it continues.
+    The intervals run in Airflow, or without it in this process: see --code. In Airflow, the command waits for queued
+    and running runs, adopts or ends open backfills, and unpauses the DAG. If it is killed, call it again: it continues.
     """
     root, pipeline, to, dag = request.root, request.pipeline, request.last, request.dag
     check_no_trial(root, "heal")

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from cairn.command.exit_codes import FINDINGS
+from cairn.command.from_request import option_of
 from cairn.command.key_history import show_history
 from cairn.command.options import AnyPipeline, AnyRoot, Json, States
 from cairn.command.printing import print_json, print_text
@@ -23,31 +24,30 @@ from state_backend.inspection.key_entries import SearchedKey
 from state_backend.inspection.state_table import StateSource, read_shard
 from state_backend.state.layout import TIMERS_NAME
 from state_backend.values.intervals import format_instant
+from state_backend.values.operation_parameters import STATE, ReplayKey
 
 Key = tuple[Any, ...]
 Entries = dict[str, list[dict[str, Any]]]
 
 
 def key(
-    key_: Annotated[
-        str,
-        typer.Argument(
-            metavar="KEY", help="The key: its value, column=value for each column, or a JSON object with all columns."
-        ),
-    ],
-    checkpoint: Annotated[
-        str, typer.Argument(help="The state: latest, an id, an interval's end, or a savepoint's folder.")
-    ] = "latest",
+    key_: Annotated[str, option_of(ReplayKey, "key")],
+    checkpoint: Annotated[str, typer.Argument(help=f"The state: {STATE}. Not used with --history.")] = "latest",
     root: AnyRoot = None,
     pipeline: AnyPipeline = None,
     states: States = None,
     history: Annotated[
-        bool, typer.Option("--history", help="Show the retained checkpoints that changed the key, with each change.")
+        bool,
+        typer.Option(
+            "--history",
+            help="Show instead the retained checkpoints that changed the key, with each change in any state or timer.",
+        ),
     ] = False,
     all_: Annotated[
         bool,
         typer.Option(
-            "--all", help="With --history: also all output and late rows of the key, of dropped checkpoints too."
+            "--all",
+            help="With --history: also list all output and late rows of the key, with the current ones of dropped checkpoints.",
         ),
     ] = False,
     as_json: Json = False,

@@ -15,6 +15,7 @@ from state_backend.checkpoint.parallel import at_once
 from state_backend.formats import paths
 from state_backend.inspection.describe import describe_log
 from state_backend.values.human_units import size
+from state_backend.values.operation_parameters import NAMED
 
 
 def checkpoints(
@@ -22,10 +23,12 @@ def checkpoints(
     pipeline: Pipeline,
     checkpoint: Annotated[
         str | None,
-        typer.Argument(help="The checkpoint to show: latest, an id, or an interval's end with its time zone."),
+        typer.Argument(help=f"The checkpoint to show: {NAMED}; left out: list all."),
     ] = None,
-    all_: Annotated[bool, typer.Option("--all", help="List dropped checkpoints and sweeps too.")] = False,
-    limit: Annotated[int | None, typer.Option(min=1, help="How many to list; left out: all.")] = None,
+    all_: Annotated[
+        bool, typer.Option("--all", help="List dropped checkpoints too, and past runs of cairn sweep.")
+    ] = False,
+    limit: Annotated[int | None, typer.Option(min=1, help="List only this many, the newest; left out: all.")] = None,
     as_json: Json = False,
 ) -> int:
     """List the checkpoints, newest first; or show everything that Cairn has recorded about one."""

@@ -238,22 +238,32 @@ def new(
     name: Annotated[str | None, typer.Argument(help="Name of the pipeline, as in clicks.")] = None,
     schedule: Annotated[str | None, typer.Option(help="How often the pipeline runs: hourly or daily.")] = None,
     key: Annotated[
-        list[str] | None, typer.Option(help="Name of the key column: rows with equal values in it share state.")
+        list[str] | None,
+        typer.Option(help="Name of the key column, only one: rows with equal values in it share state."),
     ] = None,
     template: Annotated[
         Form | None,
         typer.Option(
-            help="Processor to begin with: row, pandas or arrow is the interface of your own; the others are ready-made."
+            help="Processor to begin with: row, pandas and arrow are processors that you write, by row or by batch; the others "
+            "are ready-made."
         ),
     ] = None,
     yes: Annotated[
-        bool, typer.Option("--yes", "-y", help="Ask nothing; defaults: hourly, key user, template row.")
+        bool,
+        typer.Option(
+            "--yes",
+            "-y",
+            help="Ask nothing. What is left out is then: hourly, template row, and the template's own key (row: user).",
+        ),
     ] = False,
     folder: Annotated[
-        Path | None, typer.Option(help="Folder of the repository to write into; left out: the current folder.")
+        Path | None, typer.Option(help="Root folder of the repository to write into; left out: the current folder.")
     ] = None,
 ) -> int:
-    """Write a new pipeline that can run at once: code, DAG, tests and sample data. Never overwrite a file."""
+    """Write a new pipeline that can run at once: code, DAG, tests and sample data. Never overwrite a file.
+
+    The command asks for a name, schedule, key and template that are left out.
+    """
     into = (folder or Path.cwd()).resolve()
     if not ((into / "jobs" / "pipelines").is_dir() and (into / "dags").is_dir()):
         raise UsageError(

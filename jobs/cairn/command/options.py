@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -10,7 +10,7 @@ from cairn.command.from_request import option_of
 from state_backend.adapters.open_storage import join_url, open_storage
 from state_backend.values.day_or_instant import parse_duration
 from state_backend.values.environment import Variable
-from state_backend.values.operation_parameters import Export, Heal, OfPipeline, RunRange, TakeSavepoint
+from state_backend.values.operation_parameters import Export, OfPipeline, RunRange, TakeSavepoint
 
 if TYPE_CHECKING:
     from state_backend.checkpoint.log import Log
@@ -23,10 +23,27 @@ AnyPipeline = Annotated[str | None, option_of(Export, "pipeline")]
 States = Annotated[list[str] | None, option_of(Export, "states")]
 # Spark of a command, if neither `--spark` nor CAIRN_SPARK names another.
 LOCAL_SPARK = Variable.SPARK.default
-Spark = Annotated[str, typer.Option(envvar=Variable.SPARK, help="URL of Spark: sc://host:port, local[2], spark://...")]
-Dag = Annotated[str | None, option_of(Heal, "dag")]
-Airflow = Annotated[
-    str, typer.Option(envvar=Variable.AIRFLOW, help="Address of Airflow. CAIRN_AIRFLOW_TOKEN may hold a token.")
+
+
+def spark_option(when: str = "") -> Any:
+    """Return the option that names Spark.
+
+    `when`: The case in which the command uses Spark; empty: always.
+    """
+    what = "a Connect server (sc://host:port) or a master (local[2], spark://host:port)."
+    return typer.Option(envvar=Variable.SPARK, help=f"Spark to use{when}: {what}")
+
+
+Spark = Annotated[str, spark_option()]
+AIRFLOW = "URL of Airflow's API server. The variable CAIRN_AIRFLOW_TOKEN may hold a token."
+Airflow = Annotated[str, typer.Option(envvar=Variable.AIRFLOW, help=AIRFLOW)]
+# DAG of the command that a command prints.
+Dag = Annotated[
+    str | None,
+    typer.Option(
+        help="Id of the DAG in the repair command that is printed; left out: the pipeline's name; or, if cairn run made the "
+        "newest interval, a command without Airflow."
+    ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON value instead of text.")]
 DryRun = Annotated[bool, option_of(RunRange, "dry_run")]

@@ -29,7 +29,8 @@ def publish(
         list[str] | None,
         typer.Argument(
             metavar="INTERVAL",
-            help="Only the intervals that start at these instants, as in 2024-01-04T00:00Z; left out: all unpublished ones.",
+            help="Only the intervals with these starts, with time zone, as in 2024-01-04T00:00Z; left out: all unpublished "
+            "ones. Not with --check or --rebuild.",
         ),
     ] = None,
     code: Annotated[
@@ -39,24 +40,33 @@ def publish(
         ),
     ] = "",
     skip: Annotated[
-        bool, typer.Option("--skip", help="Mark the named intervals as published, and call no sink for them.")
+        bool, typer.Option("--skip", help="Mark the output of INTERVAL as published, and call no sink; needs INTERVAL.")
     ] = False,
     check: Annotated[
         bool,
-        typer.Option("--check", help="Compare the table of a sink of cairn.sinks with the output; change nothing."),
+        typer.Option(
+            "--check", help="Compare the table of a table sink of cairn.sinks with the output; change nothing."
+        ),
     ] = False,
     rebuild: Annotated[
         bool,
         typer.Option(
-            "--rebuild", help="Empty the table of a sink of cairn.sinks, and fill it from the current output."
+            "--rebuild", help="Empty the table of a table sink of cairn.sinks, and fill it from the current output."
         ),
     ] = False,
     yes: Annotated[
-        bool, typer.Option("--yes", help="Agree that --rebuild deletes rows that are not of the output.")
+        bool,
+        typer.Option(
+            "--yes",
+            help="Let --rebuild also delete rows that are not of this output, and take over the table of this pipeline in "
+            "another root. Without --yes, it stops there.",
+        ),
     ] = False,
     as_json: Json = False,
 ) -> int:
-    """Call the sink for output that it has not accepted yet, or mark output as published without the sink."""
+    """Call the sink for output that it has not accepted yet; or mark such output as published (--skip), compare the
+    sink's table with the output (--check), or fill the table again (--rebuild).
+    """
     storage, log = open_log(root, pipeline)
     coordinator = Coordinator(storage, pipeline)
     if check or rebuild:

@@ -17,7 +17,7 @@ import typer
 
 from cairn.command.diff import line_of
 from cairn.command.exit_codes import FINDINGS
-from cairn.command.options import LOCAL_SPARK, Json, Spark
+from cairn.command.options import LOCAL_SPARK, Json, spark_option
 from cairn.command.printing import print_json, print_text
 from cairn.command.terminal import Terminal
 from state_backend.inspection.describe import plain
@@ -43,15 +43,19 @@ def replay(
         bool, typer.Option("--pdb", help="Stop at the first line of each handler, in pdb, Python's debugger.")
     ] = False,
     to_test: Annotated[
-        Path | None, typer.Option("--to-test", help="Write the replay as a test into this new file.")
+        Path | None,
+        typer.Option(
+            "--to-test",
+            help="Write the replay as a test in Python into this new file; it needs neither root nor source.",
+        ),
     ] = None,
-    spark: Spark = LOCAL_SPARK,
+    spark: Annotated[str, spark_option(" if the source needs it")] = LOCAL_SPARK,
     as_json: Json = False,
 ) -> int:
     """Run one key of one committed interval again in this process, and compare the result with the committed one.
 
-    State comes from the interval's base, rows from the source, clock and watermark from the records. Exit code 1 says
-    that the results differ. Nothing is written below the root.
+    State comes from the checkpoint that the interval started from, rows from the source, clock and watermark from the
+    records. Exit code 1 says that the results differ. Nothing is written below the root.
     """
     from cairn.replay.debug import Debugger
     from cairn.replay.replay_key import replay_key

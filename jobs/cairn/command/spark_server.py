@@ -45,18 +45,18 @@ def _free_behind(port: int) -> int:
 
 def spark(
     master: Annotated[
-        str, typer.Argument(help="Spark master that runs the tasks: local[*], local[2], spark://...")
+        str, typer.Argument(help="Spark master that runs the server's tasks: local[*], local[2], spark://host:port.")
     ] = "local[*]",
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port on 127.0.0.1 where the server listens.")] = 15002,
     prepare: Annotated[
         bool,
         typer.Option(
             "--prepare",
-            help="Run no server: write the classes that Spark loads to an archive, so that Spark starts faster.",
+            help="Run no server: write an archive of Spark's classes, with which Spark starts faster, and exit.",
         ),
     ] = False,
 ) -> int:
-    """Run a Spark Connect server in the foreground, until Ctrl-C.
+    """Run a Spark Connect server in the foreground, until Ctrl-C; or with --prepare make Spark start faster.
 
     With --prepare, the command runs a small pipeline on a Spark server, and writes an archive into the Python
     environment. Drivers and servers of this environment use the archive. Prepare again after an update of Java or

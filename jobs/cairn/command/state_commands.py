@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from cairn.command.airflow_rest import AirflowRest
-from cairn.command.options import LOCAL_SPARK, Airflow, Dag, Json, Spark, airflow_wait_s
+from cairn.command.options import AIRFLOW, LOCAL_SPARK, Dag, Json, Spark, airflow_wait_s, spark_option
 from cairn.command.printing import print_json
 from cairn.command.repair_command import code_of, repair_command
 from cairn.command.stop_dag import commit_prepared, stopped
@@ -33,11 +33,17 @@ def savepoint(
     stop: Annotated[
         bool,
         typer.Option(
-            "--stop", help="First pause the pipeline's DAG, wait for its running tasks, and leave the DAG paused."
+            "--stop",
+            help="First pause the pipeline's DAG, wait for its running tasks, and commit what they computed. Leave the DAG "
+            "paused. Only for latest.",
         ),
     ] = False,
-    dag: Dag = None,
-    airflow: Airflow = Variable.AIRFLOW.default,
+    dag: Annotated[
+        str | None, typer.Option(help="With --stop: id of the DAG to pause; left out: the pipeline's name.")
+    ] = None,
+    airflow: Annotated[
+        str, typer.Option(envvar=Variable.AIRFLOW, help=f"With --stop: {AIRFLOW}")
+    ] = Variable.AIRFLOW.default,
     spark: Spark = LOCAL_SPARK,
     as_json: Json = False,
 ) -> int:
@@ -70,11 +76,21 @@ def savepoint(
 def restore(
     request: Restore,
     dag: Dag = None,
-    yes: Annotated[bool, typer.Option("--yes", help="Agree that the command discards later checkpoints.")] = False,
-    spark: Spark = LOCAL_SPARK,
+    yes: Annotated[
+        bool,
+        typer.Option(
+            "--yes",
+            help="With a checkpoint: agree to discard later checkpoints and to retract output. Without --yes, the command only "
+            "shows them, with exit code 2.",
+        ),
+    ] = False,
+    spark: Annotated[str, spark_option(" for --savepoint")] = LOCAL_SPARK,
     as_json: Json = False,
 ) -> int:
-    """Make a savepoint or an earlier checkpoint the state that the next interval starts from."""
+    """Make a savepoint or an earlier checkpoint the state that the next interval starts from.
+
+    Later checkpoints become stale, and their intervals must run again.
+    """
     if (request.savepoint is None) == (request.checkpoint is None):
         raise UsageError("give either a checkpoint, as in: cairn restore 7, or --savepoint URL")
     if request.checkpoint is not None:
@@ -111,7 +127,7 @@ def _rewind(request: Restore, dag: str | None, *, yes: bool, as_json: bool) -> i
 
 
 def fork(request: Fork, as_json: Json = False) -> int:
-    """Give a checkpoint to a pipeline of another name.
+    """Give a checkpoint or a native savepoint to a new pipeline, of another name or in another root.
 
     The storage links or copies the files. Afterwards neither pipeline depends on the other.
     """

@@ -22,9 +22,7 @@ def status(
     root: Root,
     pipeline: Annotated[
         str | None,
-        typer.Option(
-            envvar=Variable.PIPELINE, help="Name of the pipeline; left out: one line for each pipeline of the root."
-        ),
+        typer.Option(envvar=Variable.PIPELINE, help="Name of the pipeline; left out: list all pipelines of the root."),
     ] = None,
     all_: Annotated[
         bool, typer.Option("--all", help="List all pipelines of the root, also if CAIRN_PIPELINE names one.")
@@ -32,10 +30,11 @@ def status(
     dag: Dag = None,
     as_json: Json = False,
 ) -> int:
-    """Show the next interval, all stale, quarantined and unpublished intervals, and the command that repairs them; or
-    list the pipelines.
+    """Show the next interval, whether it can start, all stale, quarantined and unpublished intervals, and the command
+    that repairs them; or list all pipelines of the root, those with problems first.
 
-    Without a pipeline, the list names those with problems first.
+    A stale interval ran before an earlier interval got another result, or before an earlier state was restored. With a
+    pipeline, exit code 1 says that something needs a repair.
     """
     if all_ or pipeline is None:
         return list_pipelines(root, as_json=as_json)

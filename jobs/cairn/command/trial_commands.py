@@ -11,6 +11,7 @@ from typing import Annotated
 
 import typer
 
+from cairn.command.from_request import option_of
 from cairn.command.options import LOCAL_SPARK, Json, Root, Spark, open_log
 from cairn.command.options import Pipeline as Name
 from cairn.command.printing import print_json
@@ -24,9 +25,7 @@ from state_backend.values.day_or_instant import first_instant
 from state_backend.values.intervals import format_instant, from_ms
 from state_backend.values.operation_parameters import MATCH, PromoteTrial, TryCode
 
-OfTrial = Annotated[
-    str | None, typer.Argument(metavar="TRIAL", help="Name of the trial; left out: the pipeline's only trial.")
-]
+OfTrial = Annotated[str | None, option_of(PromoteTrial, "trial")]
 
 
 def try_(request: TryCode, spark: Spark = LOCAL_SPARK, as_json: Json = False) -> int:
@@ -49,11 +48,11 @@ def trials(
     root: Root,
     pipeline: Name,
     remove: Annotated[
-        str | None, typer.Option(help="Remove the trial of this name, with its state and output.")
+        str | None, typer.Option(help="Remove the trial of this name now, with its state and output.")
     ] = None,
     as_json: Json = False,
 ) -> int:
-    """List the trials of a pipeline, or remove one."""
+    """List the trials of a pipeline with their intervals, code and end; or with --remove delete one."""
     if remove is not None:
         removed = remove_trial(root, find_trial(root, pipeline, remove))
         if as_json:
@@ -82,13 +81,17 @@ def compare(
     interval: Annotated[
         str | None,
         typer.Argument(
-            help="Compare only the interval that starts then, as in 2024-01-04, and the state at its end; left out: all."
+            help="Compare only the interval with this start, and the state at its end; left out: all intervals. A day (its "
+            "00:00), or a time without a zone, is in UTC."
         ),
     ] = None,
     match: Annotated[list[str] | None, typer.Option(help=MATCH)] = None,
     limit: Annotated[int, typer.Option(min=0, help="How many examples of each kind of difference to list.")] = 3,
     folder: Annotated[
-        Path | None, typer.Option(help="Folder for all rows that differ: a Parquet file for each interval.")
+        Path | None,
+        typer.Option(
+            help="Local folder for all rows that differ, a Parquet file for each interval; left out: none is written."
+        ),
     ] = None,
     as_json: Json = False,
 ) -> int:
@@ -109,14 +112,17 @@ def compare(
 
 def promote(
     request: PromoteTrial,
-    yes: Annotated[bool, typer.Option("--yes", help="Agree to promote the trial.")] = False,
+    yes: Annotated[
+        bool, typer.Option("--yes", help="Do it. Without --yes, only check the code, and show what the trial changes.")
+    ] = False,
     spark: Spark = LOCAL_SPARK,
     as_json: Json = False,
 ) -> int:
-    """Take over the code of a trial from the next interval on, or with --past also for the trial's intervals.
+    """Check that a trial's code can continue from production's state; with --past, also run the trial's intervals again
+    in production.
 
-    Without --yes, only show what the command would do and what the trial changes. For that comparison, --match names
-    the columns by which output rows of the trial and of production are matched.
+    Without --past, nothing is written: production changes when its DAG runs the code, from the next interval on. With
+    --past, an interval is committed only if its result equals the trial's.
     """
     from cairn.trials.promote_trial import carry_out_promotion
 

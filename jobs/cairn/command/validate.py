@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from cairn.command.exit_codes import FINDINGS
-from cairn.command.options import LOCAL_SPARK, Dag, DryRun, Json, Pipeline, Root, Spark, Wanted
+from cairn.command.options import LOCAL_SPARK, Dag, DryRun, Json, Pipeline, Root, Wanted, spark_option
 from cairn.command.printing import print_json, print_text
 from cairn.command.repair_command import repair_command
 from cairn.command.terminal import Terminal
@@ -24,10 +24,16 @@ from state_backend.values.errors import Rerun, UsageError
 from state_backend.values.operation_parameters import Validate
 
 
-def validate(request: Validate, dag: Dag = None, spark: Spark = LOCAL_SPARK, as_json: Json = False) -> int:
-    """Validate a checkpoint: files, restored state, and the expectations of the pipeline's code.
+def validate(
+    request: Validate,
+    dag: Dag = None,
+    spark: Annotated[str, spark_option(" without --fast")] = LOCAL_SPARK,
+    as_json: Json = False,
+) -> int:
+    """Validate a checkpoint: files, restored state, and the expectations of the pipeline's code. Quarantine it if there
+    are findings.
 
-    A checkpoint with findings is quarantined.
+    Exit code 1 says that there are findings.
     """
     from cairn.operations.validation.validate_checkpoint import carry_out_validation
 
@@ -47,18 +53,24 @@ def quarantine(
     root: Root,
     pipeline: Pipeline,
     checkpoint: Wanted,
-    reason: Annotated[str, typer.Option(help="Why the checkpoint is refused.")] = "a person refused it",
-    release: Annotated[bool, typer.Option("--release", help="Accept the checkpoint again.")] = False,
+    reason: Annotated[
+        str, typer.Option(help="Why the checkpoint is quarantined, for messages and pages.")
+    ] = "a person refused it",
+    release: Annotated[bool, typer.Option("--release", help="End the quarantine of the checkpoint.")] = False,
     drop: Annotated[
-        bool, typer.Option("--drop", help="Keep it no longer: let the next commit drop the quarantined checkpoint.")
+        bool,
+        typer.Option(
+            "--drop",
+            help="Let the next commit delete the quarantined checkpoint's state, which is kept for 14 days unless the code sets "
+            "KeepQuarantined.",
+        ),
     ] = False,
     dag: Dag = None,
     dry_run: DryRun = False,
     as_json: Json = False,
 ) -> int:
-    """Refuse a checkpoint, or with --release accept a refused one again.
-
-    No interval starts from a refused checkpoint or from its descendants.
+    """Quarantine a checkpoint, so that no interval starts from it or from its descendants; or end its quarantine
+    (--release), or let its state be deleted (--drop).
     """
     coordinator = Coordinator.of(root, pipeline)
     log, record = coordinator.log(), coordinator.record(checkpoint)
