@@ -12,7 +12,7 @@ BUDGETS = {
     "dags": (150, 600),
     "jobs/cairn": (1_930, 10_100),
     "jobs/cairn/aggregates": (1_120, 7_300),
-    "jobs/cairn/command": (4_420, 28_200),
+    "jobs/cairn/command": (4_530, 28_300),
     "jobs/cairn/data_sources": (650, 4_100),
     "jobs/cairn/driver": (720, 4_300),
     "jobs/cairn/operations": (890, 5_300),
@@ -41,7 +41,7 @@ BUDGETS = {
     "state_backend/ports": (210, 400),
     "state_backend/shard": (1_740, 10_300),
     "state_backend/state": (3_480, 28_100),
-    "state_backend/values": (3_610, 12_800),
+    "state_backend/values": (3_670, 12_800),
 }
 
 

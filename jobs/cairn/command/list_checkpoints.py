@@ -23,7 +23,7 @@ def checkpoints(
     pipeline: Pipeline,
     checkpoint: Annotated[
         str | None,
-        typer.Argument(help=f"The checkpoint to show: {NAMED}; left out: list all."),
+        typer.Argument(help=f"The checkpoint to show: {NAMED}; left out: list the checkpoints."),
     ] = None,
     all_: Annotated[
         bool, typer.Option("--all", help="List dropped checkpoints too, and past runs of cairn sweep.")

@@ -244,8 +244,8 @@ def new(
     template: Annotated[
         Form | None,
         typer.Option(
-            help="Processor to begin with: row, pandas and arrow are processors that you write, by row or by batch; the others "
-            "are ready-made."
+            help="Processor to begin with: row (PySpark's StatefulProcessor), pandas (DataFrames of one key) and arrow "
+            "(tables of many keys) are processors that you write; the others are ready-made."
         ),
     ] = None,
     yes: Annotated[
