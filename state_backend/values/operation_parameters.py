@@ -105,7 +105,7 @@ class RunRange(OfCode):
 
     first: str | None = parameter(
         f"{FIRST_INTERVAL} {_ZONE} Without --to, a day is the interval at its 00:00. Left out: the interval after the "
-        "newest one.",
+        "newest one, at first the one at Pipeline.start.",
         None,
         option="--from",
     )

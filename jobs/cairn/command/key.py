@@ -47,7 +47,7 @@ def key(
         bool,
         typer.Option(
             "--all",
-            help="With --history: also list all output and late rows of the key, with the current ones of dropped checkpoints.",
+            help="With --history: also list all output and late rows of the key, and those of dropped checkpoints whose output is current.",
         ),
     ] = False,
     as_json: Json = False,
