@@ -184,8 +184,6 @@ class ProcessIntervalOperator(DriverOperator):
         there = self._wait_or_refuse(context, start, end, since_ms=since_ms, alone_since_ms=alone_since_ms)
         return self._process(context, start, end, there, before | {"order": int((time.monotonic() - began_s) * 1e6)})
 
-    # --- order --------------------------------------------------------------------------------------------------------
-
     def _wait_or_refuse(
         self, context: Any, start: datetime, end: datetime, *, since_ms: int, alone_since_ms: int | None
     ) -> bool:
@@ -361,8 +359,6 @@ class ProcessIntervalOperator(DriverOperator):
             task.task_id for task in context["task"].downstream_list if isinstance(task, CommitCheckpointOperator)
         ]
         return [self.task_id, *commits]
-
-    # --- the driver ---------------------------------------------------------------------------------------------------
 
     def _process(
         self, context: Any, start: datetime, end: datetime, there: bool, before: dict[str, int]

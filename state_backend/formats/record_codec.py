@@ -259,9 +259,6 @@ def _another_type(path: str, expected: tuple[type, ...], envelope: dict[str, Any
     return CorruptRecord(f"{path}: expected a {wanted} record, found {envelope['cairn']!r}")
 
 
-# --- Checks for values that no writer produces. -----------------------------------------------------------------------
-
-
 def _check(value: Any) -> None:
     """Check values that have the right type but are impossible.
 

@@ -331,9 +331,6 @@ def verify_files(
     )
 
 
-# --- the log and the marks --------------------------------------------------------------------------------------------
-
-
 def _verified_log(storage: Storage) -> tuple[Log | None, list[str]]:
     try:
         return read_whole_log(storage), []
@@ -361,9 +358,6 @@ def _marks(storage: Storage, files: Mapping[str, FileInfo]) -> Iterator[str]:
             continue
         if (name := path_of(found)) != path:
             yield f"{path}: its content belongs to {name}"
-
-
-# --- files ------------------------------------------------------------------------------------------------------------
 
 
 def _files(
@@ -406,9 +400,6 @@ def _check_downloaded(handle: Handle, storage: Storage, local: Path) -> str | No
         return str(error)
     local.unlink()
     return None
-
-
-# --- one checkpoint ---------------------------------------------------------------------------------------------------
 
 
 def _checkpoint(

@@ -379,9 +379,6 @@ def _forgotten_before(
     )
 
 
-# --- shards -----------------------------------------------------------------------------------------------------------
-
-
 def locate_keys(encoded: Collection[bytes], content: Content) -> Keys:
     """Return each encoded key with its key group, by the key-group count of the checkpoint that `content` describes."""
     schema = parse_struct(content.key_schema)
@@ -464,9 +461,6 @@ def _rewritten(
         downloaded_bytes=restored.downloaded_bytes,
     )
     return ack, removed.entries
-
-
-# --- older checkpoints ------------------------------------------------------------------------------------------------
 
 
 def find_suspected(log: Log, encoded: Collection[bytes], storage: Storage, engine: EngineOptions) -> tuple[int, ...]:

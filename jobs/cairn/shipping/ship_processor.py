@@ -56,8 +56,6 @@ from cairn.shipping.value_hash import ValueHasher
 from state_backend.values.errors import ProcessorError, UsageError, UserCodeError
 from state_backend.values.frozen import frozen
 
-# --- on the driver ----------------------------------------------------------------------------------------------------
-
 
 @frozen
 class ShippedProcessor:
@@ -286,9 +284,6 @@ def _blame(modules: Sequence[UserModule]) -> str:
         except (UsageError, UserCodeError) as error:
             return f"{name} is a {type(value).__name__} ({error.__cause__})"
     return ""
-
-
-# --- in a worker ------------------------------------------------------------------------------------------------------
 
 
 def unship(option: str) -> Any:

@@ -417,8 +417,6 @@ class _Range:
     def _finish(self, checkpoint_id: int) -> None:
         finish_commit(self.spark, self.pipeline, self._coordinator, checkpoint_id, self.root)
 
-    # --- the source ---------------------------------------------------------------------------------------------------
-
     def _read(self, interval: Interval) -> Read:
         """Return the source's answer for the interval. Ask the source now if the thread `reading` has not asked it.
 

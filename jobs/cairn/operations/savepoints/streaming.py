@@ -51,9 +51,6 @@ _HELD = "__state"
 Types = Mapping[str, tuple[Struct, Struct | None]]
 
 
-# --- in ---------------------------------------------------------------------------------------------------------------
-
-
 def from_streaming_checkpoint(
     spark: SparkSession,
     pipeline: Pipeline,
@@ -283,9 +280,6 @@ def _check_type(path: str, what: str, found: StructType, declared: dict[str, Any
         )
     if not fits_parquet(ours):
         raise StateSchemaError(f"state {what}: {ours} has a struct without fields, which can't be imported")
-
-
-# --- out --------------------------------------------------------------------------------------------------------------
 
 
 def initial_state_of(
