@@ -35,7 +35,7 @@ def parameter(text: str, default: Any = MISSING, *, option: str = "", env: str =
 
 
 # The ways to name a checkpoint, for the help of each command.
-NAMED = "latest, an id, or an interval's end with its time zone"
+NAMED = "latest (the newest that is neither stale nor quarantined), an id, or an interval's end with its time zone"
 CHECKPOINT = f"The checkpoint: {NAMED}."
 STATE = f"a checkpoint ({NAMED}) or a savepoint (path or URL of its folder)"
 _ZONE = "A day, or a time without a zone, is in the schedule's zone; without a schedule, or with --every, in UTC."
@@ -121,12 +121,14 @@ class RunRange(OfCode):
     )
     every: timedelta | None = parameter(EVERY, None)
     reprocess: Literal["changed", "none", "all"] = parameter(
-        "With --to: which intervals that have a valid result to compute again: changed (code, settings or input differ "
+        "With --to: stale and quarantined intervals always run; of the others: changed (code, settings or input differ "
         "now), none, or all.",
         "changed",
     )
     replace_overlapping: bool = parameter(
-        "After a change of the schedule: let an interval replace all output of old intervals that it overlaps.", False
+        "After a change of the schedule: let an interval replace the whole output of old intervals that it overlaps, also "
+        "the part outside of it. Without this option, such an interval is refused.",
+        False,
     )
     dry_run: bool = parameter(DRY_RUN, False)
     mode: str = "incremental"
@@ -172,8 +174,8 @@ class PromoteTrial(OfCode):
     code: str = parameter("module:NAME of the Pipeline that the trial ran; other code is refused.", env=Variable.CODE)
     trial: str | None = parameter("Name of the trial; left out: the pipeline's only trial.", None, option="trial")
     past: bool = parameter(
-        "Also run the trial's intervals, and those that follow them, again in production. Stop at the first result that "
-        "differs from the trial's.",
+        "Also run the trial's intervals again in production, and stop at the first result that differs from the trial's; "
+        "then run those that follow, which have nothing to differ from.",
         False,
     )
     match: tuple[str, ...] = parameter(f"Without --yes: {MATCH[0].lower()}{MATCH[1:]}", ())
@@ -319,7 +321,8 @@ class Heal(OfCode):
 
     code: str = parameter(
         "module:NAME of the Pipeline: run the intervals in this process, without Airflow. Left out: in Airflow; but if "
-        "cairn run made the newest interval and --dag is not given, in this process with CAIRN_CODE or the recorded code.",
+        "cairn run made the newest interval and --dag is not given, in this process with CAIRN_CODE or the recorded code. "
+        "CAIRN_CODE alone counts as left out.",
         "",
     )
     pipeline: str = parameter("Name of the pipeline.", env=Variable.PIPELINE)

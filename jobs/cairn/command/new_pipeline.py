@@ -245,7 +245,8 @@ def new(
         Form | None,
         typer.Option(
             help="Processor to begin with: row (PySpark's StatefulProcessor), pandas (DataFrames of one key) and arrow "
-            "(tables of many keys) are processors that you write; the others are ready-made."
+            "(tables of many keys) are processors that you write; the others are ready-made. latest: the newest row of each key; "
+            "history: rows with the time for which they were valid; lookup: rows with the newest value of another table."
         ),
     ] = None,
     yes: Annotated[

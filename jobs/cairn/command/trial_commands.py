@@ -113,7 +113,10 @@ def compare(
 def promote(
     request: PromoteTrial,
     yes: Annotated[
-        bool, typer.Option("--yes", help="Do it. Without --yes, only check the code, and show what the trial changes.")
+        bool,
+        typer.Option(
+            "--yes", help="Do what --past says. Without --yes, only check the code, and show what the trial changes."
+        ),
     ] = False,
     spark: Spark = LOCAL_SPARK,
     as_json: Json = False,

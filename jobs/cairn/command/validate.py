@@ -54,15 +54,15 @@ def quarantine(
     pipeline: Pipeline,
     checkpoint: Wanted,
     reason: Annotated[
-        str, typer.Option(help="Why the checkpoint is quarantined, for messages and pages.")
+        str, typer.Option(help="Why the checkpoint is quarantined, for messages and web pages.")
     ] = "a person refused it",
     release: Annotated[bool, typer.Option("--release", help="End the quarantine of the checkpoint.")] = False,
     drop: Annotated[
         bool,
         typer.Option(
             "--drop",
-            help="Let the next commit delete the quarantined checkpoint's state, which is kept for 14 days unless the code sets "
-            "KeepQuarantined.",
+            help="Let the next commit delete the state of the checkpoint, which is quarantined already. Without --drop, the "
+            "state is kept for 14 days, or as the code's KeepQuarantined says.",
         ),
     ] = False,
     dag: Dag = None,
