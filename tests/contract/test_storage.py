@@ -856,7 +856,7 @@ def test_memory_by_url_is_one_per_name(request: pytest.FixtureRequest) -> None:
         ("s3://", "s3://bucket/prefix"),
         ("s3://bucket/a/../b", "'..'"),
         ("s3://buc ket", "not a bucket"),
-        ("az://bucket", "file:///absolute/path"),
+        ("wasb://bucket", "file:///absolute/path"),
         ("relative/path", "file:///absolute/path"),
         ("file://host/path", "file:///absolute/path"),
         ("file:///a/../b", "'..'"),
