@@ -6,7 +6,6 @@ import json
 import os
 import re
 import shlex
-import shutil
 import signal
 import stat
 import subprocess
@@ -14,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -108,11 +108,13 @@ AZURE, KEY = "spark.hadoop.fs.azure.account.key.store.dfs.core.windows.net", "bm
 
 @pytest.fixture(scope="module")
 def azurite() -> Iterator[str | None]:
-    """The connection string of a server that stands in for Azure; None without Node."""
-    if shutil.which("npm") is None:
-        yield None
-        return
-    with azure_server():
+    """The connection string of a server that stands in for Azure; None where Azurite can't be installed."""
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(azure_server())
+        except pytest.skip.Exception:
+            yield None
+            return
         yield os.environ[VARIABLE]
 
 
@@ -623,7 +625,7 @@ def test_days_in_order_with_a_failing_try_interrupted_and_continued(five_days: t
 def test_days_on_azure_with_the_login_of_a_connection(tally: Callable[[str], Tally], azurite: str | None) -> None:
     """The state of each day is that of a disk. No process but the test's has the login in its environment."""
     if azurite is None:
-        pytest.skip("npm is missing, which installs Azurite: apt-get install nodejs npm")
+        pytest.skip("Azurite can't be installed here; tests/support/azure_server.py says why")
     days = tally("tally_azure")
     for n in range(1, DAYS + 1):
         days.input(n, {"every": n, f"even{n % 2}": 1, f"only{n}": 2})
