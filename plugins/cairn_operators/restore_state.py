@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
@@ -151,7 +152,7 @@ class RestoreStateOperator(DriverOperator):
 
         kind = self._kind()
         if kind == "savepoint" and self.claim == "CLAIM":
-            claim = read_claim(open_storage(self.target))
+            claim = read_claim(open_storage(self.target.strip()))
             if claim is not None and claim.attempt == self._attempt(context):
                 # With CLAIM the driver deletes the savepoint after the commit. An earlier try may have died before all
                 # files were deleted, so this try calls the driver again.
@@ -280,7 +281,10 @@ class RestoreStateOperator(DriverOperator):
         if plan.kind == "savepoint":
             return int(self.run_driver(request)["checkpoint"])
         with convert_errors(self.pipeline_dag_id):
-            made = fork_state(request) if plan.rewind is None else restore_checkpoint(request, plan.rewind)
+            if plan.rewind is None:  # "latest" may be another checkpoint by now than the one that was validated.
+                made = fork_state(replace(request, checkpoint=str(plan.checkpoint)))
+            else:
+                made = restore_checkpoint(request, plan.rewind)
         return int(made["checkpoint"])
 
     def _attempt(self, context: Any) -> str:

@@ -31,7 +31,8 @@ class SweepStateOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not 
         dry_run: Log the files that would be deleted; delete none.
         cadence: Sweep only at intervals that end a whole number of this span after the DAG's start date; None for all.
         storage_conn_id: Connection of type `google_cloud_platform`, `aws` or `wasb` for the root. None: the host's own
-        identity. **kwargs: More arguments of Airflow's `BaseOperator`.
+            identity.
+        **kwargs: More arguments of Airflow's `BaseOperator`.
     """
 
     template_fields: Sequence[str] = ("pipeline", "root", "storage_conn_id")

@@ -205,6 +205,23 @@ def test_a_fork_leaves_the_pipeline_as_it_is(folder: Folder, asked: list[Any]) -
     assert run(made, where)["checkpoint"] == 1 and trial.log().head_id == 1
 
 
+def test_a_fork_of_latest_is_of_the_checkpoint_that_was_validated(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    validated: list[Any] = []
+
+    def run_driver(self: Any, request: Any) -> dict[str, Any]:
+        validated.append(request.checkpoint)
+        folder.run(day(5), "a5")  # Another interval is committed meanwhile.
+        return {"success": True, "findings": ()}
+
+    monkeypatch.setattr(RestoreStateOperator, "run_driver", run_driver)
+    run(operator("latest", fork_as="trial"), context())
+    trial = Coordinator(open_storage(f"{ROOT}/trial"), "trial")
+    assert validated == ["4"] and folder.coordinator.log().head_id == 5
+    assert trial.record("latest").content.interval == day(4)
+
+
 @pytest.mark.usefixtures("folder")
 @pytest.mark.parametrize(("of", "ids"), [("saved", [2, 3, 4]), ("a2", [3, 4])])
 def test_a_savepoint_asks_is_validated_and_restored_by_the_driver(
