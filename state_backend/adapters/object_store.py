@@ -657,7 +657,7 @@ _clients_lock = threading.Lock()
 
 
 def clients_of(key: Any, variables: Iterable[str], open_client: Callable[[], Any]) -> Clients:
-    """Return the clients for the environment's login. A process may change these variables later."""
+    """Return the clients of a login, which `key` and the present values of the environment variables identify."""
     login = (key, *(os.environ.get(name) for name in variables))
     with _clients_lock:
         return _clients.setdefault(login, Clients(open_client))

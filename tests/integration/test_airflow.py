@@ -623,7 +623,7 @@ def test_days_in_order_with_a_failing_try_interrupted_and_continued(five_days: t
 
 
 def test_days_on_azure_with_the_login_of_a_connection(tally: Callable[[str], Tally], azurite: str | None) -> None:
-    """The state of each day is that of a disk. No process but the test's has the login in its environment."""
+    """Each day leaves the same state as on a disk. Only the test's own process has the login in its environment."""
     if azurite is None:
         pytest.skip("Azurite can't be installed here; tests/support/azure_server.py says why")
     days = tally("tally_azure")

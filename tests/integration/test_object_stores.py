@@ -112,7 +112,7 @@ def writes(r: Request) -> bool:
 
 @pytest.mark.parametrize("kind", FAULTS)
 def test_one_broken_request_is_made_good(cloud: Cloud, tmp_path: Path, kind: FaultKind) -> None:
-    """Whichever request of whichever call it is: the call succeeds, and did what it says exactly once."""
+    """One request of a call fails, each in turn. The call succeeds, and has its effect exactly once."""
 
     def check(call: Call) -> int:
         for at in range(20):
@@ -249,7 +249,7 @@ def test_bytes_that_are_damaged_on_the_way_up_leave_no_file(
 
 
 def test_a_source_that_is_rewritten_during_its_copy_is_told(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And not that the destination exists: a caller would take a file for copied that is not there."""
+    """The error must not be that the destination exists: `copy_output` would then skip a file that is not there."""
     storage = cloud.fresh(PATIENT)
     handle = storage.create("large", LARGE)
     before = storage._look("large", "look")

@@ -1,4 +1,7 @@
-"""A pipeline of accounts with values, lists, maps, timers and late rows, in the three APIs, for `cairn key --history` and `cairn replay`."""
+"""A test pipeline keyed by account, in the forms row, pandas and arrow.
+
+Its state has values, lists, maps and timers, and some rows are late: `cairn key --history` and `cairn replay` are tested with it.
+"""
 
 from __future__ import annotations
 

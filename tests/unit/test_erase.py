@@ -1,4 +1,4 @@
-"""`cairn erase`: a key is removed, stays away, and leaves no byte behind. Without Spark."""
+"""`cairn erase` removes a key from state, timers and files, and re-runs do not bring the key back. No test needs Spark."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The operators that try code and promote it: what they pass on, whom they ask, and what the driver does for them; without Spark."""
+"""The operators that try and promote code: their requests to the driver, their question to a person, and how the driver
+carries the requests out. No test needs Spark.
+"""
 
 from __future__ import annotations
 

@@ -212,7 +212,7 @@ class PostgresSink(TableSink):
             )
 
     def _claim(self, cursor: Any, owner: Owner, *, takes_over: bool = False) -> None:
-        """Raise `UsageError` if the table belongs to another pipeline or root; store a missing owner."""
+        """Make the writer the table's owner, or raise `UsageError` if another pipeline or root owns the table."""
         table = self._names[-1]
         query = self._sql("SELECT pipeline FROM {ids} WHERE table_name = %s AND pipeline <> %s LIMIT 1")
         other = cursor.execute(query, (table, str(owner))).fetchone()
