@@ -105,7 +105,6 @@ def in_utc(value: Any) -> Any:
 
 
 def timers_of(entries: KeyEntries) -> list[datetime | int]:
-    """Return the times of a key's timers."""
     return [_time_of(ms) for ms in entries.timers()]
 
 

@@ -20,7 +20,6 @@ def whole(column: pa.ChunkedArray) -> pa.Array:
 
 
 def valid_rows(array: pa.Array) -> Bools:
-    """Return True for each element that is not null."""
     if not array.null_count:
         return np.ones(len(array), np.bool_)
     valid: Bools = array.is_valid().to_numpy(zero_copy_only=False)
@@ -44,7 +43,6 @@ def same_values(one: pa.Array, other: pa.Array) -> Bools:
 
 
 def booleans(column: Any) -> Bools:
-    """Return a boolean column, or an array of booleans, as a NumPy array. Null is False."""
     return np.asarray(column.fill_null(False).to_numpy(zero_copy_only=False)).astype(np.bool_)
 
 

@@ -44,7 +44,6 @@ class AirflowClient(AirflowRest):
     """Client of Airflow's REST API. Return values are Airflow's own JSON."""
 
     def healthy_parts(self) -> frozenset[str]:
-        """Return the healthy parts of Airflow; none if the API server does not answer."""
         try:
             health = self.call("GET", "/api/v2/monitor/health")
         except (OSError, RestError):
@@ -52,7 +51,6 @@ class AirflowClient(AirflowRest):
         return frozenset(part for part in _PARTS if health[part]["status"] == "healthy")
 
     def has_dag(self, dag_id: str) -> bool:
-        """Return True if Airflow knows the DAG."""
         if errors := self.call("GET", "/api/v2/importErrors")["import_errors"]:
             raise RuntimeError("\n".join(f"{e['filename']}: {e['stack_trace']}" for e in errors))
         try:
@@ -97,7 +95,6 @@ class AirflowClient(AirflowRest):
         return runs
 
     def task_instances(self, dag_id: str, run_id: str) -> list[dict[str, Any]]:
-        """Return the task instances of a run."""
         found: list[dict[str, Any]] = self.call("GET", f"{run_path(dag_id, run_id)}/taskInstances")["task_instances"]
         return found
 
@@ -205,7 +202,6 @@ class AirflowServer(Server):
             self.processes.start(name, command, env=self.env, cwd=self.repo_root)
 
     def wait_until_ready(self, timeout_s: float = 180) -> None:
-        """Wait until Airflow is healthy."""
         patience = Patience(time.monotonic(), least_s=timeout_s)
         while (healthy := self.client.healthy_parts()) != _PARTS:
             self.processes.check_alive()
@@ -217,7 +213,6 @@ class AirflowServer(Server):
             time.sleep(0.5)
 
     def wait_for_dag(self, dag_id: str, timeout_s: float = 60) -> None:
-        """Wait until Airflow has parsed a DAG."""
         deadline_s = time.monotonic() + timeout_s
         while not self.client.has_dag(dag_id):
             self.processes.check_alive()
@@ -227,7 +222,6 @@ class AirflowServer(Server):
 
     @property
     def task_logs(self) -> Path:
-        """Return the folder of the tasks' logs."""
         return Path(self.env.get("AIRFLOW__LOGGING__BASE_LOG_FOLDER", self.home / "logs"))
 
     def stop(self) -> None:
@@ -273,17 +267,14 @@ def _password(file: Path) -> str:
 
 
 def parse_time(text: str | None) -> datetime | None:
-    """Parse a timestamp of the REST API."""
     return None if text is None else datetime.fromisoformat(text)
 
 
 def task_log(folder: Path, dag_id: str, run_id: str, task_id: str, try_number: int) -> Path:
-    """Return the path of the log of one try, in the layout of Airflow's default `log_filename_template`."""
     return folder / f"dag_id={dag_id}" / f"run_id={run_id}" / f"task_id={task_id}" / f"attempt={try_number}.log"
 
 
 def run_path(dag_id: str, run_id: str) -> str:
-    """Return the path of a run in the REST API."""
     return f"/api/v2/dags/{dag_id}/dagRuns/{urllib.parse.quote(run_id, safe='')}"
 
 

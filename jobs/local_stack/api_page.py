@@ -110,8 +110,6 @@ class _ForSite(Preprocessor):  # type: ignore[misc]
 
 
 class ApiPage(Extension):  # type: ignore[misc]
-    """The extension of Markdown for the docs site."""
-
     def extendMarkdown(self, md: Markdown) -> None:
         """Take the names out of their comments before any other extension sees the page."""
         md.preprocessors.register(_ForSite(md), "cairn_api_page", 1000)

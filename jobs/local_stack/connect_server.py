@@ -44,7 +44,6 @@ class SparkConnectServer(Server):
 
     @property
     def url(self) -> str:
-        """Return the URL for Spark Connect clients."""
         return f"sc://127.0.0.1:{self.port}"
 
     @property
@@ -54,7 +53,6 @@ class SparkConnectServer(Server):
         return json.dumps({**connection, "password": self.token})
 
     def start(self) -> None:
-        """Start the server without waiting for it."""
         paths = os.pathsep.join([str(self.repo_root / "jobs"), str(self.repo_root)])
         self.processes.start(
             _NAME,
@@ -69,7 +67,6 @@ class SparkConnectServer(Server):
             self._kept.enter_context(kept_secret("spark-connect", self.port, self.token))
 
     def wait_until_ready(self, timeout_s: float = 120) -> None:
-        """Wait until the server answers."""
         patience = Patience(time.monotonic(), least_s=timeout_s)
         while True:
             self.processes.check_alive()
@@ -83,6 +80,5 @@ class SparkConnectServer(Server):
             time.sleep(0.3)
 
     def stop(self) -> None:
-        """Stop the server and its Python workers."""
         self.processes.stop(grace_s=10)
         self._kept.close()

@@ -146,7 +146,6 @@ def start(spark: SparkConnectServer, airflow: AirflowServer, env: dict[str, str]
 
 
 def pipeline_env(data: Path, flights: Path, spark: SparkConnectServer) -> dict[str, str]:
-    """Return the environment variables with which Airflow's components run the pipeline."""
     return {
         Variable.DATA: str(data),
         Variable.ROOT: f"file://{data}/state",
@@ -324,7 +323,6 @@ class DayWatcher:
 
 
 def activity_of(tasks: Sequence[tuple[str, str, str | None]]) -> str:
-    """Return a line that names the task at which Airflow works now."""
     active = [(day, name, state) for day, name, state in tasks if state not in (None, "success", "skipped")]
     if not active:
         return f"{tasks[0][0]}: Airflow schedules the next task" if tasks else "Airflow starts the next day"
@@ -334,7 +332,6 @@ def activity_of(tasks: Sequence[tuple[str, str, str | None]]) -> str:
 
 
 def demo_runs(client: AirflowClient, last_day: datetime) -> list[dict[str, Any]]:
-    """Return the runs of the days from 2013-01-01 up to `last_day`, ascending by date."""
     runs = [run for run in client.dag_runs(DAG) if run["logical_date"] is not None]
     return [run for run in runs if FIRST_DAY <= datetime.fromisoformat(run["logical_date"]) <= last_day]
 
@@ -372,7 +369,6 @@ def results_of(client: AirflowClient, last_day: datetime, began: datetime) -> li
 
 
 def report(results: Sequence[DayResult]) -> None:
-    """Print the table of the days and the locations of the results."""
     print("\n".join(["", *table_of(results), "", *map(fold, sums_of(results)), "", "where to look now:"]))
     if any(r.expectations is not None for r in results):
         _point("validation report of each checkpoint", DATA / "docs" / "index.html")

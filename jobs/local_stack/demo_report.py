@@ -11,8 +11,6 @@ _COLUMNS = "{:10}  {:>10}  {:>7}  {:>6}  {:>10}  {:>10}  {:>7}  {:>5}"
 
 @frozen
 class DayResult:
-    """Result of one day of the demo."""
-
     day: str
     checkpoint: int
     input_rows: int
@@ -51,7 +49,6 @@ def table_of(results: Sequence[DayResult]) -> list[str]:
 
 
 def sums_of(results: Sequence[DayResult]) -> list[str]:
-    """Return sentences about the uploaded bytes and the validated checkpoints."""
     new, full = sum(r.uploaded_bytes for r in results), sum(r.state_bytes for r in results)
     sentences = [f"Uploaded in total: {new:,} bytes. Full checkpoints would have been {full:,} bytes."]
     if checked := [r for r in results if r.expectations is not None]:

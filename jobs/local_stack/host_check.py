@@ -47,7 +47,6 @@ def no_user() -> str | None:
 
 
 def problems() -> list[str]:
-    """Return a text with advice for each part that the machine lacks."""
     return [problem for problem in (no_user(), no_semaphores()) if problem is not None]
 
 

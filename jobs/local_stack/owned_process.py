@@ -27,12 +27,10 @@ class Server(ABC):
     """A server process that runs during a `with` block."""
 
     @abstractmethod
-    def start(self) -> None:
-        """Start the server without waiting for it."""
+    def start(self) -> None: ...
 
     @abstractmethod
-    def wait_until_ready(self) -> None:
-        """Wait until the server answers."""
+    def wait_until_ready(self) -> None: ...
 
     @abstractmethod
     def stop(self) -> None:
@@ -117,11 +115,9 @@ class OwnedProcesses:
             yield from found
 
     def log_path(self, name: str) -> Path:
-        """Return the path of a child's log."""
         return self.log_dir / f"{name}.log"
 
     def check_alive(self) -> None:
-        """Check that all children run."""
         for name, child in self._children.items():
             if child.poll() is not None:
                 tail = self.log_path(name).read_text(errors="replace")[-3000:]

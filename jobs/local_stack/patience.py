@@ -21,11 +21,9 @@ class Patience:
 
     @property
     def limit_s(self) -> float:
-        """Return the longest time without progress, in seconds."""
         return max(self._least_s, self._factor * self._longest_s)
 
     def is_over(self, signs: Hashable, now_s: float) -> bool:
-        """Return True if no sign has changed for longer than the limit."""
         if signs != self._signs:
             self._longest_s = max(self._longest_s, now_s - self._moved_s)
             self._moved_s, self._signs = now_s, signs

@@ -57,7 +57,6 @@ class Postgres(Server):
         return f"postgresql+psycopg://airflow@/postgres?host={quote(str(self._sockets), safe='/')}"
 
     def start(self) -> None:
-        """Start the server without waiting for it."""
         programs = _programs()
         if (other := self._running()) is not None:
             raise RuntimeError(
@@ -79,7 +78,6 @@ class Postgres(Server):
         )
 
     def wait_until_ready(self, timeout_s: float = 60) -> None:
-        """Wait until the server answers."""
         deadline_s = time.monotonic() + timeout_s
         ready = [str(_programs() / "pg_isready"), "-q", "-h", str(self._sockets)]
         while subprocess.run(ready, check=False, cwd="/").returncode:

@@ -16,8 +16,6 @@ _STARTED = re.compile(r"\S+ -m cairn\.driver\.driver (?P<command>.+)")
 
 @frozen
 class RunningDriver:
-    """A driver process."""
-
     pid: int
     task: int
     command: str

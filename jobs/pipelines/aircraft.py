@@ -44,7 +44,6 @@ READ_SCHEMA = """
 
 
 def flights_folder() -> Path:
-    """Return the absolute path of the folder with the input files."""
     folder = Path(os.environ.get("CAIRN_FLIGHTS") or Path(__file__).resolve().parents[2] / "data" / "flights")
     if not folder.is_absolute():
         raise SourceError(
@@ -166,7 +165,6 @@ class History(NamedTuple):
         )
 
     def features(self) -> dict[str, Any]:
-        """Return the output columns that depend on the history alone."""
         return {
             "prior_flights": self.flights,
             "prior_mean_delay_minutes": self.delay_sum_minutes / self.delays_count if self.delays_count else None,
@@ -206,7 +204,6 @@ class AircraftHistory(StatefulProcessor):  # type: ignore[misc]
     """
 
     def init(self, handle: StatefulProcessorHandle) -> None:
-        """Declare the value state `history` and the map state `routes`, whose entries expire after 90 days."""
         self._handle = handle
         self._history = handle.getValueState("history", HISTORY_SCHEMA)
         self._routes = handle.getMapState(
@@ -214,7 +211,6 @@ class AircraftHistory(StatefulProcessor):  # type: ignore[misc]
         )
 
     def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: TimerValues) -> Iterator[Row]:
-        """Yield one row for each flight of an aircraft, and update its history, routes and idle timer."""
         if key[0] is None:
             for flight in rows:
                 yield _flight_row(flight, {})
@@ -248,7 +244,6 @@ class AircraftHistory(StatefulProcessor):  # type: ignore[misc]
     def handleExpiredTimer(
         self, key: Any, timerValues: TimerValues, expiredTimerInfo: ExpiredTimerInfo
     ) -> Iterator[Row]:
-        """Yield one row for an aircraft that has not flown for 5 days."""
         history = History(*self._history.get())
         self._history.update(tuple(history._replace(idle_timer_ms=None)))
         idle = {"kind": "idle", "tailnum": key[0], "idle_since": history.last_flown_day}

@@ -100,14 +100,11 @@ class FlightCounts:
         return " ".join(f"{name}={count}" for name, count in self.to_json().items())
 
     def to_json(self) -> dict[str, int]:
-        """Return the counts by name."""
         return {name: getattr(self, name) for name in self.__slots__}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LandedDay:
-    """The file of one day."""
-
     day: date
     path: Path
     counts: FlightCounts
@@ -116,8 +113,6 @@ class LandedDay:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LandingReport:
-    """The result of `land`."""
-
     days: tuple[LandedDay, ...]
 
     @property
@@ -127,12 +122,10 @@ class LandingReport:
 
     @property
     def written(self) -> int:
-        """Return the number of files that `land` wrote."""
         return sum(d.written for d in self.days)
 
 
 def count_flights(flights: pa.Table) -> FlightCounts:
-    """Count the flights of a table, in total and by kind of missing value."""
     departed, arrived = flights["departed"], flights["arrived"]
 
     def count(mask: pa.ChunkedArray) -> int:
@@ -148,7 +141,6 @@ def count_flights(flights: pa.Table) -> FlightCounts:
 
 
 def day_file(day: date) -> str:
-    """Return the path of a day's file, relative to the destination."""
     return f"day={day.isoformat()}/flights.parquet"
 
 
@@ -165,7 +157,6 @@ def find_file(name: str) -> Path:
 
 
 def read_archive(archive: Path) -> pa.Table:
-    """Read all flights of the archive."""
     options = csv.ConvertOptions(
         column_types=_ARCHIVE_TYPES,
         include_columns=list(_ARCHIVE_TYPES),
@@ -280,7 +271,6 @@ def write_file(path: Path, rows: pa.Table) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run the command line."""
     parser = argparse.ArgumentParser(
         prog="python -m pipelines.land_flights", description="Write the flights of 2013, one Parquet file for each day."
     )

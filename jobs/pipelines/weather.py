@@ -41,7 +41,6 @@ READ_SCHEMA = """
 
 
 def weather_folder() -> Path:
-    """Return the absolute path of the folder with the input files."""
     folder = Path(os.environ.get("CAIRN_WEATHER") or Path(__file__).resolve().parents[2] / "data" / "weather")
     if not folder.is_absolute():
         raise SourceError(
@@ -80,7 +79,6 @@ class WeatherWindows(StatefulProcessor):  # type: ignore[misc]
     """
 
     def init(self, handle: StatefulProcessorHandle) -> None:
-        """Declare the map state `windows`: the counts and sums of each open window, by the end of the window."""
         self._handle = handle
         self._windows = handle.getMapState(
             "windows",
@@ -92,7 +90,6 @@ class WeatherWindows(StatefulProcessor):  # type: ignore[misc]
     def handleInputRows(
         self, key: Any, rows: Iterator[pd.DataFrame], timerValues: TimerValues
     ) -> Iterator[pd.DataFrame]:
-        """Add the rows of an airport to its windows."""
         for frame in rows:
             observed_ms = frame["observed_at"].to_numpy().astype("datetime64[ms]").astype(np.int64)
             ends_ms = observed_ms - observed_ms % WINDOW_MS + WINDOW_MS
@@ -114,7 +111,6 @@ class WeatherWindows(StatefulProcessor):  # type: ignore[misc]
     def handleExpiredTimer(
         self, key: Any, timerValues: TimerValues, expiredTimerInfo: ExpiredTimerInfo
     ) -> Iterator[pd.DataFrame]:
-        """Yield the row of the window that ends at the timer's time, and remove the window from the state."""
         ends_ms = expiredTimerInfo.getExpiryTimeInMs()
         window = self._windows.getValue((ends_ms,))
         self._windows.removeKey((ends_ms,))

@@ -100,16 +100,7 @@ class CommitCheckpointOperator(BaseOperator):  # type: ignore[misc]  # Airflow i
         self._tables: list[tuple[Callable[[], str], bool]] = []
 
     def execute(self, context: Any) -> dict[str, Any]:
-        """Commit the attempt, publish its output, and delete files that no retained checkpoint needs.
-
-        Returns:
-            The summary of the committed checkpoint; only its id if retention has dropped the checkpoint already.
-
-        Raises:
-            AirflowException: Storage or sink failed, and a retry may help.
-            AirflowFailException: The attempt is lost, or a retry can't help for another reason.
-            DownstreamTasksSkipped: The commit succeeded, and some downstream tasks have nothing to do.
-        """
+        """Commit the attempt, publish its output, and delete files that no retained checkpoint needs."""
         with as_storage_identity(self.storage_conn_id):
             summary = self._execute(context)
         push_outputs(context, checkpoint=summary["checkpoint"])
@@ -223,16 +214,10 @@ class CommitCheckpointOperator(BaseOperator):  # type: ignore[misc]  # Airflow i
         return summary
 
     def get_openlineage_facets_on_complete(self, task_instance: Any) -> Any:
-        """Return inputs, outputs and checkpoint of the interval, as Airflow's OpenLineage provider asks for them.
+        """Return inputs, outputs and checkpoint of the interval; None if this try committed nothing.
 
         The provider calls this method when the task has ended, also after a failure. If the commit succeeded and the
         sink failed, the outputs lack the sink's tables.
-
-        Args:
-            task_instance: Airflow's task instance; not used.
-
-        Returns:
-            The provider's `OperatorLineage`; None if this try committed nothing.
         """
         if self._committed is None:
             return None
@@ -283,7 +268,6 @@ def send_metrics(pipeline: str, record: Record, duration: timedelta) -> None:
 
 
 def _pipeline_of(sink_of: str) -> Any:
-    """Import the `Pipeline` of `module:NAME`."""
     module, _, name = sink_of.partition(":")
     return getattr(importlib.import_module(module), name)
 
@@ -312,7 +296,6 @@ def _maker(task: Any) -> Any:
 
 
 def command_to_clear(context: Any, task: Any) -> str:
-    """Return the command that clears `task` and its downstream tasks in the current run."""
     from state_backend.values.airflow_commands import clear_command
 
     run = context["dag_run"]

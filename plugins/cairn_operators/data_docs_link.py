@@ -72,10 +72,7 @@ def add_style(html: str) -> str:
 
 
 class DataDocsLink(BaseOperatorLink):  # type: ignore[misc]  # Airflow is not type-checked here
-    """The button on a task in Airflow's UI that opens the task's Data Docs, also if the task failed.
-
-    Data Docs are the HTML report that Great Expectations writes about a validation.
-    """
+    """The button on a task in Airflow's UI that opens the task's Data Docs, also if the task failed."""
 
     name = "Data Docs"
 

@@ -13,7 +13,6 @@ from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
 
 def data_interval(context: Any) -> tuple[datetime, datetime]:
-    """Return start and end of the run's data interval."""
     start, end = context.get("data_interval_start"), context.get("data_interval_end")
     if start is None or end is None or not start < end:
         timetable = getattr(context.get("dag"), "timetable", None)
@@ -102,7 +101,6 @@ def is_due_in(context: Any, every: timedelta | None) -> bool:
 
 
 def skip_unless_due(context: Any, cadence: timedelta | None, what: str) -> None:
-    """Raise `AirflowSkipException` if a task is not due after the run's data interval."""
     if not is_due_in(context, cadence):
         end = data_interval(context)[1].isoformat()
         raise AirflowSkipException(f"{what} every {cadence}; none is due at {end}")

@@ -82,19 +82,7 @@ class DriverOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not type
         return self.run_driver(request, on_line=line), committed
 
     def run_driver(self, request: Request, on_line: Callable[[str], None] | None = None) -> dict[str, Any]:
-        """Run one command in a driver process, and return its result.
-
-        Args:
-            request: The command with its options.
-            on_line: Receives each line of the driver's output; None writes the lines to the task log.
-
-        Returns:
-            Ids, counts and texts as JSON values. State is never part of the result.
-
-        Raises:
-            AirflowException: The driver failed, and a retry may help.
-            AirflowFailException: The driver failed, and a retry can't help; or a connection can't be used.
-        """
+        """Run one command in a driver process, and return its result."""
         from state_backend.values.hide_secrets import hide
         from state_backend.values.operation_parameters import Call, to_json
 
@@ -126,9 +114,6 @@ class DriverOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not type
         Airflow calls this from its SIGTERM handler, and `execute` continues when the handler returns. Without the exit,
         a stopped task would report the result of the killed driver, or begin its next step. After a timeout, `execute`
         has already ended and no driver runs. Then this method does nothing, and Airflow reports the timeout.
-
-        Raises:
-            SystemExit: A driver was running.
         """
         if self._driver is not None:
             self._driver.stop()

@@ -23,7 +23,6 @@ class Hidden:
         self.text = text
 
     def serialize(self) -> str:
-        """Return `***`, the text that Airflow stores and shows in place of the secret."""
         return "***"
 
     def __repr__(self) -> str:

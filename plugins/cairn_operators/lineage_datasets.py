@@ -115,7 +115,6 @@ def inputs_of(source_position: dict[str, Any]) -> tuple[Dataset, ...]:
 
 
 def outputs_of(record: Record, pipeline_url: str, tables: Sequence[tuple[str, bool]] = ()) -> tuple[Dataset, ...]:
-    """Return the folder of the pipeline's output, and the tables of its sink. The columns of late rows are unknown."""
     schema = table_schema(map(parse_struct, record.output_schemas)).to_json() if record.output_schemas else None
     files = [output for output in record.content.outputs if not output.late]
     rows = sum(output.rows for output in files)
@@ -181,7 +180,6 @@ def _columns(schema: dict[str, Any] | None, more: tuple[dict[str, Any], ...] = (
 
 
 def _field(name: str, kind: Any) -> Field:
-    """Return a field of Spark's type in JSON."""
     match kind:
         case {"type": "struct", "fields": parts}:
             return Field(name=name, type="struct", fields=tuple(_field(part["name"], part["type"]) for part in parts))

@@ -54,7 +54,6 @@ class CairnCheckpointRunFacet(RunFacet):  # type: ignore[misc]  # OpenLineage is
 
 
 def lineage_of(record: Record, pipeline_url: str, tables: Sequence[tuple[str, bool]] = ()) -> OperatorLineage:
-    """Return inputs, outputs and checkpoint of a record."""
     return OperatorLineage(
         inputs=[
             InputDataset(namespace=d.namespace, name=d.name, facets=_facets(d))

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 
 def pipeline_name_of(code: str, *, otherwise: str | None = None) -> str:
-    """Return the `name` of a `Pipeline`."""
     module, _, variable = code.partition(":")
     name = _name_in_source(module, variable) or otherwise
     if name is None:
@@ -30,7 +29,6 @@ def pipeline_name_of(code: str, *, otherwise: str | None = None) -> str:
 
 
 def declared_schedule(code: str) -> Schedule | None:
-    """Return the `schedule` that a `Pipeline` declares; None if it declares none."""
     from state_backend.values.schedule import schedule_of
     from state_backend.values.zones import name_of
 
@@ -60,7 +58,6 @@ def declared_schedule(code: str) -> Schedule | None:
 
 
 def _shown(node: ast.expr, assigned: Mapping[str, ast.expr], argument: str) -> Any:
-    """Return the value of an expression of constants, datetimes, timedeltas, zones and `Cron`."""
     from state_backend.values.schedule import Cron
 
     makers = {"datetime": datetime, "timedelta": timedelta, "ZoneInfo": ZoneInfo, "timezone": timezone, "Cron": Cron}

@@ -133,16 +133,7 @@ class ProcessIntervalOperator(DriverOperator):
         self.reuse_prepared = reuse_prepared
 
     def execute(self, context: Any) -> dict[str, Any]:
-        """Wait for the checkpoint of the interval before, then process the interval in a driver.
-
-        Returns:
-            The driver's result. `attempt` is the attempt to commit.
-
-        Raises:
-            TaskDeferred: The task gives its worker slot back and waits in the triggerer.
-            AirflowException: Storage, Spark or user code failed, and a retry may help.
-            AirflowFailException: A retry can't help, as with a gap, or the longest wait is over.
-        """
+        """Wait for the checkpoint of the interval before, then process the interval in a driver."""
         before = before_us(context["dag_run"], context["ti"], datetime.now(tz=UTC))
         return self._in_order(context, before, since_ms=_now_ms(), alone_since_ms=None)
 
@@ -257,7 +248,6 @@ class ProcessIntervalOperator(DriverOperator):
         return join_url(self.root, self.pipeline)
 
     def _await_commit(self, until_s: float, context: Any, log: Log, start: datetime, wait: Wait) -> None:
-        """Read the log again and again until it has the checkpoint of the interval before. Airflow is not asked."""
         trigger = self._trigger(context, log, start, wait, until_ms=0)
         url = self._url()
         pause_s = self.poll.total_seconds() if is_over_network(url) else min(_LOOK_S, self.poll.total_seconds())
@@ -354,7 +344,6 @@ class ProcessIntervalOperator(DriverOperator):
         return sum(log.newest.content.durations_us.values()) <= _ms(self.wait_in_slot) * 1000
 
     def _checkpoint_tasks(self, context: Any) -> list[str]:
-        """Return the ids of this task and of the task that commits its attempt."""
         commits = [
             task.task_id for task in context["task"].downstream_list if isinstance(task, CommitCheckpointOperator)
         ]
@@ -414,7 +403,6 @@ def _is_newest_first(context: Any) -> bool:
 
 
 def check_mode(task_id: str, mode: str) -> None:
-    """Raise an error if `mode` is no form of a checkpoint."""
     if mode not in MODES and "{" not in mode:
         raise ValueError(f"{task_id}: mode {mode!r} is not one of {', '.join(MODES)}")
 
@@ -439,7 +427,6 @@ def before_us(run: Any, ti: Any, now: datetime) -> dict[str, int]:
 
 
 def parse_permissions(permissions: Mapping[str, bool | str]) -> Permissions:
-    """Return a task's permissions as flags."""
     from state_backend.values.errors import UsageError
     from state_backend.values.records import Permissions
 

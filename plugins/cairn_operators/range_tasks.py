@@ -102,18 +102,7 @@ class RunIntervalsOperator(DriverOperator):
         self.mode = mode
 
     def execute(self, context: Any) -> dict[str, Any]:
-        """Process the range in a driver, and add an event to the asset for each commit.
-
-        Returns:
-            Counts of intervals, and `checkpoint`: the id of the last interval's checkpoint. After a dry run that would
-            compute the last interval, `checkpoint` is None.
-
-        Raises:
-            AirflowException: Storage, Spark or user code failed, and a retry may help. It continues after the last
-                commit.
-            AirflowFailException: An argument is invalid, or a retry can't help.
-            DownstreamTasksSkipped: A dry run made no checkpoint that downstream tasks could read.
-        """
+        """Process the range in a driver, and add an event to the asset for each commit."""
         from state_backend.values.operation_parameters import RunRange
 
         if self.reprocess not in REPROCESS:
@@ -139,7 +128,6 @@ class RunIntervalsOperator(DriverOperator):
 
 
 def tell_asset(context: Any, alias: AssetAlias, asset: Asset, committed: Sequence[dict[str, Any]]) -> None:
-    """Add an event to a pipeline's asset for each checkpoint that a driver committed."""
     if (events := context.get("outlet_events")) is None:
         return
     for summary in committed:

@@ -7,7 +7,6 @@ from typing import Any
 
 
 def run_of(context: Any) -> Any:
-    """Return the task's own run as a `RunRef`."""
     from state_backend.values.records import RunRef
 
     run = context["dag_run"]

@@ -38,8 +38,6 @@ another pipeline with this state.
 
 @frozen
 class Restoration:
-    """The plan of one restore."""
-
     kind: Literal["rewind", "fork", "savepoint"]
     # Id of the checkpoint to restore; None for a savepoint.
     checkpoint: int | None
@@ -122,16 +120,7 @@ class RestoreStateOperator(DriverOperator):
         return str(self.pipeline_dag_id)
 
     def execute(self, context: Any) -> dict[str, Any]:
-        """Plan the restore, ask a person if it discards checkpoints, validate the target, and commit.
-
-        Returns:
-            `kind` (rewind, fork or savepoint), `checkpoint` (id of the new checkpoint) and `discarded` (ids).
-
-        Raises:
-            TaskAwaitingInput: The task waits, without a worker slot, for a person.
-            AirflowException: Storage or Spark failed, and a retry may help.
-            AirflowFailException: The target is missing, unusable or refused.
-        """
+        """Plan the restore, ask a person if it discards checkpoints, validate the target, and commit."""
         with as_storage_identity(self.storage_conn_id):
             return self._execute(context)
 

@@ -50,16 +50,7 @@ class SavepointOperator(DriverOperator):
         self.consolidate = consolidate
 
     def execute(self, context: Any) -> dict[str, Any]:
-        """Take the savepoint in a driver, or skip the task if no savepoint is due.
-
-        Returns:
-            The driver's result, with the checkpoint's id and the savepoint's folder.
-
-        Raises:
-            AirflowSkipException: No savepoint is due after this interval.
-            AirflowException: Storage or Spark failed, and a retry may help.
-            AirflowFailException: A retry can't help.
-        """
+        """Take the savepoint in a driver, or skip the task if no savepoint is due."""
         skip_unless_due(context, self.cadence, "savepoints are taken")
         from state_backend.values.operation_parameters import TakeSavepoint
 

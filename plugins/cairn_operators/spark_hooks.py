@@ -24,11 +24,9 @@ class _Location(BaseHook):  # type: ignore[misc]  # Airflow is not type-checked 
         self.spark_conn_id = spark_conn_id
 
     def get_conn(self) -> str:
-        """Return the URL of Spark. No session is opened."""
         return spark_location(self.spark_conn_id).url
 
     def test_connection(self) -> tuple[bool, str]:
-        """Try to open a TCP connection to each host of the URL, with a timeout of 5 s."""
         url = self.get_conn()
         hosts = [part for part in url.partition("://")[2].partition("/")[0].split(",") if part]
         for host in hosts:

@@ -163,7 +163,6 @@ def _private_file(file: Path, text: str) -> str:
 
 @contextmanager
 def as_storage_identity(conn_id: str | None) -> Iterator[None]:
-    """Set the environment variables for a connection's storage credentials until the `with` block ends."""
     with storage_credentials(conn_id) as environment:
         before = {name: os.environ.get(name) for name in environment}
         os.environ.update(environment)

@@ -58,16 +58,7 @@ class SweepStateOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not 
         self.cadence = cadence
 
     def execute(self, context: Any) -> dict[str, Any]:
-        """Sweep the pipeline's folder, or skip the task if it is not due.
-
-        Returns:
-            Counts of deleted files, abandoned attempts and removed trials. In a dry run: what a sweep would delete.
-
-        Raises:
-            AirflowSkipException: No sweep is due after this interval.
-            AirflowException: The storage failed, and a retry may help.
-            AirflowFailException: A retry can't help.
-        """
+        """Sweep the pipeline's folder, or skip the task if it is not due."""
         skip_unless_due(context, self.cadence, "sweeps run")
         from state_backend.checkpoint.sweep_files import lines_of_sweep, sweep_all
         from state_backend.values.operation_parameters import Sweep

@@ -93,15 +93,7 @@ class TryCodeOperator(DriverOperator):
         self.keep_for = keep_for
 
     def execute(self, context: Any) -> dict[str, Any]:
-        """Run the trial in a driver.
-
-        Returns:
-            `trial` (its name), `same` (True if the results are equal), `comparison` (text), and counts of intervals.
-
-        Raises:
-            AirflowException: Storage, Spark or user code failed, and a retry may help.
-            AirflowFailException: An argument is invalid, or a retry can't help.
-        """
+        """Run the trial in a driver."""
         from state_backend.values.operation_parameters import TryCode
 
         request = request_of(
@@ -165,18 +157,7 @@ class PromoteTrialOperator(DriverOperator):
         self.response_timeout = response_timeout
 
     def execute(self, context: Any) -> dict[str, Any]:
-        """Ask a person whether to promote. Promote at once if the person agreed in an earlier try.
-
-        Returns:
-            `again` (number of the trial's intervals that ran again in production), `behind` (number of later intervals
-            that ran again too) and `back` (the command that undoes the promotion; None if that is impossible).
-
-        Raises:
-            TaskAwaitingInput: The task waits, without a worker slot, for a person.
-            AirflowSkipException: `how` is "no".
-            AirflowException: Storage, Spark or user code failed, and a retry may help.
-            AirflowFailException: `how` is not one of the three texts, or a retry can't help.
-        """
+        """Ask a person whether to promote. Promote at once if the person agreed in an earlier try."""
         if self.how not in PROMOTE:
             raise AirflowFailException(f"promote is {self.how!r}; expected one of: {'; '.join(PROMOTE)}")
         if self.how == "no":

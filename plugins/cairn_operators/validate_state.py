@@ -84,15 +84,7 @@ class ValidateStateOperator(DriverOperator):
         self.docs_page: str | None = None  # `DataDocsLink` reads this when the task has ended.
 
     def execute(self, context: Any) -> dict[str, Any]:
-        """Validate the target in a driver.
-
-        Returns:
-            The driver's result: the checkpoint's id, the mode, and counts of checked files, entries and expectations.
-
-        Raises:
-            AirflowException: Storage or Spark failed, and a retry may help.
-            AirflowFailException: Validation refused the target, or a retry can't help.
-        """
+        """Validate the target in a driver."""
         from state_backend.values.operation_parameters import Validate
 
         request = request_of(

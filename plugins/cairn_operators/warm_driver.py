@@ -55,11 +55,9 @@ class WarmDriver:
         self._code: int | None = None
 
     def poll(self) -> int | None:
-        """Return the driver's exit code, or None while it runs."""
         return self._await(0)
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait until the driver has ended, and return its exit code."""
         code = self._await(timeout)
         if code is None:
             raise subprocess.TimeoutExpired("driver", timeout or 0)
@@ -88,7 +86,6 @@ class WarmDriver:
 def start_warm(
     module: str, arguments: Sequence[str], *, cwd: Path, environment: Mapping[str, str], private: bytes | None
 ) -> WarmDriver | None:
-    """Ask the host process, which has already imported a driver's packages, to fork a driver."""
     if sys.platform != "linux":
         return None
     try:

@@ -22,7 +22,6 @@ class Rights:
         self._known: dict[str, bool] = {}
 
     def may_read_dag(self, dag_id: str) -> bool:
-        """Return True if the user may open the DAG's own page in Airflow."""
         if dag_id not in self._known:
             details = DagDetails(id=dag_id, team_name=DagModel.get_team_name(dag_id))
             answer = get_auth_manager().is_authorized_dag(method="GET", details=details, user=self._user)
@@ -30,24 +29,18 @@ class Rights:
         return self._known[dag_id]
 
     def may_read_logs(self, dag_id: str) -> bool:
-        """Return True if the user may read the logs of the DAG's tasks."""
         details = DagDetails(id=dag_id, team_name=DagModel.get_team_name(dag_id))
         entity = DagAccessEntity.TASK_LOGS
         manager = get_auth_manager()
         return bool(manager.is_authorized_dag(method="GET", access_entity=entity, details=details, user=self._user))
 
     def may_read(self, ref: PipelineRef) -> bool:
-        """Return True if the user may read the pipeline.
-
-        A pipeline of a DAG needs the right to read the DAG. A pipeline that no DAG has, only the setting
-        CAIRN_UI_PIPELINES, needs the right to read Airflow's configuration.
-        """
+        """Return True if the user may read the pipeline."""
         if ref.dag_id is not None:
             return self.may_read_dag(ref.dag_id)
         return bool(get_auth_manager().is_authorized_configuration(method="GET", user=self._user))
 
     def readable(self, refs: Iterable[PipelineRef]) -> list[PipelineRef]:
-        """Return the pipelines that the user may read."""
         return [ref for ref in refs if self.may_read(ref)]
 
     def may_read_docs(self, name: str, refs: Iterable[PipelineRef]) -> bool:
@@ -60,7 +53,6 @@ class Rights:
 
 
 def rights_of(user: Annotated[Any, Depends(get_user)]) -> Rights:
-    """Return the rights of the logged-in user. Without a user, `get_user` answers with status 401."""
     return Rights(user)
 
 

@@ -87,7 +87,6 @@ def configured_setting() -> str:
 
 
 def schedules_of(dag_ids: Collection[str]) -> dict[str, DagSchedule]:
-    """Return the schedule of each DAG by its id. The pages compute from it whether a checkpoint is late."""
     found = {}
     with create_session() as session:
         last = (
@@ -114,7 +113,6 @@ def schedules_of(dag_ids: Collection[str]) -> dict[str, DagSchedule]:
 
 
 def last_savepoint(dag_id: str, task_id: str) -> dict[str, Any] | None:
-    """Return the newest result of a savepoint task."""
     with create_session() as session:
         xcom = session.execute(
             select(XComModel.value, XComModel.run_id)
@@ -163,6 +161,5 @@ def open_folder(ref: PipelineRef) -> Storage:
 
 
 def open_url(ref: PipelineRef, url: str) -> Storage:
-    """Open the storage at a URL, with the identity in the connection of a pipeline's DAG."""
     with storage_credentials(ref.storage_conn_id) as environment:
         return open_storage(url, credentials=environment)

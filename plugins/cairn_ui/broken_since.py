@@ -22,8 +22,6 @@ Why = Literal["failed", "quarantined", "stale", "descends", "replaced", "missing
 
 @frozen
 class Trouble:
-    """An interval that has no usable checkpoint, although it should."""
-
     interval: Interval
     why: Why
     # Time at which the run failed, or at which a missing run was due. None for an unusable checkpoint: only the storage

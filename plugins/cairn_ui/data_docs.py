@@ -15,8 +15,6 @@ _LISTED = 500
 
 @frozen
 class DocsPage:
-    """One page of Data Docs."""
-
     path: str
     pipeline: str
     of: str

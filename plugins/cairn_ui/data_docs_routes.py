@@ -40,7 +40,6 @@ add_error_pages(app, _checkpoints)
 
 @shown_page.router.get("/p/{key}/docs/{path:path}")
 def framed(request: Request, rights: Asks, key: str, path: str) -> Response:
-    """Show a page of Data Docs below the heading and the tabs of its pipeline."""
     ref = shown_page.find_ref(rights, key)
     page = page_at(path) if rights.may_read_docs(ref.name, shown_page.dags.pipelines()) else None
     if page is None or page.pipeline != ref.name or page_in(docs_root(), path) is None:
@@ -51,7 +50,6 @@ def framed(request: Request, rights: Asks, key: str, path: str) -> Response:
 
 @app.get("/", response_model=None)
 def listing(request: Request, rights: Asks) -> Response:
-    """Show the list of Data Docs by pipeline, newest first."""
     pages, refs = pages_in(docs_root()), shown_page.dags.pipelines()
     keys = {ref.name: ref.key for ref in rights.readable(refs)}
     names = [name for name in sorted({page.pipeline for page in pages}) if rights.may_read_docs(name, refs)]

@@ -39,7 +39,6 @@ def _runs(asked: Any) -> tuple[DagRun, ...]:
 
 
 def run_of(dag_id: str, run_id: str) -> DagRun | None:
-    """Return a run by its id, or None if Airflow does not have it."""
     return next(iter(_runs(select(Row).where(Row.dag_id == dag_id, Row.run_id == run_id))), None)
 
 

@@ -23,8 +23,6 @@ class NotInPipeline(HTTPException):
 
 
 def add_error_pages(app: FastAPI, base_of: Callable[[Request], str]) -> None:
-    """Let an application answer errors with pages."""
-
     def answer(request: Request, status: int, detail: str, ref: PipelineRef | None = None) -> Response:
         refusal = after_error(status, ref)
         shown = page_of(

@@ -10,8 +10,6 @@ from typing import NamedTuple
 
 
 class Line(NamedTuple):
-    """A line through one row of the graph."""
-
     x1: int
     y1: float
     x2: int
@@ -19,8 +17,6 @@ class Line(NamedTuple):
 
 
 class Placed(NamedTuple):
-    """The place of one checkpoint in the graph."""
-
     id: int
     lane: int
     lines: tuple[Line, ...]

@@ -12,8 +12,6 @@ from state_backend.values.intervals import Interval, format_instant
 
 
 class Step(NamedTuple):
-    """The next step of a user."""
-
     text: str
     # A command to copy; None without one.
     command: str | None = None
@@ -53,7 +51,6 @@ _FAILED = Refusal(
 
 
 def after_error(status: int, ref: PipelineRef | None = None) -> Refusal:
-    """Return heading and next step of the page for an HTTP status."""
     found = _REFUSALS.get(status, _FAILED)
     if status == 404 and ref is not None:
         step = Step("Look for it in the history.", link=f"History of {ref.name}", href=f"/p/{quote(ref.key)}/history")
@@ -73,7 +70,6 @@ def _status(ref: PipelineRef, *options: str) -> str:
 
 
 def without_pipeline(dag_id: str | None) -> Step:
-    """Return the next step if there is no pipeline to show."""
     if dag_id is not None:
         return _to_list(f"No task of DAG {dag_id} commits or restores checkpoints that you may see.")
     return Step(
@@ -84,7 +80,6 @@ def without_pipeline(dag_id: str | None) -> Step:
 
 
 def without_checkpoint(ref: PipelineRef, schedule: DagSchedule | None) -> Step:
-    """Return the next step if a pipeline has no checkpoint."""
     command = _status(ref) if ref.dag_id in (None, ref.name) else _status(ref, "--dag", str(ref.dag_id))
     advice = "For advice on the first interval, run the command below."
     if ref.dag_id is None:
@@ -105,7 +100,6 @@ def without_checkpoint(ref: PipelineRef, schedule: DagSchedule | None) -> Step:
 
 
 def without_trial(ref: PipelineRef, interval: Interval | None) -> Step:
-    """Return the next step if a pipeline has no trial."""
     start = "START" if interval is None else format_instant(interval.start)
     words = ["cairn", "try", "--code", ref.code or "module:NAME", "--from", start, "--to", start]
     command = shlex.join([*words, "--root", ref.root, "first"])
@@ -113,7 +107,6 @@ def without_trial(ref: PipelineRef, interval: Interval | None) -> Step:
 
 
 def without_docs() -> Step:
-    """Return the next step if there is no page of Data Docs."""
     return _to_list(
         "A full validation writes Data Docs when it evaluates expectations. Give the task `validate` of a pipeline the "
         "argument `docs`. Or open a checkpoint: its page has the command that validates it."

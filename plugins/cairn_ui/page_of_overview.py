@@ -40,7 +40,6 @@ _WAITING = 50
 
 @router.get("/p/{key}/")
 def of_overview(page: Shown) -> Response:
-    """Show the problems of a pipeline, its latest checkpoints, and whether its next interval can start."""
     ref = page.ref
 
     def view(reading: Reading) -> Overview:

@@ -25,7 +25,6 @@ from state_backend.values.errors import CairnError
 
 @router.get("/")
 def pipelines(request: Request, rights: Asks) -> Response:
-    """Show all pipelines that the user may read."""
     return _list(request, rights.readable(shown_page.dags.pipelines()), None)
 
 

@@ -32,13 +32,11 @@ _LOGS_WAIT_S = 2.0
 
 @router.get("/run/{dag_id}/{run_id:path}")
 def of_run(request: Request, rights: Asks, dag_id: str, run_id: str) -> Response:
-    """Show the checkpoints that a run of a DAG restored and committed."""
     return _run(request, rights, dag_id, run_id, None)
 
 
 @router.get("/task/{dag_id}/{task_id}/{run_id:path}")
 def of_task(request: Request, rights: Asks, dag_id: str, task_id: str, run_id: str) -> Response:
-    """Show the checkpoints that the run of a task instance restored and committed, as a tab of the task instance."""
     return _run(request, rights, dag_id, run_id, task_id)
 
 
@@ -67,7 +65,6 @@ def _run(request: Request, rights: Rights, dag_id: str, run_id: str, task_id: st
 
 
 def _part(ref: PipelineRef, look: Look, run: DagRun, commits_here: bool) -> dict[str, Any]:
-    """Return what a run did to one pipeline."""
     interval, reading, ask = run.interval, look.reading, shown_page.reader.ask
     commits: list[dict[str, Any]] = []
     would, problem = None, look.problem
@@ -89,7 +86,6 @@ def _commits_of(log: Log, run_id: str, interval: Interval | None) -> list[dict[s
 
 
 def _would(log: Log, name: str, interval: Interval) -> dict[str, Any]:
-    """Return what would happen if the interval ran now."""
     done = log.completed()
     if not done:
         return {"base": None, "problem": None}
@@ -101,8 +97,6 @@ def _would(log: Log, name: str, interval: Interval) -> dict[str, Any]:
 
 
 class FailedTry(NamedTuple):
-    """A try that failed."""
-
     run_id: str
     of: TaskTry
     # Why it failed, in one line; None if neither its log nor the database has a reason.

@@ -21,8 +21,6 @@ Number = Annotated[int | None, Query(ge=1)]
 
 @router.get("/p/{key}/history")
 def of_history(page: Shown, before: Number = None) -> Response:
-    """Show checkpoints, newest first."""
-
     def view(reading: Reading) -> dict[str, Any]:
         shown, log = ids_of_page(reading.log.head_id, before, 50), reading.log
 
@@ -45,10 +43,7 @@ def of_history(page: Shown, before: Number = None) -> Response:
 
 @router.get("/p/{key}/lineage")
 def of_lineage(page: Shown, before: Number = None) -> Response:
-    """Show checkpoints and their bases as a graph, newest first.
-
-    The page leaves out sweeps, whose records are in the log too but hold no checkpoint.
-    """
+    """Show checkpoints and their bases as a graph, newest first."""
 
     def view(reading: Reading) -> dict[str, Any]:
         shown, log = ids_of_page(reading.log.head_id, before, 60), reading.log
@@ -62,5 +57,4 @@ def of_lineage(page: Shown, before: Number = None) -> Response:
 
 @router.get("/p/{key}/trends")
 def of_trends(page: Shown, first: Number = None, last: Number = None) -> Response:
-    """Show charts of the retained checkpoints."""
     return page.show("trends.html", lambda reading: trends_of(reading, first, last), first=first, last=last)

@@ -26,7 +26,6 @@ def _trials(ref: PipelineRef) -> list[Trial]:
 
 @router.get("/p/{key}/trials")
 def of_trials(page: Shown) -> Response:
-    """Show the list of the pipeline's trials."""
     newest = page.look.reading.newest if page.look.reading is not None else None
     return page.show(
         "trials.html",

@@ -9,8 +9,6 @@ _ORDER = ("plan", "restore", "read", "process", "timers", "expire", "consolidate
 
 
 class Phase(NamedTuple):
-    """One phase of an interval."""
-
     # `n` stands for the class `p<n>` of the style sheet.
     colour: int
     name: str

@@ -28,8 +28,6 @@ _COUNTED = ("completed", "stale", "replaced", "quarantined", "descends", "droppe
 
 
 class Chip(NamedTuple):
-    """A coloured label on a page."""
-
     tone: Tone
     text: str
     # Explanation, shown beside the label; empty for none.
@@ -38,8 +36,6 @@ class Chip(NamedTuple):
 
 @frozen
 class OverviewRow:
-    """One pipeline in the list of pipelines."""
-
     ref: PipelineRef
     look: Look
     # The last checkpoint: `furthest`. None without checkpoints, or if the pipeline was never read.
@@ -63,13 +59,10 @@ class OverviewRow:
 
     @property
     def next(self) -> Step | None:
-        """The next step if the pipeline can't be read."""
         return after_failed_read(self.ref)
 
 
 class Pointer(NamedTuple):
-    """A card of the overview that names one checkpoint."""
-
     title: str
     # The checkpoint; None if there is no such checkpoint.
     checkpoint: int | None
@@ -81,8 +74,6 @@ class Pointer(NamedTuple):
 
 @frozen
 class Overview:
-    """The values of a pipeline's overview page."""
-
     # The status as `describe_status` describes it.
     status: Mapping[str, Any]
     pointers: tuple[Pointer, ...]
@@ -163,7 +154,6 @@ def unvalidated_since(reading: Reading) -> tuple[int, int | None] | None:
 
 
 def newest_validated(reading: Reading) -> Kept | None:
-    """Return the newest state that was validated; None if no valid checkpoint was."""
     return newest_of(kept for kept in valid_states(reading.log) if kept.id in reading.validated)
 
 
@@ -176,7 +166,6 @@ def overview_row(
     now: datetime,
     bars: Bars | None = None,
 ) -> OverviewRow:
-    """Return one pipeline for the list of pipelines."""
     reading = look.reading
     if reading is None:
         return OverviewRow(ref=ref, look=look)
@@ -231,7 +220,6 @@ def overview(
     now: datetime,
     airflow: str | None = None,
 ) -> Overview:
-    """Return the values of a pipeline's overview page."""
     log, newest, passed = reading.log, furthest(reading), newest_validated(reading)
     counts = counts_of(log)
     done = {c.id: c for c in log.completed()}

@@ -46,12 +46,10 @@ class PipelineRef:
         return f"{slug}-{hashlib.sha256(text.encode()).hexdigest()[:10]}"
 
     def is_of(self, dag_id: str) -> bool:
-        """Return True if the DAG commits or restores the pipeline."""
         return dag_id == self.dag_id or dag_id in self.restore_dags
 
     @property
     def folder(self) -> str:
-        """The URL of the pipeline's folder."""
         return f"{self.root.rstrip('/')}/{self.name}"
 
     @property
@@ -89,7 +87,6 @@ def pipelines_of(dag_id: str, serialized: Mapping[str, Any]) -> list[PipelineRef
 
 
 def parse_configured(setting: str) -> list[PipelineRef]:
-    """Return the pipelines that the setting CAIRN_UI_PIPELINES lists."""
     found = []
     for word in setting.split():
         conn, at, url = word.rpartition("@") if "@" in word.partition("://")[0] else ("", "", word)

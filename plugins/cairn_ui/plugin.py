@@ -28,7 +28,6 @@ class Mounted:
     async def __call__(
         self, scope: Any, receive: Callable[[], Awaitable[Any]], send: Callable[[Any], Awaitable[None]]
     ) -> None:
-        """Import the application and pass the request on."""
         module = await asyncio.to_thread(import_module, self._module)
         await module.app(scope, receive, send)
 
@@ -58,11 +57,6 @@ class Preload:
 
     @hookimpl  # type: ignore[untyped-decorator]
     def on_starting(self, component: Any) -> None:
-        """Import the modules in `_NEEDED_BY_TASKS` if this process is a scheduler with a LocalExecutor.
-
-        The executor's workers are forks of the scheduler, so they need not import these modules for each task. Airflow
-        calls this method when one of its processes starts, such as the scheduler or a task.
-        """
         if sys.argv[1:2] == ["scheduler"] and "LocalExecutor" in conf.get("core", "executor"):
             for module in _NEEDED_BY_TASKS:
                 import_module(module)
@@ -79,8 +73,6 @@ def _view(destination: str, path: str) -> dict[str, str]:
 
 
 class CairnCheckpointsPlugin(AirflowPlugin):  # type: ignore[misc]  # Airflow is not type-checked here
-    """The plugin that adds the pages about checkpoints to Airflow's UI."""
-
     name = "cairn_checkpoints"
     listeners = [Preload()]  # noqa: RUF012
     fastapi_apps = [  # noqa: RUF012
@@ -95,8 +87,6 @@ class CairnCheckpointsPlugin(AirflowPlugin):  # type: ignore[misc]  # Airflow is
 
 
 class CairnDocsPlugin(AirflowPlugin):  # type: ignore[misc]  # Airflow is not type-checked here
-    """The plugin that serves Data Docs and lists them under Browse."""
-
     name = "cairn_data_docs"
     fastapi_apps = [  # noqa: RUF012
         {"app": Mounted("cairn_ui.data_docs_routes"), "url_prefix": _DOCS, "name": "cairn Data Docs"}

@@ -43,8 +43,6 @@ class NotAnswered(Exception):
 
 @frozen
 class Reading:
-    """The content of a pipeline's folder at one time."""
-
     log: Log
     status: Status
     validated: dict[int, frozenset[str]]
@@ -69,8 +67,6 @@ class Reading:
 
 @frozen
 class Look:
-    """The result of a read of one pipeline for a page."""
-
     # The newest successful reading; None if the pipeline was never read.
     reading: Reading | None
     # Why the pipeline could not be read now, so `reading` is an older one; None if the read succeeded.
@@ -79,8 +75,6 @@ class Look:
 
 @frozen
 class Stored:
-    """The size of a pipeline's folder."""
-
     total: int
     files: int
     # Time of the count, in seconds since the epoch.
@@ -91,7 +85,6 @@ class Reader:
     """A reader and cache of pipelines' logs. Several threads may use it at once."""
 
     def __init__(self, opened: Callable[[PipelineRef], Storage], *, clock: Callable[[], float] = time.time) -> None:
-        """Create an empty cache."""
         self._open = opened
         self._clock = clock
         self._lock = threading.Lock()
@@ -135,7 +128,6 @@ class Reader:
         return {ref.key: self._look(ref, max(0.0, until_s - time.monotonic()), fresh_since_s) for ref in refs}
 
     def ask(self, ref: PipelineRef, what: str, work: Callable[[Storage], T], wait_s: float = WAIT_S) -> T:
-        """Run `work` in a thread, and return its result."""
         return self._run(ref, what, lambda: work(self._storage(ref)), wait_s)
 
     def written(self, ref: PipelineRef, log: Log, ids: Collection[int]) -> dict[int, int]:

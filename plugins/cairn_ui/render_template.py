@@ -72,7 +72,6 @@ def environment() -> Environment:
 
 
 def render(template: str, **values: Any) -> str:
-    """Return the HTML of a page."""
     return environment().get_template(template).render(**values)
 
 

@@ -38,7 +38,6 @@ app.include_router(router)
 
 @app.get("/static/{name}", response_model=None)
 def static(name: str) -> Response:
-    """Serve a style sheet or a script."""
     file = STATIC / name
     if "/" in name or file.suffix not in CONTENT_TYPES or not file.is_file():
         raise HTTPException(404, "This file does not exist")

@@ -30,8 +30,6 @@ _OUTCOMES: dict[str, tuple[str, Tone, str]] = {
 
 
 class Bar(NamedTuple):
-    """The bar of one run."""
-
     run: DagRun
     outcome: str
     tone: Tone
@@ -42,8 +40,6 @@ class Bar(NamedTuple):
 
 
 class Bars(NamedTuple):
-    """The bars of a DAG's last runs."""
-
     bars: tuple[Bar, ...]
     legend: tuple[tuple[str, Tone, str], ...]
 
@@ -54,7 +50,6 @@ class Bars(NamedTuple):
 
 
 def bars_of(runs: Sequence[DagRun], unusable: Mapping[Interval, str], now: datetime) -> Bars:
-    """Return the bars of the newest runs, at most 20."""
     shown = runs[-MOST:]
     longest = max((seconds for run in shown if (seconds := seconds_of(run, now)) is not None), default=0.0)
     bars = tuple(_bar(run, unusable, longest, now) for run in shown)

@@ -21,16 +21,12 @@ _WAITS: dict[Kind, str] = {
 
 
 class Part(NamedTuple):
-    """One part of a try's bar."""
-
     kind: Kind
     at: float
     share: float
 
 
 class Line(NamedTuple):
-    """One try of a task as a line of the timeline."""
-
     of: TaskTry
     colour: int
     parts: tuple[Part, ...]
@@ -46,8 +42,6 @@ class Line(NamedTuple):
 
 @frozen
 class Timeline:
-    """The timeline of a run."""
-
     lines: tuple[Line, ...]
     # Seconds from the time at which the run was queued until its start; None if it is not known.
     turn: float | None
@@ -59,7 +53,6 @@ class Timeline:
 
 
 def timeline_of(run: DagRun, tries: Sequence[TaskTry], now: datetime) -> Timeline:
-    """Return the timeline of a run."""
     ordered = sorted(tries, key=lambda t: (_first(t) is None, _first(t) or now, t.task_id, t.try_number))
     firsts = [at for one in ordered if (at := _first(one)) is not None]
     began = run.began or min(firsts, default=now)

@@ -43,7 +43,6 @@ def base_of(request: Request) -> str:
 
 
 def page_of(request: Request, template: str, **values: Any) -> Response:
-    """Render a page."""
     values = {"base": base_of(request), "ui": airflow_database.ui_prefix(), "now": datetime.now(UTC), **values}
     return HTMLResponse(render(template, **values), headers=HEADERS)
 
@@ -60,7 +59,6 @@ def written_ms(ref: PipelineRef, log: Log, ids: Collection[int]) -> Mapping[int,
 
 
 def find_ref(rights: Rights, key: str) -> PipelineRef:
-    """Return the pipeline that a URL names."""
     ref = next((r for r in dags.pipelines() if r.key == key), None)
     if ref is None or not rights.may_read(ref):
         raise HTTPException(404, "This pipeline does not exist, or you may not read its DAG")
@@ -78,7 +76,6 @@ class PipelinePage:
 
     @cached_property
     def schedule(self) -> DagSchedule | None:
-        """The schedule of the pipeline's DAG; None without a DAG."""
         dag_id = self.ref.dag_id
         return None if dag_id is None else airflow_database.schedules_of({dag_id}).get(dag_id)
 

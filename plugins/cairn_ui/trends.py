@@ -29,23 +29,17 @@ Scale = Literal["linear", "log"]
 
 
 class Series(NamedTuple):
-    """One line of a chart, as values."""
-
     name: str
     # One value for each checkpoint; None if the checkpoint has no value.
     values: tuple[float | None, ...]
 
 
 class Tick(NamedTuple):
-    """A mark at the vertical axis of a chart."""
-
     at: float
     text: str
 
 
 class Drawn(NamedTuple):
-    """One line of a chart, as it is drawn."""
-
     name: str
     path: str
     dots: tuple[tuple[float, float], ...]
@@ -63,8 +57,6 @@ class Spot(NamedTuple):
 
 @frozen
 class Chart:
-    """One chart."""
-
     key: str
     title: str
     drawn: tuple[Drawn, ...]
@@ -134,7 +126,6 @@ def _charts(records: Sequence[Record]) -> list[tuple[str, str, list[Series], Wor
 def chart_of(
     key: str, title: str, records: Sequence[Record], series: Sequence[Series], words: Words, scale: Scale
 ) -> Chart:
-    """Return one chart, with the coordinates of its lines, marks and strips."""
     every = [v for s in series for v in s.values if v is not None]
     marks, height = _axis(every, scale)
     step = (WIDTH - LEFT - 12) / max(1, len(records) - 1)

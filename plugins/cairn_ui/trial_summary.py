@@ -11,7 +11,6 @@ from state_backend.values.marks import Trial
 
 
 def differs(row: Mapping[str, Any]) -> bool:
-    """Return True if state, output or late rows of an interval (`describe_interval`) differ."""
     return "other" in (row["state"], row["output"], row["late"])
 
 
@@ -38,7 +37,6 @@ def commands_of(ref: PipelineRef, trial: Trial, rows: Sequence[Mapping[str, Any]
 
 
 def headline(intervals: int, differing: int, missing: int) -> str:
-    """Return the result of a whole trial in one line."""
     if missing == intervals:
         return "nothing to compare yet"
     compared = intervals - missing

@@ -17,8 +17,6 @@ _RAISED = re.compile(r"(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|E
 
 @frozen
 class LogLine:
-    """One message of a task's log."""
-
     # Level of the message, such as "error"; None if the message has none.
     level: str | None
     text: str
@@ -53,7 +51,6 @@ def reason_of(log: Iterable[LogLine], events: Sequence[str], retry_reason: str |
 
 
 def first_line(text: str) -> str:
-    """Return the first line of a text that is not blank; an empty text if all lines are blank."""
     return next((line.strip() for line in text.splitlines() if line.strip()), "")
 
 

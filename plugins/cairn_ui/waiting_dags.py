@@ -9,8 +9,6 @@ from state_backend.values.frozen import frozen
 
 @frozen
 class WaitingDag:
-    """A DAG that runs when assets change."""
-
     dag_id: str
     waits_for: tuple[str, ...]
     writes: tuple[str, ...]

@@ -73,11 +73,6 @@ _RANGES = {
 
 
 def arrow_type(data_type: DataType) -> pa.DataType:
-    """Return the Arrow type that holds a Spark type.
-
-    Raises:
-        StateSchemaError: State can't hold the type.
-    """
     match data_type:
         case AtomicType(name):
             return _ATOMIC[name]
@@ -94,7 +89,6 @@ def arrow_type(data_type: DataType) -> pa.DataType:
 
 
 def arrow_field(field: Field) -> pa.Field:
-    """Return an Arrow field with the field's name, Arrow type and nullability."""
     return pa.field(field.name, arrow_type(field.type), field.nullable)
 
 
@@ -149,20 +143,7 @@ def _fits(found: pa.DataType, expected: DataType) -> bool:
 
 
 def checked_column(column: pa.Array | pa.ChunkedArray, field: Field, owner: str) -> pa.Array:
-    """Return the column in one piece, cast to the Arrow type of the field. A nested column keeps its type.
-
-    The function casts dictionary columns, large strings and binaries, narrower integers, timestamps of other zones, and
-    columns of nulls only. A nested column must have a type that `_fits` accepts.
-
-    Args:
-        column: The column.
-        field: The field of the schema.
-        owner: The beginning of error messages ("state 'x' field 'a'").
-
-    Raises:
-        StateTypeError: The column has another type, a null in a field that is not nullable, or a value that
-            `check_values` refuses.
-    """
+    """Return the column in one piece, cast to the Arrow type of the field. A nested column keeps its type."""
     if isinstance(column, pa.ChunkedArray):
         column = column.combine_chunks()
     found, wanted = column.type, arrow_type(field.type)
@@ -186,12 +167,7 @@ def checked_column(column: pa.Array | pa.ChunkedArray, field: Field, owner: str)
 
 
 def check_values(column: pa.Array, data_type: DataType) -> None:
-    """Check the values of a column, except values inside nested types.
-
-    Raises:
-        ValueError: A date or timestamp is outside the years 1 .. 9999, a decimal has too many digits, or a string is
-            not UTF-8. Arrow can hold these values, but the Spark type or Python can't.
-    """
+    """Raise ValueError for values, not nested ones, that Arrow can hold, but the Spark type or Python can't."""
     if isinstance(data_type, DecimalType) or data_type == AtomicType("string"):
         column.validate(full=True)
     elif isinstance(data_type, AtomicType) and len(column) and (bounds := _RANGES.get(data_type.name)):
@@ -202,7 +178,6 @@ def check_values(column: pa.Array, data_type: DataType) -> None:
 
 
 def valid_rows(column: pa.Array) -> Mask:
-    """Return a mask that is True where the column is not null."""
     mask: Mask = column.is_valid().to_numpy(zero_copy_only=False)
     return mask
 
@@ -255,13 +230,7 @@ def binary_views(column: pa.Array) -> tuple[npt.NDArray[np.int32], npt.NDArray[n
 
 
 def gather(raw: Array, positions: Array, dtype: np.dtype[Any]) -> Array:
-    """Return the values of type `dtype` that begin at some byte positions.
-
-    Args:
-        raw: The bytes.
-        positions: Where each value begins in `raw`. Values may overlap and need no alignment.
-        dtype: The type of the values.
-    """
+    """Return the values of type `dtype` that begin at some byte positions."""
     if not len(positions):
         return np.empty(0, dtype)
     everywhere = np.ndarray((len(raw) - dtype.itemsize + 1,), dtype, raw.data, 0, (1,))
@@ -325,13 +294,7 @@ class Fixed:
 
 
 def concatenate(count: int, pieces: Sequence[Fixed | pa.Array]) -> pa.BinaryArray:
-    """Join several columns of bytes row by row: value i is the bytes of row i of all columns, in the order of `pieces`.
-
-    Args:
-        count: The number of rows.
-        pieces: The columns to join. A `Fixed` holds parts of one width, which some rows may lack. Parts of other widths
-            come as Arrow binary arrays without nulls.
-    """
+    """Join columns of bytes row by row: value i is the bytes of row i of all `pieces`, in their order."""
     joined: list[pa.Array] = []
     # NumPy packs neighbouring `Fixed` columns into one column if they have the same mask `keep`, which tells which rows
     # get bytes of a column. Arrow joins the packed columns and all others. NumPy takes a third of Arrow's time, so a
@@ -367,17 +330,7 @@ def _pack(count: int, pieces: Sequence[Any]) -> pa.BinaryArray:
 
 
 def encode_each(column: pa.Array, field: Field, owner: str, encode: Callable[[Any], bytes]) -> pa.BinaryArray:
-    """Encode a column value by value, and return the results as a binary column.
-
-    Args:
-        column: The column.
-        field: The field of the schema that the column belongs to.
-        owner: The beginning of error messages ("state 'x' field 'a'").
-        encode: The encoder of one value. It gets None for null, structs as tuples, and maps as dicts.
-
-    Raises:
-        StateTypeError: `encode` refuses a value, a map has a key twice, or Python can't hold a time.
-    """
+    """Encode a column value by value, and return the results as a binary column."""
     try:
         return pa.array([encode(value) for value in python_values(column, field.type)], pa.binary())
     except (ValueError, OverflowError) as error:
@@ -385,13 +338,7 @@ def encode_each(column: pa.Array, field: Field, owner: str, encode: Callable[[An
 
 
 def python_values(column: pa.Array, data_type: DataType) -> list[Any]:
-    """Return the values of a column as Python objects, as users pass them to state: structs as tuples, maps as dicts.
-
-    Null becomes None. The function serves the codecs of nested types, which encode value by value.
-
-    Raises:
-        ValueError: A map has a key twice.
-    """
+    """Return the values as Python objects, as users pass them to state: structs as tuples, maps as dicts."""
     convert = _from_arrow(data_type)
     return [None if v is None else convert(v) for v in column.to_pylist()]
 

@@ -40,11 +40,7 @@ KEY_GROUP = pa.field("key_group", pa.int32(), False)
 
 
 def state_schema(descriptor: StateDescriptor, key_schema: StructType) -> pa.Schema:
-    """Return the Arrow schema of the Parquet files that hold one state of a canonical savepoint.
-
-    Raises:
-        UsageError: Parquet can't hold the key.
-    """
+    """Return the Arrow schema of the Parquet files that hold one state of a canonical savepoint."""
     latest = descriptor.versions[-1]
     value = parse_struct(latest.value)
     fields = [_key_field("key", key_schema)]
@@ -61,11 +57,7 @@ def state_schema(descriptor: StateDescriptor, key_schema: StructType) -> pa.Sche
 
 
 def timers_schema(key_schema: StructType) -> pa.Schema:
-    """Return the Arrow schema of the Parquet files that hold the timers of a canonical savepoint.
-
-    Raises:
-        UsageError: Parquet can't hold the key.
-    """
+    """Return the Arrow schema of the Parquet files that hold the timers of a canonical savepoint."""
     return pa.schema([_key_field("key", key_schema), pa.field("expires_at_ms", pa.int64(), False), KEY_GROUP])
 
 
@@ -100,7 +92,6 @@ class CanonicalFiles:
         self._rows = self._largest_bytes = 0
 
     def write(self, table: pa.Table) -> None:
-        """Append a table as a row group. An empty table writes nothing."""
         if not table.num_rows:
             return
         if self._writer is not None and self._file.tell() + self._largest_bytes > self._max_bytes:
@@ -119,7 +110,6 @@ class CanonicalFiles:
         self._rows += table.num_rows
 
     def close(self) -> None:
-        """Close the current file and add it to `written`."""
         if self._writer is not None:
             self._writer.close()
             self._file.close()
@@ -128,17 +118,7 @@ class CanonicalFiles:
 
 
 def read_tables(file: Path, schema: pa.Schema, key_groups: KeyGroupRange | None, name: str) -> Iterator[pa.Table]:
-    """Yield the row groups of a file that may hold rows of these key groups (None: all), in order.
-
-    Args:
-        file: The local file.
-        schema: The columns that the file must have.
-        key_groups: The wanted key groups. A row group may also contain rows of other key groups.
-        name: The name of the file, for errors.
-
-    Raises:
-        CorruptFile: The file is no readable Parquet file or has other columns.
-    """
+    """Yield the row groups of a file that may hold rows of these key groups (None: all), in order."""
     try:
         parquet = pq.ParquetFile(file)
         if not parquet.schema_arrow.equals(schema):

@@ -66,12 +66,7 @@ def write_segment(file: BinaryIO, ranges: Sequence[tuple[bytes, bytes]], entries
 
 
 def append_manifest(segment: BinaryIO, manifest: bytes) -> int:
-    """Write a manifest's block before the end block of a complete segment, and return the block's offset.
-
-    Args:
-        segment: The file of the segment, open for reading and writing.
-        manifest: The encoded manifest.
-    """
+    """Write a manifest's block before the end block of a complete segment, and return the block's offset."""
     end = segment.seek(-_END_BYTES, io.SEEK_END)
     last = segment.read(_END_BYTES)
     segment.seek(end)
@@ -81,15 +76,7 @@ def append_manifest(segment: BinaryIO, manifest: bytes) -> int:
 
 
 def read_manifest(tail: bytes, name: str) -> bytes:
-    """Return the manifest's bytes that `append_manifest` wrote.
-
-    Args:
-        tail: The file's bytes from the offset of the manifest's block to the end of the file.
-        name: The file's name, for errors.
-
-    Raises:
-        CorruptFile: The block is damaged.
-    """
+    """Return the manifest's bytes that `append_manifest` wrote."""
     file = io.BytesIO(tail)
     kind, count, raw = _read_block(file, name)
     if (kind, count) != (MANIFEST, 1) or _read_block(file, name)[0] != END or file.read(1):

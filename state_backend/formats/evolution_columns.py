@@ -24,18 +24,9 @@ ReadColumns = Callable[[pa.BinaryArray], pa.RecordBatch]
 
 
 def columns_reader(state_name: str, versions: Sequence[SchemaVersion]) -> ReadColumns:
-    """Return a function that decodes a binary column of encoded rows to a record batch with one row for each of them.
+    """Return a function that decodes a column of encoded rows, of any recorded version, to the latest version.
 
-    The rows may have any recorded schema version of the state. The batch has the fields of the latest version. For a
-    null in the binary column, such as a key without a value, all fields of the batch's row are null.
-
-    Args:
-        state_name: The name of the state, for errors.
-        versions: The schema versions of the state that its checkpoint records, ascending.
-
-    Raises:
-        CorruptFile: The returned function gets damaged bytes, or a row of a version that is not in `versions`.
-        UnsupportedFormat: The returned function gets a row in a format of a newer release.
+    For a null in the column, such as a key without a value, all fields are null.
     """
     latest = RowColumns(state_name, parse_struct(versions[-1].value), versions[-1].version)
     if len(versions) == 1:

@@ -35,18 +35,7 @@ _P4, _P5 = 0x85EBCA77C2B2AE63, 0x27D4EB2F165667C5
 
 
 def xxh64(data: pa.BinaryArray, seed: int | Hashes) -> Hashes:
-    """Return the hash of each row.
-
-    Args:
-        data: The rows.
-        seed: One seed for all rows, or (n,) uint64.
-
-    Returns:
-        (n,) uint64.
-
-    Raises:
-        InvariantViolated: A row is null.
-    """
+    """Return the hash of each row. `seed`: one for all rows, or one for each."""
     if data.null_count:
         raise InvariantViolated(f"{data.null_count} of {len(data)} rows to hash are null")
     hashes = np.empty(len(data), np.uint64)
@@ -166,7 +155,6 @@ class _Block:
         return into
 
     def _rotate(self, x: Hashes, bits: Any) -> None:
-        """Rotate the bits of each number to the left, in place."""
         left = self._spare if x.ndim == 2 else self._spare[0]
         np.left_shift(x, bits, out=left)
         x >>= _U64(64) - bits

@@ -134,11 +134,7 @@ class Sketches:
         return cls(precision=precision, count=len(column), entries=entries, dense_owners=owners[is_dense], dense=dense)
 
     def encode(self) -> pa.Array:
-        """Return the sketches as a binary column: the inverse of `decode`.
-
-        Raises:
-            UsageError: The sketches take 2 GiB or more, the limit of an Arrow binary column.
-        """
+        """Return the sketches as a binary column: the inverse of `decode`."""
         entry_owners = (self.entries >> _OWNER_SHIFT).astype(np.int64)
         entry_counts = np.bincount(entry_owners, minlength=self.count)
         body_words = entry_counts.copy()
@@ -167,12 +163,7 @@ class Sketches:
         return pa.Array.from_buffers(pa.binary(), self.count, buffers)
 
     def add(self, owners: I64, hashes: U64) -> Sketches:
-        """Return new sketches, to which each value's hash is added. A row without a sketch gets one.
-
-        Args:
-            owners: The number of the row whose sketch each hash is added to, in any order.
-            hashes: The hashes of the values, from `hash_values`.
-        """
+        """Return new sketches, to which each value's hash is added. A row without a sketch gets one."""
         rest_bits = np.uint64(64 - self.precision)
         rest = hashes & ((np.uint64(1) << rest_bits) - np.uint64(1))
         # `length` is the bit length of `rest`, read from the exponent of `rest` as a float. A float has only 53 bits,
@@ -185,11 +176,7 @@ class Sketches:
         return self._with_entries(np.concatenate([self.entries, np.sort(added)]))
 
     def union(self, other: Sketches) -> Sketches:
-        """Return, for each row, the sketch of the union of the row's two sets of values.
-
-        Args:
-            other: Sketches with the same number of rows and the same precision.
-        """
+        """Return, for each row, the sketch of the union of the row's two sets of values."""
         owners = np.union1d(self.dense_owners, other.dense_owners)
         dense = np.zeros((len(owners), 1 << self.precision), np.uint8)
         for side in (self, other):
@@ -199,12 +186,7 @@ class Sketches:
         return both._with_entries(np.concatenate([self.entries, other.entries]))
 
     def united(self, groups: I64, count: int) -> Sketches:
-        """Return one sketch for each group of rows: the sketch of the union of the rows' sets of values.
-
-        Args:
-            groups: The group of each row, ascending.
-            count: The number of groups.
-        """
+        """Return one sketch for each group of rows: of the union of the rows' sets of values. `groups` ascend."""
         owners = groups[(self.entries >> _OWNER_SHIFT).astype(np.int64)].astype(np.uint64)
         entries = (owners << _OWNER_SHIFT) | (self.entries & np.uint64(0xFFFFFFFF))
         dense_groups = groups[self.dense_owners]

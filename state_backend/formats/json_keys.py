@@ -90,12 +90,7 @@ def _from_text(text: str, data_type: DataType) -> Any:
 
 
 def similar_keys(key: tuple[Any, ...], schema: StructType) -> Iterator[tuple[Any, ...]]:
-    """Yield keys that differ from a key in the case of one text, in spaces around it, or in zeros before a number.
-
-    Args:
-        key: The key, as `parse_key` returns it.
-        schema: The schema of the key.
-    """
+    """Yield keys that differ from a key in the case of one text, in spaces around it, or in zeros before a number."""
     for n, (value, field) in enumerate(zip(key, schema.fields, strict=True)):
         if isinstance(value, str) and field.type == AtomicType("string"):
             stripped = value.strip()

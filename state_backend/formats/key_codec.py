@@ -101,11 +101,6 @@ class KeyCodec:
         return tuple(physical), end
 
     def decode(self, data: bytes) -> tuple[Any, ...]:
-        """Decode the bytes of one key.
-
-        Raises:
-            CorruptFile: The bytes are no key, or more bytes follow the key.
-        """
         values, end = self.decode_prefix(data)
         if end != len(data):
             raise self._corrupt(data, f"{len(data) - end} bytes too many")

@@ -59,11 +59,7 @@ class KeyColumns:
         }
 
     def encode(self, columns: Sequence[pa.Array | pa.ChunkedArray]) -> pa.BinaryArray:
-        """Encode the key of every row. `columns` are in the order of the schema's fields.
-
-        Raises:
-            StateTypeError: A column does not fit the schema. The message names the column.
-        """
+        """Encode the key of every row. `columns` are in the order of the schema's fields."""
         fields = self.schema.fields
         if len(columns) != len(fields):
             raise StateTypeError(
@@ -93,22 +89,13 @@ class KeyColumns:
             yield Fixed(_sortable(fixed_values(array, field.type)), valid)
 
     def decode(self, keys: pa.BinaryArray) -> list[pa.Array]:
-        """Decode keys to columns.
-
-        Raises:
-            CorruptFile: `KeyCodec` refuses a key.
-        """
         columns, ends = self.decode_prefix(keys)
         if (ends != np.diff(binary_views(keys)[0])).any():
             self._refuse(keys, "bytes follow a key", whole=True)
         return columns
 
     def decode_prefix(self, data: pa.BinaryArray) -> tuple[list[pa.Array], Array]:
-        """Decode the key at the beginning of each row, and return the columns and the size of each row's key in bytes.
-
-        Raises:
-            CorruptFile: `KeyCodec` refuses a key.
-        """
+        """Decode the key at the beginning of each row. Return the columns, and the size of each key in bytes."""
         if not len(data):
             return [pa.array([], arrow_type(f.type)) for f in self.schema.fields], np.zeros(0, np.int64)
         offsets, raw = binary_views(data)
@@ -128,7 +115,6 @@ class KeyColumns:
         raise InvariantViolated(f"{self.what}: the rows can be decoded one by one, but not as columns: {why}")
 
     def _column(self, field: Field, data: pa.BinaryArray, raw: Array, at: Array, ends: Array) -> tuple[pa.Array, Array]:
-        """Decode one column of the keys."""
         if codec := self._nested.get(field.name):
             rows = cut(data.buffers()[2], at, ends).to_pylist()
             decoded = [codec.decode_prefix(row) for row in rows]

@@ -134,17 +134,14 @@ def check_name(name: str) -> str:
 
 
 def is_name(name: str) -> bool:
-    """Return True for a name that `check_name` accepts."""
     return _NAME.fullmatch(name) is not None and ".." not in name
 
 
 def record(checkpoint_id: int) -> str:
-    """Return the path of a checkpoint's record."""
     return f"{CHECKPOINTS}{checkpoint_id:020d}.json"
 
 
 def record_id(path: str) -> int | None:
-    """Return the id in a record's path, or None if the path is no record's."""
     match = _ID.fullmatch(path.removeprefix(CHECKPOINTS))
     return int(match[1]) if match else None
 
@@ -159,36 +156,25 @@ def kind_of(path: str) -> str | None:
 
 
 def trial_name(path: str) -> str | None:
-    """Return the trial whose record has this path, or None if the path is no trial's record."""
     match = _TRIAL.fullmatch(path)
     return match[1] if match else None
 
 
 def trial(name: str) -> str:
-    """Return the path of a trial's record, relative to the folder of the pipeline's trials.
-
-    Raises:
-        UsageError: `check_name` refuses the name.
-    """
+    """Return the path of a trial's record, relative to the folder of the pipeline's trials."""
     return f"{TRIAL_RECORDS}{check_name(name)}.json"
 
 
 def trial_root(name: str) -> str:
-    """Return the path of a trial's root, relative to the folder of the pipeline's trials.
-
-    Raises:
-        UsageError: `check_name` refuses the name.
-    """
+    """Return the path of a trial's root, relative to the folder of the pipeline's trials."""
     return f"{TRIAL_ROOTS}/{check_name(name)}"
 
 
 def prepared(attempt: str) -> str:
-    """Return the path of an attempt's `prepared.json`."""
     return f"{ATTEMPTS}{attempt}/prepared.json"
 
 
 def refused(attempt: str) -> str:
-    """Return the path of the mark which says that validation refused an attempt before its commit."""
     return f"{ATTEMPTS}{attempt}/refused.json"
 
 
@@ -198,25 +184,12 @@ def failing_of(attempt: str) -> str:
 
 
 def failing(attempt: str, check: str) -> str:
-    """Return the folder of the rows that failed one check.
-
-    Args:
-        attempt: The attempt that made the state.
-        check: The uuid of the check. Each validation has checks of its own.
-    """
+    """Return the folder of the rows that failed one check."""
     return f"{FAILING}{attempt}/{check}/"
 
 
 def shared(attempt: str, shard: int, task: int, number: int, suffix: str) -> str:
-    """Return the path of one of a shard's immutable state files: an SST, a changelog segment or a manifest.
-
-    Args:
-        attempt: The attempt that writes the file.
-        shard: The shard.
-        task: The number of the Spark task that writes the file.
-        number: The number of the file within the task.
-        suffix: One of sst, log and manifest.
-    """
+    """Return the path of one of a shard's immutable state files: an SST, a changelog segment or a manifest."""
     return f"{SHARED}{attempt}/{shard}-{task}-{number}.{suffix}"
 
 
@@ -239,26 +212,12 @@ def output(interval: Interval, attempt: str, shard: int, task: int, *, late: boo
 
 
 def canonical(savepoint: str, state: str | None, shard: int, task: int, number: int) -> str:
-    """Return the path of a file of a canonical savepoint, relative to the savepoint's folder.
-
-    Args:
-        savepoint: The uuid of the savepoint.
-        state: The name of the state, which the path contains %-encoded; None for the timers.
-        shard: The shard.
-        task: The number of the Spark task that writes the file.
-        number: The number of the file within the task.
-    """
+    """Return the path of a file of a canonical savepoint, relative to the savepoint's folder."""
     return f"{savepoint}/{_state_folder(state)}/{shard:05d}-{task}-{number}.parquet"
 
 
 def exported(state: str | None, shard: int, number: int) -> str:
-    """Return the path of an exported file, relative to the export's folder.
-
-    Args:
-        state: The name of the state; None for the timers.
-        shard: The shard whose rows the file holds.
-        number: The number of the file within the shard.
-    """
+    """Return the path of an exported file, relative to the export's folder."""
     return f"{_state_folder(state)}/{shard:05d}-{number}.parquet"
 
 
@@ -272,16 +231,11 @@ def is_of_savepoint(path: str) -> bool:
 
 
 def published(interval: Interval, checkpoint_id: int) -> str:
-    """Return the path of the mark which says that the sink has taken the interval's output of this checkpoint."""
     return f"{PUBLISHED}{interval_name(interval)}/{checkpoint_id}.json"
 
 
 def published_id(path: str) -> int | None:
-    """Parse the path of a file in `published/`, which marks an interval's output as taken by the sink.
-
-    Returns:
-        The id of the checkpoint that the output belongs to; None if the path is not that of such a mark.
-    """
+    """Parse the path of a file in `published/`, which marks an interval's output as taken by the sink."""
     match = _MARK.fullmatch(path)
     return int(match[1]) if match else None
 
@@ -364,46 +318,29 @@ def names(folder: str) -> str:
 
 
 def attempt_end(attempt: str) -> str:
-    """Return the path of the file in `settled/attempts/` that holds the id of the record which ended an attempt."""
     return f"{SETTLED_ATTEMPTS}{attempt}.json"
 
 
 def ended_attempt(path: str) -> str | None:
-    """Return the attempt in the path of a file in `settled/attempts/`; None for other paths."""
     return path.removeprefix(SETTLED_ATTEMPTS).removesuffix(".json") if kind_of(path) == "attempt-end" else None
 
 
 def quarantined_id(path: str) -> int | None:
-    """Parse the path of a file in `quarantine/`, which says that validation refused a committed checkpoint.
-
-    Returns:
-        The id of the checkpoint; None if the path is not that of such a file.
-    """
+    """Parse the path of a file in `quarantine/`, which says that validation refused a committed checkpoint."""
     return record_id(path.removeprefix(QUARANTINE)) if kind_of(path) == "quarantine" else None
 
 
 def quarantine(checkpoint_id: int) -> str:
-    """Return the path of the mark which says that validation refused a committed checkpoint."""
     return f"{QUARANTINE}{checkpoint_id:020d}.json"
 
 
 def validated(checkpoint_id: int, mode: str) -> str:
-    """Return the path of the mark which says that a checkpoint passed validation.
-
-    Args:
-        checkpoint_id: The checkpoint.
-        mode: `fast` if validation checked the files, `full` if validation also restored and checked the state.
-    """
+    """Return the path of the mark which says that a checkpoint passed validation."""
     return f"{VALIDATED}{checkpoint_id:020d}-{mode}.json"
 
 
 def validated_id(path: str) -> tuple[int, str] | None:
-    """Parse the path of a file in `validated/`, which marks a checkpoint as passed by validation.
-
-    Returns:
-        The id of the checkpoint, and the mode of the validation: `fast` (checked the files) or `full` (also restored
-        and checked the state). None if the path is not that of such a mark.
-    """
+    """Parse the path of a file in `validated/`, which marks a checkpoint as passed by validation."""
     match = _VALIDATED.fullmatch(path)
     return (int(match[1]), match[2]) if match else None
 
@@ -422,21 +359,13 @@ def lease(checkpoint_id: int, seconds: int, lease: str) -> str:
 
 
 def leased_id(path: str) -> tuple[int, int] | None:
-    """Return a lease's checkpoint, and for how many seconds after its last write the lease lasts.
-
-    Returns:
-        The checkpoint and the seconds; None if the path is no lease's.
-    """
+    """Return a lease's checkpoint, and for how many seconds after its last write the lease lasts."""
     match = _LEASE.fullmatch(path)
     return (int(match[1]), int(match[2])) if match else None
 
 
 def marked_id(path: str) -> int | None:
-    """Return the id of the checkpoint in the path of a mark: a file in `published/`, `validated/` or `quarantine/`.
-
-    Returns:
-        The id; None for other paths.
-    """
+    """Return the id of the checkpoint in the path of a mark: a file in `published/`, `validated/` or `quarantine/`."""
     validated = validated_id(path)
     if validated is not None:
         return validated[0]

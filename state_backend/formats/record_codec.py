@@ -195,19 +195,10 @@ def decode(data: bytes, path: str, *expected: type[T]) -> T:
 
 
 def decode_content(data: bytes, path: str) -> tuple[int, Content] | None:
-    """Return the id and the content of a checkpoint's record, without its lists of other checkpoints.
+    """Return id and content of a checkpoint's record, without its lists of other checkpoints; None for unusual bytes.
 
-    With a thousand retained checkpoints, the lists are 99 % of a record. The checksum covers them too.
-
-    Args:
-        data: The bytes of the file.
-        path: The path of the file, for errors.
-
-    Returns:
-        None if the bytes are not exactly those that `encode` writes for a record. `decode` then tells why.
-
-    Raises:
-        CorruptRecord: The record's content is impossible.
+    With a thousand retained checkpoints, the lists are 99 % of a record. The checksum covers them too. Bytes that
+    `encode` does not write for a record are unusual: `decode` then tells why.
     """
     try:
         text = (_gunzip(data) if data[:1] == _GZIP_HEADER[:1] else data).decode()
@@ -231,7 +222,6 @@ def decode_content(data: bytes, path: str) -> tuple[int, Content] | None:
 
 
 def _envelope(data: bytes, path: str) -> dict[str, Any]:
-    """Return the JSON object in `data` after a check of the format and the envelope's fields."""
     if len(data) > MAX_BYTES:
         raise CorruptRecord(f"{path}: {len(data)} bytes; a record has at most {MAX_BYTES}")
     try:
@@ -340,7 +330,6 @@ def _check_number(name: str, number: int) -> None:
 
 
 def _bounds(name: str) -> tuple[int, int]:
-    """Return the least number that a field of this name may have, and the first number that is too large."""
     return -(2**63) if name in _SIGNED else 0, 2 ** _BITS.get(name, 63)
 
 
@@ -427,7 +416,6 @@ def _gzip(data: bytes) -> bytes:
 
 
 def _gunzip(data: bytes) -> bytes:
-    """Return the bytes that `_gzip` compressed."""
     inflate = zlib.decompressobj(wbits=16 + zlib.MAX_WBITS)
     try:
         plain = inflate.decompress(data, MAX_BYTES)

@@ -17,22 +17,13 @@ INSTEAD_OF = "cairn.instead_of"
 
 
 def without_settings(schema: dict[str, Any]) -> dict[str, Any]:
-    """Return the JSON of a struct without `SETTINGS` and `INSTEAD_OF`: states that differ only in these are equal.
-
-    Args:
-        schema: A struct as JSON.
-    """
+    """Return the JSON of a struct without `SETTINGS` and `INSTEAD_OF`: states that differ only in these are equal."""
     fields = [_with_metadata(field, {SETTINGS: None, INSTEAD_OF: None}) for field in schema.get("fields", ())]
     return {**schema, "fields": fields} if fields else schema
 
 
 def with_settings_of(schema: dict[str, Any], declared: dict[str, Any]) -> dict[str, Any]:
-    """Return `schema`, in which each field has the `SETTINGS` of the field of this name in `declared`.
-
-    Args:
-        schema: A struct as JSON.
-        declared: A struct as JSON.
-    """
+    """Return `schema`, in which each field has the `SETTINGS` of the field of this name in `declared`."""
     settings = {field["name"]: field.get("metadata", {}).get(SETTINGS) for field in declared["fields"]}
     fields = [_with_metadata(field, {SETTINGS: settings.get(field["name"])}) for field in schema["fields"]]
     return {**schema, "fields": fields}

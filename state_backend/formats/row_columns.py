@@ -69,12 +69,7 @@ class RowColumns:
         self._fixed = np.dtype(dtypes)
 
     def encode(self, rows: pa.RecordBatch | pa.Table) -> pa.BinaryArray:
-        """Encode every row. Columns are matched by name and may come in any order.
-
-        Raises:
-            StateTypeError: A column does not fit. The message names the state, the field, and the expected and actual
-                type.
-        """
+        """Encode every row. Columns are matched by name and may come in any order."""
         names = self.schema.names
         if sorted(rows.schema.names) != sorted(names):
             raise StateTypeError(

@@ -173,7 +173,6 @@ def with_names_swapped(schema: Any, one: str, other: str, path: str = "") -> Any
 
 
 def widens(was: DataType, now: DataType) -> bool:
-    """Return True if another type, `now`, holds every value of `was` exactly."""
     match was, now:
         case AtomicType(), AtomicType():
             return now.name in _WIDER.get(was.name, ())

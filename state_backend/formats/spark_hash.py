@@ -63,7 +63,6 @@ def key_hasher(key_schema: StructType) -> Callable[[Any], int]:
 
 
 def xxhash64_columns(values: Any, key_schema: StructType) -> int:
-    """Return `xxhash64(col1, col2, …)` of Spark SQL, a signed 64-bit integer."""
     return key_hasher(key_schema)(values)
 
 

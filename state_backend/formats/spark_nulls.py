@@ -59,23 +59,11 @@ class MismatchCounts:
         self._first: dict[tuple[str, str], str] = {}
 
     def add(self, state_name: str, path: str, message: str) -> None:
-        """Count one value that did not fit the schema of its state and was stored as NULL instead.
-
-        Args:
-            state_name: The name of the state that the value was stored in.
-            path: The path of the value within the row, such as `a.b`.
-            message: The message that says why the value does not fit. The first message of each field is kept.
-        """
         self._counts[state_name, path] += 1
         self._first.setdefault((state_name, path), message)
 
     def as_mapping(self) -> Mapping[tuple[str, str], tuple[int, str]]:
-        """Return the counts of values that did not fit their state's schema and were stored as NULL instead.
-
-        Returns:
-            By state name and field path: the number of these values, and the message that says why the first one did
-            not fit.
-        """
+        """Return the counts of values that did not fit their state's schema and were stored as NULL instead."""
         return {place: (count, self._first[place]) for place, count in self._counts.items()}
 
 

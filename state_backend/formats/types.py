@@ -69,7 +69,6 @@ class AtomicType:
         return _SQL_NAMES.get(self.name, self.name)
 
     def to_json(self) -> Json:
-        """Return the JSON of the type as Spark's `jsonValue()` writes it."""
         return self.name
 
 
@@ -84,14 +83,11 @@ class DecimalType:
         return f"decimal({self.precision},{self.scale})"
 
     def to_json(self) -> Json:
-        """Return the JSON of the type as Spark's `jsonValue()` writes it."""
         return str(self)
 
 
 @dataclass(frozen=True, slots=True)
 class ArrayType:
-    """An array type."""
-
     element: DataType
     contains_null: bool = True
 
@@ -99,14 +95,11 @@ class ArrayType:
         return f"array<{self.element}>"
 
     def to_json(self) -> Json:
-        """Return the JSON of the type as Spark's `jsonValue()` writes it."""
         return {"type": "array", "elementType": self.element.to_json(), "containsNull": self.contains_null}
 
 
 @dataclass(frozen=True, slots=True)
 class MapType:
-    """A map type."""
-
     key: DataType
     value: DataType
     value_contains_null: bool = True
@@ -115,7 +108,6 @@ class MapType:
         return f"map<{self.key}, {self.value}>"
 
     def to_json(self) -> Json:
-        """Return the JSON of the type as Spark's `jsonValue()` writes it."""
         key, value = self.key.to_json(), self.value.to_json()
         return {"type": "map", "keyType": key, "valueType": value, "valueContainsNull": self.value_contains_null}
 
@@ -140,7 +132,6 @@ class UnsupportedType:
         return self.name
 
     def to_json(self) -> Json:
-        """Return the JSON that the type was parsed from."""
         return json.loads(self.json_text)
 
 
@@ -168,7 +159,6 @@ class StructType:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The fields' names, in order."""
         return tuple(f.name for f in self.fields)
 
     def to_json(self) -> Json:

@@ -58,7 +58,6 @@ class IntervalDifference:
 
     @property
     def same(self) -> bool:
-        """Return True if state, output and late rows are the same."""
         return (self.state, self.output, self.late) == ("same", "same", "same")
 
 
@@ -117,7 +116,6 @@ def made_within(log: Log, span: Interval) -> dict[Interval, Made]:
 
 
 def describe_interval(found: IntervalDifference) -> dict[str, Any]:
-    """Return the comparison of an interval as JSON values."""
     return {
         **start_and_end(found.interval),
         "state": found.state,

@@ -153,8 +153,6 @@ class _Sizes:
 
 @frozen
 class Comparison:
-    """Comparison of a trial with production."""
-
     intervals: tuple[IntervalDifference, ...]
     outputs: tuple[dict[str, Any], ...]
     late: tuple[dict[str, Any], ...]
@@ -164,7 +162,6 @@ class Comparison:
 
     @property
     def same(self) -> bool:
-        """Return True if both sides have every interval, with the same states, output rows and late rows."""
         states = all(i.state == "same" for i in self.intervals)
         return states and not self.outputs and not self.late and all(i.old and i.new for i in self.intervals)
 
@@ -179,7 +176,6 @@ def compare_runs(
     limit: int = 5,
     on_rows: Callable[[Interval, TableDifference], None] | None = None,
 ) -> Comparison:
-    """Compare production with a trial."""
     found = compare_intervals(old[1], new[1], intervals)
     outputs, late = list[dict[str, Any]](), list[dict[str, Any]]()
     work.mkdir(parents=True, exist_ok=True)
@@ -211,7 +207,6 @@ def _source(url: str, made: Made) -> StateSource:
 
 
 def describe_comparison(found: Comparison) -> dict[str, Any]:
-    """Return the comparison as JSON values."""
     return {
         "same": found.same,
         "intervals": [describe_interval(i) for i in found.intervals],

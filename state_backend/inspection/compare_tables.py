@@ -36,8 +36,6 @@ class ColumnChange:
 
 @frozen
 class TableDifference:
-    """Difference of two tables."""
-
     old: pa.Table
     new: pa.Table
     # The key columns; empty: rows match only as a whole.
@@ -53,7 +51,6 @@ class TableDifference:
 
     @property
     def same(self) -> bool:
-        """Return True if both tables have the same rows and columns."""
         columns = self.added or self.removed or self.retyped
         return not (columns or len(self.only_old) or len(self.only_new) or len(self.changed))
 

@@ -60,12 +60,10 @@ def load_states(log: Log, ids: Collection[int]) -> None:
 
 
 def code_name(content: Content) -> str:
-    """Return a short name of a checkpoint's code: its version, else the first 8 digits of its hash."""
     return content.code_version or content.code_hash[:8]
 
 
 def start_and_end(interval: Interval) -> dict[str, str]:
-    """Return the start and the end of an interval."""
     return {"start": format_instant(interval.start), "end": format_instant(interval.end)}
 
 
@@ -232,7 +230,6 @@ def describe_checkpoint(log: Log, record: Record, manifests: Sequence[ShardManif
 
 
 def describe_trial(trial: Trial) -> dict[str, Any]:
-    """Return the record of a trial."""
     base = trial.base
     return {
         "name": trial.name,
@@ -299,7 +296,6 @@ def describe_difference(
 
 
 def same_input(first: Content, second: Content) -> bool | None:
-    """Return True if the sources of two checkpoints recorded the same input."""
     if first.interval != second.interval:
         return False
     positions = first.source_position, second.source_position
@@ -375,10 +371,6 @@ def _instant(ms: int | None) -> str | None:
 
 
 def _content(group: KeyGroupState | None) -> tuple[dict[str, int], int] | None:
-    """Return entry counts and digest, by which key groups are compared; None for a key group without entries.
-
-    Byte counts are left out, because older releases did not record them.
-    """
     return None if group is None else (group.entries, group.digest)
 
 

@@ -103,7 +103,6 @@ class _Steps:
         self._entries: dict[int, KeyEntries] = {}
 
     def steps(self, ids: Sequence[int], follow_output: bool) -> Iterator[KeyStep]:
-        """Yield the steps of some checkpoints, in their order."""
         retained = [n for n in ids if n in self._log.retained]
         self._load_contents(retained)
         before = {n: self._before(n) for n in retained}

@@ -40,7 +40,6 @@ class SearchedKey:
 
     @classmethod
     def of(cls, values: tuple[Any, ...], schema: StructType, max_parallelism: int) -> SearchedKey:
-        """Return the key with these values."""
         encoded, group = KeyCodec(schema).encode(values), key_group_of(values, schema, max_parallelism)
         return cls(values=values, schema=schema, encoded=encoded, group=group)
 
@@ -71,11 +70,9 @@ class KeyEntries:
             yield from self._by_prefix.get(layout.prefix(group, state_id), [])
 
     def timers(self) -> list[int]:
-        """Return the times of the timers, ascending, in milliseconds since the epoch."""
         return [layout.unpack_time(key[-8:]) for key, _ in self.stored if key[2] == layout.TIMERS]
 
     def rows(self, name: str) -> list[dict[str, Any]]:
-        """Return the entries of a state in the order of their stored keys."""
         reader, rows = EntryReader(self.keys, self.states[name]), []
         for stored_key, entry in self.stored:
             if stored_key[2] != reader.state_id or (found := reader.read(stored_key, entry)) is None:
@@ -89,7 +86,6 @@ class KeyEntries:
 def read_key(
     source: StateSource, key: SearchedKey, storage: Storage, work: Path, cache: FileCache | None = None
 ) -> KeyEntries:
-    """Return the entries of a key in a checkpoint or a native savepoint."""
     if source.canonical:
         raise UsageError(f"{source} is a canonical savepoint, which only `cairn key` reads key by key")
     content = source.content
@@ -100,7 +96,6 @@ def read_key(
 
 
 def entries_in(store: RocksStore, key: SearchedKey, states: Sequence[StateDescriptor]) -> KeyEntries:
-    """Return the entries of a key in an open store."""
     stored = [entry for start, end in spans_of(key, states) for entry in store.scan(start, end)]
     return entries_of(key, states, stored)
 
@@ -113,7 +108,6 @@ def spans_of(key: SearchedKey, states: Sequence[StateDescriptor]) -> list[Span]:
 
 
 def entries_of(key: SearchedKey, states: Sequence[StateDescriptor], stored: Sequence[Stored]) -> KeyEntries:
-    """Return stored entries as `KeyEntries`."""
     entries: list[Stored] = []
     for stored_key, entry in stored:
         if stored_key[2] == layout.TIMERS:

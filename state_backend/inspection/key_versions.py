@@ -35,8 +35,6 @@ Stored = tuple[bytes, bytes]
 
 @frozen
 class KeyFiles:
-    """The files of a checkpoint that may hold the key."""
-
     ssts: tuple[tuple[Source, bytes, bytes], ...]
     segments: tuple[Source, ...]
 

@@ -21,8 +21,6 @@ from state_backend.values.schedule import interval_from, next_interval
 
 @frozen
 class Status:
-    """Status of a pipeline."""
-
     # The next interval, by the recorded schedule: it follows the retained interval with the latest end. After a
     # restore, discarded checkpoints don't count. Without a recorded schedule, it is as long as that interval. None if
     # no checkpoint is retained.
@@ -46,7 +44,6 @@ class Status:
 
 
 def describe_status(found: Status, command: str | None) -> dict[str, Any]:
-    """Return the status with the command that repairs the pipeline, or None if no command helps."""
     return {
         "well": found.well,
         "next": None if found.next is None else [format_instant(found.next.start), format_instant(found.next.end)],
@@ -93,10 +90,6 @@ def _still_refused(log: Log, checkpoint_id: int) -> bool:
 
 
 def status_of(log: Log, pipeline: str, storage: Storage) -> Status:
-    """Return the status of a pipeline.
-
-    The function sends one metadata request for each interval that may be unpublished.
-    """
     completed = log.completed()
     following = base = problem = rerun = None
     if completed:

@@ -57,8 +57,6 @@ class Entry:
 
 @frozen
 class EntryChange:
-    """Difference of one entry."""
-
     state: str
     change: Literal["added", "removed", "changed"]
     key: dict[str, Any]
@@ -125,8 +123,7 @@ class Side(Protocol):
     """One of the two compared states, or a part of it."""
 
     @property
-    def keys(self) -> KeyCodec:
-        """The codec of the key."""
+    def keys(self) -> KeyCodec: ...
 
     @property
     def states(self) -> Mapping[str, StateDescriptor]:
@@ -217,11 +214,7 @@ def manifests_of(source: StateSource, storage: Storage) -> list[ShardManifest]:
 
 
 def describe_change(change: EntryChange) -> dict[str, Any]:
-    """Return a differing entry as JSON values.
-
-    A timer has the field `at_ms`. Bytes are hex digits, decimals text, and times ISO 8601: a TIMESTAMP with
-    the zone UTC, a TIMESTAMP_NTZ without zone. Numbers that JSON lacks are "NaN", "Infinity" or "-Infinity".
-    """
+    """Return a differing entry as JSON values."""
     row = {"state": change.state, "change": change.change, "key": plain(change.key)}
     if change.user_key is not None:
         row["user_key"] = plain(change.user_key)

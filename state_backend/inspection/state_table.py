@@ -68,17 +68,14 @@ class StateSource:
 
     @classmethod
     def of_record(cls, url: str, record: Record) -> StateSource:
-        """Return the `StateSource` from which the state of a committed checkpoint can be read."""
         return cls(url=url, content=record.content, checkpoint_id=record.id)
 
     @classmethod
     def of_savepoint(cls, url: str, savepoint: Savepoint) -> StateSource:
-        """Return the `StateSource` from which the state of a savepoint can be read."""
         return cls(url=url, content=savepoint.content, checkpoint_id=savepoint.checkpoint_id, savepoint=savepoint)
 
     @property
     def canonical(self) -> bool:
-        """Return True if the state is in canonical Parquet files, and not in shards."""
         return self.savepoint is not None and self.savepoint.format == "canonical"
 
     def __str__(self) -> str:
@@ -96,7 +93,6 @@ class StateSource:
         raise UsageError(f"{self} has no state {state!r}\nIts states: {', '.join(known)}{similar_to(state, known)}")
 
     def key_groups(self, shard: int) -> KeyGroupRange:
-        """Return the key groups that the shard holds."""
         return range_of(shard, self.content.parallelism, self.content.max_parallelism)
 
     def held(self, what: str) -> AbstractContextManager[None]:
@@ -111,8 +107,6 @@ class StateSource:
 
 @frozen
 class Part:
-    """Part of a shard that a read is limited to."""
-
     # The key groups to read, ascending; None: all.
     key_groups: tuple[int, ...] | None = None
     # The keys to read, as (key group, encoded key), ascending; None: all. If given, `key_groups` is ignored.
@@ -123,7 +117,6 @@ WHOLE = Part()
 
 
 def table_schema(source: StateSource, state: str) -> pa.Schema:
-    """Return the schema of a state's table."""
     descriptor = source.descriptor(state)
     fields = [pa.field("key", arrow_type(parse_struct(source.content.key_schema)), False)]
     if descriptor is not None:
@@ -140,7 +133,6 @@ def table_schema(source: StateSource, state: str) -> pa.Schema:
 def read_table(
     source: StateSource, state: str, shard: int, storage: Storage, work: Path, part: Part = WHOLE
 ) -> Iterator[pa.Table]:
-    """Return the rows of one state in one shard, as an iterator of tables."""
     return (table for _, table in read_shard(source, [state], shard, storage, work, part))
 
 

@@ -97,8 +97,6 @@ _READERS = 8
 
 @frozen
 class VerifiedCheckpoint:
-    """Result for one checkpoint."""
-
     id: int
     entries: int
     findings: tuple[str, ...]
@@ -106,8 +104,6 @@ class VerifiedCheckpoint:
 
 @frozen
 class Verification:
-    """Result for a pipeline's folder."""
-
     findings: tuple[str, ...]
     checkpoints: tuple[VerifiedCheckpoint, ...]
     unknown: tuple[str, ...] = ()
@@ -117,7 +113,6 @@ class Verification:
 
     @property
     def success(self) -> bool:
-        """Return True if neither the folder nor a checkpoint has a finding."""
         return not self.findings and not any(c.findings for c in self.checkpoints)
 
 
@@ -206,10 +201,7 @@ def _outputs(storage: Storage, log: Log, files: Mapping[str, FileInfo], work: Pa
 
 
 def _overlaps(log: Log) -> Iterator[str]:
-    """Yield a finding for each pair of current outputs that overlap: their readers get the same rows twice.
-
-    Older releases allowed such commits.
-    """
+    """Yield a finding for each pair of current outputs that overlap: their readers get the same rows twice."""
     current = sorted((interval, n) for interval, (n, _) in log.current_outputs().items())
     for (before, n), (interval, other) in pairwise(current):
         if before.overlaps(interval):
@@ -278,8 +270,6 @@ def _offer(storage: Storage, damaged: Record | None) -> tuple[str, Rerun | None]
 
 @frozen
 class VerifiedFiles:
-    """Result of `verify_files`."""
-
     files: int
     size_bytes: int
     findings: tuple[str, ...]

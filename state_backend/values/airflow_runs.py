@@ -21,8 +21,6 @@ FAILED = ("failed", "up_for_retry")
 
 @frozen
 class DagRun:
-    """A run of a DAG."""
-
     run_id: str
     state: str
     # Such as `scheduled`, `manual` or `backfill`.
@@ -43,7 +41,6 @@ class DagRun:
 
     @property
     def interval(self) -> Interval | None:
-        """Return the data interval; None if the run has none."""
         if self.start is None or self.end is None:
             return None
         try:
@@ -53,14 +50,11 @@ class DagRun:
 
     @property
     def unfinished(self) -> bool:
-        """Return True if the run waits or is in progress."""
         return self.state in UNFINISHED
 
 
 @frozen
 class DagSchedule:
-    """The schedule of a DAG, as Airflow reports it."""
-
     paused: bool
     # The latest end of a data interval among the DAG's runs, in whatever state; None without runs.
     asked_end: datetime | None
@@ -72,8 +66,6 @@ class DagSchedule:
 
 @frozen
 class TaskTry:
-    """One try of a task of a run."""
-
     task_id: str
     map_index: int = -1
     try_number: int
@@ -92,7 +84,6 @@ class TaskTry:
 
     @property
     def failed(self) -> bool:
-        """Return True if the try ended with an error."""
         return self.state in FAILED
 
 

@@ -12,7 +12,6 @@ _DAY = re.compile(r"\d{4}-\d{2}-\d{2}|\d{8}")
 
 
 def first_instant(name: str, text: str, zone: tzinfo = UTC) -> datetime:
-    """Return the instant, or the first instant of the day."""
     found = _parse(name, text)
     return (found if found.tzinfo is not None else found.replace(tzinfo=zone)).astimezone(UTC)
 
@@ -50,7 +49,6 @@ def parse_checkpoint(text: str) -> str | int | datetime:
 
 
 def parse_instant(name: str, text: str) -> datetime:
-    """Return an instant, which must have a time zone."""
     found = parse_checkpoint(text)
     if not isinstance(found, datetime):
         raise UsageError(f"{name} {text!r} is not a time with time zone; write it as in 2013-01-02T00:00:00+00:00")

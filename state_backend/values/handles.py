@@ -28,8 +28,6 @@ class Handle:
 
 @frozen
 class FileInfo:
-    """The metadata that a storage reports for one file."""
-
     path: str
     size_bytes: int
     # A number that changes with every write of other bytes to the path. After a write of the same bytes it may stay the
@@ -76,7 +74,6 @@ def handles_in(value: object) -> Iterator[Handle]:
 
 @cache
 def fields_with_handles(cls: type) -> tuple[str, ...]:
-    """Return the names of a dataclass's fields that can contain a `Handle`."""
     return tuple(name for name, hint in get_type_hints(cls).items() if _holds_handles(hint, frozenset((cls,))))
 
 

@@ -33,21 +33,17 @@ class Interval:
 
     @property
     def start_ms(self) -> int:
-        """The start in milliseconds since the epoch."""
         return to_ms(self.start)
 
     @property
     def end_ms(self) -> int:
-        """The end in milliseconds since the epoch."""
         return to_ms(self.end)
 
     def overlaps(self, other: Interval) -> bool:
-        """Return True if some instant belongs to both intervals."""
         return self.start < other.end and other.start < self.end
 
 
 def to_ms(instant: datetime) -> int:
-    """Return an instant as milliseconds since the epoch."""
     if not isinstance(instant, datetime):
         raise UsageError(f"{instant!r} is a {type(instant).__name__}, not a datetime with a time zone")
     if instant.tzinfo is None:
@@ -59,7 +55,6 @@ def to_ms(instant: datetime) -> int:
 
 
 def from_ms(ms: int) -> datetime:
-    """Return the UTC datetime of milliseconds since the epoch, the inverse of `to_ms`."""
     return datetime.fromtimestamp(ms // 1000, tz=UTC).replace(microsecond=ms % 1000 * 1000)
 
 

@@ -34,13 +34,11 @@ class KeyGroupRange:
         return self.last - self.first + 1
 
     def intersect(self, other: KeyGroupRange) -> KeyGroupRange | None:
-        """Return the key groups that both ranges contain, or None if the ranges are disjoint."""
         first, last = max(self.first, other.first), min(self.last, other.last)
         return KeyGroupRange(first=first, last=last) if first <= last else None
 
 
 def check_parallelism(parallelism: int, max_parallelism: int) -> None:
-    """Check that 1 <= parallelism <= max_parallelism <= 32,768."""
     if not 1 <= parallelism <= max_parallelism <= MAX_MAX_PARALLELISM:
         raise UsageError(
             f"parallelism {parallelism} and max_parallelism {max_parallelism} must satisfy "

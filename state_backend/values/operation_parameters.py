@@ -53,8 +53,6 @@ MATCH = "Column that identifies an output row; may be repeated. Left out: compar
 
 @dataclass(frozen=True, kw_only=True)
 class Operation:
-    """Parameters of one call of an operation."""
-
     command: ClassVar[str]
 
     root: str = parameter("URL of the folder that holds all pipelines, as in file:///data/state.", env=Variable.ROOT)
@@ -408,7 +406,6 @@ class Call:
 
 
 def to_json(value: Any) -> str:
-    """Encode a request or a call. Fields that have their default are left out."""
     given = {f.name: getattr(value, f.name) for f in fields(value)}
     return json.dumps({f.name: _plain(given[f.name]) for f in fields(value) if given[f.name] != f.default})
 

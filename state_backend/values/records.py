@@ -113,7 +113,6 @@ class Segment:
 
     @property
     def size_bytes(self) -> int:
-        """The size of the segment as stored, in bytes."""
         return self.handle.size_bytes if self.handle is not None else len(self.data or b"")
 
 
@@ -170,12 +169,10 @@ class ShardManifest:
 
     @property
     def size_bytes(self) -> int:
-        """The size of all files and segments of the shard in bytes."""
         return self.files_bytes + sum(s.size_bytes for s in self.segments)
 
     @property
     def entries(self) -> int:
-        """The number of entries of all states."""
         return sum(sum(s.entries.values()) for s in self.key_group_states)
 
     @property
@@ -276,7 +273,6 @@ class RunRef:
 
 
 def own_run(run_id: str) -> RunRef:
-    """Return the run of a call without Airflow."""
     return RunRef(run_id=run_id, clear_number=0, try_number=1)
 
 
@@ -720,7 +716,6 @@ class Record:
 
     @property
     def interval(self) -> Interval:
-        """The interval of the content."""
         return self.content.interval
 
 

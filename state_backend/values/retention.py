@@ -43,7 +43,6 @@ class KeepLast:
         _check_number("KeepLast", self.count)
 
     def keep(self, checkpoints: Sequence[Ended]) -> frozenset[int]:
-        """Return the ids of the last `count` checkpoints in `checkpoints`, which must ascend by id."""
         return frozenset(c.id for c in checkpoints[-self.count :]) if self.count > 0 else frozenset()
 
     def __str__(self) -> str:
@@ -69,7 +68,6 @@ class KeepPerDay:
         _check_number("KeepPerDay", self.days)
 
     def keep(self, checkpoints: Sequence[Ended]) -> frozenset[int]:
-        """Return the id of the last checkpoint of each day, for the `days` days before the newest interval's end."""
         newest = max((c.interval.end for c in checkpoints), default=None)
         by_day: dict[date, tuple[datetime, int]] = {}
         for c in checkpoints:
@@ -102,7 +100,6 @@ class KeepYounger:
             )
 
     def keep(self, checkpoints: Sequence[Ended]) -> frozenset[int]:
-        """Return the ids of the checkpoints whose interval ended less than `age` before the newest interval's end."""
         newest = max((c.interval.end for c in checkpoints), default=None)
         return frozenset(c.id for c in checkpoints if newest is not None and newest - c.interval.end < self.age)
 
@@ -152,7 +149,6 @@ class AnyOf:
         _check_policies("AnyOf", self.any_of)
 
     def keep(self, checkpoints: Sequence[Ended]) -> frozenset[int]:
-        """Return the ids of the checkpoints that at least one of the policies keeps."""
         return frozenset().union(*(p.keep(checkpoints) for p in self.any_of))
 
     def __str__(self) -> str:
@@ -176,7 +172,6 @@ class AllOf:
             raise UsageError("KeepQuarantined is not about usable checkpoints, so it belongs in AnyOf, not in AllOf")
 
     def keep(self, checkpoints: Sequence[Ended]) -> frozenset[int]:
-        """Return the ids of the checkpoints that all of the policies keep."""
         return frozenset(c.id for c in checkpoints).intersection(*(p.keep(checkpoints) for p in self.all_of))
 
     def __str__(self) -> str:

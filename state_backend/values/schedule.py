@@ -104,7 +104,6 @@ class Every:
 
     @property
     def length(self) -> timedelta:
-        """Length of an interval."""
         return timedelta(milliseconds=self.ms)
 
     @property
@@ -120,7 +119,6 @@ class Every:
         return Interval(at, self.after(at))
 
     def after(self, boundary: datetime) -> datetime:
-        """Return the boundary after a boundary."""
         return boundary + self.length
 
 
@@ -138,14 +136,12 @@ class _Clock:
         self._matches_every_hour = self._ticks.expanded[1] == ["*"]
 
     def around(self, at: datetime) -> Interval:
-        """Return the interval between the last boundary at or before an instant and the first boundary after it."""
         start = self._before_changes(at)
         while (following := self.after(start)) <= at:
             start = following
         return Interval(start, following)
 
     def after(self, boundary: datetime) -> datetime:
-        """Return the boundary after a boundary."""
         local = self._local(boundary)
         if not self._matches_every_hour and self._offset(boundary) != self._offset(boundary - _CLOCKS_CHANGE):
             # If the clock skips several times of the expression, Airflow ends a run at the first and begins the next
@@ -214,14 +210,12 @@ def are_same(one: Schedule, other: Schedule) -> bool:
 
 
 def encode(schedule: Schedule) -> dict[str, Any]:
-    """Return a schedule as JSON values, which `decode` reads."""
     if isinstance(schedule, Every):
         return {"ms": schedule.ms}
     return {"expression": schedule.expression, "zone": schedule.zone}
 
 
 def decode(values: dict[str, Any]) -> Schedule:
-    """Return the schedule that `encode` has written."""
     return Every(**values) if "ms" in values else Cron(**values)
 
 

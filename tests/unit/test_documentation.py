@@ -131,6 +131,9 @@ def test_the_api_page_has_every_public_name(module: str) -> None:
     assert rows == re.findall(rf"^::: {re.escape(module)}\.(\w+)(?:\.\1)?$", section, re.MULTILINE)
     public = import_module(module)
     assert set(rows) == set(getattr(public, "__all__", ["pandas_with_state"]))
+    # `dataclass` puts the signature in place of a missing docstring.
+    said = {name: inspect.getdoc(getattr(public, name)) or f"{name}(" for name in rows}
+    assert [name for name, text in said.items() if text.startswith(f"{name}(")] == []
 
 
 def test_the_signatures_of_the_api_page_are_those_of_the_code() -> None:

@@ -32,14 +32,12 @@ class UnfitError(Exception):
 
 
 def numeric_type(of: Any, result: DataType) -> DataType:
-    """Return `result`; raise `UnfitError` if the type is not a number."""
     if not isinstance(of, (*_INTEGERS, *_FLOATS, DecimalType)):
         raise UnfitError("only integers, float, double and decimal can be summed; cast it in the source")
     return result
 
 
 def sum_type(of: Any) -> DataType:
-    """Return the type of a sum of values of a type."""
     if isinstance(of, DecimalType):
         return DecimalType(min(MAX_DIGITS, of.precision + 10), of.scale)
     return numeric_type(of, DoubleType() if isinstance(of, _FLOATS) else LongType())
@@ -54,7 +52,6 @@ def is_scalar(of: Any) -> bool:
 
 
 def scalar_type(of: Any, why: str) -> DataType:
-    """Return the type; raise `UnfitError` if its values have no order, for the reason `why`."""
     if isinstance(of, StringType) and not of.isUTF8BinaryCollation():
         raise UnfitError(
             "its collation does not compare bytes; use plain string, in lower case if case does not matter"

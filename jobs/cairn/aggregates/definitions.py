@@ -106,7 +106,6 @@ class _OfColumn(Aggregate, ABC):
     column: str
 
     def result_type(self, of: Any) -> DataType:
-        """Return the type of the column."""
         found: DataType = of
         return found
 
@@ -118,24 +117,17 @@ class Count(Aggregate):
     column: str | None = None
 
     def parts(self, of: Any) -> dict[str, DataType]:
-        """Return the only stored field `count`: the number of rows or values so far."""
         return {"count": LongType()}
 
     def result_type(self, of: Any) -> DataType:
-        """Return bigint."""
         return LongType()
 
     def step(self, groups: Groups, old: Parts) -> Step:
-        """Add the number of the batch's rows to the stored number of each key.
-
-        `Count()` counts all rows. `Count("column")` counts only rows in which this column is not null.
-        """
         added = groups.lengths if self.column is None else groups.column(self.column).counts
         count = array_of(numbers(old["count"]) + added, pa.int64())
         return {"count": count}, count
 
     def merge(self, stored: Groups) -> Parts:
-        """Return the sums of the numbers."""
         return {"count": array_of(counts_of(stored), pa.int64())}
 
 
@@ -148,15 +140,12 @@ class Sum(_OfColumn):
     """
 
     def parts(self, of: Any) -> dict[str, DataType]:
-        """Return the only stored field `sum`. Its type is the type of the aggregate's value."""
         return {"sum": sum_type(of)}
 
     def result_type(self, of: Any) -> DataType:
-        """Return bigint, double or a decimal, as the class says."""
         return sum_type(of)
 
     def step(self, groups: Groups, old: Parts) -> Step:
-        """Add the column's values in the batch to the stored sum of each key."""
         column, before = groups.column(self.column), old["sum"]
         valid = valid_rows(before)
         valid = valid | (column.counts > 0)
@@ -164,7 +153,6 @@ class Sum(_OfColumn):
         return {"sum": total}, total
 
     def merge(self, stored: Groups) -> Parts:
-        """Return the sums of the sums."""
         column = stored.column("sum")
         return {"sum": total_of(column, pa.nulls(stored.keys, column.array.type), self.column, column.counts > 0)}
 
@@ -177,20 +165,17 @@ class Mean(_OfColumn):
     """
 
     def parts(self, of: Any) -> dict[str, DataType]:
-        """Return the two stored fields: `count` and `sum` of the column's non-null values so far."""
         return {
             "count": LongType(),
             "sum": sum_type(of) if isinstance(of, DecimalType) else numeric_type(of, DoubleType()),
         }
 
     def result_type(self, of: Any) -> DataType:
-        """Return double, or a decimal with four more digits."""
         if isinstance(of, DecimalType):
             return DecimalType(min(MAX_DIGITS, of.precision + 4), min(MAX_DIGITS, of.scale + 4))
         return DoubleType()
 
     def step(self, groups: Groups, old: Parts) -> Step:
-        """Add the column's values in the batch to the stored count and sum of each key, and divide sum by count."""
         column = groups.column(self.column)
         count = numbers(old["count"]) + column.counts
         some = count > 0
@@ -204,7 +189,6 @@ class Mean(_OfColumn):
         return {"count": array_of(count, pa.int64()), "sum": total}, mean
 
     def merge(self, stored: Groups) -> Parts:
-        """Return the sums of the counts and of the sums."""
         column = stored.column("sum")
         nothing, every = pa.nulls(stored.keys, column.array.type), np.ones(stored.keys, np.bool_)
         return {
@@ -237,11 +221,9 @@ class Variance(_OfColumn):
         return {"count": LongType(), "origin": double, "sum": double, "squares": double}
 
     def result_type(self, of: Any) -> DataType:
-        """Return double."""
         return DoubleType()
 
     def step(self, groups: Groups, old: Parts) -> Step:
-        """Add the column's values in the batch to the stored fields, and compute the variance of each key."""
         column = groups.column(self.column)
         present, added = column.present, column.counts
         count, origin, total, squares = (numbers(old[part]).copy() for part in ("count", "origin", "sum", "squares"))
@@ -398,7 +380,6 @@ class First(OfOneRow):
         return {"first": of} if self.ignore_nulls else {"first": of, "seen": BooleanType()}
 
     def step(self, groups: Groups, old: Parts) -> Step:
-        """Keep the stored first value of a key. A key without one gets its first value in the batch."""
         column, before = groups.column(self.column), old["first"]
         if self.ignore_nulls:
             keys, rows = column.present, column.rows[column.starts]
@@ -413,7 +394,6 @@ class First(OfOneRow):
         return {**state, **arrivals_of(groups, old, keys, rows, ~seen[keys])}, new
 
     def merge(self, stored: Groups) -> Parts:
-        """Return the value whose row came first."""
         rows = stored.batch.rows
         seen = valid_rows(whole(rows["first"])) if self.ignore_nulls else booleans(rows["seen"])
         chosen = np.lexsort((*arrival_keys(rows), ~seen, stored.key_of_row))[stored.starts]
@@ -431,11 +411,9 @@ class Last(OfOneRow):
     """
 
     def parts(self, of: Any) -> dict[str, DataType]:
-        """Return the only stored field `last`: the key's last value so far."""
         return {"last": of}
 
     def step(self, groups: Groups, old: Parts) -> Step:
-        """Replace the stored value of each key by its last value in the batch."""
         column = groups.column(self.column)
         if self.ignore_nulls:
             keys, rows = column.present, column.rows[column.starts + column.counts[column.present] - 1]
@@ -447,7 +425,6 @@ class Last(OfOneRow):
         return {"last": new, **arrivals_of(groups, old, keys, rows, np.ones(len(rows), np.bool_))}, new
 
     def merge(self, stored: Groups) -> Parts:
-        """Return the value whose row came last."""
         rows = stored.batch.rows
         counts = valid_rows(whole(rows["last"])) if self.ignore_nulls else np.ones(rows.num_rows, np.bool_)
         chosen = np.lexsort((*arrival_keys(rows), counts, stored.key_of_row))[stored.starts + stored.lengths - 1]
@@ -472,16 +449,13 @@ class ApproxDistinct(_OfColumn):
         precision_for(self.relative_error)
 
     def parts(self, of: Any) -> dict[str, DataType]:
-        """Return the only stored field `sketch`: a HyperLogLog sketch of the key's values, as bytes."""
         scalar_type(of, "values of this type can't be compared by their bytes")
         return {"sketch": BinaryType()}
 
     def result_type(self, of: Any) -> DataType:
-        """Return bigint."""
         return LongType()
 
     def step(self, groups: Groups, old: Parts) -> Step:
-        """Add the hashes of the column's values in the batch to each key's sketch, and estimate the counts."""
         column = groups.column(self.column)
         before = Sketches.decode(old["sketch"], precision_for(self.relative_error))
         sketches = before.add(column.owners, hash_values(column.array.drop_null()))
@@ -489,6 +463,5 @@ class ApproxDistinct(_OfColumn):
         return {"sketch": sketches.encode()}, array_of(estimates, pa.int64())
 
     def merge(self, stored: Groups) -> Parts:
-        """Return the sketches of the unions."""
         sketches = Sketches.decode(whole(stored.batch.rows["sketch"]), precision_for(self.relative_error))
         return {"sketch": sketches.united(stored.key_of_row, stored.keys).encode()}

@@ -138,7 +138,6 @@ def nan_as_one(values: Array) -> Array:
 
 
 def counts_of(stored: Groups) -> Int64s:
-    """Return the sum of each key's stored counts."""
     counts: Int64s = np.add.reduceat(numbers(whole(stored.batch.rows["count"])), stored.starts)
     return counts
 
@@ -160,7 +159,6 @@ def arrival_keys(rows: pa.Table) -> tuple[Int64s, Int64s]:
 
 
 def taken_rows(rows: pa.Table, chosen: Int64s) -> Parts:
-    """Return the chosen rows by field."""
     taken = rows.take(pa.array(chosen))
     return {name: whole(taken[name]) for name in taken.column_names}
 

@@ -50,7 +50,6 @@ class Groups:
 
     @cached_property
     def key_of_row(self) -> Int64s:
-        """The number of the key of each row."""
         every = np.arange(self.keys)
         return every if self.keys == self.batch.rows.num_rows else np.repeat(every, self.lengths)
 

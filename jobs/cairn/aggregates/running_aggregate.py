@@ -52,13 +52,11 @@ class RunningAggregate(ArrowProcessor):
     declared_aggregates: Mapping[str, Aggregate] = {}
 
     def __init_subclass__(cls, **arguments: Any) -> None:
-        """Collect the aggregates that the new class declares or inherits."""
         super().__init_subclass__(**arguments)
         cls.declared_aggregates = declared_in(cls, RunningAggregate)
 
     @classmethod
     def check_pipeline(cls, pipeline: Any) -> None:
-        """Check the class attributes when a pipeline is declared."""
         check_declared(cls.__name__, cls.declared_aggregates)
         check_ttl(cls.__name__, cls.ttl_ms, pipeline)
 
@@ -66,18 +64,15 @@ class RunningAggregate(ArrowProcessor):
         self.declared_aggregates = spelled_aggregates(self.declared_aggregates, names)
 
     def init(self, handle: Any) -> None:
-        """Declare the value state `aggregates` with a field for each part of each aggregate."""
         fields = plan_fields(type(self).__name__, self.declared_aggregates, handle.input_schema, handle.key_schema)
         self._parts = {name: [part for part, _ in parts] for name, parts in fields.items()}
         handle.getValueState(STATE, StructType(state_fields(self.declared_aggregates, fields)), self.ttl_ms)
 
     def deriveOutputSchema(self, handle: Any) -> StructType:
-        """Return the schema of the output: the key columns, then each aggregate."""
         plan_fields(type(self).__name__, self.declared_aggregates, handle.input_schema, handle.key_schema)
         return StructType([*nullable(handle.key_schema), *aggregate_fields(self.declared_aggregates, handle)])
 
     def handleBatch(self, batch: KeyedBatch) -> BatchResult:
-        """Add the rows of a batch to the aggregates of their keys."""
         old, groups = batch.states[STATE], Groups(batch)
         new, output = step_aggregates(self.declared_aggregates, self._parts, groups, old)
         rows = with_keys(batch, pa.table(output))

@@ -18,7 +18,6 @@ from state_backend.values.errors import UsageError
 
 
 def nullable(schema: StructType) -> list[StructField]:
-    """Return the fields of a schema, all nullable and without metadata."""
     return [StructField(f.name, f.dataType) for f in schema.fields]
 
 
@@ -28,7 +27,6 @@ def spelled_name(name: str, names: Sequence[str]) -> str:
 
 
 def spelled_aggregates(aggregates: Mapping[str, Aggregate], names: Sequence[str]) -> dict[str, Aggregate]:
-    """Return the aggregates with their columns as the input spells them."""
     return {
         name: a if a.column is None else replace(a, column=spelled_name(a.column, names))
         for name, a in aggregates.items()
@@ -36,7 +34,6 @@ def spelled_aggregates(aggregates: Mapping[str, Aggregate], names: Sequence[str]
 
 
 def aggregate_fields(aggregates: Mapping[str, Aggregate], handle: Any) -> list[StructField]:
-    """Return an output field for each aggregate."""
     types = {f.name: f.dataType for f in handle.input_schema.fields}
     return [StructField(name, a.result_type(types.get(a.column))) for name, a in aggregates.items()]
 
@@ -71,7 +68,6 @@ def check_declared(owner: str, aggregates: Mapping[str, Aggregate]) -> None:
 
 
 def check_ttl(owner: str, ttl_ms: Any, pipeline: Any = None) -> None:
-    """Check the setting `ttl_ms`."""
     if ttl_ms is None:
         return
     if isinstance(ttl_ms, bool) or not isinstance(ttl_ms, Integral) or not 0 < int(ttl_ms) <= MAX_TIME_MS:

@@ -39,8 +39,6 @@ ADMIN = "admin"
 
 
 class RestError(RuntimeError):
-    """Airflow's API refused a request."""
-
     def __init__(self, status: int, message: str) -> None:
         super().__init__(f"HTTP {status}: {message}")
         self.status = status
@@ -66,8 +64,6 @@ class Backfill:
 
 
 class AirflowRest:
-    """Client of one Airflow's REST API."""
-
     def __init__(self, url: str, token: str | None = None, *, password: str | None = None) -> None:
         check_address(url, f"put the token of a user into the environment variable {Variable.AIRFLOW_TOKEN}")
         self.url = url.rstrip("/")
@@ -136,7 +132,6 @@ class AirflowRest:
         return zone_of(zone or "UTC")
 
     def is_paused(self, dag_id: str) -> bool:
-        """Return True if the DAG is paused."""
         with explain_errors(self.url, dag_id):
             return bool(self.call("GET", f"/api/v2/dags/{dag_id}")["is_paused"])
 
@@ -152,7 +147,6 @@ class AirflowRest:
         return found
 
     def _rows(self, path: str, name: str, **wanted: Any) -> list[dict[str, Any]]:
-        """Return all rows of a list that Airflow answers in pages."""
         rows: list[dict[str, Any]] = []
         while True:
             asked = urllib.parse.urlencode({"limit": 100, "offset": len(rows), **wanted}, doseq=True)
@@ -162,7 +156,6 @@ class AirflowRest:
                 return rows
 
     def pause(self, dag_id: str, paused: bool) -> None:
-        """Pause or unpause a DAG."""
         with explain_errors(self.url, dag_id):
             self.call("PATCH", f"/api/v2/dags/{dag_id}", {"is_paused": paused})
 
@@ -177,7 +170,6 @@ class AirflowRest:
         self.call("PUT", f"/api/v2/backfills/{backfill_id}/cancel")
 
     def runs_between(self, of: type[R], dag_id: str, first: str, last: str, states: Sequence[str] = ()) -> list[R]:
-        """Return the runs whose logical dates lie between `first` and `last`, both included."""
         wanted = {"logical_date_gte": first, "logical_date_lte": last, "state": states, "order_by": "logical_date"}
         rows = self._rows(f"/api/v2/dags/{dag_id}/dagRuns", "dag_runs", **wanted)
         return [read_run(of, run) for run in rows]

@@ -178,7 +178,6 @@ app = typer.Typer(
 
 
 def main() -> None:
-    """Run the `cairn` command line."""
     hide_title(shlex.join(["cairn", *sys.argv[1:]]))
     app(prog_name="cairn")
 

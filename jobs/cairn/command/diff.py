@@ -66,7 +66,6 @@ def _metadata_diff(sources: Sequence[StateSource]) -> dict[str, Any]:
 def _entry_diff(
     sources: Sequence[StateSource], states: Sequence[str] | None, limit: int
 ) -> tuple[dict[str, dict[str, int]], list[dict[str, Any]]]:
-    """Compare two states entry by entry."""
     counts: dict[str, dict[str, int]] = {}
     listed: list[dict[str, Any]] = []
     with ExitStack() as stack:

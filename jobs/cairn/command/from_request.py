@@ -64,7 +64,6 @@ def _parameter(request: type[Any], field: Field[Any], hint: Any) -> inspect.Para
 
 
 def _find_type(hint: Any) -> Any:
-    """Return the type by which Typer parses an option."""
     if timedelta in (hint, *get_args(hint)):
         return str if hint is timedelta else str | None
     if get_origin(hint) is tuple:

@@ -62,8 +62,7 @@ class _Place(Protocol):
     def plan(self, now: datetime, *, fresh: bool) -> tuple[HealPlan, Health]:
         """Return the next steps, and the state of the results that they follow from."""
 
-    def carry_out(self, step: Step) -> None:
-        """Carry out one step."""
+    def carry_out(self, step: Step) -> None: ...
 
 
 def heal(
@@ -121,7 +120,6 @@ class _Progress:
         self._said: list[str] = []
 
     def done(self, interval: Interval) -> None:
-        """Count an interval that ran, and print it."""
         self.healed += 1
         self.say(f"{interval}: done, {self.healed} of {self.wanted}")
 
@@ -147,7 +145,6 @@ class _Healing:
         self._adopted: set[int] = set()
 
     def run(self) -> int:
-        """Heal, print the verdict, and return the exit code."""
         plan, health = self.place.plan(_now(), fresh=True)
         self._announce(plan)
         if self.request.dry_run:
@@ -303,7 +300,6 @@ class _Here:
         return self.terminal.connect(self.pipeline, "heal")
 
     def carry_out(self, step: Step) -> None:
-        """Run the intervals of a `RunIntervals`."""
         from cairn.operations.intervals.run_intervals import run_intervals
 
         if isinstance(step, RunIntervals):

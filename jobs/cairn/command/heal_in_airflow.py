@@ -35,8 +35,6 @@ _CREATE_TIMEOUT_S = 180.0
 
 
 class InAirflow:
-    """The pipeline's DAG in Airflow."""
-
     def __init__(
         self, rest: AirflowRest, dag_id: str, storage: Storage, last: datetime, say: Callable[[str], None]
     ) -> None:
@@ -110,7 +108,6 @@ class InAirflow:
                     pass
 
     def page_of(self, run: AirflowRun) -> str:
-        """Return the address of a run's page in Airflow's UI."""
         return f"{self.rest.url}/dags/{self.dag_id}/runs/{urllib.parse.quote(run.run_id, safe='')}"
 
     def _health(self) -> Health:

@@ -30,7 +30,6 @@ class Row:
     leaves: str = CONTINUES
 
     def load(self) -> Callable[..., int]:
-        """Import the command's module and return the command's function."""
         module, _, function = self.function.partition(":")
         loaded: Callable[..., int] = getattr(import_module(f"cairn.command.{module}"), function)
         return loaded

@@ -20,8 +20,6 @@ from state_backend.values.intervals import Interval, format_instant
 
 @frozen
 class Line:
-    """A line of `cairn status`."""
-
     name: str
     # The interval of the newest state; None without a valid checkpoint.
     last: Interval | None
@@ -55,7 +53,6 @@ def list_pipelines(root: str, *, as_json: bool) -> int:
 
 
 def state_of(status: Status) -> tuple[str, tuple[str, ...]]:
-    """Return the state of a pipeline as one word, and its problems."""
     counts = {"stale": status.stale, "quarantined": status.quarantined, "unpublished": status.unpublished}
     problems = tuple(f"{len(found)} {name}" for name, found in counts.items() if found)
     if status.problem is not None:

@@ -130,12 +130,10 @@ class NewPipeline:
 
     @property
     def parts(self) -> Mapping[str, Any]:
-        """The parts of the pipeline's template."""
         return parts_of(self.template.value)
 
     @property
     def every(self) -> timedelta:
-        """Length of an interval."""
         return timedelta(hours=1) if self.schedule == "hourly" else timedelta(days=1)
 
     @property
@@ -144,7 +142,6 @@ class NewPipeline:
         return "%Y-%m-%dT%H" if self.schedule == "hourly" else "%Y-%m-%d"
 
     def words(self) -> dict[str, Any]:
-        """Return what replaces each `$word` in a template."""
         hourly = self.schedule == "hourly"
         return {
             **self.parts,
@@ -164,7 +161,6 @@ class NewPipeline:
         }
 
     def files(self) -> dict[str, str]:
-        """Return the text of each file, by its path in the repository."""
         words = self.words()
         return {_fill(path, words): _fill(_text_of(file), words) for path, file in _FILES.items()} | self.sample_data()
 

@@ -53,15 +53,10 @@ PUT_BACK = "Put the manifest back from a backup, or go back to an older checkpoi
 
 
 def airflow_wait_s() -> float:
-    """Return how long a command waits for Airflow."""
     return parse_duration(Variable.AIRFLOW_WAIT.given or Variable.AIRFLOW_WAIT.default).total_seconds()
 
 
 def open_log(root: str, pipeline: str, *, if_new: str = "", newest: bool = False) -> tuple[Storage, Log]:
-    """Return a pipeline's storage and its log.
-
-    `if_new`: Lines for a pipeline that never ran, for the error's message.
-    """
     from state_backend.checkpoint.log import read_log, read_newest
     from state_backend.inspection.find_pipelines import refuse_nothing
 

@@ -34,7 +34,6 @@ _START = datetime(2024, 1, 1, tzinfo=UTC)
 
 
 def prepare_spark() -> int:
-    """Write the archive of Spark's classes."""
     require_java("Spark")
     path = archive_path()
     if path is None:
@@ -101,8 +100,6 @@ def _end_of(log: Path) -> str:
 
 
 class _Counting(StatefulProcessor):  # type: ignore[misc]
-    """A processor that counts the rows of each key."""
-
     def init(self, handle: Any) -> None:
         self._count = handle.getValueState("count", "n long")
 

@@ -19,7 +19,6 @@ _YELLOW = ("stale", "unpublished")
 
 
 def print_json(value: Any) -> int:
-    """Print one JSON value."""
     typer.echo(json.dumps(value, indent=2))
     return 0
 

@@ -111,7 +111,6 @@ def _load_declaration(code: str) -> Declaration:
 
 
 def _current(pipeline: str, url: str, *, late: bool = False) -> list[Publication]:
-    """Return the current output or late rows of each interval, in the order of intervals."""
     outputs = read_log(open_storage(url)).current_outputs()
     if not outputs:
         return []

@@ -11,7 +11,6 @@ from state_backend.values.errors import Rerun
 def repair_command(
     log: Log, again: Rerun, *, root: str, pipeline: str, dag: str | None, code: str | None = None
 ) -> str:
-    """Return the command that runs the given intervals again, in order."""
     if dag is not None or not ran_here(log):
         return backfill_command(dag or pipeline, again)
     return local_command(root, pipeline, again, code or code_of(log))

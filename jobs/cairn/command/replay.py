@@ -89,7 +89,6 @@ def replay(
 
 
 def describe_replay(found: Replay) -> dict[str, Any]:
-    """Return a replay as JSON values."""
     record, compared = found.found.record, found.comparison
     return {
         "pipeline": found.pipeline.name,
@@ -140,7 +139,6 @@ def _rows_as_json(difference: RowsDifference) -> dict[str, Any] | None:
 
 
 def lines_of(found: Replay) -> Iterator[str]:
-    """Yield a replay as lines of text."""
     record = found.found.record
     content = record.content
     base = f"checkpoint {content.base_id}" if content.base_id is not None else "empty state"

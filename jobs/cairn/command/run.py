@@ -43,7 +43,6 @@ def run(
 
 
 def _explain_stop(place: Terminal, again: _Again) -> Stopped:
-    """Return the message after Ctrl-C."""
     done, intervals, request = place.done, place.intervals, again.request
     said = f"{done} of {len(intervals)} intervals are done; their commits stay"
     if done == len(intervals):
@@ -61,7 +60,6 @@ class _Again:
     spark: str
 
     def command(self, rerun: Rerun, reprocess: str) -> str:
-        """Return the command that runs the intervals from `rerun.first` to `rerun.last`."""
         asked = self.request
         last = rerun.last
         if asked.every is not None:  # `rerun.last` may lie within an interval, and `--to` is the start of one.

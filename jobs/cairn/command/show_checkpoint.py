@@ -15,7 +15,6 @@ from state_backend.values.records import Record, ShardManifest
 
 
 def show_checkpoint(root: str, pipeline: str, checkpoint: str, *, as_json: bool) -> int:
-    """Print everything that Cairn has recorded about one checkpoint; the names of state files as JSON only."""
     storage, log = open_log(root, pipeline)
     record = Coordinator(storage, pipeline).record(checkpoint)
     shown = describe_checkpoint(log, record, _manifests(record, storage))

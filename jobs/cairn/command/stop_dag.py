@@ -36,11 +36,9 @@ _LOOKS_IN_A_ROW = 2
 class DagControl(Protocol):
     """The part of Airflow that stopping a DAG needs."""
 
-    def is_paused(self, dag_id: str) -> bool:
-        """Return True if the DAG is paused."""
+    def is_paused(self, dag_id: str) -> bool: ...
 
-    def pause(self, dag_id: str, paused: bool) -> None:
-        """Pause or unpause the DAG."""
+    def pause(self, dag_id: str, paused: bool) -> None: ...
 
     def running(self, dag_id: str) -> Mapping[str, Mapping[str, str | None]]:
         """Return the tasks of each DAG run that has not ended."""

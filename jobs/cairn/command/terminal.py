@@ -42,12 +42,10 @@ class Terminal:
         return check_name(load_code(request.code), request)
 
     def connect(self, pipeline: Pipeline, what: str, *, own_workers: bool = False) -> SparkSession:
-        """Open a session."""
         app = f"cairn {what} {pipeline.name}"
         return open_spark(self._spark, app, own_workers=own_workers, silent=self._silent)
 
     def say(self, text: str) -> None:
-        """Print a line."""
         if not self._silent:
             typer.echo(text)
 
@@ -57,7 +55,6 @@ class Terminal:
 
     @contextmanager
     def watching(self, spark: SparkSession) -> Iterator[None]:
-        """Show how many tasks have ended."""
         from cairn.spark.task_progress import task_progress
 
         with progress("copying", "shards") as on_progress, task_progress(spark, on_progress):

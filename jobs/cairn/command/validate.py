@@ -118,7 +118,6 @@ def _repair(
 
 
 def _lines(said: Mapping[str, Any], command: str | None) -> list[str]:
-    """Return what a quarantine does, as lines of text."""
     if said["quarantined"]:
         lines = [f"{said['what']} is quarantined: no interval starts from it"]
     else:

@@ -9,7 +9,6 @@ from state_backend.values.similar_names import did_you_mean
 
 
 def check_options(source: str, given: Mapping[str, str], known: Collection[str]) -> None:
-    """Raise `UsageError` if a query gives an option that its data source does not have."""
     for name in given:
         if name.lower() not in known:
             more = "; load() takes no path" if name.lower() == "path" else ""

@@ -71,11 +71,9 @@ class KeyedOutput(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """Return the format's name."""
         return "keyed_output"
 
     def schema(self) -> StructType:
-        """Return the schema of the table (`table_schema`)."""
         check_options(self.name(), self.options, _OPTIONS)
         log = self._log()
         if (notice := self._spoilt(log)) is not None:
@@ -83,7 +81,6 @@ class KeyedOutput(DataSource):
         return from_record(self._schema(log), self._root())
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """Return a reader of the files that the log now names."""
         log, planned = self._log(), parse_struct(recorded_schema(schema.jsonValue()))
         self._spoilt(log)
         schema_now = self._schema(log)

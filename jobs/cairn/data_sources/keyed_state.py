@@ -89,11 +89,9 @@ class KeyedState(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """Return the format's name."""
         return "keyed_state"
 
     def schema(self) -> StructType:
-        """Return the schema of the state that the options name."""
         try:
             check_options(self.name(), self.options, _OPTIONS)
             self._plan()

@@ -32,7 +32,6 @@ class ReadPlan:
     part: Part = WHOLE
 
     def part_of(self, shard: int, content: Content) -> Part:
-        """Return the selected key groups and keys that belong to one shard."""
         owned = range_of(shard, content.parallelism, content.max_parallelism)
         groups, keys = self.part.key_groups, self.part.keys
         return Part(
@@ -48,7 +47,6 @@ def plan_read(
     key_groups: Sequence[int] | None = None,
     shards: Sequence[int] | None = None,
 ) -> ReadPlan:
-    """Return the selection that satisfies all given limits."""
     parallelism, max_parallelism = content.parallelism, content.max_parallelism
     chosen = {*range(parallelism)} if shards is None else {*shards} & {*range(parallelism)}
     groups = None if key_groups is None else {*key_groups} & {*range(max_parallelism)}

@@ -7,5 +7,4 @@ from state_backend.checkpoint.coordinator import Coordinator
 
 
 def coordinator_of(pipeline: Pipeline, root: str, *, remembers: bool = False) -> Coordinator:
-    """Return an object that begins, prepares and commits attempts in the pipeline's folder."""
     return Coordinator.of(root, pipeline.name, remembers=remembers)

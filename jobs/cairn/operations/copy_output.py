@@ -83,11 +83,7 @@ def copy_output(folder: str) -> Callable[[SparkSession | None, list[str], Interv
 
 
 def _copy(source: Storage, handle: Handle, destination: Storage, path: str) -> None:
-    """Copy one output file.
-
-    A local file is copied byte by byte, not by a hard link: a program that writes into the copy must not change the
-    output.
-    """
+    """Copy one output file. A hard link would let a program that writes into the copy change the output."""
     try:
         if not isinstance(source, LocalStorage):
             destination.copy_from(source, handle, path)
@@ -100,7 +96,6 @@ def _copy(source: Storage, handle: Handle, destination: Storage, path: str) -> N
 
 
 def _root_of(url: str) -> str:
-    """Return the URL of the pipeline's folder that contains an output file."""
     root, output, _ = url.rpartition("/" + paths.OUTPUT)
     if not output:
         raise UsageError(f"{url!r} is not an output file of a pipeline; expected a file below the pipeline's output/")

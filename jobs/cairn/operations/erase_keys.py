@@ -74,8 +74,6 @@ Keys = tuple[tuple[int, bytes], ...]
 
 @frozen
 class Forgot:
-    """The result of `forget` or `plan_forget`."""
-
     # Id of the new checkpoint; None from `plan_forget`.
     checkpoint: int | None
     base: int
@@ -482,7 +480,6 @@ def find_suspected(log: Log, encoded: Collection[bytes], storage: Storage, engin
 def _is_suspected(
     record: Record, keys: Keys, storage: Storage, engine: EngineOptions, known: dict[bytes, bool]
 ) -> bool:
-    """Return True if the files of any shard of the checkpoint may hold one of the keys."""
     for ref in record.content.shards:
         manifest = needed_manifest(ref, storage)
         files = repr((keys, manifest.files, manifest.segments, manifest.inline_files)).encode()

@@ -39,7 +39,6 @@ _LARGE_BYTES = 64 << 20
 
 
 def carry_out_export(request: Export, on_progress: Callable[[int, int], None]) -> dict[str, Any]:
-    """Export the state. Return what `export.json` says."""
     source = find_state(request.checkpoint, root=request.root or None, pipeline=request.pipeline or None)
     # A process of its own for each shard pays off for a large state only.
     jobs = (os.cpu_count() or 1) if source.content.totals.state_bytes > _LARGE_BYTES else 1

@@ -23,11 +23,9 @@ class Place(Protocol):
     # Spark's configuration for a session that the request opens.
     conf: Mapping[str, str]
 
-    def load(self, request: OfCode) -> Pipeline:
-        """Load the pipeline that the request names."""
+    def load(self, request: OfCode) -> Pipeline: ...
 
-    def connect(self, pipeline: Pipeline, what: str, *, own_workers: bool = False) -> SparkSession:
-        """Open the session of the request."""
+    def connect(self, pipeline: Pipeline, what: str, *, own_workers: bool = False) -> SparkSession: ...
 
     def say(self, text: str) -> None:
         """Show a line: on the terminal, or in the log of a task."""
@@ -38,12 +36,10 @@ class Place(Protocol):
     def watching(self, spark: SparkSession) -> AbstractContextManager[None]:
         """Show the progress of the session's tasks while the context is open."""
 
-    def on_outcome(self, outcome: Outcome, progress: Progress) -> None:
-        """Show that an interval has its result."""
+    def on_outcome(self, outcome: Outcome, progress: Progress) -> None: ...
 
 
 def check_name(pipeline: Pipeline, request: OfCode) -> Pipeline:
-    """Raise `UsageError` if the request expects a pipeline of another name than its code declares."""
     if request.pipeline not in (None, pipeline.name):
         raise UsageError(
             f"{request.code} is named {pipeline.name!r}, but {request.pipeline!r} is expected: by the task's pipeline in Airflow, "

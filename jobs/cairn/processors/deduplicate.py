@@ -74,7 +74,6 @@ class Deduplicate(ReadyMade):
 
     @classmethod
     def check_settings(cls) -> None:
-        """Check the class attributes."""
         check_span(cls, "horizon", "remember every key for ever")
         check_choice(cls, "keep", ("first", "last"))
         check_choice(cls, "output_duplicates", (True, False))
@@ -84,7 +83,6 @@ class Deduplicate(ReadyMade):
             )
 
     def init(self, handle: Any) -> None:
-        """Declare the state."""
         self.check_settings()
         self._handle = handle
         self._state = STATES[self.keep]
@@ -105,7 +103,6 @@ class Deduplicate(ReadyMade):
         handle.getValueState(self._state, StructType(fields))
 
     def deriveOutputSchema(self, handle: Any) -> StructType:
-        """Return the schema of the output: the input columns, and `duplicate_number` if duplicates are emitted."""
         self._number_is_free(handle)
         number = [StructField(NUMBER, LongType())] if self.output_duplicates else []
         return StructType([*nullable(handle.input_schema), *number])
@@ -119,7 +116,6 @@ class Deduplicate(ReadyMade):
         return {state: [f"keep = {keep}", f"keep = {self.keep}"] for keep, state in STATES.items() if keep != self.keep}
 
     def handleBatch(self, batch: KeyedBatch) -> BatchResult:
-        """Put out the rows that are not duplicates, and store when their horizons begin."""
         seen = _Seen(
             known=batch.exists[self._state],
             duplicates=numbers(whole(batch.states[self._state]["duplicates"])),
@@ -194,7 +190,6 @@ class Deduplicate(ReadyMade):
         return rows.append_column(NUMBER, array_of(numbers_of_rows, pa.int64()))
 
     def _rows_of_state(self, batch: KeyedBatch, chosen: Bools) -> pa.Table:
-        """Return the stored row of each chosen key, with the columns of the input."""
         keys, where = batch.keys.filter(pa.array(chosen)), pa.array(chosen)
         columns = dict(zip(keys.column_names, keys.columns, strict=True))
         columns |= {name: batch.states[self._state][f"row_{name}"].filter(where) for name in self._row_names}
@@ -231,8 +226,6 @@ class Deduplicate(ReadyMade):
 
 @frozen
 class _Seen:
-    """State of the keys of a batch."""
-
     known: Bools
     duplicates: Int64s
     # Beginning of each open horizon in microseconds; None if `horizon` is None.

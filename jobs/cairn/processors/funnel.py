@@ -90,7 +90,6 @@ class Funnel(ReadyMade):
 
     @classmethod
     def check_settings(cls) -> None:
-        """Check the class attributes."""
         step, steps = getattr(cls, "step", None), getattr(cls, "steps", None)
         if not isinstance(step, str) or not step:
             raise wrong_setting(cls, "step", 'name the column with the steps, as in step = "page"')
@@ -99,7 +98,6 @@ class Funnel(ReadyMade):
         check_length(cls, "within")
 
     def init(self, handle: Any) -> None:
-        """Declare the list state `rows`."""
         self.check_settings()
         self.deriveOutputSchema(handle)
         self._handle = handle
@@ -114,7 +112,6 @@ class Funnel(ReadyMade):
         )
 
     def deriveOutputSchema(self, handle: Any) -> StructType:
-        """Return the schema of the output: key columns, and the columns of the funnel."""
         self.check_settings()
         owner = type(self).__name__
         of = type_of_event_time(owner, "Funnel", handle)
@@ -132,7 +129,6 @@ class Funnel(ReadyMade):
         return StructType([*nullable(handle.key_schema), *added])
 
     def _step_values(self, handle: Any) -> pa.Array:
-        """Return the steps as an Arrow array of the column's type."""
         owner = type(self).__name__
         of = type_of(owner, "step", self.step, handle)
         try:
@@ -148,7 +144,6 @@ class Funnel(ReadyMade):
         )
 
     def handleBatch(self, batch: KeyedBatch) -> BatchResult:
-        """Remember the rows of a batch that are steps."""
         times_of(type(self).__name__, batch, self._handle.event_time)
         found = pc.index_in(whole(batch.rows[self.step]), value_set=self._values)
         chosen = np.flatnonzero(valid_rows(found))

@@ -78,14 +78,12 @@ class History(ReadyMade):
 
     @classmethod
     def check_settings(cls) -> None:
-        """Check the class attributes."""
         check_deleted(cls)
         names = _find_tracked(cls.tracked)
         if names is not None and (not names or not all(isinstance(name, str) and name for name in names)):
             raise wrong_setting(cls, "tracked", 'name columns, as in tracked = ("city", "plan")')
 
     def init(self, handle: Any) -> None:
-        """Declare the list state `changes` with all input columns except the key."""
         owner = type(self).__name__
         self.deriveOutputSchema(handle)
         for name, setting in ((handle.event_time, "the event time"), (self.deleted, "deleted")):
@@ -111,7 +109,6 @@ class History(ReadyMade):
         self._changes = handle.getListState(STATE, StructType(fields))
 
     def deriveOutputSchema(self, handle: Any) -> StructType:
-        """Return the schema of the output: the input columns, `valid_from` and `valid_to`."""
         owner = type(self).__name__
         of = type_of_event_time(owner, "History", handle)
         for name in (VALID_FROM, VALID_TO):
@@ -120,7 +117,6 @@ class History(ReadyMade):
         return StructType([*values, StructField(VALID_FROM, of), StructField(VALID_TO, of)])
 
     def handleBatch(self, batch: KeyedBatch) -> BatchResult:
-        """Merge the changes of a batch into the changes of their keys."""
         times_of(type(self).__name__, batch, self._handle.event_time)
         held = self._changes.get()
         columns = {
@@ -259,8 +255,6 @@ def _next(marks: Bools, begins_key: Bools) -> Int64s:
 
 @frozen
 class _Emitted:
-    """The versions that an interval emits."""
-
     rows: Int64s
     ends: Int64s
     has_end: Bools

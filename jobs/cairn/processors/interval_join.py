@@ -85,7 +85,6 @@ class IntervalJoin(ReadyMade):
 
     @classmethod
     def check_settings(cls) -> None:
-        """Check the class attributes."""
         check_kinds(cls, "left", "right")
         for name in ("lower", "upper"):
             value = getattr(cls, name, None)
@@ -99,7 +98,6 @@ class IntervalJoin(ReadyMade):
         check_choice(cls, "how", ("inner", "left", "right", "full"))
 
     def init(self, handle: Any) -> None:
-        """Declare the list states `left` and `right`."""
         self.check_settings()
         self._handle = handle
         self._sides = sides_of(type(self).__name__, "IntervalJoin", handle, (self.left, self.right))
@@ -116,12 +114,10 @@ class IntervalJoin(ReadyMade):
         ]
 
     def deriveOutputSchema(self, handle: Any) -> StructType:
-        """Return the schema of the output: the key columns, and the columns of both sides."""
         self.check_settings()
         return output_schema(handle, sides_of(type(self).__name__, "IntervalJoin", handle, (self.left, self.right)))
 
     def handleBatch(self, batch: KeyedBatch) -> BatchResult:
-        """Join the rows of a batch with each other and with the held rows."""
         sides = split_sides(type(self).__name__, batch, self._handle.event_time, self._sides)
         held = [held_rows(state.get(), side) for state, side in zip(self._states, self._sides, strict=True)]
         rows = [old.followed_by(new) for old, (new, _) in zip(held, sides, strict=True)]
@@ -199,7 +195,6 @@ class IntervalJoin(ReadyMade):
         state.appendList(added.owners, added.rows)
 
     def _alone(self, batch: KeyedBatch, side: int, rows: SideRows) -> pa.Table:
-        """Return the rows without partner, with nulls for the other side."""
         none, every = np.full(len(rows.owners), -1), np.arange(len(rows.owners))
         at = (every, none) if side == 0 else (none, every)
         both = list(self._none)

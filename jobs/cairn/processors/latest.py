@@ -66,7 +66,6 @@ class Latest(ReadyMade):
 
     @classmethod
     def check_settings(cls) -> None:
-        """Check the class attributes."""
         for column in _version(cls.__name__, cls.version):
             if column.descending:
                 raise UsageError(
@@ -81,7 +80,6 @@ class Latest(ReadyMade):
             )
 
     def init(self, handle: Any) -> None:
-        """Declare the state `latest` with all input columns except the key."""
         self.check_settings()
         owner = type(self).__name__
         self._handle = handle
@@ -111,11 +109,9 @@ class Latest(ReadyMade):
         )
 
     def deriveOutputSchema(self, handle: Any) -> StructType:
-        """Return the schema of the output: the input columns."""
         return StructType(nullable(handle.input_schema))
 
     def handleBatch(self, batch: KeyedBatch) -> BatchResult:
-        """Replace the newest row of each key that has a newer row in the batch."""
         keys, old = batch.keys.num_rows, batch.states[STATE]
         newest, replaces = self._newest(batch)
         places = np.where(replaces, keys + newest, np.arange(keys))
@@ -133,7 +129,6 @@ class Latest(ReadyMade):
         return BatchResult(states={STATE: state}, output=self._output(batch, state))
 
     def handleExpiredTimers(self, batch: KeyedBatch) -> BatchResult:
-        """Forget keys that were deleted long ago."""
         if self.deleted is None or self.horizon is None:
             return BatchResult()
         return BatchResult(cleared={STATE: booleans(batch.states[STATE][self.deleted])})

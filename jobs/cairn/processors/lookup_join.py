@@ -76,13 +76,11 @@ class LookupJoin(ReadyMade):
 
     @classmethod
     def check_settings(cls) -> None:
-        """Check the class attributes."""
         check_kinds(cls, "facts", "table")
         check_choice(cls, "how", ("left", "inner"))
         check_deleted(cls, f"{cls.table}_is_deleted")
 
     def init(self, handle: Any) -> None:
-        """Declare the list states `facts` and `versions`."""
         self._schema = arrow_schema(self.deriveOutputSchema(handle))
         self._handle = handle
         self._sides = sides_of(type(self).__name__, "LookupJoin", handle, (self.facts, self.table))
@@ -93,7 +91,6 @@ class LookupJoin(ReadyMade):
         )
 
     def deriveOutputSchema(self, handle: Any) -> StructType:
-        """Return the schema of the output: the key columns, the columns of the fact, and those of the version."""
         self.check_settings()
         owner = type(self).__name__
         sides = sides_of(owner, "LookupJoin", handle, (self.facts, self.table))
@@ -109,7 +106,6 @@ class LookupJoin(ReadyMade):
         return output_schema(handle, sides, without=self._deleted)
 
     def handleBatch(self, batch: KeyedBatch) -> BatchResult:
-        """Store the facts and versions of a batch."""
         (facts, unmatched), (versions, _) = split_sides(
             type(self).__name__, batch, self._handle.event_time, self._sides
         )

@@ -46,7 +46,6 @@ def order_columns(owner: str, setting: str, value: Any) -> tuple[OrderColumn, ..
 
 
 def check_order(owner: str, setting: str, columns: Sequence[OrderColumn], handle: Any) -> None:
-    """Check that the input has the columns, and that their values have an order."""
     for column in columns:
         of = type_of(owner, setting, column.name, handle)
         if not is_scalar(of) or (isinstance(of, StringType) and not of.isUTF8BinaryCollation()):
@@ -56,7 +55,6 @@ def check_order(owner: str, setting: str, columns: Sequence[OrderColumn], handle
 
 
 def type_of(owner: str, setting: str, column: str, handle: Any) -> DataType:
-    """Return the Spark type of the input column that is named by a setting."""
     types = {f.name: f.dataType for f in handle.input_schema.fields}
     if column not in types:
         found = ", ".join(f"{name} {of.simpleString()}" for name, of in types.items())

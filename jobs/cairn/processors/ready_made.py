@@ -36,7 +36,6 @@ class ReadyMade(ArrowProcessor, ABC):
     column_settings: ClassVar[tuple[str, ...]] = ()
 
     def __init_subclass__(cls, **arguments: Any) -> None:
-        """Check the settings that the new class declares or inherits."""
         super().__init_subclass__(**arguments)
         if cls.__module__.startswith("cairn.processors."):
             return
@@ -90,7 +89,6 @@ def _spell(text: Any, names: Sequence[str]) -> Any:
 
 
 def fields_beside_key(handle: Any) -> list[StructField]:
-    """Return the fields of the input's columns, without those of the key."""
     return [f for f in nullable(handle.input_schema) if f.name not in handle.key_schema.names]
 
 
@@ -101,7 +99,6 @@ def keys_at(batch: KeyedBatch, owners: npt.NDArray[np.int64]) -> dict[str, Any]:
 
 
 def ready_made(cls: type) -> type:
-    """Return the ready-made class that a class is or inherits from."""
     return next(base for base in cls.__mro__ if base.__module__.startswith("cairn.processors."))
 
 
@@ -159,7 +156,6 @@ def wrong_setting(cls: type, name: str, advice: str) -> UsageError:
 
 
 def check_span(cls: type, name: str, forever: str) -> None:
-    """Check a setting that is a length of time, or None for no limit."""
     value = getattr(cls, name, 0)
     if value is not None and (not isinstance(value, timedelta) or value <= timedelta(0)):
         raise wrong_setting(cls, name, f"write {name} = timedelta(days=7), or {name} = None to {forever}")
@@ -168,7 +164,6 @@ def check_span(cls: type, name: str, forever: str) -> None:
 
 
 def check_length(cls: type, name: str) -> None:
-    """Check a setting that is a length of time."""
     value = getattr(cls, name, None)
     if not isinstance(value, timedelta) or value <= timedelta(0):
         raise wrong_setting(cls, name, f"write {name} = timedelta(hours=1)")
@@ -176,13 +171,11 @@ def check_length(cls: type, name: str) -> None:
 
 
 def check_deleted(cls: Any, example: str = "is_deleted") -> None:
-    """Check the setting `deleted`."""
     if cls.deleted is not None and not isinstance(cls.deleted, str):
         raise wrong_setting(cls, "deleted", f'name a boolean column, as in deleted = "{example}"')
 
 
 def check_deleted_column(processor: Any, handle: Any) -> None:
-    """Check the column that the setting `deleted` names."""
     owner, name = type(processor).__name__, processor.deleted
     of = type_of(owner, "deleted", name, handle)
     if not isinstance(of, BooleanType) or name in handle.key_schema.names:
@@ -192,7 +185,6 @@ def check_deleted_column(processor: Any, handle: Any) -> None:
 
 
 def check_choice(cls: type, name: str, choices: Collection[Any]) -> None:
-    """Check a setting that has one of a few values."""
     value = getattr(cls, name)
     if not any(value is choice or (isinstance(value, str) and value == choice) for choice in choices):
         raise wrong_setting(cls, name, f"write one of {', '.join(map(repr, choices))}")
@@ -210,7 +202,6 @@ def check_free(
 
 
 def type_of_event_time(owner: str, setting: str, handle: Any) -> DataType:
-    """Return the Spark type of the event-time column."""
     if handle.event_time is None:
         raise UsageError(
             f"{owner}: {setting} needs event time\nDeclare it in the pipeline: Pipeline({_EVENT_TIME}, ...)"
@@ -240,7 +231,6 @@ def times_of(owner: str, batch: KeyedBatch, column: str) -> npt.NDArray[np.int64
 
 
 def key_of_row_text(batch: KeyedBatch, row: int) -> str:
-    """Return the key of a row for an error message."""
     return key_text(batch, batch.key_of_row[row])
 
 

@@ -85,7 +85,6 @@ class SessionWindow(Windows):
 
     @classmethod
     def check_settings(cls) -> None:
-        """Check the class attributes."""
         gap = getattr(cls, "gap", None)
         if not (isinstance(gap, timedelta) and gap > timedelta(0)) and not (isinstance(gap, str) and gap):
             raise wrong_setting(
@@ -99,7 +98,6 @@ class SessionWindow(Windows):
         return [*super()._more(), *([DELETED] if self._is_versioned else [])]
 
     def init(self, handle: Any) -> None:
-        """Declare the map state `sessions`."""
         parts = self._declare(handle)
         if isinstance(self.gap, str):
             owner = type(self).__name__
@@ -114,7 +112,6 @@ class SessionWindow(Windows):
         self._sessions = handle.getMapState(STATE, StructType([StructField(START, self._of_time)]), StructType(values))
 
     def handleBatch(self, batch: KeyedBatch) -> BatchResult:
-        """Add the rows of a batch to the sessions of their keys."""
         times, gaps = times_of(type(self).__name__, batch, self._handle.event_time), self._gaps(batch)
         starts = within_bounds(times, 0, gaps)
         stored = self._read_stored()
@@ -172,7 +169,6 @@ class SessionWindow(Windows):
         return within_bounds(times, 0, gap) + gap
 
     def _gaps(self, batch: KeyedBatch) -> Int64s:
-        """Return the gap of each row in microseconds."""
         if isinstance(self.gap, timedelta):
             return np.full(batch.rows.num_rows, self.gap // MICROSECOND, np.int64)
         column = whole(batch.rows[self.gap])
@@ -273,7 +269,6 @@ class SessionWindow(Windows):
         return pa.concat_tables(outputs) if outputs else None
 
     def _deletions(self, batch: KeyedBatch, owners: Int64s, begins: Int64s, versions: Int64s, values: Any) -> pa.Table:
-        """Return rows that delete sessions from the target."""
         count = len(owners)
         nothing = {name: pa.nulls(count, column.type) for name, column in values.items()}
         rows = self._output(batch, owners, (begins, begins), nothing, versions, np.zeros(count, np.bool_))

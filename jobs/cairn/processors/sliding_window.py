@@ -82,7 +82,6 @@ class SlidingWindow(Windows):
 
     @classmethod
     def check_settings(cls) -> None:
-        """Check the class attributes."""
         check_length(cls, "size")
         check_length(cls, "slide")
         if cls.slide > cls.size:
@@ -93,7 +92,6 @@ class SlidingWindow(Windows):
         super().check_settings()
 
     def init(self, handle: Any) -> None:
-        """Declare the map state `panes`, and `put_out` if windows are emitted several times."""
         values = self._declare(handle)
         self._size, self._slide, self._offset = (span // MICROSECOND for span in (self.size, self.slide, self.offset))
         self._pane = gcd(self._size, self._slide)
@@ -105,7 +103,6 @@ class SlidingWindow(Windows):
             self._put_out = handle.getMapState(PUT_OUT, StructType([StructField(START, self._of_time)]), of_version)
 
     def handleBatch(self, batch: KeyedBatch) -> BatchResult:
-        """Add the rows of a batch to the aggregates of their panes."""
         times = times_of(type(self).__name__, batch, self._handle.event_time)
         times = within_bounds(times, self._size, self._size)
         arrivals = self._arrivals(batch)
@@ -157,11 +154,9 @@ class SlidingWindow(Windows):
         return self._last_end(within_bounds(times, self._size, self._size))
 
     def _last_end(self, panes: Int64s) -> Int64s:
-        """For each pane, return the end of the last window that contains it."""
         return panes - (panes - self._offset) % self._slide + self._size
 
     def _first_end(self, panes: Int64s) -> Int64s:
-        """For each pane, return the end of the first window that contains it."""
         last = self._last_end(panes)
         return last - (last - panes - 1) // self._slide * self._slide
 

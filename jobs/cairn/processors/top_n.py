@@ -64,7 +64,6 @@ class TopN(ReadyMade):
 
     @classmethod
     def check_settings(cls) -> None:
-        """Check the class attributes."""
         for name, example in (("n", "n = 3"), ("order", 'order = "score desc"')):
             if not hasattr(cls, name):
                 raise wrong_setting(cls, name, f"write {example}")
@@ -76,12 +75,10 @@ class TopN(ReadyMade):
 
     @classmethod
     def check_pipeline(cls, pipeline: Any) -> None:
-        """Check the class attributes, and that the pipeline's `time_mode` has a time to live."""
         super().check_pipeline(pipeline)
         check_ttl(cls.__name__, cls.ttl_ms, pipeline)
 
     def init(self, handle: Any) -> None:
-        """Declare the list state `top` with all input columns except the key."""
         self.check_settings()
         owner = type(self).__name__
         check_free(owner, RANK, handle.input_schema.names, "TopN")
@@ -98,12 +95,10 @@ class TopN(ReadyMade):
         self._top = handle.getListState(STATE, made_with(self, ("order",), row), self.ttl_ms)
 
     def deriveOutputSchema(self, handle: Any) -> StructType:
-        """Return the schema of the output: the input columns, and `rank`."""
         check_free(type(self).__name__, RANK, handle.input_schema.names, "TopN")
         return StructType([*nullable(handle.input_schema), StructField(RANK, LongType())])
 
     def handleBatch(self, batch: KeyedBatch) -> BatchResult:
-        """Merge the rows of a batch into the best rows of their keys."""
         held = self._top.get()
         owners = np.concatenate([held.key_of_row, batch.key_of_row])
         columns = {name: self._join(held.rows[name], batch.rows[name]) for name in self._names}

@@ -71,13 +71,11 @@ class TumblingWindow(Windows):
 
     @classmethod
     def check_settings(cls) -> None:
-        """Check the class attributes."""
         check_length(cls, "size")
         check_offset(cls)
         super().check_settings()
 
     def init(self, handle: Any) -> None:
-        """Declare the map state `windows` with a field for each part of each aggregate."""
         values = self._declare(handle)
         self._size, self._offset = self.size // MICROSECOND, self.offset // MICROSECOND
         self._carried: Int64s = np.zeros(0, np.int64)
@@ -87,7 +85,6 @@ class TumblingWindow(Windows):
         self._windows = handle.getMapState(STATE, key, StructType(values))
 
     def handleBatch(self, batch: KeyedBatch) -> BatchResult:
-        """Add the rows of a batch to the aggregates of their windows."""
         times = times_of(type(self).__name__, batch, self._handle.event_time)
         times = within_bounds(times, self._size, self._size)
         cut = rows_by_window(batch.key_of_row, times - (times - self._offset) % self._size)

@@ -109,13 +109,11 @@ class SideRows:
     rows: pa.Table
 
     def chosen(self, which: Bools) -> SideRows:
-        """Return some of the rows."""
         if which.all():
             return self
         return SideRows(owners=self.owners[which], times=self.times[which], rows=self.rows.filter(pa.array(which)))
 
     def followed_by(self, later: SideRows) -> SideRows:
-        """Return these rows and later rows as one."""
         if not len(self.owners) or not len(later.owners):
             return later if len(later.owners) else self
         return SideRows(
@@ -126,7 +124,6 @@ class SideRows:
 
 
 def check_kinds(cls: type, *settings: str) -> None:
-    """Check the settings that name the two kinds."""
     for name in settings:
         value = getattr(cls, name, None)
         if not isinstance(value, str) or not value:
@@ -182,7 +179,6 @@ def _kind_of(column: str, kinds: Iterable[str]) -> str | None:
 
 
 def output_schema(handle: Any, sides: Sequence[Side], without: str | None = None) -> StructType:
-    """Return the schema of a join's output: the key columns, and the columns of both sides."""
     fields = [field for side in sides for field in side.fields if field.name != without]
     return StructType([*nullable(handle.key_schema), *fields])
 
@@ -216,12 +212,10 @@ def split_sides(
 
 
 def held_rows(held: Any, side: Side) -> SideRows:
-    """Return the rows of a list state."""
     return SideRows(owners=held.key_of_row, times=numbers(whole(held.rows[side.time])), rows=held.rows)
 
 
 def no_rows(side: Side) -> SideRows:
-    """Return a side without rows."""
     table = arrow_schema(StructType(list(side.fields))).empty_table()
     return SideRows(owners=np.zeros(0, np.int64), times=np.zeros(0, np.int64), rows=table)
 
@@ -235,7 +229,6 @@ def arrow_schema(schema: StructType) -> pa.Schema:
 def output_rows(
     batch: KeyedBatch, owners: Int64s, parts: Sequence[tuple[Side, pa.Table, Int64s]], schema: pa.Schema
 ) -> pa.Table:
-    """Return output rows."""
     output = keys_at(batch, owners)
     for side, rows, at in parts:
         places = pa.array(at, mask=at < 0)
@@ -268,7 +261,6 @@ def positions(
 
 
 def remove_rows(state: Any, rows: SideRows, gone: Bools) -> SideRows:
-    """Remove rows from a list state, and return the rows that stay."""
     kept, touched = rows.chosen(~gone), np.unique(rows.owners[gone])
     again = kept.chosen(np.isin(kept.owners, touched))
     state.clear(np.setdiff1d(touched, again.owners))
@@ -277,7 +269,6 @@ def remove_rows(state: Any, rows: SideRows, gone: Bools) -> SideRows:
 
 
 def register_first(handle: Any, first: Int64s) -> None:
-    """Register a timer of each key that has a time."""
     timed = np.flatnonzero(first < NO_TIME)
     handle.registerTimer(timed, ceil_ms(first[timed]))
 

@@ -57,18 +57,15 @@ class Windows(ReadyMade, ABC):
     declared_aggregates: Mapping[str, Aggregate] = {}
 
     def __init_subclass__(cls, **arguments: Any) -> None:
-        """Collect the aggregates that the new class declares or inherits, and check its settings."""
         cls.declared_aggregates = declared_in(cls, ready_made(cls))
         super().__init_subclass__(**arguments)
 
     @classmethod
     def is_setting(cls, name: str, value: Any) -> bool:
-        """Return True for settings and aggregates."""
         return isinstance(value, Aggregate) or name == "declared_aggregates" or super().is_setting(name, value)
 
     @classmethod
     def check_settings(cls) -> None:
-        """Check the class attributes that all windows have."""
         check_choice(cls, "early", (True, False))
         lateness = cls.allowed_lateness
         if not isinstance(lateness, timedelta) or lateness < timedelta(0):
@@ -81,7 +78,6 @@ class Windows(ReadyMade, ABC):
 
     @classmethod
     def check_pipeline(cls, pipeline: Any) -> None:
-        """Compare `allowed_lateness` with the pipeline's `watermark_delay`."""
         super().check_pipeline(pipeline)
         check_declared(cls.__name__, cls.declared_aggregates)
         delay = pipeline.watermark_delay
@@ -96,7 +92,6 @@ class Windows(ReadyMade, ABC):
         self.declared_aggregates = spelled_aggregates(self.declared_aggregates, names)
 
     def deriveOutputSchema(self, handle: Any) -> StructType:
-        """Return the schema of the output: key columns, begin and end of the window, and aggregates."""
         owner, ours = type(self).__name__, ready_made(type(self)).__name__
         of = type_of_event_time(owner, ours, handle)
         plan_fields(owner, self.declared_aggregates, handle.input_schema, handle.key_schema)
@@ -150,7 +145,6 @@ class Windows(ReadyMade, ABC):
         return step_aggregates(self.declared_aggregates, self._parts, groups, old)
 
     def _values(self, batch: KeyedBatch, owners: Int64s, begins: Int64s, parts: pa.Table) -> dict[str, pa.Array]:
-        """Return the values of stored aggregates."""
         none = np.zeros(len(owners) + 1, np.int64)
         return self._step(Groups(self._windows_of(batch, owners, begins, self._no_rows, none)), parts)[1]
 
@@ -223,12 +217,10 @@ class RowsByWindow:
     at: Int64s
 
     def take(self, rows: pa.Table) -> pa.Table:
-        """Return rows in this order."""
         return rows if is_sorted(self.order) else rows.take(pa.array(self.order))
 
 
 def rows_by_window(owners: Int64s, windows: Int64s) -> RowsByWindow:
-    """Group rows by key and window."""
     same_key = np.diff(owners) == 0
     descends = ((np.diff(windows) < 0) & same_key).any()
     order = np.lexsort((windows, owners)) if descends else np.arange(len(owners))
@@ -240,7 +232,6 @@ def rows_by_window(owners: Int64s, windows: Int64s) -> RowsByWindow:
 
 
 def group_begins(owners: Int64s, windows: Int64s) -> Int64s:
-    """Return the places at which another key or another window begins."""
     return np.flatnonzero((np.diff(owners, prepend=-1) != 0) | (np.diff(windows, prepend=0) != 0))
 
 
@@ -251,12 +242,10 @@ def of_open_key(batch: KeyedBatch, owners: Int64s) -> Bools:
 
 
 def is_sorted(order: Int64s) -> bool:
-    """Return True if `order` is 0, 1, 2, ..."""
     return not len(order) or bool(order[0] == 0 and (np.diff(order) == 1).all())
 
 
 def check_offset(cls: Any) -> None:
-    """Check the shift of windows."""
     if not isinstance(cls.offset, timedelta):
         raise wrong_setting(cls, "offset", "write offset = timedelta(minutes=15)")
     check_length_of_time(f"{cls.__name__}.offset", cls.offset)

@@ -17,8 +17,6 @@ from state_backend.values.records import Content
 
 @frozen
 class RowsDifference:
-    """The difference between the committed and the replayed rows of a key."""
-
     known: bool = True
     only_committed: tuple[dict[str, Any], ...] = ()
     only_replayed: tuple[dict[str, Any], ...] = ()
@@ -27,14 +25,11 @@ class RowsDifference:
 
     @property
     def same(self) -> bool:
-        """Return True if no difference was found."""
         return not (self.only_committed or self.only_replayed or self.other_order or self.other_types)
 
 
 @frozen
 class Comparison:
-    """The difference between the committed and the replayed interval of one key."""
-
     state: tuple[EntryChange, ...]
     output: RowsDifference
     late: RowsDifference

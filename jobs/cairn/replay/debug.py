@@ -20,7 +20,6 @@ class Debugger:
         self._pdb.reset()
 
     def watch(self, processor: Any) -> None:
-        """Set a breakpoint in each handler of a processor."""
         for name in HANDLERS:
             method = inspect.unwrap(getattr(type(processor), name, None) or getattr(processor, name, None) or print)
             code = getattr(method, "__code__", None)
@@ -30,7 +29,6 @@ class Debugger:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Stop at the breakpoints within the block."""
         frame: Any = sys._getframe()
         # Without a lowest frame, `set_continue` would stop at the next line instead of the next breakpoint.
         self._pdb.botframe = frame

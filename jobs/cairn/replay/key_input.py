@@ -43,7 +43,6 @@ class PlannedKey:
 
     @property
     def with_spark(self) -> bool:
-        """Return True if the source needed Spark."""
         return not isinstance(self.session, LocalSession)
 
     def rows(self, kind: int = INPUT) -> list[dict[str, Any]]:

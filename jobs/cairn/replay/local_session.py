@@ -58,7 +58,6 @@ class LocalSession(PlanningSession):
 
     @property
     def read(self) -> _Reader:
-        """The reader of files."""
         return _Reader(self)
 
     @property
@@ -162,7 +161,6 @@ class LocalFrame(LocalRows):
 
     @classmethod
     def of_rows(cls, rows: LocalRows) -> LocalFrame:
-        """Return rows in memory as a frame."""
         return cls(rows.schema, rows.zone, tables=[rows.table])
 
     def select(self, *names: Any) -> LocalFrame:
@@ -175,7 +173,6 @@ class LocalFrame(LocalRows):
         return LocalFrame(schema, self.zone, files=self._files, tables=tables)
 
     def rows_of(self, key: SearchedKey, names: Sequence[str]) -> LocalRows:
-        """Return the input rows of one key."""
         wanted = to_arrow_schema(self.schema, timezone=self.zone.name, prefers_large_types=False)
         found = [_filter(part, key, names) for part in self._parts(wanted)]
         table = pa.concat_tables(found) if found else wanted.empty_table()

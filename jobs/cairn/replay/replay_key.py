@@ -44,8 +44,6 @@ Watch = Callable[[Any], None]
 
 @frozen
 class Replay:
-    """A replayed interval of one key."""
-
     pipeline: Pipeline
     key: SearchedKey
     found: Replayable

@@ -38,14 +38,11 @@ class InProcess:
     pipeline: str
 
     def __call__(self) -> Any:
-        """Make a new processor."""
         return processor_on_driver(self.processor, self.pipeline)
 
 
 @frozen
 class KeyRun:
-    """The result of the processor for one key."""
-
     calls: list[Call]
     entries: KeyEntries
     output: pa.Table

@@ -126,7 +126,6 @@ class TracedProcessor:
         return getattr(self._processor, name)
 
     def init(self, handle: Any) -> None:
-        """Call the processor's `init` with a handle whose states and timers are recorded."""
         for name in _STATES:
             setattr(handle, name, self._declaring(getattr(handle, name)))
         self._processor.init(handle)
@@ -145,19 +144,16 @@ class TracedProcessor:
         return declare
 
     def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Any]:
-        """Call the processor, and record rows in and out."""
         call = self._trace.begin("handleInputRows", timerValues)
         results = self._processor.handleInputRows(key, _record(rows, call.rows), timerValues)
         return _record(iterable(results, "handleInputRows"), call.output)
 
     def handleInitialState(self, key: Any, initialState: Any, timerValues: Any) -> None:
-        """Call the processor, and record the row of initial state."""
         call = self._trace.begin("handleInitialState", timerValues)
         call.rows += rows_of(initialState)
         self._processor.handleInitialState(key, initialState, timerValues)
 
     def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Any]:
-        """Call the processor, and record the rows out."""
         call = self._trace.begin("handleExpiredTimer", timerValues, expiredTimerInfo.getExpiryTimeInMs())
         results = self._processor.handleExpiredTimer(
             key=key, timerValues=timerValues, expiredTimerInfo=expiredTimerInfo
@@ -165,11 +161,9 @@ class TracedProcessor:
         return _record(iterable(results, "handleExpiredTimer"), call.output)
 
     def handleBatch(self, batch: KeyedBatch) -> BatchResult:
-        """Call the processor, and record the batch's rows and states."""
         return self._batch("handleBatch", batch)
 
     def handleExpiredTimers(self, batch: KeyedBatch) -> BatchResult:
-        """Call the processor, and record the batch's timers and states."""
         return self._batch("handleExpiredTimers", batch)
 
     def _batch(self, handler: str, batch: KeyedBatch) -> BatchResult:
@@ -200,7 +194,6 @@ class TracedFactory:
     made: Callable[[Any], None] = lambda processor: None
 
     def __call__(self) -> TracedProcessor:
-        """Make a new processor."""
         processor = processor_on_driver(self.processor, self.pipeline)
         self.made(processor)
         return TracedProcessor(processor, self.trace)

@@ -50,10 +50,7 @@ class ColumnNames:
         return name
 
     def find_key(self, key: Sequence[str]) -> list[str]:
-        """Return the names of the key columns as the rows spell them.
-
-        A pipeline may name the column `User` as `user` if the session ignores case, and with or without backticks.
-        """
+        """Return the names of the key columns as the rows spell them."""
         own = [self.find(name) for name in key]
         missing = [name for name in own if name not in self.names]
         if missing:

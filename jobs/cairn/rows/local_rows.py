@@ -49,7 +49,6 @@ class LocalRows:
 
     @classmethod
     def of_table(cls, table: pa.Table, schema: t.StructType, zone: Zone) -> LocalRows:
-        """Return the rows of an Arrow table, without a conversion to Python values."""
         made = cls.__new__(cls)
         made.schema, made.zone = schema, zone
         made.table = table.cast(to_arrow_schema(schema, timezone=zone.name, prefers_large_types=False))

@@ -69,14 +69,12 @@ KEY_GROUP, PART, KIND = "__key_group", "__part", "__kind"
 
 
 def key_schema_of(schema: StructType, key: Sequence[str]) -> StructType:
-    """Return the schema of the key columns."""
     key_schema = StructType([schema[name] for name in key])
     check_key_schema(parse_struct(key_schema.jsonValue()))
     return key_schema
 
 
 def check_order_by(order_by: Sequence[str], schema: StructType) -> None:
-    """Raise `UsageError` if `order_by` names a column that the input lacks."""
     unknown = [name for name in order_by if name not in schema.names]
     if unknown:
         raise UsageError(

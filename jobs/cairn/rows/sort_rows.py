@@ -334,7 +334,6 @@ class _Run:
 
     @property
     def is_read(self) -> bool:
-        """Return True if all pieces of the run were read."""
         return bool(self._read == self._file.num_record_batches)
 
 

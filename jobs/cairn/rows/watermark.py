@@ -76,7 +76,6 @@ class EventTime:
         return advanced or 0
 
     def advance(self, time: LogicalTime, interval_end_ms: int, newest_event_us: int | None) -> LogicalTime:
-        """Return the clock that the interval's checkpoint records: `time` with the new watermarks."""
         return replace(
             time,
             watermark_ms=self._reached_ms(interval_end_ms, newest_event_us),

@@ -48,8 +48,6 @@ class _Round:
 
 
 class ArrowRunner:
-    """Runner of a vectorised processor over one shard."""
-
     def __init__(
         self,
         processor: Callable[[], Any],
@@ -219,7 +217,6 @@ class ArrowRunner:
         return pa.Table.from_arrays(columns, schema=schema)
 
     def fire_timers(self) -> None:
-        """Call `handleExpiredTimers` for all keys with due timers."""
         if self._timed:
             for due in self._handle.timers.due(self._due_ms, ROUND_ROWS):
                 keys = self._key_columns.decode(due.keys)
@@ -237,7 +234,6 @@ class ArrowRunner:
         self._handle.state = HandleState.TIMER_PROCESSED
 
     def close(self) -> None:
-        """Call the processor's `close`."""
         with self._user_code.call("close"):
             self._processor.close()
         self._handle.state = HandleState.CLOSED

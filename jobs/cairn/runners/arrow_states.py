@@ -49,8 +49,6 @@ class _OfKeys:
 
 @frozen
 class KeyedRows(_OfKeys):
-    """Rows of many keys."""
-
     # The rows of the requested keys, key after key. The requested keys are those that the caller passed to the state's
     # method, or all keys of the batch if the caller passed None.
     rows: pa.Table
@@ -217,18 +215,12 @@ class ArrowTimers(_OfBatch):
     _columns: TimerColumns
 
     def register(self, keys: Keys, expiries_ms: npt.ArrayLike) -> None:
-        """Register one timer for each element of `keys`; `ArrowHandle.registerTimer` calls this."""
         self._columns.register(*self._timers(keys, expiries_ms))
 
     def delete(self, keys: Keys, expiries_ms: npt.ArrayLike) -> None:
-        """Delete one timer for each element of `keys`; `ArrowHandle.deleteTimer` calls this.
-
-        A timer that does not exist is ignored.
-        """
         self._columns.delete(*self._timers(keys, expiries_ms))
 
     def times(self, keys: Keys | None) -> KeyedRows:
-        """Return the timers of some keys; `ArrowHandle.listTimers` calls this."""
         times_ms, offsets = self._columns.times(self._chosen(keys))
         return KeyedRows(rows=pa.table({EXPIRY: times_ms}), offsets=offsets)
 

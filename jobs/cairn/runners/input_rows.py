@@ -56,7 +56,6 @@ class KeyedInput:
         joined: Joined = iter,
         refused: Callable[[str], ProcessorError] = ProcessorError,
     ) -> None:
-        """Begin before the first key."""
         self.keys = 0
         self._refused = refused
         self._key_values = key_values

@@ -30,8 +30,7 @@ class Output(Protocol):
     def full(self) -> bool:
         """Return True if the buffer holds so much that the runner should call `flush`."""
 
-    def add(self, item: Any) -> None:
-        """Buffer one row or frame that a handler yielded."""
+    def add(self, item: Any) -> None: ...
 
     def settle(self) -> None:
         """Copy the cells that the processor could still change.
@@ -39,8 +38,7 @@ class Output(Protocol):
         The runner calls this method after every handler that yielded rows.
         """
 
-    def flush(self) -> None:
-        """Write the buffered rows to the output file."""
+    def flush(self) -> None: ...
 
 
 class KeyedRunner:
@@ -75,7 +73,6 @@ class KeyedRunner:
             self._handle.end_init()
 
     def process(self, rows: KeyedInput) -> None:
-        """Call `handleInputRows` or `handleInitialState` for each key."""
         state, output, add, settle = self._state, self._output, self._output.add, self._output.settle
         handler, timer_values = self._processor.handleInputRows, self._timer_values
         for count, (kind, key_group, key, encoded_key, items) in enumerate(rows):

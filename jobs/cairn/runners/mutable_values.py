@@ -30,7 +30,6 @@ _IMMUTABLE_BASES = (int, float, complex, str, bytes, Decimal, date, time, timede
 
 
 def all_immutable(values: Iterable[Any]) -> bool:
-    """Return True if every value has one of the exact types in `IMMUTABLE`."""
     return _only_immutable(map(type, values))
 
 

@@ -62,7 +62,6 @@ class OutputRows:
             self._pending.append(values)
 
     def _values(self, row: Any, others: list[Any]) -> tuple[Any, ...]:
-        """Return the row's cells in column order."""
         plain = type(row).asDict is Row.asDict
         fields = row.asDict(not plain)
         # An unknown field is usually a misspelt column. Spark drops that field silently, and the column is null in
@@ -89,7 +88,6 @@ class OutputRows:
         return len(self._pending) >= _ROWS_PER_BATCH
 
     def flush(self) -> None:
-        """Write the buffered rows to the output file."""
         if self._pending:
             columns = zip(*self._pending, strict=True)
             arrays = [self._column(field, values) for field, values in zip(self._file.schema, columns, strict=True)]

@@ -27,7 +27,6 @@ def struct_of(schema: dict[str, Any]) -> StructType:
 
 
 def arrow_schema(schema: dict[str, Any]) -> pa.Schema:
-    """Return the Arrow schema of the Parquet files that are written for a Spark schema."""
     arrow: pa.Schema = to_arrow_schema(struct_of(schema), timezone="UTC", prefers_large_types=False)
     return arrow
 
@@ -57,6 +56,5 @@ def from_record(schema: dict[str, Any], where: str) -> StructType:
 
 
 def schema_of_file(storage: Storage, handle: Handle, local: Path) -> dict[str, Any]:
-    """Download an output file and return its Spark schema as JSON."""
     storage.download(handle, local)
     return schema_in(pq.read_schema(local))

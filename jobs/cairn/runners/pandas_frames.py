@@ -247,7 +247,6 @@ class OutputFrames:
 
     @property
     def full(self) -> bool:
-        """Return True if at least 10,000 rows are buffered."""
         return self._pending_rows >= _ROWS_PER_BATCH
 
     def _columns(self, frame: Any) -> list[Any]:
@@ -274,7 +273,6 @@ class OutputFrames:
         return [_values(frame.iloc[:, at]) for at in range(len(self._names))]
 
     def flush(self) -> None:
-        """Write the buffered frames to the output file."""
         if self._pending:
             columns = zip(*self._pending, strict=True)
             arrays = [self._column(at, parts) for at, parts in enumerate(columns)]

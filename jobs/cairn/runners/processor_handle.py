@@ -71,14 +71,12 @@ class RowListState(state_variables.ListState, spark_api.ListState):
     """PySpark's `ListState` over the shard's state."""
 
     def put(self, newState: Any) -> None:
-        """Replace the list of the current key, as PySpark's method does."""
         state_variables.ListState.put(self, _not_empty(self._name, newState))
 
     # Spark's name for the same method. A wrapper would add a call for each element.
     appendValue = state_variables.ListState.append_value
 
     def appendList(self, newState: Any) -> None:
-        """Append elements to the list of the current key, as PySpark's method does."""
         self.append_list(_not_empty(self._name, newState))
 
 
@@ -95,16 +93,13 @@ class RowMapState(state_variables.MapState, spark_api.MapState):
         self._as_row = row_maker(tuple(f["name"] for f in descriptor.versions[-1].value["fields"]))
 
     def getValue(self, key: Any) -> Row | None:
-        """Return the map's value for a user key as a `Row`, or None if the map lacks the key."""
         value = self.get_value(key)
         return None if value is None else self._as_row(value)
 
     def keys(self) -> Iterator[tuple[Any, ...]]:
-        """Return an iterator over the user keys of the current key's map, as plain tuples."""
         return (key for key, _ in self.iterator())
 
     def values(self) -> Iterator[tuple[Any, ...]]:
-        """Return an iterator over the values of the current key's map, as plain tuples."""
         return (value for _, value in self.iterator())
 
     containsKey = state_variables.MapState.contains_key
@@ -155,13 +150,11 @@ class ProcessorHandle(spark_api.StatefulProcessorHandle):
         return self._plan(RowValueState, stateName, "getValueState")
 
     def getListState(self, stateName: str, schema: Any, ttlDurationMs: int | None = None) -> RowListState:
-        """Return the list state of this name. Only `init` may call this method."""
         return self._plan(RowListState, stateName, "getListState")
 
     def getMapState(
         self, stateName: str, userKeySchema: Any, valueSchema: Any, ttlDurationMs: int | None = None
     ) -> RowMapState:
-        """Return the map state of this name. Only `init` may call this method."""
         return self._plan(RowMapState, stateName, "getMapState")
 
     def deleteIfExists(self, stateName: str) -> None:
@@ -189,17 +182,14 @@ class ProcessorHandle(spark_api.StatefulProcessorHandle):
             return cast(State, _Placeholder(name, deleted=True))
 
     def registerTimer(self, expiryTimestampMs: int) -> None:
-        """Register a timer of the current key, as PySpark's method does."""
         self._check_timers("registerTimer")
         self._shard.register_timer(_milliseconds(expiryTimestampMs))
 
     def deleteTimer(self, expiryTimestampMs: int) -> None:
-        """Delete a timer of the current key, as PySpark's method does."""
         self._check_timers("deleteTimer")
         self._shard.delete_timer(_milliseconds(expiryTimestampMs))
 
     def listTimers(self) -> Iterator[int]:
-        """Return the times of the current key's timers, ascending, in milliseconds since the epoch."""
         self._check_timers("listTimers")
         return self._shard.timers()
 
@@ -226,17 +216,14 @@ class DeclaringHandle(spark_api.StatefulProcessorHandle):
         self.deleted: list[str] = []
 
     def getValueState(self, stateName: str, schema: Any, ttlDurationMs: int | None = None) -> Any:
-        """Declare a value state."""
         return self._declare(stateName, "value", schema, None, ttlDurationMs)
 
     def getListState(self, stateName: str, schema: Any, ttlDurationMs: int | None = None) -> Any:
-        """Declare a list state."""
         return self._declare(stateName, "list", schema, None, ttlDurationMs)
 
     def getMapState(
         self, stateName: str, userKeySchema: Any, valueSchema: Any, ttlDurationMs: int | None = None
     ) -> Any:
-        """Declare a map state."""
         return self._declare(stateName, "map", valueSchema, userKeySchema, ttlDurationMs)
 
     def deleteIfExists(self, stateName: str) -> None:
@@ -253,11 +240,9 @@ class DeclaringHandle(spark_api.StatefulProcessorHandle):
         _check_state(HandleState.CREATED, "registerTimer", HandleState.INITIALIZED)
 
     def deleteTimer(self, expiryTimestampMs: int) -> None:
-        """Raise an error, as Spark does, because `init` has no current key."""
         _check_state(HandleState.CREATED, "deleteTimer", HandleState.INITIALIZED)
 
     def listTimers(self) -> Iterator[int]:
-        """Raise an error, as Spark does, because `init` has no current key."""
         _check_state(HandleState.CREATED, "listTimers", HandleState.INITIALIZED)
         return iter(())
 
@@ -340,11 +325,9 @@ class ArrowDeclaringHandle(DeclaringHandle):
         super().registerTimer(0)
 
     def deleteTimer(self, keys: Any, expiryTimestampMs: Any = None) -> None:  # type: ignore[override]
-        """Raise an error, as Spark does, because `init` has no current batch."""
         super().deleteTimer(0)
 
     def listTimers(self, keys: Any = None) -> Any:
-        """Raise an error, as Spark does, because `init` has no current batch."""
         return super().listTimers()
 
 
@@ -397,13 +380,11 @@ class ArrowHandle(ProcessorHandle):
             self.states[stateName] = found
 
     def getListState(self, stateName: str, schema: Any, ttlDurationMs: int | None = None) -> Any:
-        """Return the list state of this name, which acts on the keys of the current batch."""
         return self._plan(partial(self._add_key, "list", ListColumns, ArrowListState), stateName, "getListState")
 
     def getMapState(
         self, stateName: str, userKeySchema: Any, valueSchema: Any, ttlDurationMs: int | None = None
     ) -> Any:
-        """Return the map state of this name, which acts on the keys of the current batch."""
         return self._plan(partial(self._add_key, "map", MapColumns, ArrowMapState), stateName, "getMapState")
 
     def _add_key(self, kind: str, columns_of: Any, state_of: Any, shard: ShardState, name: str) -> Any:
@@ -412,7 +393,6 @@ class ArrowHandle(ProcessorHandle):
         return state_of(columns, f"{kind} state {name!r}")
 
     def registerTimer(self, keys: Any, expiryTimestampMs: Any) -> None:  # type: ignore[override]
-        """Register one timer for each given key."""
         self._check_timers("registerTimer")
         self._timers.register(keys, expiryTimestampMs)
 

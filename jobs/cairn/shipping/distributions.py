@@ -21,8 +21,6 @@ _LISTED: set[str] = set()
 
 @frozen
 class InstalledDistribution:
-    """Installed distribution in one process."""
-
     name: str
     version: str
     digest: str

@@ -73,7 +73,6 @@ class ShippedProcessor:
     broadcasts: tuple[tuple[int, bytes], ...]
 
     def __call__(self) -> Any:
-        """Unpickle and make a new processor in a worker. Two processors never share an object."""
         return _make(self._load(), self.name)
 
     def _load(self) -> Any:

@@ -56,8 +56,6 @@ _PLAIN: dict[type, Callable[[Any], bytes]] = {
 
 
 class ValueHasher:
-    """Hasher of values, called for one value after another."""
-
     def __init__(self) -> None:
         self.modules: set[str] = set()
         # Both dicts are keyed by `id`. `_open` has the depth of each value that is being hashed. If a value contains
@@ -69,7 +67,6 @@ class ValueHasher:
         self._kept: list[Any] = []
 
     def digest(self, value: Any, path: str) -> bytes:
-        """Return the 32 bytes of a value's hash."""
         if plain := _PLAIN.get(type(value)):
             return _hash(type(value).__name__, plain(value))
         if done := self._done.get(id(value)):

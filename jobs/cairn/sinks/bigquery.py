@@ -130,7 +130,6 @@ class _Dataset:
     location: str
 
     def run(self, text: str, **parameters: Any) -> Any:
-        """Run a query or script once, and return its rows."""
         bq = _bigquery()
         kinds = {str: "STRING", int: "INT64", datetime: "TIMESTAMP"}
         given = [bq.ScalarQueryParameter(name, kinds[type(value)], value) for name, value in parameters.items()]

@@ -84,7 +84,6 @@ def must_store_owner(stored: str, owner: Owner, table: str, *, takes_over: bool 
 
 
 def foreign_rows(table: str) -> UsageError:
-    """Return the error for rows in a table to which the sink has never written."""
     return UsageError(
         f"the table {table} has rows, but the sink has never written to it, so it deletes none of them\n"
         "Name another table, or delete the rows yourself"
@@ -206,8 +205,6 @@ class Publication:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One interval whose rows in the table are not the rows of the output."""
-
     interval: Interval
     # Rows in the output; None if the interval has no output.
     expected: int | None

@@ -25,7 +25,6 @@ class ConnectChannel(DefaultChannelBuilder):  # type: ignore[misc]  # PySpark is
             self.set(self.PARAM_TOKEN, token)
 
     def toChannel(self) -> grpc.Channel:
-        """Open the channel."""
         if self.token is None or self.use_ssl or self.host.strip("[]") not in LOOPBACK:
             return super().toChannel()
         credentials = grpc.composite_channel_credentials(

@@ -45,7 +45,6 @@ _ATOMIC: dict[str, Any] = {
 
 
 def parse_ddl_locally(ddl: str) -> t.StructType:
-    """Parse the columns of a DDL schema as Spark's own parser does."""
     return _Parser(ddl).schema()
 
 

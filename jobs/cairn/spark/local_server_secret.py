@@ -21,7 +21,6 @@ LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
 def new_secret() -> str:
-    """Return a random secret."""
     return secrets.token_urlsafe(32)
 
 

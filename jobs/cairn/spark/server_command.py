@@ -17,7 +17,6 @@ _CLASS = "org.apache.spark.sql.connect.service.SparkConnectServer"
 
 
 def server_command(port: int, master: str, shuffle_partitions: int, more: Mapping[str, str] | None = None) -> list[str]:
-    """Return the command line of a server in the foreground."""
     conf = {
         "spark.master": master,
         "spark.connect.grpc.binding.address": "127.0.0.1",
@@ -62,7 +61,6 @@ def _spark_home() -> Path:
 
 
 def answers(port: int) -> bool:
-    """Return True if a process listens on this port of 127.0.0.1."""
     try:
         socket.create_connection(("127.0.0.1", port), 1).close()
     except OSError:

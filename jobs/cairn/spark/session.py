@@ -84,14 +84,12 @@ class SessionOnDemand:
         self.zone = (_CONF | dict(conf))[SESSION_ZONE]
 
     def session(self) -> SparkSession:
-        """Return the session, which the first call opens."""
         if self._opened is None:
             self._opened = self._opens()
         return self._opened
 
 
 def open_now(spark: SparkSession | SessionOnDemand) -> SparkSession:
-    """Return the session; open it if it is not open."""
     return spark.session() if isinstance(spark, SessionOnDemand) else spark
 
 
@@ -111,7 +109,6 @@ def connect(
     token: str | None = None,
     conf: Mapping[str, str] | None = None,
 ) -> SparkSession:
-    """Open a session on a Spark Connect server or on a master."""
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     from pyspark.sql import SparkSession
 

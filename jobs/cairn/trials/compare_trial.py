@@ -143,7 +143,6 @@ def _rows_lines(what: str, found: list[dict[str, Any]]) -> list[str]:
 
 
 def _add(before: dict[str, Any] | None, more: dict[str, Any]) -> dict[str, Any]:
-    """Add a column's changes in one more interval to its changes in earlier intervals."""
     if before is None or before["mean"] is None or more["mean"] is None:
         return more if before is None else {**before, "changed": before["changed"] + more["changed"]}
     changed = before["changed"] + more["changed"]

@@ -165,7 +165,6 @@ class _StateReader:
         self._options = {"batchId": str(batch), "operatorId": str(operator_id)}
 
     def state(self, name: str) -> DataFrame:
-        """Read a state: one row for each key, with the whole list or map."""
         return self._load(stateVarName=name, flattenCollectionTypes="false")
 
     def timers(self) -> DataFrame:
@@ -405,7 +404,6 @@ class _Remembering:
         return state
 
     def put_back(self, held: Any, types: Types) -> None:
-        """Write the states and timers of one key."""
         for at_ms in held[TIMERS_NAME] or ():
             self._handle.registerTimer(at_ms)
         for name, (value, user_key) in types.items():

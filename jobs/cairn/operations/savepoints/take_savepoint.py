@@ -125,7 +125,6 @@ def _taken(destination: Storage, record: Record, format: str) -> Savepoint | Non
 
 
 def check_destination(pipeline_root: str, to: str, format: str) -> None:
-    """Check where a savepoint will be written, and its format."""
     if format not in FORMATS:
         raise UsageError(f"savepoint format {format!r} is not one of {', '.join(FORMATS)}")
     check_outside(pipeline_root, to, "savepoint")
@@ -200,7 +199,6 @@ def consolidate_checkpoint(spark: SparkSession, pipeline: Pipeline, root: str, r
 
 
 def describe_savepoint(savepoint: Savepoint, to: str) -> dict[str, Any]:
-    """Return a summary of a savepoint as JSON values: folder, format, checkpoint, and number and bytes of files."""
     manifests = [ref.inline for ref in savepoint.content.shards if ref.inline is not None]
     return {
         "savepoint": to,

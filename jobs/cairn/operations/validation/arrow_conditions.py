@@ -30,7 +30,6 @@ _NEAR = 1e-9  # Relative distance. The error of Arrow's cast from decimal to dou
 
 
 def between(column: pa.Array, low: Any, high: Any, *, strict_low: bool, strict_high: bool) -> Mask:
-    """Return which values lie between two bounds."""
     if low is None and high is None:
         raise ValueError("min_value and max_value cannot both be None")
     if low is not None and high is not None and low > high:
@@ -45,7 +44,6 @@ def between(column: pa.Array, low: Any, high: Any, *, strict_low: bool, strict_h
 
 
 def in_set(column: pa.Array, values: Sequence[Any]) -> Mask:
-    """Return which values are in a set."""
     if pa.types.is_integer(column.type):
         column = column.cast(pa.int64())
     elif pa.types.is_floating(column.type):
@@ -54,7 +52,6 @@ def in_set(column: pa.Array, values: Sequence[Any]) -> Mask:
 
 
 def unique(column: pa.Array) -> Mask:
-    """Return which values occur once."""
     if pa.types.is_floating(column.type):
         column = _one_zero(pc.if_else(pc.is_nan(column), pa.scalar(float("nan"), column.type), column))
     indices = column.dictionary_encode().indices.to_numpy()

@@ -49,19 +49,16 @@ class ArrowRows:
     not_stored: str = ""
 
     def source(self, context: Any) -> Any:
-        """Add a data source for the tables to a context of Great Expectations."""
         source = context.data_sources.add_pandas("state_in_memory")
         source.get_execution_engine()  # Great Expectations keeps the engine that this call makes. The next line replaces it.
         source._execution_engine = ArrowEngine()
         return source
 
     def frame(self, table: pa.Table) -> pd.DataFrame:
-        """Return the table in the form that the data source takes."""
         frame: pd.DataFrame = table.to_pandas(types_mapper=pd.ArrowDtype)
         return frame
 
     def failing(self, batch: Any, expectation: Any, metric: str, identity: Sequence[str]) -> FailingRows:
-        """Name the keys of the rows that fail an expectation, and store the rows."""
         fails, _, _ = metric_value(batch, expectation, f"{metric}.condition")
         rows = pa.Table.from_pandas(batch.data.dataframe.loc[fails.index[fails]], preserve_index=False)
         texts = row_json(rows, identity, self.zone)

@@ -10,8 +10,6 @@ _LONGEST_KEY = 300
 
 @frozen
 class FailingRows:
-    """The rows that fail a check."""
-
     number: int
     keys: tuple[str, ...]
     # URL of the folder with all rows as Parquet; None if the rows are not stored.
@@ -43,7 +41,6 @@ class Check:
 
     @property
     def finding(self) -> str:
-        """The failed check as a sentence."""
         if not self.table:
             return self.observed
         expected = f"expected {self.expected}; " if self.expected else ""

@@ -135,7 +135,6 @@ def write_page(folder: Path, run_name: str, html: str) -> Path:
 
 
 def page_path(folder: Path, run_name: str) -> Path:
-    """Return the path of a validation's page."""
     return folder / FOLDER / f"{run_name}.html"
 
 

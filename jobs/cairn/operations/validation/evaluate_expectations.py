@@ -46,7 +46,6 @@ class Declared:
 
     @property
     def states(self) -> tuple[str, ...]:
-        """Names of the states with expectations."""
         return tuple(dict.fromkeys([*self.suites, *self.over_time]))
 
 
@@ -67,8 +66,6 @@ class Compared:
 
 
 class StateTables(Protocol):
-    """The tables of one state."""
-
     @property
     def identity(self) -> tuple[str, ...]:
         """Names of the columns that identify a row."""
@@ -97,8 +94,6 @@ class Engine:
 
 @frozen
 class Evaluated:
-    """The result of an evaluation."""
-
     checks: tuple[Check, ...]
     counts: Mapping[str, tuple[int, int]]
     pages: Mapping[str, str]
@@ -113,7 +108,6 @@ def evaluate(
     run_name: str,
     docs: Path | None,
 ) -> Evaluated:
-    """Evaluate expectations."""
     suites = Suites(pipeline, run_name, docs)
     for state in rules.states:
         over_time = rules.over_time.get(state)
@@ -172,29 +166,24 @@ class SparkState:
         self.identity = (*state_tables.identity_of(now),)
 
     def flat(self) -> DataFrame:
-        """Return the state as a table with a column for each field of key, user key and value."""
         return state_tables.flat(self.now)
 
     def rows_before(self) -> int:
-        """Return the number of rows of the base's state."""
         assert self.before is not None
         return int(self.before.count())
 
     def changes(self, now_ms: int, removable: str | None) -> DataFrame:
-        """Return the table of changes since the base."""
         assert self.before is not None
         self._held.append(state_tables.pairs(self.before, self.now, now_ms=now_ms, removable=removable).cache())
         return self._held[-1]
 
     def release(self) -> None:
-        """Free the memory of the cached tables."""
         for frame in self._held:
             frame.unpersist()
 
 
 @contextmanager
 def spark_state(now: DataFrame, before: DataFrame | None) -> Iterator[SparkState]:
-    """Yield the tables of a state as Spark DataFrames, which are cached during the block."""
     state = SparkState(now, before)
     try:
         yield state
@@ -215,20 +204,16 @@ class ArrowState:
 
     @property
     def identity(self) -> tuple[str, ...]:
-        """Names of the columns that identify a row."""
         return arrow_tables.identity_of(self.now.schema)
 
     def flat(self) -> pa.Table:
-        """Return the state as a table with a column for each field of key, user key and value."""
         return arrow_tables.flat(self.now)
 
     def rows_before(self) -> int:
-        """Return the number of rows of the base's state."""
         assert self.before is not None
         return int(self.before.num_rows)
 
     def changes(self, now_ms: int, removable: str | None) -> pa.Table:
-        """Return the table of changes since the base."""
         assert self.before is not None
         may = None
         if removable is not None:
@@ -240,7 +225,6 @@ class ArrowState:
 def needs_spark(
     state: str, expectations: Sequence[Any], over_time: ChangeExpectations | None, compared: Compared, *, selects: bool
 ) -> str | None:
-    """Return why the expectations of a state need Spark; None if they do not."""
     base = compared.base_of(state, over_time)
     now = table_schema(compared.now, state)
     before = now if base is None else table_schema(base, state)
@@ -372,7 +356,6 @@ class Engines:
         return {s: replace(tables, selects=partial(_select, self._spark)) for s, tables in (found or {}).items()}
 
     def __call__(self, state: str) -> Engine:
-        """Return the engine for a state."""
         if state in self._in_memory:
             from cairn.operations.validation.arrow_rows import ArrowRows
 

@@ -29,8 +29,6 @@ _DOMAIN = ("batch_id", "column", "column_A", "column_B", "column_list", "column_
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table and its expectations."""
-
     label: str
     frame: Any
     identity: Sequence[str]
@@ -53,7 +51,6 @@ def read_declared(
 
 
 def over_changes(over_time: ChangeExpectations) -> list[Any]:
-    """Return the expectations on the table of changes since the base."""
     import great_expectations.expectations as gxe
 
     return [*over_time.pairs, *([gxe.ExpectColumnValuesToBeNull(column="lost_row")] if over_time.no_row_lost else [])]
@@ -97,7 +94,6 @@ class Suites:
         self._context.variables.progress_bars = {"globally": False}
 
     def run(self, state: str, tables: Sequence[Table], rows: Rows) -> None:
-        """Evaluate the expectations on the tables of one state."""
         found = [
             check for table in tables if table.expectations for check in self._run(f"{state}{table.label}", table, rows)
         ]
@@ -116,7 +112,6 @@ class Suites:
         return pages
 
     def _run(self, name: str, table: Table, rows: Rows) -> Iterator[Check]:
-        """Evaluate the expectations of one table."""
         import great_expectations as gx
 
         context = self._context
@@ -190,7 +185,6 @@ def _metric_of(result: Any) -> str | None:
 
 
 def metric_value(batch: Any, expectation: Any, name: str) -> Any:
-    """Compute a metric of Great Expectations."""
     from great_expectations.expectations.registry import get_metric_kwargs
     from great_expectations.validator.metric_configuration import MetricConfiguration
     from great_expectations.validator.metrics_calculator import MetricsCalculator

@@ -39,15 +39,12 @@ class SparkRows:
     not_stored: str = ""
 
     def source(self, context: Any) -> Any:
-        """Add a data source for Spark's DataFrames to a context of Great Expectations."""
         return context.data_sources.add_spark("restored_state", persist=False)  # the caller caches the tables
 
     def frame(self, table: DataFrame) -> DataFrame:
-        """Return the table: the data source takes it as it is."""
         return table
 
     def failing(self, batch: Any, expectation: Any, metric: str, identity: Sequence[str]) -> FailingRows:
-        """Name the keys of the rows that fail an expectation, and store the rows."""
         condition, domain, column = metric_value(batch, expectation, f"{metric}.condition")
         table = batch.data.execution_engine.get_domain_records(domain_kwargs={**domain, **column})
         # The condition may hold a window function, which a filter refuses.

@@ -30,7 +30,6 @@ def has_json(kind: pa.DataType) -> bool:
 
 
 def row_json(table: pa.Table, names: Sequence[str], zone: str) -> pa.Array:
-    """Return each row as a JSON object."""
     parts: list[Any] = []
     for n, name in enumerate(names):
         parts += [pa.scalar(f"{'{' if n == 0 else ','}{_quote(name)}:"), _values(table[name], zone)]

@@ -68,8 +68,6 @@ Spark: TypeAlias = "SparkSession | SessionOnDemand"
 
 @frozen
 class StateReport:
-    """The validation of one state."""
-
     state: str
     entries: int
     expectations: int
@@ -78,8 +76,6 @@ class StateReport:
 
 @frozen
 class Validation:
-    """The result of a validation."""
-
     what: str
     # Id of the checkpoint, also of a savepoint's; None for an attempt.
     checkpoint_id: int | None
@@ -95,7 +91,6 @@ class Validation:
 
     @property
     def success(self) -> bool:
-        """True if there are no findings."""
         return not self.findings
 
     @property
@@ -104,7 +99,6 @@ class Validation:
         return sum(s.expectations for s in self.states)
 
     def table(self) -> list[str]:
-        """Return the states as a table for the log: a heading, then a line for each state."""
         width = max([5, *(len(s.state) for s in self.states)])
         lines = [f"{'state':{width}}  {'entries':>13}  {'expectations':>12}  {'failed':>6}"]
         lines += [f"{s.state:{width}}  {s.entries:13,}  {s.expectations:12,}  {s.failed:6,}" for s in self.states]
