@@ -15,6 +15,7 @@ from state_backend.formats.types import parse_struct
 from state_backend.inspection.key_entries import KeyEntries, SearchedKey, entries_in
 from state_backend.state.shard_state import ShardState
 from state_backend.state.state_variables import ListState, MapState, ValueState
+from state_backend.state.timers import register_timer
 from state_backend.values.errors import UsageError
 from state_backend.values.intervals import from_ms, to_ms
 from state_backend.values.records import StateDescriptor
@@ -46,7 +47,7 @@ def entries_from(
                 )
             _write(shard, descriptors[name], rows)
         for at in timers:
-            shard.register_timer(at if isinstance(at, int) else to_ms(at))
+            register_timer(shard, at if isinstance(at, int) else to_ms(at))
         shard.set_key(-1, b"")
         shard.flush()
         return entries_in(store, key, job.content.states)

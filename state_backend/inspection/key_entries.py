@@ -108,10 +108,7 @@ def spans_of(key: SearchedKey, states: Sequence[StateDescriptor]) -> list[Span]:
 
 
 def entries_of(key: SearchedKey, states: Sequence[StateDescriptor], stored: Sequence[Stored]) -> KeyEntries:
-    entries: list[Stored] = []
     for stored_key, entry in stored:
         if stored_key[2] == layout.TIMERS:
-            entries += [(stored_key[:3] + timer, b"") for timer in layout.timers_in(stored_key[3:], entry)]
-        else:
-            entries.append((stored_key, entry))
-    return KeyEntries(keys=KeyCodec(key.schema), states={d.name: d for d in states}, stored=tuple(entries))
+            layout.check_timer(stored_key[3:], entry)
+    return KeyEntries(keys=KeyCodec(key.schema), states={d.name: d for d in states}, stored=tuple(stored))

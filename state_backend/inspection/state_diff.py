@@ -338,13 +338,10 @@ def _timer_changes(first: Side, second: Side, group: int) -> Iterator[EntryChang
 
 
 def _timers(side: Side, group: int) -> Iterator[tuple[bytes, bytes]]:
-    """Yield each timer as a pair: encoded key with packed time, and an empty value. Pairs ascend.
-
-    Timers are stored in two layouts, an older and a newer one. Both are read.
-    """
+    """Yield each timer as a pair: encoded key with packed time, and an empty value. Pairs ascend."""
     for rest, entry in side.scan(group, layout.TIMERS):
-        for timer in layout.timers_in(rest, entry):
-            yield timer, b""
+        layout.check_timer(rest, entry)
+        yield rest, entry
 
 
 def merge_entries(

@@ -28,7 +28,7 @@ from state_backend.shard.transfer import upload_all
 from state_backend.state import layout
 from state_backend.state.canonical_columns import Located, StateRows, TimerRows, check_ascending, index_keys, keys_of
 from state_backend.state.entry_columns import changes_by_key_group, expiries, is_expiring, split_timers, stored_keys
-from state_backend.state.shard_state import ShardState
+from state_backend.state.stored_entries import StoredEntries
 from state_backend.values.errors import CorruptFile, InvariantViolated, NotFound, StateTypeError
 from state_backend.values.key_groups import KeyGroupRange
 from state_backend.values.marks import CanonicalFile
@@ -121,7 +121,7 @@ def read_canonical(
     If the savepoint and the pipeline have the same number of key groups, only the files that have key groups of `owned`
     are read. Otherwise every file is read, because the keys belong to other key groups.
     """
-    target = EntryWriter(store, states, key_schema, owned, max_parallelism)
+    target = EntryWriter(store, key_schema, owned, max_parallelism)
     same = max_parallelism == recorded_max_parallelism
     by_state = {descriptor.name: descriptor for descriptor in states}
     for name in dict.fromkeys(f.state for f in files):
@@ -141,7 +141,7 @@ def read_canonical(
                 if table.num_rows:
                     last = target.take(rows, by_state.get(name), table, last, where, same)
             local.unlink()
-    return target.state.key_group_states()
+    return target.stored.accounts.states()
 
 
 def download_canonical(storage: Storage, file: CanonicalFile, local: Path) -> None:
@@ -164,12 +164,11 @@ class EntryWriter:
     def __init__(
         self,
         store: RocksStore,
-        states: Sequence[StateDescriptor],
         key_schema: StructType,
         owned: KeyGroupRange,
         max_parallelism: int,
     ) -> None:
-        self.state = ShardState(store, key_groups=(), descriptors=states, now_ms=0)
+        self.stored = StoredEntries(store)
         self._key_schema, self._owned, self._max_parallelism = key_schema, owned, max_parallelism
 
     def take(
@@ -208,10 +207,11 @@ class EntryWriter:
             kept = mine[begins]
             heads = located.rests.take(begins[kept])
             keys = [head[:-9] + layout.LIST_META for head in heads.to_pylist()]
-            positions = map(layout.pack_positions, firsts[kept].tolist(), nexts[kept].tolist())
-            self.state.put_positions(
-                stored_keys(groups[begins[kept]], descriptor.state_id, pa.array(keys, pa.binary())), list(positions)
-            )
+            positions = [*map(layout.pack_positions, firsts[kept].tolist(), nexts[kept].tolist())]
+            stored = stored_keys(groups[begins[kept]], descriptor.state_id, pa.array(keys, pa.binary()))
+            for group, key, data in zip(groups[begins[kept]].tolist(), stored, positions, strict=True):
+                self.stored.accounts.resize(group, layout.record_bytes(key, data))
+            self.stored.put_many(stored, positions)
         expiring = is_expiring(entries)
         if expiring.any():
             mask = pa.array(expiring)
@@ -238,10 +238,10 @@ class EntryWriter:
         if len(places):
             nothing = pa.nulls(len(entries), pa.binary())
             for group, *changes in changes_by_key_group(name, here, rests, nothing, entries):
-                self.state.account(group, name, *changes)
-            self.state.put_many(stored_keys(here, state_id, rests), entries.to_pylist())
+                self.stored.accounts.change(group, name, *changes)
+            self.stored.put_many(stored_keys(here, state_id, rests), entries.to_pylist())
         return here, rests, entries
 
     def _index(self, index: int, groups: Array, times: Array, behind: bytes, rests: pa.Array) -> None:
         keys = index_keys(groups, index, times, behind, rests)
-        self.state.put_many(keys, [b""] * len(keys))
+        self.stored.put_many(keys, [b""] * len(keys))

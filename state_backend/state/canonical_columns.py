@@ -24,13 +24,13 @@ from state_backend.formats.types import StructType, parse_struct
 from state_backend.state import layout
 from state_backend.state.entry_columns import (
     Groups,
+    check_timers,
     expiries,
     is_expiring,
     join_columns,
     parts_of,
     split_timers,
     stored_keys,
-    timers_of,
     without_expiry,
 )
 from state_backend.values.errors import CorruptFile
@@ -192,8 +192,8 @@ class TimerRows:
     def table(self, stored: pa.Array, entries: pa.Array) -> pa.Table:
         """Convert stored timers to one row each, ordered by key and time."""
         groups, _, rests = parts_of(stored)
-        groups, timers = timers_of(groups, rests, entries)
-        keys, times = split_timers(timers)
+        check_timers(rests, entries)
+        keys, times = split_timers(rests)
         key = _struct(self._keys.schema, self._keys.decode(keys))
         return pa.table([key, pa.array(times), pa.array(groups.astype(np.int32))], schema=self.schema)
 

@@ -29,11 +29,11 @@ from state_backend.formats.types import parse_struct
 from state_backend.state import layout
 from state_backend.state.entry_columns import (
     Groups,
+    check_timers,
     expiries,
     join_columns,
     parts_of,
     split_timers,
-    timers_of,
     without_expiry,
 )
 from state_backend.values.errors import CairnError
@@ -314,15 +314,15 @@ class _Check:
             )
 
     def _timers(self, groups: Groups, rests: pa.Array, entries: pa.Array) -> None:
-        groups, timers = timers_of(groups, rests, entries)
-        keys, times_ms = split_timers(timers)
+        check_timers(rests, entries)
+        keys, times_ms = split_timers(rests)
         self._check_owned(self._keys.decode(keys), groups)
         same_key = pc.equal(keys[1:], keys[:-1]).to_numpy(zero_copy_only=False) & (groups[1:] == groups[:-1])
         again = same_key & (times_ms[1:] <= times_ms[:-1])
         if again.any():
             self.found(f"{np.count_nonzero(again)} timers are out of order or occur twice")
-        self._count(layout.TIMERS_NAME, groups, xxh64(timers, self._timer_seed))
-        at = concatenate(len(timers), [Fixed((times_ms.view(np.uint64) ^ _SIGN).astype(">u8"))])
+        self._count(layout.TIMERS_NAME, groups, xxh64(rests, self._timer_seed))
+        at = concatenate(len(rests), [Fixed((times_ms.view(np.uint64) ^ _SIGN).astype(">u8"))])
         _add(self._timer_balance, groups, xxh64(join_columns(at, keys), 0))
 
     def compare(self) -> None:

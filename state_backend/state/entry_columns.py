@@ -141,27 +141,15 @@ def _entry_bytes(name: str, key_sizes: Int64s, entries: pa.Array) -> Int64s:
     return counted
 
 
-def timers_of(groups: Groups, rests: pa.Array, entries: pa.Array) -> tuple[Groups, pa.Array]:
-    """Return the timers of stored entries, which may have the old or the new timer layout (see `layout`)."""
-    (starts, raw), key_sizes = binary_views(entries), np.diff(binary_views(rests)[0])
-    sizes = np.diff(starts)
-    odd = (sizes % 8 != 0) | ((sizes == 0) & (key_sizes < 8))
-    if odd.any():
-        at = int(np.flatnonzero(odd)[0])
-        raise CorruptFile(
-            f"the timers of a key in key group {groups[at]} take {sizes[at]} bytes, expected 8 for each timer"
-        )
-    if not sizes.any():
-        return groups, rests
-    owners = np.repeat(np.arange(len(rests)), np.maximum(sizes // 8, 1))
-    offsets = np.concatenate(([0], np.cumsum(np.where(sizes[owners] > 0, 8, 0)))).astype(np.int32)
-    packed = np.ascontiguousarray(raw[starts[0] : starts[-1]])
-    times = pa.Array.from_buffers(pa.binary(), len(owners), [None, pa.py_buffer(offsets), pa.py_buffer(packed)])
-    return groups[owners], join_columns(rests.take(pa.array(owners)), times)
+def check_timers(rests: pa.Array, entries: pa.Array) -> None:
+    """Raise `CorruptFile` if one of these entries is no timer (`layout.check_timer`)."""
+    wrong = (np.diff(binary_views(entries)[0]) > 0) | (np.diff(binary_views(rests)[0]) < layout.TIME_BYTES)
+    for at in np.flatnonzero(wrong)[:1].tolist():
+        layout.check_timer(rests[at].as_py(), entries[at].as_py())
 
 
 def split_timers(timers: pa.Array) -> tuple[pa.Array, Array]:
-    """Split the values that `timers_of` returns into encoded keys and times in milliseconds since the epoch."""
+    """Split stored timers, without key group and state id, into encoded keys and times."""
     offsets, raw = binary_views(timers)
     times = np.ascontiguousarray(raw[(offsets[1:] - 8)[:, None] + np.arange(8)]).view(">u8")[:, 0].astype(np.uint64)
     return cut(timers.buffers()[2], offsets[:-1], offsets[1:] - 8), (times ^ np.uint64(1 << 63)).view(np.int64)

@@ -40,7 +40,7 @@ def expire(shard: ShardState) -> int:
     shard.flush()
     expired = held = 0
     waiting: list[_Span] = []
-    for key_group in shard.key_groups():
+    for key_group in shard.accounts.key_groups():
         start = layout.prefix(key_group, layout.EXPIRY_INDEX)
         end = start + layout.pack_time(shard.now_ms + 1)
         ended = False
@@ -68,8 +68,9 @@ def _remove(shard: ShardState, spans: list[_Span]) -> int:
     if (state_ids[1:] != state_ids[:-1]).any() or other_time.any():
         order = _in_order(groups, state_ids, rests)
         groups, state_ids, rests = groups[order], state_ids[order], rests.take(pa.array(order))
+    by_id = {descriptor.state_id: descriptor for descriptor in shard.descriptors.values()}
     for state_id in np.unique(state_ids).tolist():
-        descriptor = shard.descriptor_of(state_id)
+        descriptor = by_id.get(state_id)
         if descriptor is None:
             raise InvariantViolated(f"an expiring entry has the unknown state id {state_id}")
         begin, end = np.searchsorted(state_ids, [state_id, state_id + 1]).tolist()
@@ -79,7 +80,7 @@ def _remove(shard: ShardState, spans: list[_Span]) -> int:
         if descriptor.kind == "list":
             ListColumns(shard, descriptor).trim(groups[begin:end], rests[begin:end])
     for span in spans:
-        shard.delete_many(*span)
+        shard.stored.delete_many(*span)
     return len(groups)
 
 

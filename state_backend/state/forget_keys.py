@@ -70,15 +70,12 @@ def remove_keys(
                 if (index_key := layout.expiry_key(stored_key, entry)) is not None:
                     deletions.append(index_key)
         seed, start = layout.seed_of(layout.TIMERS_NAME), layout.prefix(key_group, layout.TIMERS) + key
-        for stored_key, packed in store.scan(start, layout.after(start)):
-            deletions.append(stored_key)
-            size_bytes += layout.record_bytes(stored_key, packed)
-            for timer in layout.timers_in(stored_key[3:], packed):
-                index_key = layout.timer_index_key(start[:3] + timer)
-                deletions.append(index_key)
-                size_bytes += layout.record_bytes(index_key, b"")
-                digest += layout.entry_hash(seed, timer, b"")
-                counts[layout.TIMERS_NAME] += 1
+        for stored_key, data in store.scan(start, layout.after(start)):
+            layout.check_timer(stored_key[3:], data)
+            deletions += stored_key, layout.timer_index_key(stored_key)
+            size_bytes += layout.entry_bytes(stored_key, data)
+            digest += layout.entry_hash(seed, stored_key[3:], data)
+            counts[layout.TIMERS_NAME] += 1
         for at in range(0, len(deletions), _BATCH):
             store.write([(stored_key, None) for stored_key in deletions[at : at + _BATCH]])
         by_group[key_group] = _less(group, counts, digest, size_bytes)

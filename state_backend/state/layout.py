@@ -7,7 +7,6 @@
                   … | key | 01 | position u64 BE           -> entry
     map           … | key | user key                       -> entry
     timer         … | FB | key | time BE                   -> (empty)
-    old timers    … | FB | key                             -> times of all the key's timers, BE, ascending
     timer index   … | FC | time BE | key                   -> (empty)     timers of a key group, by time
     expiry index  … | FD | expiry BE | state id u8 | rest  -> (empty)     expiring entries of a key group, by time
 
@@ -21,10 +20,6 @@ an index; declared states have the ids up to `FA`.
 The key codec is prefix-free: no encoded key or user key begins with another. So entries of two keys never mix. Times
 are signed 64-bit milliseconds since the epoch. Stored keys hold times big-endian with the sign bit flipped, so that
 RocksDB sorts entries by time.
-
-Older releases stored all timers of a key in one entry ("old timers"). Such key groups are still readable. `ShardState`
-rewrites a key group to one entry per timer before a processor reads or changes a timer in the group. A key group has
-only one of the two layouts. Both layouts have the same digest.
 """
 
 from __future__ import annotations
@@ -40,7 +35,7 @@ MAX_STATE_ID = 0xFA
 TIMERS_NAME = "$timers"
 PLAIN, EXPIRING = 1, 2
 MIN_TIME_MS, MAX_TIME_MS = -(1 << 63), (1 << 63) - 1
-SEQUENCE_BYTES = 8
+SEQUENCE_BYTES = TIME_BYTES = 8
 # An expiry-index key is this much longer than its entry's stored key: 8 bytes of time, 1 byte of state id.
 EXPIRY_BYTES = 9
 LIST_META, LIST_ELEMENT = b"\x00", b"\x01"
@@ -94,11 +89,13 @@ def unpack_time(data: bytes) -> int:
     return time_ms - _SIGN
 
 
-def timers_in(rest: bytes, data: bytes) -> list[bytes]:
-    """Return the timers of one stored entry, which may have the old or the new timer layout."""
-    if len(data) % 8 or (not data and len(rest) < 8):
-        raise CorruptFile(f"the timers stored under {rest.hex()} are not 8 bytes each: {data[:16].hex()}")
-    return [rest + data[at : at + 8] for at in range(0, len(data), 8)] if data else [rest]
+def check_timer(rest: bytes, data: bytes) -> None:
+    """Raise `CorruptFile` if a stored entry is no timer, such as the entry that held all timers of a key at first."""
+    if data or len(rest) < TIME_BYTES:
+        raise CorruptFile(
+            f"the timer stored under {rest.hex()} has the value {data[:16].hex() or 'nothing'}, expected a key and a time, "
+            "and no value; restore an older checkpoint, or process the intervals again from the start"
+        )
 
 
 def timer_index_key(stored_key: bytes) -> bytes:
@@ -139,6 +136,20 @@ def is_positions(data: bytes) -> bool:
 def with_expiry(row: bytes, expiry_ms: int) -> bytes:
     """Return an entry whose row is readable until `expiry_ms`, in milliseconds since the epoch."""
     return _EXPIRY.pack(EXPIRING, expiry_ms) + row
+
+
+def entry_of(row: bytes, now_ms: int, ttl_ms: int | None) -> bytes:
+    """Return a row as a stored entry, whose time to live begins now."""
+    return row if ttl_ms is None else with_expiry(row, later(now_ms, ttl_ms))
+
+
+def visible(entry: bytes | None, now_ms: int) -> bytes | None:
+    """Return the encoded row of an entry; None if there is no entry or it has expired."""
+    if entry is None:
+        return None
+    if entry[0] == EXPIRING:
+        return entry[9:] if _EXPIRY.unpack_from(entry)[1] > now_ms else None
+    return entry
 
 
 def expiry_key(stored_key: bytes, entry: bytes) -> bytes | None:

@@ -175,11 +175,11 @@ class ListColumns(StateColumns):
         groups = self._groups[owners]
         changes = np.bincount(groups, sizes * (is_.astype(np.int64) - was))
         for group in np.flatnonzero(changes).tolist():
-            self._shard.resize(group, int(changes[group]))
+            self._shard.accounts.resize(group, int(changes[group]))
         packed = np.stack((after[0][changed], after[1][changed]), axis=1).astype(">u8")
         image = pa.Array.from_buffers(pa.binary(16), len(owners), [None, pa.py_buffer(packed)]).cast(pa.binary())
         new = pc.if_else(pa.array(is_), image, pa.scalar(None, pa.binary()))
-        self._shard.put_many(located, new.to_pylist())
+        self._shard.stored.put_many(located, new.to_pylist())
 
 
 def _ranges(owners: Places, first: Positions, next_: Positions) -> tuple[Places, Positions]:

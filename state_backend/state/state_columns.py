@@ -20,7 +20,7 @@ from state_backend.formats.arrow_columns import Fixed, Int64s, Mask, binary_view
 from state_backend.formats.evolution_columns import columns_reader
 from state_backend.formats.row_columns import RowColumns
 from state_backend.formats.types import parse_struct
-from state_backend.state import layout, shard_state
+from state_backend.state import layout
 from state_backend.state.entry_columns import (
     PREFIX_BYTES,
     Groups,
@@ -37,7 +37,6 @@ from state_backend.values.records import StateDescriptor
 
 # Indexes of keys in a batch: from 0 to the number of keys - 1.
 Places = Int64s
-_GET_ROWS = 4096
 _KEPT_READS = 2
 
 
@@ -76,46 +75,19 @@ class EntryColumns:
         return stored_keys(self._groups[owners], self._state_id, self._keys.take(pa.array(owners)))
 
     def _read(self, owners: Places, located: Sequence[bytes], *, empty: bool = True) -> pa.Array:
-        """Read entries from the store.
-
-        If at least a quarter of a key group's entries are wanted, one scan reads all entries from the first to the
-        last wanted one. The scan is several times as fast as lookups.
-        """
-        if not len(located) or (empty and not self._shard.entries(self._name)):
+        """Read entries from the store. `empty`: a state that counts no entries need not be read."""
+        if not len(located) or (empty and not self._shard.accounts.entries(self._name)):
             return pa.nulls(len(located), pa.binary())
         for wanted, found in self._seen:
             if wanted == located:
                 return found
-        found = self._look_up(owners, located)
+        found = pa.array(self._shard.stored.read_sorted(self._name, self._groups[owners], located), pa.binary())
         self._seen = [*self._seen[-_KEPT_READS + 1 :], (located, found)]
-        return found
-
-    def _look_up(self, owners: Places, located: Sequence[bytes]) -> pa.Array:
-        groups = self._groups[owners]
-        starts = np.concatenate(([0], np.flatnonzero(groups[1:] != groups[:-1]) + 1))
-        ends = [*starts[1:].tolist(), len(located)]
-        found: list[bytes | None] = []
-        for start, end in zip(starts.tolist(), ends, strict=True):
-            entries = self._shard.entries(self._name, int(groups[start]))
-            wanted = located[start:end]
-            if len(wanted) < shard_state.MIN_SCAN_ROWS or len(wanted) * shard_state.SCAN_SHARE < entries:
-                continue
-            if not shard_state.ascend(wanted):
-                continue
-            found += self._get(located[len(found) : start])
-            found += self._shard.store.read_wanted(wanted)
-        found += self._get(located[len(found) :])
-        return pa.array(found, pa.binary())
-
-    def _get(self, located: Sequence[bytes]) -> list[bytes | None]:
-        found: list[bytes | None] = []
-        for begin in range(0, len(located), _GET_ROWS):
-            found += self._shard.store.get_many(located[begin : begin + _GET_ROWS])
         return found
 
     def _read_below(self, owners: Places, rows: int | None = None) -> tuple[Places, pa.Array, pa.Array]:
         """Read the entries of some keys of the batch: map entries or timers, of which a key may have many."""
-        if not self._shard.entries(self._name):
+        if not self._shard.accounts.entries(self._name):
             nothing = pa.array([], pa.binary())
             return np.zeros(0, np.int64), nothing, nothing
         prefixes = self._prefixes(owners)
@@ -135,9 +107,9 @@ class EntryColumns:
             groups, rests, old, new = groups[changed], rests.filter(mask), old.filter(mask), new.filter(mask)
             located = [located[i] for i in np.flatnonzero(changed).tolist()]
         for group, *changes in changes_by_key_group(self._name, groups, rests, old, new):
-            self._shard.account(group, self._name, *changes)
+            self._shard.accounts.change(group, self._name, *changes)
         sizes = PREFIX_BYTES * len(rests) + bytes_in(rests), bytes_in(new)
-        self._shard.put_many(located, entry_list(new), sizes, new.null_count)
+        self._shard.stored.put_many(located, entry_list(new), sizes, new.null_count)
         self._index(groups, rests, old, new)
         return changed
 
@@ -152,7 +124,7 @@ class EntryColumns:
                 mask = pa.array(expiring)
                 times = expiries(entries.filter(mask))
                 indexed = expiry_keys(groups[expiring], times, self._state_id, rests.filter(mask))
-                self._shard.put_many(indexed, [data] * len(indexed))
+                self._shard.stored.put_many(indexed, [data] * len(indexed))
 
 
 class StateColumns(EntryColumns):
@@ -247,7 +219,7 @@ class ValueColumns(StateColumns):
         """Read the values of a batch of keys."""
         self.begin(key_groups, keys)
         self._stored_keys = stored_keys(key_groups, self._state_id, keys)
-        self._old = pa.array(self._shard.read_sorted(self._name, key_groups, self._stored_keys), pa.binary())
+        self._old = pa.array(self._shard.stored.read_sorted(self._name, key_groups, self._stored_keys), pa.binary())
         rows = self._visible(self._old)
         return self._table(rows), rows.is_valid().to_numpy(zero_copy_only=False)
 

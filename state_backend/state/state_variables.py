@@ -65,7 +65,7 @@ class ValueState(_KeyedState):
 
     def exists(self) -> bool:
         """Return True if the key has a value that has not expired."""
-        return self._shard.visible(self._shard.read(self._stored_key())) is not None
+        return layout.visible(self._shard.read(self._stored_key()), self._shard.now_ms) is not None
 
     # `get` and `update` run more often than any other method. For speed, they repeat the code of the shard's methods
     # `read` and `write` instead of calling them.
@@ -79,7 +79,7 @@ class ValueState(_KeyedState):
             return None
         if entry[0] == 1:  # layout.PLAIN: no expiry
             return self._decode(entry)
-        row = shard.visible(entry)
+        row = layout.visible(entry, shard.now_ms)
         return None if row is None else self._decode(row)
 
     def update(self, newValue: Any) -> None:  # PySpark's parameter name: callers may pass it by keyword
@@ -87,7 +87,7 @@ class ValueState(_KeyedState):
         row = self._encode(newValue)
         shard = self._shard
         if self._ttl_ms is not None:
-            row = shard.entry_of(row, self._ttl_ms)
+            row = layout.entry_of(row, shard.now_ms, self._ttl_ms)
         key = self._prefix + shard.key if shard.key_group == self._group else self._stored_key()
         cache = shard.cache
         shard.before.setdefault(key, cache.get(key, UNREAD))
@@ -131,7 +131,7 @@ class ListState(_KeyedState):
                 first += len(found)
                 size_bytes += read_bytes
             for entry in ahead:
-                row = self._shard.visible(entry)
+                row = layout.visible(entry, self._shard.now_ms)
                 if row is not None:
                     yield self._decode(row)
 
@@ -150,7 +150,7 @@ class ListState(_KeyedState):
         row = self._encode(newState)
         shard = self._shard
         if self._ttl_ms is not None:
-            row = shard.entry_of(row, self._ttl_ms)
+            row = layout.entry_of(row, shard.now_ms, self._ttl_ms)
         base = self._prefix + shard.key if shard.key_group == self._group else self._stored_key()
         meta = base + layout.LIST_META
         cache, before, unaccounted = shard.cache, shard.before, shard.unaccounted
@@ -198,7 +198,7 @@ class ListState(_KeyedState):
         shard, element = self._shard, base + layout.LIST_ELEMENT
         for position, row in enumerate(rows, start):
             write = shard.write if position < end else shard.write_new
-            write(element + layout.pack_position(position), shard.entry_of(row, self._ttl_ms))
+            write(element + layout.pack_position(position), layout.entry_of(row, shard.now_ms, self._ttl_ms))
         shard.write_unaccounted(base + layout.LIST_META, layout.pack_positions(first, start + len(rows)))
         shard.relieve()
 
@@ -233,17 +233,18 @@ class MapState(_KeyedState):
 
     def get_value(self, key: Any) -> tuple[Any, ...] | None:
         """Return the value of a user key; None if the user key has no value or the value has expired."""
-        row = self._shard.visible(self._shard.read(self._stored_key() + self._user_keys.encode(key)))
+        row = layout.visible(self._shard.read(self._stored_key() + self._user_keys.encode(key)), self._shard.now_ms)
         return None if row is None else self._decode(row)
 
     def contains_key(self, key: Any) -> bool:
         """Return True if the user key has a value that has not expired."""
-        return self._shard.visible(self._shard.read(self._stored_key() + self._user_keys.encode(key))) is not None
+        entry = self._shard.read(self._stored_key() + self._user_keys.encode(key))
+        return layout.visible(entry, self._shard.now_ms) is not None
 
     def update_value(self, key: Any, value: Any) -> None:
         """Set the value of one user key. Its time to live starts again."""
         base = self._stored_key()
-        entry = self._shard.entry_of(self._encode(value), self._ttl_ms)
+        entry = layout.entry_of(self._encode(value), self._shard.now_ms, self._ttl_ms)
         self._shard.write_map(base, base + self._user_keys.encode(key), entry)
         self._shard.relieve()
 
@@ -257,7 +258,7 @@ class MapState(_KeyedState):
         """Yield user keys and their values in the order of encoded user keys, without expired entries."""
         base = self._stored_key()
         for stored_key, entry in self._shard.scan_map(base):
-            row = self._shard.visible(entry)
+            row = layout.visible(entry, self._shard.now_ms)
             if row is not None:
                 yield self._user_keys.decode(stored_key[len(base) :]), self._decode(row)
 

@@ -56,7 +56,7 @@ class TimerColumns(EntryColumns):
     def begin(self, key_groups: Groups, keys: pa.Array) -> None:
         """Begin a batch of keys. The next calls act on these keys, and name a key by its index in the batch."""
         super().begin(key_groups, keys)
-        self._apart = self._deleted = False
+        self._checked = self._deleted = False
         self._indexed = True
         # Keys and times of the timers that `_set` writes.
         self._given: tuple[pa.Array, Times] = pa.array([], pa.binary()), np.zeros(0, np.int64)
@@ -72,7 +72,7 @@ class TimerColumns(EntryColumns):
 
     def times(self, wanted: Places) -> tuple[Times, Int64s]:
         """Read all timers of the wanted keys."""
-        self._lay_apart()
+        self._check()
         owners, packed, _ = self._read_below(wanted)
         times_ms = split_timers(packed)[1] if len(packed) else np.zeros(0, np.int64)
         return times_ms, offsets_of(owners, wanted)
@@ -86,7 +86,7 @@ class TimerColumns(EntryColumns):
         self._fired_ms = now_ms
         waiting: list[DueTimers] = []
         fired: list[Span] = []
-        for group in self._shard.key_groups_of(self._name):
+        for group in self._shard.accounts.key_groups(self._name):
             # All due timers of a key group are read before the handler gets the first one. So a timer that the handler
             # registers does not fire in this interval.
             if (found := self._due_of_group(group, now_ms)) is None:
@@ -105,7 +105,7 @@ class TimerColumns(EntryColumns):
         # The fired timers' keys in the timer index are deleted before the handler runs, partly by range deletions. A
         # later range deletion would also delete the index keys of timers that the handler registers in the range.
         for span in index:
-            self._shard.delete_many(*span)
+            self._shard.stored.delete_many(*span)
         self.begin(due.key_groups, due.keys)
         yield due
         owners, deleted = np.repeat(np.arange(len(due.keys)), np.diff(due.offsets)), self._deleted
@@ -146,7 +146,7 @@ class TimerColumns(EntryColumns):
 
     def _set(self, owners: Places, times_ms: Times, new: pa.Array, old: pa.Array | None = None) -> None:
         """Write timers, or remove timers. The store's entry of a timer is empty bytes."""
-        self._lay_apart()
+        self._check()
         same_owner = owners[1:] == owners[:-1]
         if ((owners[1:] < owners[:-1]) | (same_owner & (times_ms[1:] <= times_ms[:-1]))).any():
             order = np.lexsort((times_ms, owners))
@@ -167,7 +167,7 @@ class TimerColumns(EntryColumns):
         Most new timers are later than all timers of their key group, as watermarks ascend. The store certainly has no
         such timer, so it is not looked up.
         """
-        if len(owners) < MIN_LATEST_ROWS or not self._shard.entries(self._name):
+        if len(owners) < MIN_LATEST_ROWS or not self._shard.accounts.entries(self._name):
             return self._read(owners, located)
         groups = self._groups[owners]
         starts = np.flatnonzero(np.diff(groups, prepend=-1))
@@ -198,13 +198,13 @@ class TimerColumns(EntryColumns):
             keys, times_ms = split_timers(rests)
         indexed = timer_index_keys(groups, times_ms, keys)
         sizes = PREFIX_BYTES * len(rests) + bytes_in(rests), bytes_in(new)
-        self._shard.put_many(indexed, entry_list(new), sizes, new.null_count)
+        self._shard.stored.put_many(indexed, entry_list(new), sizes, new.null_count)
 
-    def _lay_apart(self) -> None:
-        if not self._apart:
+    def _check(self) -> None:
+        if not self._checked:
             for group in np.unique(self._groups).tolist():
-                self._shard.lay_timers_apart(group)
-            self._apart = True
+                self._shard.stored.check_timers(group)
+            self._checked = True
 
 
 def _parts(due: DueTimers, most: int) -> Iterator[DueTimers]:

@@ -25,6 +25,7 @@ from state_backend.state.check_shard import verify_shard
 from state_backend.state.expiry import expire
 from state_backend.state.shard_state import ShardState
 from state_backend.state.state_variables import ListState, MapState, ValueState
+from state_backend.state.timers import register_timer
 from state_backend.values.key_groups import range_of
 from state_backend.values.records import KeyGroupState, SchemaVersion, ShardManifest, StateDescriptor
 from tests.property.test_codecs import all_types, key_types, struct, structs, values
@@ -105,7 +106,7 @@ def cases(draw: Any) -> Any:
             key_values = draw(st.sampled_from(some_keys))
             if state is None:
                 at = draw(st.integers(-100, 100))
-                calls.append((None, key_values, lambda shard, v, at=at: shard.register_timer(at)))
+                calls.append((None, key_values, lambda shard, v, at=at: register_timer(shard, at)))
                 continue
             new = row(version if len(state.versions) > 1 else 1)
             if state.kind == "value":

@@ -24,6 +24,7 @@ from state_backend.shard.manifest import manifest_of
 from state_backend.state.expiry import expire
 from state_backend.state.shard_state import ShardState
 from state_backend.state.state_variables import ListState, MapState, ValueState
+from state_backend.state.timers import delete_timer, due_timers, register_timer, timers
 from state_backend.values.key_groups import KeyGroupRange
 from state_backend.values.records import Content, Record, SchemaVersion, StateDescriptor
 from tests.support.chains import Chain
@@ -81,8 +82,8 @@ class Program:
 
         def change(state: ShardState, owned: KeyGroupRange) -> None:
             calls(state, owned)
-            for due in state.due_timers(chain.now_ms):
-                state.delete_timer(due.expiry_ms)
+            for due in due_timers(state, chain.now_ms):
+                delete_timer(state, due.expiry_ms)
             expired.append(expire(state))
             if consolidated:
                 state.store.compact()
@@ -178,10 +179,10 @@ def _some_calls(state: ShardState, rng: random.Random, n: int, versions: int) ->
             case 9:
                 rng.choice((entries.clear, partial(entries.remove_key, (other,))))()
             case 10:
-                state.register_timer(state.now_ms + rng.randint(-60, 200))
+                register_timer(state, state.now_ms + rng.randint(-60, 200))
             case 11:
-                for timer in list(state.timers())[:1]:
-                    state.delete_timer(timer)
+                for timer in list(timers(state))[:1]:
+                    delete_timer(state, timer)
 
 
 @pytest.mark.long("seconds", runs_in="ci")

@@ -27,15 +27,16 @@ from state_backend.shard.snapshot import (
     Snapshot,
     take_snapshot,
 )
-from state_backend.state import shard_state, state_variables
+from state_backend.state import shard_state, state_variables, stored_entries
 from state_backend.state.check_shard import verify_shard
 from state_backend.state.expiry import expire
 from state_backend.state.shard_state import ShardState
 from state_backend.state.state_columns import ValueColumns
 from state_backend.state.state_variables import ListState, MapState, ValueState
+from state_backend.state.timers import delete_timer, due_timers, register_timer, timers
 from state_backend.values.key_groups import KeyGroupRange, range_of
 from state_backend.values.records import ShardManifest
-from tests.support.shards import KEY_SCHEMA, KEYS, STATES, lay_timers_together
+from tests.support.shards import KEY_SCHEMA, KEYS, STATES
 from tests.support.tiers import at_tier
 
 MAX_PARALLELISM = 8
@@ -79,7 +80,7 @@ class StateMachine(RuleBasedStateMachine):
         for _, restored, _ in self.shards:
             restored.store.close()
         shutil.rmtree(self.folder)
-        shard_state.MIN_COLUMN_ROWS, shard_state.MIN_SCAN_ROWS = 64, 16
+        stored_entries.MIN_COLUMN_ROWS, stored_entries.MIN_SCAN_ROWS = 64, 16
         _bound(*BOUNDS)
 
     @initialize(
@@ -99,8 +100,8 @@ class StateMachine(RuleBasedStateMachine):
     ) -> None:
         _bound(*bounds)
         self.changelog = changelog
-        shard_state.MIN_COLUMN_ROWS = 1 if by_columns else 1_000
-        shard_state.MIN_SCAN_ROWS = 1 if by_scan else 1_000
+        stored_entries.MIN_COLUMN_ROWS = 1 if by_columns else 1_000
+        stored_entries.MIN_SCAN_ROWS = 1 if by_scan else 1_000
         self._open(parallelism)
 
     def _open(self, parallelism: int) -> None:
@@ -228,19 +229,13 @@ class StateMachine(RuleBasedStateMachine):
 
     @rule(key=keys, time_ms=times)
     def register(self, key: str, time_ms: int) -> None:
-        self._at(key).register_timer(time_ms)
+        register_timer(self._at(key), time_ms)
         self.timers.add((key, time_ms))
 
     @rule(key=keys, time_ms=times)
     def delete_timer(self, key: str, time_ms: int) -> None:
-        self._at(key).delete_timer(time_ms)
+        delete_timer(self._at(key), time_ms)
         self.timers.discard((key, time_ms))
-
-    @rule()
-    def lay_timers_together(self) -> None:
-        """As an older version would have left them."""
-        for _, _, state in self.shards:
-            lay_timers_together(state)
 
     @rule()
     def end_of_batch(self) -> None:
@@ -316,9 +311,9 @@ class StateMachine(RuleBasedStateMachine):
         )
 
     def _fire(self, state: ShardState) -> Any:
-        for due in state.due_timers(self.now_ms):
+        for due in due_timers(state, self.now_ms):
             yield due
-            state.delete_timer(due.expiry_ms)
+            delete_timer(state, due.expiry_ms)
 
     @invariant()
     def reads_as_the_model(self) -> None:
@@ -341,7 +336,7 @@ class StateMachine(RuleBasedStateMachine):
                 assert {u: row for (u,), row in found} == alive_map
                 assert [u for (u,), _ in found] == sorted(alive_map, key=lambda u: u.encode())
                 assert MapState(state, name).get_value(("a",)) == alive_map.get("a")
-            assert list(state.timers()) == sorted(t for k, t in self.timers if k == key)
+            assert list(timers(state)) == sorted(t for k, t in self.timers if k == key)
 
 
 TestShardState = StateMachine.TestCase

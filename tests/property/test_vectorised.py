@@ -26,7 +26,7 @@ from state_backend.adapters.rocks import EngineOptions
 from state_backend.adapters.work_folders import work_folder
 from state_backend.shard.manifest import needed_manifest
 from state_backend.shard.restore import restore_shard
-from state_backend.state import shard_state, timer_columns
+from state_backend.state import stored_entries, timer_columns
 from state_backend.state.check_shard import verify_shard
 from tests.support.tiers import at_tier
 
@@ -270,8 +270,8 @@ def intervals(draw: Any) -> tuple[str, list[tuple[Any, ...]], bool, int]:
 )
 @pytest.mark.long("seconds", runs_in="ci")
 def test_columns_leave_what_rows_leave(steps: list[Any], mode: str, dense: bool) -> None:
-    before = shard_state.MIN_SCAN_ROWS, shard_state.RANGE_KEYS, timer_columns.MIN_LATEST_ROWS
-    shard_state.MIN_SCAN_ROWS = shard_state.RANGE_KEYS = timer_columns.MIN_LATEST_ROWS = 1 if dense else 1_000
+    before = stored_entries.MIN_SCAN_ROWS, stored_entries.RANGE_KEYS, timer_columns.MIN_LATEST_ROWS
+    stored_entries.MIN_SCAN_ROWS = stored_entries.RANGE_KEYS = timer_columns.MIN_LATEST_ROWS = 1 if dense else 1_000
     ttls = TTLS if mode == "processing" else (None,)
     try:
         by_row, mixed = (PipelineTester(pipeline("row", mode, ttls, False, 1), input_schema=INPUT) for _ in range(2))
@@ -291,4 +291,4 @@ def test_columns_leave_what_rows_leave(steps: list[Any], mode: str, dense: bool)
             for what, of_rows, of_columns in zip(("output", "stored", "digest", "counts"), *found, strict=True):
                 assert of_rows == of_columns, what
     finally:
-        shard_state.MIN_SCAN_ROWS, shard_state.RANGE_KEYS, timer_columns.MIN_LATEST_ROWS = before
+        stored_entries.MIN_SCAN_ROWS, stored_entries.RANGE_KEYS, timer_columns.MIN_LATEST_ROWS = before

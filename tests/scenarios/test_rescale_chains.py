@@ -18,6 +18,7 @@ from state_backend.ports.storage import Storage
 from state_backend.state.check_shard import verify_shard
 from state_backend.state.shard_state import ShardState
 from state_backend.state.state_variables import ListState, MapState, ValueState
+from state_backend.state.timers import register_timer
 from state_backend.values.key_groups import KeyGroupRange
 from tests.support.chains import Chain, Mode
 from tests.support.shards import KEY_SCHEMA, KEYS, STATES
@@ -65,7 +66,7 @@ class Keys:
                     maps.update_value(("a",), (n, None))
                     maps.update_value(("b",), (round, "b"))
                 elif kind == 3:
-                    state.register_timer(1_000_000 + n)
+                    register_timer(state, 1_000_000 + n)
                 elif kind == 4:
                     expiring.update((n, f"round {round}"))
             state.flush()

@@ -14,6 +14,7 @@ from state_backend.formats.types import parse_struct
 from state_backend.shard.restore import restore_shard
 from state_backend.state.shard_state import ShardState
 from state_backend.state.state_variables import ListState, MapState, ValueState
+from state_backend.state.timers import delete_timer, register_timer, timers
 from state_backend.values.errors import CorruptFile, StorageUnavailable
 from state_backend.values.key_groups import KeyGroupRange, range_of
 from tests.support.chains import Chain, Change
@@ -121,14 +122,14 @@ def test_deletions_in_segments_are_deletions_after_rescaling(tmp_path: Path) -> 
         ListState(state, "list").append_list([(1, None), (2, None)])
         for user in ("a", "b"):
             MapState(state, "map").update_value((user,), (1, None))
-        state.register_timer(7)
+        register_timer(state, 7)
 
     def delete(state: ShardState, name: str) -> None:
         if name in names[::3]:
             ValueState(state, "value").clear()
             ListState(state, "list").clear()
             MapState(state, "map").remove_key(("a",))
-            state.delete_timer(7)
+            delete_timer(state, 7)
 
     left: dict[str, tuple[object, ...]] = {}
 
@@ -137,7 +138,7 @@ def test_deletions_in_segments_are_deletions_after_rescaling(tmp_path: Path) -> 
             ValueState(state, "value").get(),
             len(list(ListState(state, "list").get())),
             [user for (user,), _ in MapState(state, "map").iterator()],
-            list(state.timers()),
+            list(timers(state)),
         )
 
     chain.step(2, "incremental", for_keys(fill))

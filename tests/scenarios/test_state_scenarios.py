@@ -15,6 +15,7 @@ from state_backend.state import layout
 from state_backend.state.expiry import expire
 from state_backend.state.shard_state import ShardState
 from state_backend.state.state_variables import ListState, MapState, ValueState
+from state_backend.state.timers import delete_timer, due_timers, register_timer
 from state_backend.values.key_groups import KeyGroupRange
 from tests.support.chains import Chain, Mode
 from tests.support.shards import KEY_SCHEMA, KEYS, STATES
@@ -133,18 +134,18 @@ def test_timers_fire_once_in_order_after_rescaling(tmp_path: Path) -> None:
         for name in NAMES:
             choose(state, owned, name)
             for time_ms in (-5, 10, 10, 20):
-                state.register_timer(time_ms)
-        state.delete_timer(10)
+                register_timer(state, time_ms)
+        delete_timer(state, 10)
 
     chain.step(1, "changelog", register)
     fired: list[tuple[int, str]] = []
 
     def fire(state: ShardState, owned: KeyGroupRange) -> None:
         times = []
-        for due in state.due_timers(state.now_ms):
+        for due in due_timers(state, state.now_ms):
             times.append(due.expiry_ms)
             fired.append((due.expiry_ms, KEYS.decode(due.key)[0]))
-            state.delete_timer(due.expiry_ms)
+            delete_timer(state, due.expiry_ms)
         assert times == sorted(times)
 
     chain.now_ms = 10

@@ -68,9 +68,9 @@ def read_timers(store: RocksStore) -> Iterator[tuple[int, bytes, int]]:
     """(key group, encoded key, expiry) of all timers, by key group and key, then ascending."""
     for key_group in key_groups_in(store):
         start = layout.prefix(key_group, layout.TIMERS)
-        for stored_key, packed in store.scan(start, layout.after(start)):
-            for timer in layout.timers_in(stored_key[3:], packed):
-                yield key_group, timer[:-8], layout.unpack_time(timer[-8:])
+        for stored_key, data in store.scan(start, layout.after(start)):
+            layout.check_timer(stored_key[3:], data)
+            yield key_group, stored_key[3:-8], layout.unpack_time(stored_key[-8:])
 
 
 def key_groups_in(store: RocksStore) -> Iterator[int]:

@@ -21,6 +21,7 @@ from state_backend.shard.snapshot import take_snapshot
 from state_backend.state.check_shard import verify_shard
 from state_backend.state.shard_state import ShardState
 from state_backend.state.state_variables import ListState, MapState, ValueState
+from state_backend.state.timers import register_timer
 from state_backend.values.key_groups import range_of
 from state_backend.values.marks import Savepoint
 from state_backend.values.records import Content, InlineShard, Prepared, Record, RunRef, ShardManifest
@@ -48,7 +49,7 @@ def some_state(state: ShardState, users: list[Any], *, now_ms: int = 0) -> None:
             entries.update_value((other,), (n, other))
         entries_ttl.update_value((user,), (None, None))
         for timer in range(n % 3):
-            state.register_timer(now_ms + 10 * timer - 5)
+            register_timer(state, now_ms + 10 * timer - 5)
 
 
 class SmallPipeline:

@@ -16,6 +16,7 @@ from state_backend.shard.changelog_store import ChangelogOptions
 from state_backend.state.expiry import expire
 from state_backend.state.shard_state import ShardState
 from state_backend.state.state_variables import ListState, MapState, ValueState
+from state_backend.state.timers import delete_timer, due_timers, register_timer, timers
 from state_backend.values.records import SchemaVersion, StateDescriptor, StateKind
 from tests.support.state_history import MAX_PARALLELISM, Batch, History
 
@@ -82,12 +83,12 @@ class SessionHistory(History):
                     pages.update_value((page,), row)
                     recent.append_value(row)
                     seen.update_value((page,), (now_ms, None))
-                for expiry_ms in list(state.timers()):
-                    state.delete_timer(expiry_ms)
-                state.register_timer(now_ms + GAP_MS + rng.randrange(HOUR_MS))
+                for expiry_ms in list(timers(state)):
+                    delete_timer(state, expiry_ms)
+                register_timer(state, now_ms + GAP_MS + rng.randrange(HOUR_MS))
                 session.update((now_ms, f"{rng.getrandbits(128):x}"))
             state.flush()
-            for _ in state.due_timers(now_ms):
+            for _ in due_timers(state, now_ms):
                 session.clear()
                 events.clear()
                 pages.clear()

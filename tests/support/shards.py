@@ -8,7 +8,6 @@ from typing import Any
 from state_backend.adapters.rocks import RocksStore
 from state_backend.formats.key_codec import KeyCodec
 from state_backend.formats.types import parse_struct
-from state_backend.state import layout
 from state_backend.state.shard_state import ShardState
 from state_backend.values.records import KeyGroupState, SchemaVersion, StateDescriptor
 
@@ -42,18 +41,3 @@ STATES = (
 
 def open_state(directory: Path, now_ms: int, key_groups: tuple[KeyGroupState, ...] = ()) -> ShardState:
     return ShardState(RocksStore(directory), key_groups=key_groups, descriptors=STATES, now_ms=now_ms)
-
-
-def lay_timers_together(state: ShardState) -> None:
-    """Rewrites timers as they lay once: those of a key in one entry."""
-    state.flush()
-    packed: dict[bytes, bytes | None] = {}
-    for stored_key, entry in state.store.scan(b"", None):
-        if len(stored_key) > 3 and stored_key[2] == layout.TIMERS and not entry:
-            packed[stored_key] = None
-            packed[stored_key[:-8]] = (packed.get(stored_key[:-8]) or b"") + stored_key[-8:]
-    for stored_key, times in packed.items():
-        size_bytes = -layout.record_bytes(stored_key, b"") if times is None else layout.record_bytes(stored_key, times)
-        state.resize(int.from_bytes(stored_key[:2], "big"), size_bytes)
-    state.put_many(list(packed), list(packed.values()))
-    state._timers_apart.clear()

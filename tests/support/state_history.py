@@ -132,7 +132,7 @@ class History:
                 )
                 change(state, shard)
                 states = state.key_group_states()
-                if not state.changed_bytes and parallelism == len(self.manifests):
+                if not state.stored.changed_bytes and parallelism == len(self.manifests):
                     manifests.append(self.manifests[shard])
                     continue
                 most = most_bytes(restored.store, states, self.options)
@@ -148,7 +148,7 @@ class History:
                     snapshot = self._captured(restored, states, shard, parallelism, merged)
                 snapshots.append(snapshot)
                 manifests.append(snapshot.manifest)
-                changed_bytes += state.changed_bytes
+                changed_bytes += state.stored.changed_bytes
         self.parallelism, self.manifests = parallelism, manifests
         files = {handle.path: handle.size_bytes for m in manifests for handle in m.handles}
         inline_bytes = sum(m.size_bytes for m in manifests) - sum(files.values())

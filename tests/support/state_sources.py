@@ -20,6 +20,7 @@ from state_backend.ports.storage import Storage
 from state_backend.state.expiry import expire
 from state_backend.state.shard_state import ShardState
 from state_backend.state.state_variables import ListState, MapState, ValueState
+from state_backend.state.timers import delete_timer, register_timer, timers
 from state_backend.values.handles import FileInfo, Handle
 from state_backend.values.key_groups import KeyGroupRange, range_of
 from state_backend.values.records import InlineShard, Record, Retained
@@ -111,7 +112,7 @@ def _look(state: ShardState, user: Any, found: Seen) -> None:
         found[f"list{ending}"] += [(user, n, element) for n, element in enumerate(elements)]
         entries = MapState(state, f"map{ending}").iterator()
         found[f"map{ending}"] += [(user, key[0], value) for key, value in entries]
-    found["$timers"] += [(user, time) for time in state.timers()]
+    found["$timers"] += [(user, time) for time in timers(state)]
 
 
 def random_changes(seed: int) -> Any:
@@ -142,9 +143,9 @@ def random_changes(seed: int) -> Any:
                     key = (pick.choice([None, "", "p", "pq", "\x00"]),)
                     entries.remove_key(key) if pick.random() < 0.2 else entries.update_value(key, row())
         if pick.random() < 0.3:
-            state.register_timer(pick.randrange(-1000, 1000))
-            state.delete_timer(next(iter(state.timers())))
-            state.register_timer(pick.randrange(-1000, 1000))
+            register_timer(state, pick.randrange(-1000, 1000))
+            delete_timer(state, next(iter(timers(state))))
+            register_timer(state, pick.randrange(-1000, 1000))
 
     return change
 

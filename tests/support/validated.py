@@ -22,6 +22,7 @@ from state_backend.shard.snapshot import take_snapshot
 from state_backend.state import layout
 from state_backend.state.shard_state import ShardState
 from state_backend.state.state_variables import ListState, MapState, ValueState
+from state_backend.state.timers import register_timer
 from state_backend.values.errors import CairnError
 from state_backend.values.key_groups import KeyGroupRange
 from state_backend.values.marks import CanonicalFile
@@ -244,7 +245,7 @@ def _change(n: int) -> Callable[[ShardState, KeyGroupRange], None]:
             ListState(state, "list_ttl").append_value((n, "appended"))
             MapState(state, "map").update_value((f"{n}",), (n, "put"))
             ValueState(state, "value_ttl").update((n, "again"))
-            state.register_timer(5_000 + n)
+            register_timer(state, 5_000 + n)
             if at % 2:
                 ValueState(state, "value").update((n, user * 3))
             else:

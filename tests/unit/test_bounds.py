@@ -14,9 +14,10 @@ import pyarrow as pa
 import pytest
 
 from state_backend.adapters.rocks import RocksStore, Stride
-from state_backend.state import shard_state
+from state_backend.state import shard_state, stored_entries
 from state_backend.state.shard_state import ShardState
 from state_backend.state.state_variables import ListState, MapState, ValueState
+from state_backend.state.timers import delete_timer, due_timers, register_timer
 from tests.support.shards import KEYS, STATES, open_state
 
 MIB = 1024 * 1024
@@ -156,10 +157,10 @@ def test_a_round_ends_where_much_was_read(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_entries_that_are_written_in_parts_are_all_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shard_state, "_WRITE_BYTES", 10)
+    monkeypatch.setattr(stored_entries, "_WRITE_BYTES", 10)
     state = open_state(tmp_path, now_ms=0)
     entries = {b"%d" % n: b"x" * n for n in (9, 1, 2, 30, 3)}
-    state.put_many([*entries], [*entries.values()])
+    state.stored.put_many([*entries], [*entries.values()])
     assert dict(state.store.scan(b"", None)) == entries
     state.store.close()
 
@@ -170,10 +171,10 @@ def test_many_timers_of_one_key_cost_no_more_than_of_many(tmp_path: Path) -> Non
     state.set_key(1, KEYS.encode((None,)))
     begun = time.process_time()
     for at_ms in range(30_000):
-        state.register_timer(at_ms)
+        register_timer(state, at_ms)
     for at_ms in range(0, 30_000, 3):
-        state.delete_timer(at_ms)
-    assert sum(1 for _ in state.due_timers(30_000)) == 20_000
+        delete_timer(state, at_ms)
+    assert sum(1 for _ in due_timers(state, 30_000)) == 20_000
     assert time.process_time() - begun < 15
     assert state.key_group_states() == ()
 

@@ -41,6 +41,7 @@ from state_backend.ports.storage import Storage
 from state_backend.state.expiry import expire
 from state_backend.state.shard_state import ShardState
 from state_backend.state.state_variables import ListState, ValueState
+from state_backend.state.timers import register_timer
 from state_backend.values.errors import CairnError, CorruptFile, CorruptRecord, Fenced, UnknownOutcome, UsageError
 from state_backend.values.marks import Claim, Savepoint
 from state_backend.values.records import Permissions, Record
@@ -149,7 +150,7 @@ def test_a_list_goes_on_where_it_would_have(tmp_path: Path) -> None:
         assert shorter.name == "list_ttl"
         for ttl_ms, row in ((100, (1, "stays")), (10, (2, "goes")), (10, (3, "goes"))):
             descriptors = tuple(replace(shorter, ttl_ms=ttl_ms) if d.name == shorter.name else d for d in STATES)
-            state._descriptors = {d.name: d for d in descriptors}
+            state.descriptors = {d.name: d for d in descriptors}
             elements = ListState(state, "list_ttl")
             for n, user in enumerate(users):
                 group = key_group((user,), parse_struct(KEY_SCHEMA), MAX_PARALLELISM)
@@ -450,7 +451,7 @@ def test_a_claim_that_dies_at_any_call_loses_nothing(tmp_path: Path, format: For
         for user in users[:3]:
             state.set_key(key_group((user,), parse_struct(KEY_SCHEMA), MAX_PARALLELISM), KEYS.encode((user,)))
             ValueState(state, "value").update((1, user))
-            state.register_timer(5)
+            register_timer(state, 5)
 
     origin = SmallPipeline(tmp_path / "origin", fill=fill, parallelism=1)
     assert origin.record is not None

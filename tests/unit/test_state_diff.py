@@ -24,6 +24,7 @@ from state_backend.inspection.state_diff import EntryChange, diff_states, merge_
 from state_backend.inspection.state_table import StateSource
 from state_backend.state.shard_state import ShardState
 from state_backend.state.state_variables import ListState, MapState, ValueState
+from state_backend.state.timers import register_timer
 from state_backend.values.errors import UsageError
 from state_backend.values.records import KeyGroupState
 from tests.support.checkpoints import PIPELINE
@@ -217,7 +218,7 @@ def test_other_key_groups_are_compared_by_way_of_a_canonical_savepoint(tmp_path:
     def fill(state: ShardState, user: Any) -> None:
         ValueState(state, "value").update((7, user))
         ListState(state, "list_ttl").append_list([(n, user) for n in range(3)])
-        state.register_timer(len(user or ""))
+        register_timer(state, len(user or ""))
 
     a, b = first.step(2, "full", fill), second.step(3, "full", fill)
     canonical = second.savepoint("canonical", "canonical")

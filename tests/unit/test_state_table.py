@@ -528,11 +528,6 @@ def test_one_entry_that_no_state_writes_is_told(state: StateDescriptor, rest: by
         decode_entry(state, stored_key, entry, KEYS, None)
 
 
-def test_timers_that_are_no_times_are_told() -> None:
-    with pytest.raises(CorruptFile, match="the timers stored under 6162 are not 8 bytes each: 010203"):
-        layout.timers_in(b"ab", b"\x01\x02\x03")
-
-
 def test_a_recorded_type_that_no_state_can_hold_is_told() -> None:
     """By a release that knows more types."""
     with pytest.raises(StateSchemaError, match="interval day to second can't be stored"):

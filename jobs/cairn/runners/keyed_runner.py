@@ -14,6 +14,7 @@ from cairn.runners.processor_handle import HandleState, ProcessorHandle, row_mak
 from cairn.runners.user_code import UserCode, iterable
 from state_backend.formats.key_codec import KeyCodec
 from state_backend.state.shard_state import ShardState
+from state_backend.state.timers import due_timers
 from state_backend.values.records import TimeMode
 
 _KEYS_PER_CHECK = 256
@@ -100,7 +101,7 @@ class KeyedRunner:
             handler, timer_values = self._processor.handleExpiredTimer, self._expired_values
             output, add, settle = self._output, self._output.add, self._output.settle
             last_key, key = None, self._row_key(())
-            for count, (expiry_ms, _, encoded_key, _) in enumerate(self._state.due_timers(self._due_ms)):
+            for count, (expiry_ms, _, encoded_key, _) in enumerate(due_timers(self._state, self._due_ms)):
                 if encoded_key != last_key:
                     key = self._row_key(self._keys.decode(encoded_key))
                     # Decode the key again for its next timer if a handler could change an array or a struct in the key.

@@ -27,6 +27,7 @@ from state_backend.state.map_columns import MapColumns
 from state_backend.state.shard_state import ShardState
 from state_backend.state.state_columns import EntryColumns, ValueColumns
 from state_backend.state.timer_columns import TimerColumns
+from state_backend.state.timers import delete_timer, register_timer, timers
 from state_backend.values.errors import StateSchemaError, StateTypeError, UsageError
 from state_backend.values.records import SchemaVersion, StateDescriptor, StateKind, TimeMode
 
@@ -183,15 +184,15 @@ class ProcessorHandle(spark_api.StatefulProcessorHandle):
 
     def registerTimer(self, expiryTimestampMs: int) -> None:
         self._check_timers("registerTimer")
-        self._shard.register_timer(_milliseconds(expiryTimestampMs))
+        register_timer(self._shard, _milliseconds(expiryTimestampMs))
 
     def deleteTimer(self, expiryTimestampMs: int) -> None:
         self._check_timers("deleteTimer")
-        self._shard.delete_timer(_milliseconds(expiryTimestampMs))
+        delete_timer(self._shard, _milliseconds(expiryTimestampMs))
 
     def listTimers(self) -> Iterator[int]:
         self._check_timers("listTimers")
-        return self._shard.timers()
+        return timers(self._shard)
 
     def _check_timers(self, call: str) -> None:
         if self._time_mode == "none":

@@ -57,7 +57,7 @@ class ImportJob(JobOnContent):
             work_folder(f"import-{shard}") as work,
             RocksStore(work / "db", self.engine) as store,
         ):
-            writer = EntryWriter(store, content.states, key_schema, owned, content.max_parallelism)
+            writer = EntryWriter(store, key_schema, owned, content.max_parallelism)
             readers: list[Any] = [StateRows(descriptor, key_schema) for descriptor in content.states]
             readers.append(TimerRows(key_schema))  # This reader has the index -1, the value of `TIMERS`.
             for batch in batches:
@@ -73,7 +73,7 @@ class ImportJob(JobOnContent):
                 shard=shard,
                 task=task,
                 key_groups=owned,
-                key_group_states=writer.state.key_group_states(),
+                key_group_states=writer.stored.accounts.states(),
                 inline_budget_bytes=inline_budget_bytes(content.parallelism),
             )
         return ack_of(shard, snapshot, None, clock)

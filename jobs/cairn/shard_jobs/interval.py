@@ -172,15 +172,14 @@ class IntervalJob(JobOnContent):
         state = ShardState(
             restored.store,
             key_groups=restored.key_group_states,
-            # If a dropped name is declared again, the declared state must win. So `self.content.states` comes last.
-            descriptors=(*self.dropped, *self.content.states),
+            descriptors=self.content.states,
             now_ms=self.content.time.processing_time_ms,
             struct_factory=row_maker,
             zone=zone_of(self.zone).rules,
             nulls_for_misfits=self.on_type_mismatch == "null",
         )
         for descriptor in self.dropped:
-            state.drop(descriptor)
+            state.stored.drop(descriptor)
         return state
 
     def _process(
@@ -205,7 +204,7 @@ class IntervalJob(JobOnContent):
             late_path = paths.output(self.content.interval, self.content.attempt, shard, task, late=True)
             output_file = computed.output.finish(storage, path)
             late_file = computed.late.finish(storage, late_path, late=True)
-            if state.changed_bytes or not same_layout or self.mode == "full" or restored.base is None:
+            if state.stored.changed_bytes or not same_layout or self.mode == "full" or restored.base is None:
                 snapshot = self._snapshot(restored, state, changelog, storage, work, shard, task, owned, clock)
         return replace(
             ack_of(shard, snapshot, restored.base, clock, restored),
@@ -213,7 +212,7 @@ class IntervalJob(JobOnContent):
             newest_event_us=inputs.newest_event_us,
             input_rows=inputs.input_rows,
             keys_touched=computed.keys,
-            changed_bytes=state.changed_bytes,
+            changed_bytes=state.stored.changed_bytes,
             mismatches=state.mismatches.as_mapping() if state.mismatches is not None else {},
         )
 

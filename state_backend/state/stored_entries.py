@@ -1,0 +1,171 @@
+"""Reads and writes of many entries in the store of a shard, and the account of them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Sequence
+from itertools import compress, islice, pairwise
+from operator import le, ne
+
+import numpy as np
+
+from state_backend.adapters.rocks import RocksStore
+from state_backend.state import layout
+from state_backend.state.accounts import Accounts, Entries, account_columns, account_one_by_one
+from state_backend.state.entry_columns import Groups
+from state_backend.values.records import KeyGroupState, StateDescriptor
+
+MIB = 1024 * 1024
+# RocksDB holds a write batch twice in memory until the batch is written.
+_WRITE_BYTES = 8 * MIB
+_GET_ROWS = 1024
+_DROPPED_ENTRIES = 10_000
+# From MIN_COLUMN_ROWS rows on, Arrow and NumPy calls cost less than a Python loop. For entries that average more than
+# MAX_COLUMN_BYTES, the copies that Arrow makes cost more than the loop.
+MIN_COLUMN_ROWS, MAX_COLUMN_BYTES = 64, 4096
+# A range deletion slows down every read of its file a little, so fewer keys are deleted one by one.
+RANGE_KEYS = 64
+# For each entry, wanted or not, a scan takes about 1/SCAN_SHARE of the time of a lookup. So a scan is worth its time if
+# at least 1/SCAN_SHARE of the entries are wanted. Fewer than MIN_SCAN_ROWS wanted entries are always looked up, because
+# the start of a scan takes longer than their lookups.
+SCAN_SHARE = 4
+MIN_SCAN_ROWS = 16
+
+
+class StoredEntries:
+    """The entries in a shard's store. Writes reach the store at once."""
+
+    def __init__(
+        self,
+        store: RocksStore,
+        key_groups: Iterable[KeyGroupState] = (),
+        states: Iterable[StateDescriptor] = (),
+    ) -> None:
+        self.store = store
+        self.accounts = Accounts(key_groups)
+        self.changed_bytes = 0
+        names = {layout.TIMERS: layout.TIMERS_NAME} | {d.state_id: d.name for d in states}
+        self._names = {state_id: (name, layout.seed_of(name)) for state_id, name in names.items()}
+        self.checked: set[int] = set()
+
+    def look_up(self, wanted: Sequence[bytes], most_bytes: int = sys.maxsize) -> Entries:
+        """Look up entries from the first on. The result ends once the entries found have `most_bytes`."""
+        found: Entries = []
+        size_bytes = 0
+        while len(found) < len(wanted) and size_bytes < most_bytes:
+            some = self.store.get_many(wanted[len(found) : len(found) + _GET_ROWS])
+            size_bytes += sum(map(len, filter(None, some)))
+            found += some
+        return found
+
+    def read_sorted(
+        self, name: str, key_groups: Groups, wanted: Sequence[bytes], most_bytes: int = sys.maxsize
+    ) -> Entries:
+        """Look up entries of a state, or scan key groups of which a quarter or more is wanted.
+
+        The result ends once the entries found have `most_bytes`.
+        """
+        starts = [0, *(np.flatnonzero(key_groups[1:] != key_groups[:-1]) + 1).tolist(), len(wanted)]
+        dense = []
+        for start, end in pairwise(starts):
+            entries = self.accounts.entries(name, int(key_groups[start]))
+            if end - start >= MIN_SCAN_ROWS and (end - start) * SCAN_SHARE >= entries and ascend(wanted[start:end]):
+                dense.append((start, end))
+        found: Entries = []
+        for start, end in [*dense, (len(wanted), len(wanted))]:
+            for read, until in ((self.look_up, start), (self.store.read_wanted, end)):
+                if len(found) < until:
+                    some = read(wanted[len(found) : until], most_bytes)
+                    found += some
+                    most_bytes -= sum(map(len, filter(None, some)))
+                    if len(found) < until or most_bytes <= 0:
+                        return found
+        return found
+
+    def put_many(
+        self,
+        keys: Sequence[bytes],
+        entries: Sequence[bytes | None],
+        sizes: tuple[int, int] | None = None,
+        deletions: int | None = None,
+    ) -> None:
+        """Write entries. The caller accounts for them, and changes the indexes.
+
+        `sizes`: the bytes of the keys and of the entries, if the caller knows them.
+        """
+        key_bytes, entry_bytes = sizes or (sum(map(len, keys)), sum(map(len, filter(None, entries))))
+        self.changed_bytes += key_bytes + entry_bytes
+        if entry_bytes <= _WRITE_BYTES:
+            self.store.write_columns(keys, entries, deletions)
+            return
+        begin, size_bytes = 0, 0
+        for end, entry in enumerate(entries, 1):
+            size_bytes += len(entry or b"")
+            if size_bytes >= _WRITE_BYTES or end == len(entries):
+                self.store.write_columns(keys[begin:end], entries[begin:end])
+                begin, size_bytes = end, 0
+
+    def put_sorted(self, changes: dict[bytes, bytes | None]) -> None:
+        """Write entries in the order of their keys, as `put_many` does."""
+        if changes:
+            ordered = sorted(changes)
+            self.put_many(ordered, [changes[key] for key in ordered])
+
+    def delete_many(self, keys: Sequence[bytes], start: bytes, end: bytes) -> None:
+        """Delete all keys of a range: many with one deletion marker of RocksDB, few with a marker for each."""
+        if len(keys) < RANGE_KEYS:
+            self.put_many(keys, [None] * len(keys))
+        else:
+            self.changed_bytes += sum(map(len, keys))
+            self.store.delete_range(start, end)
+
+    def replace(self, keys: list[bytes], old: Entries, new: Entries) -> None:
+        """Write entries that replace old ones, account for them, and change the indexes."""
+        kept = list(map(ne, old, new))
+        if not all(kept):
+            keys, old, new = list(compress(keys, kept)), list(compress(old, kept)), list(compress(new, kept))
+        if not keys:
+            return
+        in_columns = len(keys) >= MIN_COLUMN_ROWS and sum(map(len, filter(None, new))) < len(keys) * MAX_COLUMN_BYTES
+        index = (account_columns if in_columns else account_one_by_one)(self.accounts, self._names, keys, old, new)
+        self.put_many(keys, new)
+        self.put_sorted(index)
+
+    def drop(self, descriptor: StateDescriptor) -> None:
+        """Remove all entries of a state. Each is read, because the digest must lose its hash."""
+        seed = layout.seed_of(descriptor.name)
+        for key_group in self.accounts.key_groups(descriptor.name):
+            start = layout.prefix(key_group, descriptor.state_id)
+            end = layout.after(start)
+            assert end is not None
+            digest = size_bytes = 0
+            index: dict[bytes, bytes | None] = {}
+            for stored_key, entry in self.store.scan(start, end):
+                self.changed_bytes += len(stored_key)
+                size_bytes += layout.entry_bytes(stored_key, entry)
+                if descriptor.kind == "list" and layout.is_positions(entry):
+                    continue
+                digest -= layout.entry_hash(seed, stored_key[3:], entry)
+                index |= layout.expiry_changes(stored_key, entry, None)
+                if len(index) >= _DROPPED_ENTRIES:
+                    self.put_sorted(index)
+                    index.clear()
+            self.put_sorted(index)
+            count = self.accounts.entries(descriptor.name, key_group)
+            self.accounts.change(key_group, descriptor.name, digest, -count, -size_bytes)
+            self.store.delete_range(start, end)
+
+    def check_timers(self, key_group: int) -> None:
+        """Read the key group's first timer once, and raise `CorruptFile` if it has a layout of earlier code."""
+        if key_group in self.checked:
+            return
+        self.checked.add(key_group)
+        if self.accounts.entries(layout.TIMERS_NAME, key_group):
+            start = layout.prefix(key_group, layout.TIMERS)
+            for stored_key, data in zip(*self.store.read_range(start, layout.after(start), rows=1)[:2], strict=True):
+                layout.check_timer(stored_key[3:], data)
+
+
+def ascend(keys: Sequence[bytes]) -> bool:
+    """Return True if no key is less than the key before."""
+    return all(map(le, keys, islice(keys, 1, None)))
