@@ -26,8 +26,16 @@ from state_backend.formats.types import StructType
 from state_backend.ports.storage import Storage
 from state_backend.shard.transfer import upload_all
 from state_backend.state import layout
-from state_backend.state.canonical_columns import Located, StateRows, TimerRows, check_ascending, index_keys, keys_of
-from state_backend.state.entry_columns import changes_by_key_group, expiries, is_expiring, split_timers, stored_keys
+from state_backend.state.canonical_columns import Located, StateRows, TimerRows, check_ascending, keys_of
+from state_backend.state.entry_columns import (
+    changes_by_key_group,
+    expiries,
+    expiry_keys,
+    is_expiring,
+    split_timers,
+    stored_keys,
+    timer_index_keys,
+)
 from state_backend.state.stored_entries import StoredEntries
 from state_backend.values.errors import CorruptFile, InvariantViolated, NotFound, StateTypeError
 from state_backend.values.key_groups import KeyGroupRange
@@ -215,16 +223,15 @@ class EntryWriter:
         expiring = is_expiring(entries)
         if expiring.any():
             mask = pa.array(expiring)
-            times, behind = expiries(entries.filter(mask)), bytes([descriptor.state_id])
-            self._index(layout.EXPIRY_INDEX, here[expiring], times, behind, rests.filter(mask))
+            times = expiries(entries.filter(mask))
+            self._index(expiry_keys(here[expiring], times, descriptor.state_id, rests.filter(mask)))
 
     def put_timers(self, located: Located, groups: Array, mine: Array) -> None:
         """Write timers of a canonical file into the store of this shard."""
         here, rests, _ = self._put(layout.TIMERS_NAME, layout.TIMERS, located, groups, mine)
-        if not len(here):
-            return
-        keys, times = split_timers(rests)
-        self._index(layout.TIMER_INDEX, here, times, b"", keys)
+        if len(here):
+            keys, times = split_timers(rests)
+            self._index(timer_index_keys(here, times, keys))
 
     def _put(
         self, name: str, state_id: int, located: Located, groups: Array, mine: Array
@@ -242,6 +249,5 @@ class EntryWriter:
             self.stored.put_many(stored_keys(here, state_id, rests), entries.to_pylist())
         return here, rests, entries
 
-    def _index(self, index: int, groups: Array, times: Array, behind: bytes, rests: pa.Array) -> None:
-        keys = index_keys(groups, index, times, behind, rests)
+    def _index(self, keys: list[bytes]) -> None:
         self.stored.put_many(keys, [b""] * len(keys))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 import numpy as np
 import pyarrow as pa
@@ -17,7 +17,7 @@ from state_backend.values.records import KeyGroupState
 _NOT_COUNTED = -(1 << 62)
 
 # State ids, with the name of each state and the seed of its hashes.
-Names = Mapping[int, tuple[str, int]]
+Names = dict[int, tuple[str, int]]
 
 
 class Accounts:
@@ -56,7 +56,6 @@ class Accounts:
         self._sizes[key_group] += change_bytes
 
     def states(self) -> tuple[KeyGroupState, ...]:
-        """Return the non-empty key groups, ascending."""
         counts: dict[int, dict[str, int]] = {}
         for (key_group, name), count in sorted(self._counts.items()):
             if count < 0:

@@ -25,25 +25,22 @@ from state_backend.state import layout
 from state_backend.state.entry_columns import (
     Groups,
     check_timers,
-    expiries,
-    is_expiring,
     join_columns,
+    list_parts,
+    numbers_at,
+    packed_times,
     parts_of,
+    split_expiry,
     split_timers,
-    stored_keys,
-    without_expiry,
 )
 from state_backend.values.errors import CorruptFile
 from state_backend.values.records import StateDescriptor
 
-_SIGN = np.uint64(1 << 63)
 _NULL = pa.scalar(None, pa.binary())
 
 
 @dataclass(frozen=True, slots=True)
 class Located:
-    """Stored entries of one state, converted from rows of a canonical savepoint, for a write into a store."""
-
     rests: pa.Array
     entries: pa.Array
     # For a list state, two arrays with one column for each list whose first element is in these rows. A list that began
@@ -54,10 +51,7 @@ class Located:
 
 
 class StateRows:
-    """Converter between the entries and the savepoint rows of one state.
-
-    Pass batches in the order of the state's keys, because a list may continue in the next batch.
-    """
+    """Converter of batches in the order of the state's keys, because a list may continue in the next batch."""
 
     def __init__(self, descriptor: StateDescriptor, key_schema: StructType) -> None:
         latest = descriptor.versions[-1]
@@ -73,11 +67,6 @@ class StateRows:
         self._last_key: bytes | None = None
 
     def table(self, stored: pa.Array, entries: pa.Array) -> pa.Table:
-        """Convert stored entries to savepoint rows.
-
-        A row for a list element has two more columns: its position, and the position that the next appended element
-        gets.
-        """
         groups, _, rests = parts_of(stored)
         columns: dict[str, pa.Array] = {}
         if self._descriptor.kind == "list":
@@ -92,7 +81,7 @@ class StateRows:
                 columns["user_key"] = _struct(self._user_keys.schema, self._user_keys.decode(behind))
         columns["key"] = _struct(self._keys.schema, keys)
         columns["key_group"] = pa.array(groups.astype(np.int32))
-        columns["expires_at_ms"], rows = _split(entries, self._descriptor.name)
+        columns["expires_at_ms"], rows = split_expiry(entries)
         numbers = self._versions(rows)
         columns["schema_version"] = pa.array(numbers.astype(np.int32))
         if self._read is not None:
@@ -109,32 +98,24 @@ class StateRows:
     def _elements(
         self, groups: Groups, rests: pa.Array, entries: pa.Array
     ) -> tuple[Groups, pa.Array, pa.Array, dict[str, pa.Array]]:
-        """Separate the elements of lists from the bounds of the lists, and turn the bounds into savepoint columns.
-
-        Each list has one stored key for its bounds, directly before the stored keys of its elements. The bounds are two
-        numbers: the position of the list's first element, and the next position, which the next appended element gets.
-        All rows come from one list state.
-        """
+        """Separate elements from the bounds of their lists, which come before them, and return columns of positions."""
         _, sizes = self._keys.decode_prefix(rests)
-        offsets, raw = binary_views(rests)
-        behind = np.diff(offsets) - sizes
-        marks = raw[offsets[:-1] + np.minimum(sizes, np.diff(offsets) - 1)]
-        heads = (behind == 1) & (marks == layout.LIST_META[0])
-        if not (heads | ((behind == 9) & (marks == layout.LIST_ELEMENT[0]))).all():
+        heads, elements = list_parts(rests, sizes)
+        if not (heads | elements).all():
             raise CorruptFile(
                 f"list state {self._descriptor.name!r}: a stored key is neither an element nor the positions of a list"
             )
         starts, entry_bytes = binary_views(entries)
         if (np.diff(starts)[heads] != 16).any():
             raise CorruptFile(f"list state {self._descriptor.name!r}: the positions of a list are not 16 bytes")
-        nexts = _u64(entry_bytes, starts[:-1][heads] + 8).astype(np.int64)
+        nexts = numbers_at(entry_bytes, starts[:-1][heads] + 8)
         list_of = np.cumsum(heads) - 1
         # `list_of[row]` is the number of the row's list: list 0 is the first that begins in this batch, and `nexts[0]`
         # is its next position. Rows before list 0 belong to a list that began in an earlier batch, and get the number
         # -1. That list's next position, `self._next_position`, is appended as last item, which NumPy's index -1 picks.
         every = np.concatenate((nexts, [self._next_position]))
-        elements = ~heads
-        positions = _u64(raw, offsets[1:][elements] - 8).astype(np.int64)
+        offsets, raw = binary_views(rests)
+        positions = numbers_at(raw, offsets[1:][elements] - 8)
         next_positions = every[list_of[elements]]
         if (positions >= next_positions).any():
             raise CorruptFile(f"list state {self._descriptor.name!r}: an element lies behind the end of its list")
@@ -151,7 +132,6 @@ class StateRows:
         return raw[offsets[:-1] + 1]
 
     def to_entries(self, table: pa.Table) -> Located:
-        """Convert savepoint rows to stored entries, in the order of the rows."""
         keys = self._keys.encode(keys_of(table))
         rests, lists = keys, None
         if self._user_keys is not None:
@@ -183,14 +163,11 @@ class StateRows:
 
 
 class TimerRows:
-    """Converter between timers and their savepoint rows."""
-
     def __init__(self, key_schema: StructType) -> None:
         self.schema = timers_schema(key_schema)
         self._keys = KeyColumns(key_schema)
 
     def table(self, stored: pa.Array, entries: pa.Array) -> pa.Table:
-        """Convert stored timers to one row each, ordered by key and time."""
         groups, _, rests = parts_of(stored)
         check_timers(rests, entries)
         keys, times = split_timers(rests)
@@ -198,20 +175,12 @@ class TimerRows:
         return pa.table([key, pa.array(times), pa.array(groups.astype(np.int32))], schema=self.schema)
 
     def to_entries(self, table: pa.Table) -> Located:
-        """Convert savepoint rows to stored timers, in the order of the rows.
-
-        A timer's stored key has four parts, in this order: key group, state id, encoded key, and time as 8 bytes. The
-        `rests` of the result are the stored keys without key group and state id. A timer has no value, so the `entries`
-        of the result are empty byte strings.
-        """
         keys = self._keys.encode(keys_of(table))
-        times = _longs(table, "expires_at_ms").view(np.uint64) ^ _SIGN
-        rests = join_columns(keys, concatenate(len(keys), [Fixed(times.astype(">u8"))]))
+        rests = concatenate(len(keys), [keys, packed_times(_longs(table, "expires_at_ms"))])
         return Located(rests, pa.array([b""] * len(keys), pa.binary()))
 
 
 def keys_of(table: pa.Table) -> list[pa.Array]:
-    """Return the columns of the key of savepoint rows."""
     return _fields(table, "key")
 
 
@@ -225,37 +194,9 @@ def check_ascending(groups: Array, rests: pa.Array, before: tuple[int, bytes] | 
     return int(groups[-1]), rests[-1].as_py()
 
 
-def index_keys(groups: Groups, index: int, times: Array, behind: bytes, rests: pa.Array) -> list[bytes]:
-    """Return the timer-index or expiry-index keys of these entries."""
-    pieces = [Fixed((times.view(np.uint64) ^ _SIGN).astype(">u8"))]
-    if behind:
-        pieces.append(Fixed(np.void(behind)))
-    return stored_keys(groups, index, join_columns(concatenate(len(rests), pieces), rests))
-
-
 def differs(keys: pa.Array, before: bytes | None) -> Array:
-    """Return a mask that is True for each key that differs from the key before it."""
     inner = pc.not_equal(keys[1:], keys[:-1]).to_numpy(zero_copy_only=False)
     return np.concatenate(([keys[0].as_py() != before], inner))
-
-
-def _split(entries: pa.Array, name: str) -> tuple[pa.Array, pa.Array]:
-    """Split stored entries into expiry times and encoded rows.
-
-    Returns the expiry times in milliseconds since the epoch, null for never; and the encoded rows.
-    """
-    expiring = is_expiring(entries)
-    if not expiring.any():
-        return pa.nulls(len(entries), pa.int64()), entries
-    mask = pa.array(expiring)
-    some = entries if expiring.all() else entries.filter(mask)
-    if pc.min(pc.binary_length(some)).as_py() < 9:
-        raise CorruptFile(f"state {name!r}: an entry with an expiry time is truncated")
-    times, rows = np.zeros(len(entries), np.int64), without_expiry(some)
-    times[expiring] = expiries(some)
-    if not expiring.all():
-        rows = pc.replace_with_mask(entries, mask, rows)
-    return pa.array(times, mask=~expiring), rows
 
 
 def _with_expiry(times: pa.Array, rows: pa.Array) -> pa.Array:
@@ -279,8 +220,3 @@ def _fields(table: pa.Table, name: str) -> list[pa.Array]:
 
 def _longs(table: pa.Table, name: str) -> Array:
     return np.asarray(table[name].combine_chunks())
-
-
-def _u64(raw: Array, positions: Array) -> Array:
-    places = positions[:, None] + np.arange(8)
-    return np.ascontiguousarray(raw[places]).view(">u8")[:, 0]

@@ -27,14 +27,17 @@ from state_backend.formats.row_columns import RowColumns
 from state_backend.formats.spark_hash import key_groups as key_groups_of
 from state_backend.formats.types import parse_struct
 from state_backend.state import layout
+from state_backend.state.accounts import Accounts
 from state_backend.state.entry_columns import (
     Groups,
+    changes_by_key_group,
     check_timers,
-    expiries,
-    join_columns,
+    list_parts,
+    numbers_at,
+    packed_times,
     parts_of,
+    split_expiry,
     split_timers,
-    without_expiry,
 )
 from state_backend.values.errors import CairnError
 from state_backend.values.records import KeyGroupState, ShardManifest, StateDescriptor
@@ -75,8 +78,6 @@ def verify_shard(
 
 
 def _batches(store: RocksStore) -> Iterator[tuple[pa.Array, pa.Array]]:
-    """Yield the store's entries in batches, in the order of keys: an array of stored keys and an array of stored
-    values."""
     start, ended = b"", False
     while not ended:
         keys, values, ended = store.read_range(start, None, rows=_BATCH_ROWS, most_bytes=_BATCH_BYTES)
@@ -87,8 +88,6 @@ def _batches(store: RocksStore) -> Iterator[tuple[pa.Array, pa.Array]]:
 
 @dataclass(slots=True)
 class _OpenList:
-    """The list whose elements are being checked. Its elements may continue in the next batch."""
-
     place: tuple[int, bytes]
     first: int
     next: int
@@ -96,11 +95,8 @@ class _OpenList:
 
 
 class _State:
-    """Codecs of one state. In a list state, `open_list` is the list whose elements are being checked; None at first."""
-
     def __init__(self, descriptor: StateDescriptor) -> None:
         self.descriptor, self.name = descriptor, descriptor.name
-        self.seed = layout.seed_of(descriptor.name)
         self.codecs = {
             v.version: RowColumns(descriptor.name, parse_struct(v.value), v.version) for v in descriptor.versions
         }
@@ -125,25 +121,18 @@ class _Check:
         self._key_schema = parse_struct(key_schema)
         self._keys = KeyColumns(self._key_schema)
         self._by_id = {d.state_id: _State(d) for d in states}
-        self._timer_seed = layout.seed_of(layout.TIMERS_NAME)
-        self._key_groups = manifest.key_groups.last + 1
-        self._counts: dict[str, Int64s] = {}
-        self._digests = self._sums()
+        self._accounts = Accounts()
         # Checks of the timer index and of the expiry index: one sum for each key group. The check adds the hash of each
         # index key that a timer or an expiring entry must have, and subtracts the hash of each index key in the store.
         # A sum of 0 at the end means that the store has exactly the right index keys.
-        self._timer_balance, self._expiry_balance = self._sums(), self._sums()
-
-    def _sums(self) -> Sums:
-        return np.zeros(self._key_groups, np.uint64)
+        self._timer_balance, self._expiry_balance = np.zeros((2, manifest.key_groups.last + 1), np.uint64)
 
     def found(self, text: str) -> None:
         if len(self.findings) < MAX_FINDINGS:
             self.findings.append(f"shard {self._manifest.shard}: {text}")
 
     def look_at(self, stored: pa.Array, entries: pa.Array) -> None:
-        """Check one batch of entries, and add its problems to `findings`. Batches come in the order of the stored
-        keys."""
+        """Check one batch of entries. Batches come in the order of the stored keys."""
         long_enough = np.diff(binary_views(stored)[0]) >= 3
         if not long_enough.all():
             self.found(f"{np.count_nonzero(~long_enough)} stored keys are too short for a key group and a state id")
@@ -194,7 +183,7 @@ class _Check:
         elif (lengths != sizes).any():
             self.found(f"value state {state.name!r}: extra bytes follow a key")
         if len(rests):
-            self._count(state.name, groups, xxh64(join_columns(rests, entries), state.seed))
+            self._count(state.name, groups, rests, entries)
             self._values(state, groups, rests, entries)
 
     def _values(self, state: _State, groups: Groups, rests: pa.Array, entries: pa.Array) -> None:
@@ -213,19 +202,13 @@ class _Check:
             groups, rests, entries, expiring = groups[whole], rests.filter(mask), entries.filter(mask), expiring[whole]
             if not len(rests):
                 return
+        times, rows = split_expiry(entries)
         if expiring.any():
-            mask = pa.array(expiring)
-            some = entries if expiring.all() else entries.filter(mask)
-            times = (expiries(some).view(np.uint64) ^ _SIGN).astype(">u8")
-            front = concatenate(len(some), [Fixed(times), Fixed(np.void(bytes([state.descriptor.state_id])))])
-            indexed = join_columns(front, rests if expiring.all() else rests.filter(mask))
+            packed = packed_times(np.asarray(times.drop_null()))
+            state_id = Fixed(np.void(bytes([state.descriptor.state_id])))
+            indexed = concatenate(len(times) - times.null_count, [packed, state_id, rests.filter(pa.array(expiring))])
             _add(self._expiry_balance, groups[expiring], xxh64(indexed, 0))
-            if expiring.all():
-                entries = without_expiry(some)
-            else:
-                self._rows(state, without_expiry(some))
-                entries = entries.filter(pa.array(~expiring))
-        self._rows(state, entries)
+        self._rows(state, rows)
 
     def _rows(self, state: _State, rows: pa.Array) -> None:
         offsets, raw = binary_views(rows)
@@ -248,23 +231,15 @@ class _Check:
             key = tuple(column[at].as_py() for column in keys)
             self.found(f"key {key!r} is stored in key group {groups[at]}, but belongs to {expected[at]}")
 
-    def _count(self, name: str, groups: Groups, hashes: Sums) -> None:
+    def _count(self, name: str, groups: Groups, rests: pa.Array, entries: pa.Array) -> None:
         self.entries += len(groups)
-        counts = self._counts.setdefault(name, np.zeros(self._key_groups, np.int64))
-        counts += np.bincount(groups, minlength=self._key_groups)
-        _add(self._digests, groups, hashes)
+        for group, *changes in changes_by_key_group(name, groups, rests, pa.nulls(len(rests), pa.binary()), entries):
+            self._accounts.change(group, name, *changes)
 
     def _lists(self, state: _State, groups: Groups, rests: pa.Array, entries: pa.Array, sizes: Array) -> Array:
-        """Check the bounds and the elements of lists, and add the problems to `findings`.
-
-        Each list has one stored key for its bounds, directly before the stored keys of its elements. The bounds are two
-        numbers: the position of the list's first element, and the next position, which the next appended element gets.
-        """
+        """Check lists, whose bounds come directly before their elements. Return a mask of the elements."""
         offsets, raw = binary_views(rests)
-        lengths = np.diff(offsets)
-        marks = raw[offsets[:-1] + np.minimum(sizes, lengths - 1)]
-        heads = (lengths - sizes == 1) & (marks == layout.LIST_META[0])
-        elements = (lengths - sizes == 9) & (marks == layout.LIST_ELEMENT[0])
+        heads, elements = list_parts(rests, sizes)
         if not (heads | elements).all():
             at = int(np.flatnonzero(~(heads | elements))[0])
             self.found(
@@ -276,9 +251,9 @@ class _Check:
             return np.asarray(elements)
         keys = cut(rests.buffers()[2], offsets[:-1], offsets[:-1] + sizes).to_pylist()
         positions = np.zeros(len(rests), np.int64)
-        positions[elements] = _u64(raw, offsets[1:][elements] - 8)
+        positions[elements] = numbers_at(raw, offsets[1:][elements] - 8)
         begins = np.flatnonzero(heads)
-        firsts, nexts = (_u64(data, starts[:-1][heads] + at).tolist() for at in (0, 8))
+        firsts, nexts = (numbers_at(data, starts[:-1][heads] + at).tolist() for at in (0, 8))
         bounds = [0, *begins.tolist(), len(rests)]
         for number, (begin, end) in enumerate(pairwise(bounds)):
             if number:
@@ -321,27 +296,25 @@ class _Check:
         again = same_key & (times_ms[1:] <= times_ms[:-1])
         if again.any():
             self.found(f"{np.count_nonzero(again)} timers are out of order or occur twice")
-        self._count(layout.TIMERS_NAME, groups, xxh64(rests, self._timer_seed))
-        at = concatenate(len(rests), [Fixed((times_ms.view(np.uint64) ^ _SIGN).astype(">u8"))])
-        _add(self._timer_balance, groups, xxh64(join_columns(at, keys), 0))
+        self._count(layout.TIMERS_NAME, groups, rests, entries)
+        _add(self._timer_balance, groups, xxh64(concatenate(len(rests), [packed_times(times_ms), keys]), 0))
 
     def compare(self) -> None:
         for state in self._by_id.values():
             self._close_list(state)
         recorded = {s.key_group: s for s in self._manifest.key_group_states}
-        seen = {g for counts in self._counts.values() for g in np.flatnonzero(counts).tolist()}
+        seen = {s.key_group: s for s in self._accounts.states()}
         balances = np.flatnonzero(self._timer_balance | self._expiry_balance).tolist()
         for key_group in sorted({*recorded, *seen, *balances}):
-            expected = recorded.get(key_group, KeyGroupState(key_group=key_group, entries={}, digest=0))
+            empty = KeyGroupState(key_group=key_group, entries={}, digest=0)
+            expected, found = recorded.get(key_group, empty), seen.get(key_group, empty)
             if key_group not in self._manifest.key_groups:
                 self.found(f"key group {key_group} belongs to another shard, but is recorded here")
                 continue
-            entries = {name: int(c[key_group]) for name, c in sorted(self._counts.items()) if c[key_group]}
-            digest = int(self._digests[key_group])
-            if entries != expected.entries:
-                self.found(f"key group {key_group} has the entry counts {entries}, expected {expected.entries}")
-            elif digest != expected.digest:
-                self.found(f"key group {key_group} has digest {digest:016x}, expected {expected.digest:016x}")
+            if found.entries != expected.entries:
+                self.found(f"key group {key_group} has the entry counts {found.entries}, expected {expected.entries}")
+            elif found.digest != expected.digest:
+                self.found(f"key group {key_group} has digest {found.digest:016x}, expected {expected.digest:016x}")
             if self._timer_balance[key_group]:
                 self.found(f"key group {key_group}: timers and timer index differ")
             if self._expiry_balance[key_group]:
@@ -349,7 +322,6 @@ class _Check:
 
 
 _U64_ZERO = np.uint64(0)
-_SIGN = np.uint64(1 << 63)
 
 
 def _add(sums: Sums, groups: Groups, hashes: Sums) -> None:
@@ -357,9 +329,3 @@ def _add(sums: Sums, groups: Groups, hashes: Sums) -> None:
     if len(groups):
         starts = np.concatenate([[0], np.flatnonzero(groups[1:] != groups[:-1]) + 1])
         sums[groups[starts]] += np.add.reduceat(hashes, starts)
-
-
-def _u64(raw: Array, positions: Array) -> Array:
-    """Read the big-endian u64 at each byte position, as int64. Only damaged state has values of 2^63 or more."""
-    places = positions[:, None] + np.arange(8)
-    return np.ascontiguousarray(raw[places]).view(">u8")[:, 0].astype(np.uint64).view(np.int64)

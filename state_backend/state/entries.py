@@ -13,8 +13,6 @@ from state_backend.values.records import StateDescriptor
 
 @dataclass(frozen=True, slots=True)
 class StoredEntry:
-    """A decoded value, list element or map entry."""
-
     key_group: int
     key: tuple[Any, ...]
     # The user key's column values of a map entry; None for other states.
@@ -29,7 +27,6 @@ class StoredEntry:
 def decode_entry(
     descriptor: StateDescriptor, stored_key: bytes, entry: bytes, keys: KeyCodec, user_keys: KeyCodec | None
 ) -> StoredEntry | None:
-    """Decode one stored entry of a state."""
     key, at = keys.decode_prefix(stored_key, 3)
     rest = stored_key[at:]
     user_key, position = None, None

@@ -34,7 +34,6 @@ PREFIX_BYTES = 3
 
 
 def stored_keys(key_groups: Groups, state_id: int, keys: pa.Array, suffix: bytes = b"") -> list[bytes]:
-    """Return the stored keys of a state for these encoded keys."""
     behind = [Fixed(np.void(suffix))] if suffix else []
     located: list[bytes] = concatenate(len(keys), [_prefixes(key_groups, state_id), keys, *behind]).to_pylist()
     return located
@@ -49,7 +48,6 @@ def parts_of(stored: pa.Array) -> tuple[Groups, npt.NDArray[np.uint8], pa.Array]
 
 
 def indexed_entries(expiry_keys: pa.Array) -> tuple[Groups, Array, npt.NDArray[np.uint8], pa.Array]:
-    """Split expiry-index keys into their parts."""
     offsets, raw = binary_views(expiry_keys)
     starts = offsets[:-1]
     groups = gather(raw, starts, np.dtype(">u2")).astype(np.uint16)
@@ -58,7 +56,6 @@ def indexed_entries(expiry_keys: pa.Array) -> tuple[Groups, Array, npt.NDArray[n
 
 
 def expiry_keys(key_groups: Groups, times_ms: Array, state_id: int, rests: pa.Array) -> list[bytes]:
-    """Return the key of each entry in the expiry index."""
     pieces = [
         _prefixes(key_groups, layout.EXPIRY_INDEX),
         packed_times(times_ms),
@@ -70,14 +67,12 @@ def expiry_keys(key_groups: Groups, times_ms: Array, state_id: int, rests: pa.Ar
 
 
 def timer_index_keys(key_groups: Groups, times_ms: Array, keys: pa.Array) -> list[bytes]:
-    """Return the key of each timer in the timer index."""
     pieces = [_prefixes(key_groups, layout.TIMER_INDEX), packed_times(times_ms), keys]
     located: list[bytes] = concatenate(len(keys), pieces).to_pylist()
     return located
 
 
 def indexed_timers(index_keys: pa.Array) -> tuple[pa.Array, Int64s]:
-    """Split timer-index keys into the encoded keys and the times of their timers."""
     offsets, raw = binary_views(index_keys)
     packed = gather(raw, offsets[:-1] + PREFIX_BYTES, np.dtype(">u8")).astype(np.uint64)
     times_ms = (packed ^ np.uint64(1 << 63)).view(np.int64)
@@ -90,7 +85,6 @@ def packed_times(times_ms: Array) -> Fixed:
 
 
 def _prefixes(key_groups: Groups, state_id: int) -> Fixed:
-    """Return, for each key group, the first 3 bytes of the state's stored keys: key group and state id."""
     prefixes = np.empty(len(key_groups), [("key_group", ">u2"), ("state_id", "u1")])
     prefixes["key_group"], prefixes["state_id"] = key_groups, state_id
     return Fixed(prefixes)
@@ -122,11 +116,7 @@ def _behind(rests: pa.Array, entries: pa.Array) -> pa.Array:
 
 
 def _entry_bytes(name: str, key_sizes: Int64s, entries: pa.Array) -> Int64s:
-    """Return the bytes that RocksDB counts for each entry, as `layout.entry_bytes` does; 0 for null.
-
-    The bytes are the sum of the stored key, the entry, and 8 bytes that RocksDB adds. A timer or an expiring entry also
-    has a key in the timer index or expiry index: the bytes of this index key and 8 more are added.
-    """
+    """Return `layout.entry_bytes` of each entry; 0 for null."""
     there = entries.is_valid().to_numpy(zero_copy_only=False)
     if not there.any():
         return np.zeros(len(entries), np.int64)
@@ -155,8 +145,21 @@ def split_timers(timers: pa.Array) -> tuple[pa.Array, Array]:
     return cut(timers.buffers()[2], offsets[:-1], offsets[1:] - 8), (times ^ np.uint64(1 << 63)).view(np.int64)
 
 
+def list_parts(rests: pa.Array, key_sizes: Array) -> tuple[Mask, Mask]:
+    """Return masks of the bounds and of the elements among the stored keys of a list state."""
+    offsets, raw = binary_views(rests)
+    sizes = np.diff(offsets)
+    marks = raw[offsets[:-1] + np.minimum(key_sizes, sizes - 1)]
+    heads = (sizes - key_sizes == 1) & (marks == layout.LIST_META[0])
+    return heads, (sizes - key_sizes == 9) & (marks == layout.LIST_ELEMENT[0])
+
+
+def numbers_at(raw: Array, places: Array) -> Int64s:
+    """Read the big-endian u64 at each byte position. Only damaged state has values of 2^63 or more."""
+    return gather(raw, places, np.dtype(">u8")).astype(np.int64)
+
+
 def is_expiring(entries: pa.Array) -> Mask:
-    """Return a mask that is True for each entry with an expiry time. It is False for null."""
     offsets, raw = binary_views(entries)
     if not len(raw):
         return np.zeros(len(entries), np.bool_)
@@ -168,25 +171,33 @@ def is_expiring(entries: pa.Array) -> Mask:
 
 
 def expiries(entries: pa.Array) -> Int64s:
-    """Return the expiry time of each entry, in milliseconds since the epoch."""
     offsets, raw = binary_views(entries)
     if len(entries) and np.diff(offsets).min() < 9:
         raise CorruptFile("an entry with an expiry time is truncated")
     return gather(raw, offsets[:-1] + 1, np.dtype("<i8")).astype(np.int64)
 
 
+def split_expiry(entries: pa.Array) -> tuple[pa.Array, pa.Array]:
+    """Split stored entries into expiry times, null for never, and encoded rows."""
+    expiring = is_expiring(entries)
+    if not expiring.any():
+        return pa.nulls(len(entries), pa.int64()), entries
+    mask = pa.array(expiring)
+    some = entries.filter(mask)
+    times = np.zeros(len(entries), np.int64)
+    times[expiring] = expiries(some)
+    rows = without_expiry(some)
+    return pa.array(times, mask=~expiring), rows if expiring.all() else pc.replace_with_mask(entries, mask, rows)
+
+
 def bytes_in(column: pa.Array) -> int:
-    """Return the total size in bytes of the values of a binary column. Null counts as 0."""
     return int(pc.sum(pc.binary_length(column)).as_py() or 0)
 
 
 def without_expiry(entries: pa.Array) -> pa.Array:
-    """Return the encoded rows of entries that all have an expiry: the entries without the 9 bytes of their expiry."""
     # `binary_slice` without a stop fails in Arrow 26, so the length of the longest entry is the stop.
     return pc.binary_slice(entries, 9, pc.max(pc.binary_length(entries)).as_py())
 
 
 def join_columns(*parts: pa.Array | pa.Scalar) -> pa.Array:
-    """Return one binary column whose values are the concatenated values of each row. A scalar is repeated in every
-    row."""
     return pc.binary_join_element_wise(*parts, pa.scalar(b"", pa.binary()))

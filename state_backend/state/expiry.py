@@ -32,10 +32,9 @@ class _Span(NamedTuple):
 
 
 def expire(shard: ShardState) -> int:
-    """Delete every expired entry of a shard, and return the number of deleted entries.
+    """Delete all entries that expired up to `shard.now_ms`, and return how many.
 
-    An entry is expired if its expiry time is not after `shard.now_ms`. Every interval ends with this call. Therefore
-    the stored state depends only on the intervals that ran.
+    Every interval ends with this call. Therefore the stored state depends only on the intervals that ran.
     """
     shard.flush()
     expired = held = 0
@@ -58,7 +57,7 @@ def expire(shard: ShardState) -> int:
 
 
 def _remove(shard: ShardState, spans: list[_Span]) -> int:
-    """Delete the entries that some expiry-index keys name, then these index keys. Return the number of entries."""
+    """Delete the entries that the index keys name, then these index keys. Return the number of entries."""
     if not spans:
         return 0
     groups, times, state_ids, rests = indexed_entries(
@@ -85,25 +84,19 @@ def _remove(shard: ShardState, spans: list[_Span]) -> int:
 
 
 def _in_order(groups: Groups, state_ids: np.ndarray, rests: pa.Array) -> np.ndarray:
-    """Return the row order that sorts entries by state id, key group and key."""
     pieces = [Fixed(state_ids), Fixed(groups.astype(">u2")), rests]
     order: np.ndarray = pc.array_sort_indices(concatenate(len(rests), pieces)).to_numpy()
     return order
 
 
 class ExpiredEntries(EntryColumns):
-    """Expired entries of one state. Call `begin` with their key groups and stored keys, then `remove` to delete them.
+    """Expired entries of one state.
 
-    The base class `EntryColumns` works on a batch of keys, which its method `begin` sets. In this class, the batch
-    consists of entries instead. So the caller passes to `begin` each entry's stored key without its first 3 bytes (key
-    group and state id), where the base class expects an encoded key.
-
-    Each entry also has a key in the expiry index, which lists the entries by expiry time. This class does not delete
-    these index keys: the module's function `_remove` deletes them after the entries.
+    The batch that `begin` sets consists of entries, not of keys: each has its stored key without key group and state
+    id. The keys of the expiry index stay.
     """
 
     def remove(self) -> None:
-        """Delete the entries whose key groups and stored keys the caller passed to `begin` last."""
         owners = np.arange(len(self._keys))
         located = stored_keys(self._groups, self._state_id, self._keys)
         self._replace(owners, self._keys, self._read(owners, located), pa.nulls(len(located), pa.binary()), located)

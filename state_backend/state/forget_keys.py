@@ -1,15 +1,8 @@
-"""Removal of whole keys from the open store of a shard.
-
-For each removed key, the module deletes the entries of all states, the timers, and their keys in the timer index and
-the expiry index, which list timers and expiring entries by time. It subtracts entries and timers from the counts and
-the digest of the key group.
-"""
+"""Removal of whole keys from the open store of a shard."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -19,22 +12,19 @@ from state_backend.formats.arrow_columns import binary_views, cut
 from state_backend.formats.key_columns import KeyColumns
 from state_backend.formats.types import StructType
 from state_backend.state import layout
+from state_backend.state.stored_entries import StoredEntries
 from state_backend.values.frozen import frozen
 from state_backend.values.records import KeyGroupState, StateDescriptor
-
-_BATCH = 4096
 
 
 @frozen
 class RemovedKeys:
-    """Key groups that are left after a removal of keys, and the number and bytes of the removed entries."""
+    """What is left after a removal of keys, and how many entries of each state are gone."""
 
-    # The shard's key groups afterwards, without those that became empty.
     key_group_states: tuple[KeyGroupState, ...]
     entries: dict[str, int]
-    # The bytes that RocksDB counted for all removed keys and values: entries, timers, bounds of lists, and keys of the
-    # timer index and the expiry index.
-    size_bytes: int
+    # True if a key had anything in the store, such as the bounds of an empty list.
+    found: bool
 
 
 def remove_keys(
@@ -43,57 +33,15 @@ def remove_keys(
     states: Sequence[StateDescriptor],
     keys: Iterable[tuple[int, bytes]],
 ) -> RemovedKeys:
-    """Delete all entries and timers of some keys from a shard's store, and return what is left of its key groups.
-
-    The function also deletes their keys in the timer index and the expiry index, which list timers and expiring entries
-    by time. Keys without state are ignored.
-    """
-    by_group = {group.key_group: group for group in groups}
-    removed: Counter[str] = Counter()
-    removed_bytes = 0
+    stored = StoredEntries(store, groups, states)
+    ids = {**{descriptor.state_id: descriptor.name for descriptor in states}, layout.TIMERS: layout.TIMERS_NAME}
+    before = {name: stored.accounts.entries(name) for name in ids.values()}
     for key_group, key in sorted({*keys}):
-        group = by_group.get(key_group)
-        if group is None:
-            continue
-        deletions: list[bytes] = []
-        counts: Counter[str] = Counter()
-        digest = size_bytes = 0
-        for descriptor in states:
-            seed, start = layout.seed_of(descriptor.name), layout.prefix(key_group, descriptor.state_id) + key
-            for stored_key, entry in store.scan(start, layout.after(start)):
-                deletions.append(stored_key)
-                size_bytes += layout.entry_bytes(stored_key, entry)
-                if descriptor.kind == "list" and layout.is_positions(entry):
-                    continue
-                digest += layout.entry_hash(seed, stored_key[3:], entry)
-                counts[descriptor.name] += 1
-                if (index_key := layout.expiry_key(stored_key, entry)) is not None:
-                    deletions.append(index_key)
-        seed, start = layout.seed_of(layout.TIMERS_NAME), layout.prefix(key_group, layout.TIMERS) + key
-        for stored_key, data in store.scan(start, layout.after(start)):
-            layout.check_timer(stored_key[3:], data)
-            deletions += stored_key, layout.timer_index_key(stored_key)
-            size_bytes += layout.entry_bytes(stored_key, data)
-            digest += layout.entry_hash(seed, stored_key[3:], data)
-            counts[layout.TIMERS_NAME] += 1
-        for at in range(0, len(deletions), _BATCH):
-            store.write([(stored_key, None) for stored_key in deletions[at : at + _BATCH]])
-        by_group[key_group] = _less(group, counts, digest, size_bytes)
-        removed += counts
-        removed_bytes += size_bytes
-    left = tuple(group for _, group in sorted(by_group.items()) if any(group.entries.values()))
-    return RemovedKeys(key_group_states=left, entries=dict(removed), size_bytes=removed_bytes)
-
-
-def _less(group: KeyGroupState, counts: Counter[str], digest: int, size_bytes: int) -> KeyGroupState:
-    entries = {name: left for name, count in group.entries.items() if (left := count - counts[name])}
-    known_bytes = group.size_bytes
-    return replace(
-        group,
-        entries=entries,
-        digest=(group.digest - digest) % 2**64,
-        size_bytes=None if known_bytes is None or known_bytes < size_bytes else known_bytes - size_bytes,
-    )
+        stored.check_timers(key_group)
+        for state_id in ids:
+            stored.remove(layout.prefix(key_group, state_id) + key)
+    gone = {name: count for name in before if (count := before[name] - stored.accounts.entries(name))}
+    return RemovedKeys(key_group_states=stored.accounts.states(), entries=gone, found=stored.changed_bytes > 0)
 
 
 def find_keys(

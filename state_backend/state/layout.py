@@ -50,7 +50,6 @@ _TIMER_INDEX = bytes([TIMER_INDEX])
 
 
 def prefix(key_group: int, state_id: int) -> bytes:
-    """Return the first 3 bytes of every stored key of one state in one key group."""
     return _PREFIX.pack(key_group, state_id)
 
 
@@ -60,16 +59,12 @@ def key_group_bounds(first: int, last: int) -> tuple[bytes, bytes | None]:
 
 
 def after(start: bytes) -> bytes | None:
-    """Return the smallest key that is greater than every key with the prefix `start`.
-
-    Returns the key; None if `start` has only FF bytes, because no greater key exists.
-    """
+    """Return the smallest key that is greater than every key with a prefix; None if no key is greater."""
     stripped = start.rstrip(b"\xff")
     return stripped[:-1] + bytes([stripped[-1] + 1]) if stripped else None
 
 
 def pack_time(time_ms: int) -> bytes:
-    """Encode a time as 8 bytes that sort by time."""
     try:
         return _U64.pack(time_ms + _SIGN)
     except struct.error:
@@ -99,23 +94,19 @@ def check_timer(rest: bytes, data: bytes) -> None:
 
 
 def timer_index_key(stored_key: bytes) -> bytes:
-    """Return the key of a timer in the timer index, which sorts the timers of a key group by time."""
     return stored_key[:2] + _TIMER_INDEX + stored_key[-8:] + stored_key[3:-8]
 
 
 def unpack_position(data: bytes) -> int:
-    """Decode a list position that `pack_position` encoded."""
     position: int = _U64.unpack(data)[0]
     return position
 
 
 def pack_position(position: int) -> bytes:
-    """Encode the position of a list element as 8 bytes that sort like the number."""
     return _U64.pack(position)
 
 
 def pack_positions(first: int, next_: int) -> bytes:
-    """Encode the bounds of a list."""
     return _POSITIONS.pack(first, next_)
 
 
@@ -126,11 +117,9 @@ def unpack_positions(data: bytes) -> tuple[int, int]:
 
 
 def is_positions(data: bytes) -> bool:
-    """Return True if `data` holds the bounds of a list (see `pack_positions`), and False if it holds an entry.
-
-    The bounds are two positions below 2^56, so their first byte is 0. The first byte of an entry is 1 or 2.
-    """
-    return data[0] == 0
+    """Return True for the bounds of a list, and False for an entry."""
+    # The bounds are two positions below 2^56, so their first byte is 0. The first byte of an entry is 1 or 2.
+    return data[:1] == b"\x00"
 
 
 def with_expiry(row: bytes, expiry_ms: int) -> bytes:
@@ -172,24 +161,16 @@ def expiry_of(entry: bytes) -> int | None:
 
 
 def row_of(entry: bytes) -> bytes:
-    """Return the encoded row of an entry, without the expiry."""
     return entry[9:] if entry[0] == EXPIRING else entry
 
 
 def record_bytes(stored_key: bytes, data: bytes) -> int:
-    """Return the bytes that RocksDB counts for one stored key: the key, its value, and 8 bytes that RocksDB adds.
-
-    The 8 bytes hold RocksDB's sequence number and the type of the write.
-    """
+    """Return the bytes that RocksDB counts for one stored key: with 8 for its sequence number and type."""
     return len(stored_key) + len(data) + SEQUENCE_BYTES
 
 
 def entry_bytes(stored_key: bytes, entry: bytes) -> int:
-    """Return the bytes that RocksDB counts for an entry and for its key in the timer index or expiry index.
-
-    A timer has a key in the timer index, an entry with an expiry has a key in the expiry index, and other entries are
-    in no index.
-    """
+    """Return the bytes that RocksDB counts for an entry and for its key in the timer index or expiry index."""
     size_bytes = len(stored_key) + len(entry) + SEQUENCE_BYTES
     if stored_key[2] == TIMERS:
         return size_bytes + len(stored_key) + SEQUENCE_BYTES
@@ -197,11 +178,7 @@ def entry_bytes(stored_key: bytes, entry: bytes) -> int:
 
 
 def seed_of(state_name: str) -> int:
-    """Return the seed for the hashes of a state's entries, computed from the state's name.
-
-    The seed makes equal entries of two states hash differently. It comes from the name and not from the state id,
-    because a fork may give the same state another id.
-    """
+    """Return the seed that makes equal entries of two states hash differently. A fork may change ids, but no names."""
     return xxhash.xxh64_intdigest(state_name.encode())
 
 

@@ -20,13 +20,9 @@ _META_BYTES = layout.record_bytes(b"", layout.pack_positions(0, 0))
 
 
 class ListColumns(StateColumns):
-    """A list state of a shard, for a batch of keys. The inherited method `begin` sets the batch.
-
-    In all methods, `owners` holds for each row the index of the row's key in the batch.
-    """
+    """A list state of a batch of keys."""
 
     def get(self, wanted: Places) -> tuple[pa.Table, Int64s]:
-        """Read the lists of the wanted keys, without expired elements."""
         rows, owners = self._elements(wanted)
         there = rows.is_valid()
         if rows.null_count:
@@ -34,10 +30,7 @@ class ListColumns(StateColumns):
         return self._table(rows), offsets_of(owners, wanted)
 
     def exists(self, wanted: Places) -> Mask:
-        """Return a mask that is True for each wanted key whose list has an element that has not expired.
-
-        The method reads the last element of each list. It reads a whole list only if the last element has expired.
-        """
+        """Return which lists have an element that has not expired. Often the last element tells."""
         first, next_ = self._positions(wanted)
         filled = next_ > first
         there = np.zeros(len(wanted), np.bool_)
@@ -116,13 +109,11 @@ class ListColumns(StateColumns):
         return (owners, entries) if order is None else (owners[order], entries.take(pa.array(order)))
 
     def _lists_of(self, owners: Places) -> tuple[Places, Positions, Positions, Positions, Positions]:
-        """Return the keys of sorted rows, the first row and the number of rows of each, and the bounds of their
-        lists."""
+        """Return the keys of sorted rows, first row and number of rows of each, and the bounds of their lists."""
         touched, starts, counts = np.unique(owners, return_index=True, return_counts=True)
         return touched, starts, counts, *self._positions(touched)
 
     def _elements(self, wanted: Places) -> tuple[pa.Array, Places]:
-        """Read all elements of the wanted keys' lists."""
         owners, positions = _ranges(wanted, *self._positions(wanted))
         return self._visible(self._read_elements(owners, positions)), owners
 
@@ -135,7 +126,6 @@ class ListColumns(StateColumns):
         return self._read(owners, self._locate(owners, self._rests(owners, positions)))
 
     def _write_elements(self, owners: Places, positions: Positions, entries: pa.Array, *, known: bool) -> None:
-        """Write or remove list elements."""
         rests = self._rests(owners, positions)
         located = self._locate(owners, rests)
         old = pa.nulls(len(owners), pa.binary()) if known else self._read(owners, located)
@@ -151,7 +141,6 @@ class ListColumns(StateColumns):
         return stored_keys(self._groups[wanted], self._state_id, keys, layout.LIST_META)
 
     def _positions(self, wanted: Places, *, empty: bool = True) -> tuple[Positions, Positions]:
-        """Read the bounds of the wanted lists."""
         found = self._read(wanted, self._meta_keys(wanted), empty=empty)
         there = found.is_valid().to_numpy(zero_copy_only=False)
         packed = np.zeros((len(wanted), 2), np.int64)
@@ -190,7 +179,6 @@ def _ranges(owners: Places, first: Positions, next_: Positions) -> tuple[Places,
 
 
 def _begins(keys: pa.Array, key_groups: Groups) -> Mask:
-    """Return a mask that is True for each row whose key or key group differs from the row before, and for the first."""
     other = np.ones(len(keys), np.bool_)
     if len(keys) > 1:
         same = pc.equal(keys[1:], keys[:-1]).to_numpy(zero_copy_only=False)

@@ -21,11 +21,7 @@ from state_backend.values.records import StateDescriptor
 
 
 class MapColumns(StateColumns):
-    """A map state of a shard, for the batch of keys that `begin` was called with.
-
-    In all methods, `owners` holds for each row the index of the row's key in the batch. `user_keys` holds the columns
-    of the user key in the order of its schema.
-    """
+    """A map state of a batch of keys. `user_keys`: the columns of the user keys."""
 
     def __init__(self, shard: ShardState, descriptor: StateDescriptor) -> None:
         super().__init__(shard, descriptor)
@@ -36,17 +32,14 @@ class MapColumns(StateColumns):
         self._whole: tuple[pa.Array, pa.Array] | None = None
 
     def begin(self, key_groups: Groups, keys: pa.Array) -> None:
-        """Begin a batch. The next calls act on its keys, and name a key by its index in the batch."""
         super().begin(key_groups, keys)
         self._whole = None
 
     def end(self) -> None:
-        """Drop what was read for the batch. Call `begin` before the next use."""
         super().end()
         self._whole = None
 
     def get(self, owners: Places, user_keys: Sequence[pa.Array]) -> tuple[pa.Table, Mask]:
-        """Read the values of user keys."""
         encoded = self._user_keys.encode(user_keys)
         order = _in_order(owners, encoded)
         if order is not None:
@@ -61,11 +54,9 @@ class MapColumns(StateColumns):
         self._set(owners, self._user_keys.encode(user_keys), self._entries(values))
 
     def remove(self, owners: Places, user_keys: Sequence[pa.Array]) -> None:
-        """Remove user keys with their values. User keys without a value are ignored."""
         self._set(owners, self._user_keys.encode(user_keys), pa.nulls(len(owners), pa.binary()))
 
     def entries(self, wanted: Places) -> tuple[list[pa.Array], pa.Table, Int64s]:
-        """Read all entries of the wanted keys' maps, without expired entries."""
         owners, encoded, found = self._read_below(wanted)
         # The maps of all keys: later changes of the batch need not read the entries that they replace.
         self._whole = (self._rests(owners, encoded), found) if len(wanted) == self.keys else None
@@ -80,10 +71,7 @@ class MapColumns(StateColumns):
         return self._user_keys.decode(encoded), self._table(rows), offsets_of(owners, wanted)
 
     def exists(self, wanted: Places) -> Mask:
-        """Return a mask that is True for each wanted key whose map has an entry that has not expired.
-
-        The method reads the first entry of each map. It reads a whole map only if the first entry has expired.
-        """
+        """Return which maps have an entry that has not expired. Often the first entry tells."""
         there = np.zeros(len(wanted), np.bool_)
         doubtful = wanted
         for rows in (1, None):
@@ -96,7 +84,6 @@ class MapColumns(StateColumns):
         return there
 
     def clear(self, wanted: Places) -> None:
-        """Remove all entries of the wanted keys' maps."""
         owners, encoded, old = self._read_below(wanted)
         if len(owners):
             self._whole = None
@@ -126,15 +113,11 @@ class MapColumns(StateColumns):
 
 
 def _found(rests: pa.Array, known: pa.Array, entries: pa.Array) -> pa.Array:
-    """Return the entry of each stored key; null for a key that is not among the known ones."""
     return entries.take(pc.index_in(rests, value_set=known))
 
 
 def _in_order(owners: Places, encoded: pa.Array) -> Places | None:
-    """Return the row order that sorts entries by owner and user key; None if they are sorted already.
-
-    Rows with equal owner and user key keep their order.
-    """
+    """Return a stable order by owner and user key; None if the rows are sorted already."""
     same_owner = owners[1:] == owners[:-1]
     descends = pc.less(encoded[1:], encoded[:-1]).to_numpy(zero_copy_only=False)
     if not ((owners[1:] < owners[:-1]) | (same_owner & descends)).any():
@@ -148,6 +131,5 @@ def _in_order(owners: Places, encoded: pa.Array) -> Places | None:
 
 
 def _differ(encoded: pa.Array) -> Mask:
-    """Return a mask, without the first row, that is True for each encoded user key that differs from the row before."""
     differ: Mask = pc.not_equal(encoded[1:], encoded[:-1]).to_numpy(zero_copy_only=False)
     return differ

@@ -162,7 +162,6 @@ def _lost(state: str, lost: Sequence[str], was: StructType, declared: StructType
 
 
 def _check_storable(pipeline: str, state: StateDescriptor) -> None:
-    """Check on the driver that the state's types can be stored, before a shard fails with them."""
     latest = state.versions[-1]
     try:
         RowCodec(state.name, parse_struct(latest.value), latest.version)

@@ -48,8 +48,6 @@ _FIRST_SCAN_ROWS, _MOST_SCAN_ROWS, _SCANNED_CHANGES = 32, 65_536, 1024
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class _Scan:
-    """A scan in progress."""
-
     start: bytes
     # None for the last key of the store.
     end: bytes | None
@@ -129,7 +127,6 @@ class ShardState:
         self._prefetched[descriptor.state_id, suffix] = descriptor.name
 
     def set_key(self, key_group: int, key: bytes) -> None:
-        """Set the current key."""
         self.key_group = key_group
         self.key = key
 
@@ -237,7 +234,6 @@ class ShardState:
         yield keys[begin:], old
 
     def key_group_states(self) -> tuple[KeyGroupState, ...]:
-        """Write all changes, and return the non-empty key groups, ascending."""
         self._write_changes()
         return self.accounts.states()
 

@@ -29,8 +29,8 @@ from state_backend.state.entry_columns import (
     expiries,
     expiry_keys,
     is_expiring,
+    split_expiry,
     stored_keys,
-    without_expiry,
 )
 from state_backend.state.shard_state import ShardState
 from state_backend.values.records import StateDescriptor
@@ -41,10 +41,10 @@ _KEPT_READS = 2
 
 
 class EntryColumns:
-    """Base class that reads and writes the entries of one state, or the timers, for a batch of keys at once.
+    """Entries of one state, or timers, of a batch of keys.
 
-    In all methods, `located` holds whole stored keys, and `rests` holds stored keys without key group and state id.
-    `owners` holds, for each entry, the index of its key in the batch.
+    `located`: whole stored keys. `rests`: stored keys without key group and state id. `owners`: for each row, the index
+    of its key in the batch.
     """
 
     def __init__(self, shard: ShardState, name: str, state_id: int) -> None:
@@ -59,12 +59,11 @@ class EntryColumns:
         self._seen: list[tuple[Sequence[bytes], pa.Array]] = []
 
     def begin(self, key_groups: Groups, keys: pa.Array) -> None:
-        """Begin a batch. The next calls act on its keys, and name a key by its index in the batch."""
+        """Begin a batch, on which the next calls act."""
         self._groups, self._keys, self.keys = key_groups, keys, len(keys)
         self._seen.clear()
 
     def end(self) -> None:
-        """Drop what was read for the batch. Call `begin` before the next use."""
         self.keys = None
         self._seen.clear()
 
@@ -86,7 +85,7 @@ class EntryColumns:
         return found
 
     def _read_below(self, owners: Places, rows: int | None = None) -> tuple[Places, pa.Array, pa.Array]:
-        """Read the entries of some keys of the batch: map entries or timers, of which a key may have many."""
+        """Read all map entries or timers of some keys of the batch, or the first `rows` of each."""
         if not self._shard.accounts.entries(self._name):
             nothing = pa.array([], pa.binary())
             return np.zeros(0, np.int64), nothing, nothing
@@ -114,10 +113,7 @@ class EntryColumns:
         return changed
 
     def _index(self, groups: Groups, rests: pa.Array, old: pa.Array, new: pa.Array) -> None:
-        """Remove the old entries' keys from the expiry index, and add those of the new entries.
-
-        `TimerColumns` overrides this method to update the timer index instead.
-        """
+        """Update the index of replaced entries."""
         for entries, data in ((old, None), (new, b"")):
             expiring = is_expiring(entries)
             if expiring.any():
@@ -128,10 +124,7 @@ class EntryColumns:
 
 
 class StateColumns(EntryColumns):
-    """Base class that reads and writes the entries of one declared state, for a batch of keys at once.
-
-    The subclasses for value, list and map state take and return the entries' values as Arrow rows.
-    """
+    """Entries of one declared state, whose values are Arrow rows."""
 
     def __init__(self, shard: ShardState, descriptor: StateDescriptor) -> None:
         super().__init__(shard, descriptor.name, descriptor.state_id)
@@ -142,18 +135,14 @@ class StateColumns(EntryColumns):
         self.schema: pa.Schema = self._codec.arrow_schema
 
     def _visible(self, entries: pa.Array) -> pa.Array:
-        """Return the encoded row of each entry; null for null, and for an entry that has expired."""
-        expiring = is_expiring(entries)
-        if not expiring.any():
+        """Return encoded rows; null for null and for an expired entry."""
+        times, rows = split_expiry(entries)
+        if rows is entries:
             return entries
-        mask = pa.array(expiring)
-        with_expiry = entries.filter(mask)
-        alive = pa.array(expiries(with_expiry) > self._shard.now_ms)
-        rows = pc.if_else(alive, without_expiry(with_expiry), pa.scalar(None, pa.binary()))
-        return pc.replace_with_mask(entries, mask, rows)
+        alive = pc.fill_null(pc.greater(times, self._shard.now_ms), True)
+        return pc.if_else(alive, rows, pa.scalar(None, pa.binary()))
 
     def _entries(self, rows: pa.Table | pa.RecordBatch) -> pa.Array:
-        """Encode rows as stored entries. If the state has a time to live, each entry gets an expiry time."""
         encoded = self._codec.encode(rows)
         if self._ttl_ms is None:
             return encoded
@@ -165,8 +154,7 @@ class StateColumns(EntryColumns):
 
 
 def entry_list(entries: pa.Array) -> list[bytes | None]:
-    """Return entries as Python values. Entries that are all null or all empty, such as those of timers, need no
-    conversion."""
+    """Return entries as Python values. All null or all empty, such as those of timers, they need no conversion."""
     if entries.null_count == len(entries):
         return [None] * len(entries)
     if not entries.null_count and not bytes_in(entries):
@@ -176,7 +164,6 @@ def entry_list(entries: pa.Array) -> list[bytes | None]:
 
 
 def _differ(old: pa.Array, new: pa.Array) -> Mask:
-    """Return a mask that is True for each row whose old and new entries differ. Null is equal to null only."""
     for some, others in ((old, new), (new, old)):
         if some.null_count == len(some) and not others.null_count:
             return np.ones(len(old), np.bool_)
@@ -191,10 +178,7 @@ def offsets_of(owners: Places, wanted: Places) -> Int64s:
 
 
 def in_order(owners: Places) -> Any:
-    """Return the row order that sorts rows by owner; None if they are sorted already.
-
-    Rows of one owner keep their order.
-    """
+    """Return a stable order by owner; None if the rows are sorted already."""
     return None if (owners[1:] >= owners[:-1]).all() else np.argsort(owners, kind="stable")
 
 
@@ -216,7 +200,6 @@ class ValueColumns(StateColumns):
         self._old: pa.Array = pa.array([], pa.binary())
 
     def read(self, key_groups: Groups, keys: pa.Array) -> tuple[pa.Table, Mask]:
-        """Read the values of a batch of keys."""
         self.begin(key_groups, keys)
         self._stored_keys = stored_keys(key_groups, self._state_id, keys)
         self._old = pa.array(self._shard.stored.read_sorted(self._name, key_groups, self._stored_keys), pa.binary())

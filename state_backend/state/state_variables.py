@@ -20,8 +20,6 @@ _READ_AHEAD, _READ_AHEAD_BYTES = 256, 16 * 1024 * 1024
 
 
 class _KeyedState:
-    """Base of value, list and map state: the state's descriptor, row codec and stored-key prefix."""
-
     kind: StateKind
     __slots__ = ("_decode", "_encode", "_group", "_name", "_prefix", "_shard", "_ttl_ms")
 
@@ -40,10 +38,9 @@ class _KeyedState:
         self._prepare(descriptor)
 
     def _prepare(self, descriptor: StateDescriptor) -> None:
-        """Set up the attributes that only one kind of state has, and its prefetch. Subclasses override this method."""
+        """Set up what only one kind of state has."""
 
     def _stored_key(self) -> bytes:
-        """Return the stored-key prefix of the current key's entries in this state."""
         shard = self._shard
         if shard.key_group != self._group:
             # Keys arrive sorted by key group, so the prefix rarely changes.
@@ -64,14 +61,12 @@ class ValueState(_KeyedState):
         self._shard.prefetch_state(descriptor)
 
     def exists(self) -> bool:
-        """Return True if the key has a value that has not expired."""
         return layout.visible(self._shard.read(self._stored_key()), self._shard.now_ms) is not None
 
     # `get` and `update` run more often than any other method. For speed, they repeat the code of the shard's methods
     # `read` and `write` instead of calling them.
 
     def get(self) -> tuple[Any, ...] | None:
-        """Return the key's value as a row; None if the key has no value or the value has expired."""
         shard = self._shard
         key = self._prefix + shard.key if shard.key_group == self._group else self._stored_key()
         entry = shard.cache[key] if key in shard.cache else shard.read(key)
@@ -83,7 +78,6 @@ class ValueState(_KeyedState):
         return None if row is None else self._decode(row)
 
     def update(self, newValue: Any) -> None:  # PySpark's parameter name: callers may pass it by keyword
-        """Set the key's value. Its time to live starts again."""
         row = self._encode(newValue)
         shard = self._shard
         if self._ttl_ms is not None:
@@ -97,7 +91,6 @@ class ValueState(_KeyedState):
             shard.flush()
 
     def clear(self) -> None:
-        """Remove the key's value."""
         self._shard.write(self._stored_key(), None)
 
 
@@ -112,7 +105,6 @@ class ListState(_KeyedState):
         self._stride = Stride(size_bytes=_READ_AHEAD_BYTES, most=_READ_AHEAD)
 
     def exists(self) -> bool:
-        """Return True if the key's list has an element that has not expired."""
         return next(self.get(), None) is not None
 
     def get(self) -> Iterator[tuple[Any, ...]]:
@@ -136,7 +128,6 @@ class ListState(_KeyedState):
                     yield self._decode(row)
 
     def put(self, new_state: Iterable[Any]) -> None:
-        """Replace the whole list."""
         rows = [self._encode(value) for value in new_state]
         base = self._stored_key()
         _, next_ = self._positions(base)
@@ -172,7 +163,6 @@ class ListState(_KeyedState):
             shard.flush()
 
     def append_list(self, new_values: Iterable[Any]) -> None:
-        """Append several elements in their order."""
         rows = [self._encode(value) for value in new_values]
         base = self._stored_key()
         first, next_ = self._positions(base)
@@ -186,15 +176,13 @@ class ListState(_KeyedState):
             self._shard.relieve()
 
     def _clear(self, base: bytes, start: int) -> bool:
-        """Remove the list's elements from a position on. The stored bounds of the list stay: the caller changes
-        them."""
+        """Remove the elements from a position on. The caller changes the bounds of the list."""
         first, next_ = self._positions(base)
         for position in range(max(first, start), next_):
             self._shard.write(base + layout.LIST_ELEMENT + layout.pack_position(position), None)
         return next_ > 0
 
     def _write(self, base: bytes, first: int, start: int, end: int, rows: list[bytes]) -> None:
-        """Write rows as elements at consecutive positions, and the new bounds of the list."""
         shard, element = self._shard, base + layout.LIST_ELEMENT
         for position, row in enumerate(rows, start):
             write = shard.write if position < end else shard.write_new
@@ -203,10 +191,7 @@ class ListState(_KeyedState):
         shard.relieve()
 
     def _positions(self, base: bytes) -> tuple[int, int]:
-        """Return the position of the list's first element, and the position after its last element.
-
-        Some elements in between may already be deleted because they expired. Without a list, the result is (0, 0).
-        """
+        """Return the bounds of the list, between which expired elements may be missing."""
         packed = self._shard.read(base + layout.LIST_META)
         return layout.unpack_positions(packed) if packed else (0, 0)
 
@@ -228,7 +213,6 @@ class MapState(_KeyedState):
         )
 
     def exists(self) -> bool:
-        """Return True if the key's map has an entry that has not expired."""
         return self._shard.holds_any(self._stored_key())
 
     def get_value(self, key: Any) -> tuple[Any, ...] | None:
@@ -237,7 +221,6 @@ class MapState(_KeyedState):
         return None if row is None else self._decode(row)
 
     def contains_key(self, key: Any) -> bool:
-        """Return True if the user key has a value that has not expired."""
         entry = self._shard.read(self._stored_key() + self._user_keys.encode(key))
         return layout.visible(entry, self._shard.now_ms) is not None
 
@@ -249,7 +232,6 @@ class MapState(_KeyedState):
         self._shard.relieve()
 
     def remove_key(self, key: Any) -> None:
-        """Remove one user key with its value. A user key without a value is ignored."""
         base = self._stored_key()
         self._shard.write_map(base, base + self._user_keys.encode(key), None)
         self._shard.relieve()
@@ -263,7 +245,6 @@ class MapState(_KeyedState):
                 yield self._user_keys.decode(stored_key[len(base) :]), self._decode(row)
 
     def clear(self) -> None:
-        """Remove all entries of the key's map."""
         base = self._stored_key()
         for stored_key, _ in self._shard.scan_map(base):
             self._shard.write_map(base, stored_key, None)

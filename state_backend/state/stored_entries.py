@@ -11,7 +11,7 @@ import numpy as np
 
 from state_backend.adapters.rocks import RocksStore
 from state_backend.state import layout
-from state_backend.state.accounts import Accounts, Entries, account_columns, account_one_by_one
+from state_backend.state.accounts import Accounts, Entries, Names, account_columns, account_one_by_one
 from state_backend.state.entry_columns import Groups
 from state_backend.values.records import KeyGroupState, StateDescriptor
 
@@ -19,7 +19,7 @@ MIB = 1024 * 1024
 # RocksDB holds a write batch twice in memory until the batch is written.
 _WRITE_BYTES = 8 * MIB
 _GET_ROWS = 1024
-_DROPPED_ENTRIES = 10_000
+_REMOVED_ENTRIES = 10_000
 # From MIN_COLUMN_ROWS rows on, Arrow and NumPy calls cost less than a Python loop. For entries that average more than
 # MAX_COLUMN_BYTES, the copies that Arrow makes cost more than the loop.
 MIN_COLUMN_ROWS, MAX_COLUMN_BYTES = 64, 4096
@@ -44,8 +44,7 @@ class StoredEntries:
         self.store = store
         self.accounts = Accounts(key_groups)
         self.changed_bytes = 0
-        names = {layout.TIMERS: layout.TIMERS_NAME} | {d.state_id: d.name for d in states}
-        self._names = {state_id: (name, layout.seed_of(name)) for state_id, name in names.items()}
+        self._names = {layout.TIMERS: (layout.TIMERS_NAME, layout.seed_of(layout.TIMERS_NAME))} | _names_of(states)
         self.checked: set[int] = set()
 
     def look_up(self, wanted: Sequence[bytes], most_bytes: int = sys.maxsize) -> Entries:
@@ -124,36 +123,39 @@ class StoredEntries:
         kept = list(map(ne, old, new))
         if not all(kept):
             keys, old, new = list(compress(keys, kept)), list(compress(old, kept)), list(compress(new, kept))
-        if not keys:
-            return
-        in_columns = len(keys) >= MIN_COLUMN_ROWS and sum(map(len, filter(None, new))) < len(keys) * MAX_COLUMN_BYTES
-        index = (account_columns if in_columns else account_one_by_one)(self.accounts, self._names, keys, old, new)
-        self.put_many(keys, new)
+        index = self._account(keys, old, new)
+        if keys:
+            self.put_many(keys, new)
         self.put_sorted(index)
 
-    def drop(self, descriptor: StateDescriptor) -> None:
-        """Remove all entries of a state. Each is read, because the digest must lose its hash."""
-        seed = layout.seed_of(descriptor.name)
-        for key_group in self.accounts.key_groups(descriptor.name):
-            start = layout.prefix(key_group, descriptor.state_id)
-            end = layout.after(start)
-            assert end is not None
-            digest = size_bytes = 0
-            index: dict[bytes, bytes | None] = {}
-            for stored_key, entry in self.store.scan(start, end):
-                self.changed_bytes += len(stored_key)
-                size_bytes += layout.entry_bytes(stored_key, entry)
-                if descriptor.kind == "list" and layout.is_positions(entry):
-                    continue
-                digest -= layout.entry_hash(seed, stored_key[3:], entry)
-                index |= layout.expiry_changes(stored_key, entry, None)
-                if len(index) >= _DROPPED_ENTRIES:
-                    self.put_sorted(index)
-                    index.clear()
-            self.put_sorted(index)
-            count = self.accounts.entries(descriptor.name, key_group)
-            self.accounts.change(key_group, descriptor.name, digest, -count, -size_bytes)
+    def _account(self, keys: list[bytes], old: Entries, new: Entries) -> dict[bytes, bytes | None]:
+        """Account for replaced entries, and return the changes of the indexes."""
+        in_columns = len(keys) >= MIN_COLUMN_ROWS and sum(map(len, filter(None, new))) < len(keys) * MAX_COLUMN_BYTES
+        return (account_columns if in_columns else account_one_by_one)(self.accounts, self._names, keys, old, new)
+
+    def remove(self, start: bytes, *, as_range: bool = False) -> None:
+        """Remove all that is stored under a prefix, with one deletion marker of RocksDB or with one for each key."""
+        end = layout.after(start)
+        assert end is not None
+        found = self.store.scan(start, end)
+        while some := dict(islice(found, _REMOVED_ENTRIES)):
+            keys = list(some)
+            entries = {key: data for key, data in some.items() if not layout.is_positions(data)}
+            for key in some.keys() - entries.keys():
+                self.accounts.resize(int.from_bytes(key[:2], "big"), -layout.record_bytes(key, some[key]))
+            self.put_sorted(self._account(list(entries), list(entries.values()), [None] * len(entries)))
+            if as_range:
+                self.changed_bytes += sum(map(len, keys))
+            else:
+                self.put_many(keys, [None] * len(keys))
+        if as_range:
             self.store.delete_range(start, end)
+
+    def drop(self, state: StateDescriptor) -> None:
+        """Remove all entries of a state. Each is read, because the digest must lose its hash."""
+        self._names |= _names_of([state])
+        for key_group in self.accounts.key_groups(state.name):
+            self.remove(layout.prefix(key_group, state.state_id), as_range=True)
 
     def check_timers(self, key_group: int) -> None:
         """Read the key group's first timer once, and raise `CorruptFile` if it has a layout of earlier code."""
@@ -164,6 +166,10 @@ class StoredEntries:
             start = layout.prefix(key_group, layout.TIMERS)
             for stored_key, data in zip(*self.store.read_range(start, layout.after(start), rows=1)[:2], strict=True):
                 layout.check_timer(stored_key[3:], data)
+
+
+def _names_of(states: Iterable[StateDescriptor]) -> Names:
+    return {state.state_id: (state.name, layout.seed_of(state.name)) for state in states}
 
 
 def ascend(keys: Sequence[bytes]) -> bool:

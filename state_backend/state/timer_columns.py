@@ -42,19 +42,12 @@ class DueTimers:
 
 
 class TimerColumns(EntryColumns):
-    """The timers of a shard, for a batch of keys, which `begin` sets.
-
-    In all methods, `owners` holds for each timer the index of its key in the batch. Times are in milliseconds since the
-    epoch.
-    """
-
     def __init__(self, shard: ShardState) -> None:
         super().__init__(shard, layout.TIMERS_NAME, layout.TIMERS)
         # The time up to which timers have fired in this interval.
         self._fired_ms = layout.MIN_TIME_MS
 
     def begin(self, key_groups: Groups, keys: pa.Array) -> None:
-        """Begin a batch of keys. The next calls act on these keys, and name a key by its index in the batch."""
         super().begin(key_groups, keys)
         self._checked = self._deleted = False
         self._indexed = True
@@ -66,12 +59,10 @@ class TimerColumns(EntryColumns):
         self._set(owners, times_ms, pa.array([b""], pa.binary()))
 
     def delete(self, owners: Places, times_ms: Times) -> None:
-        """Delete timers. Timers that do not exist are ignored."""
         self._deleted = True
         self._set(owners, times_ms, pa.nulls(1, pa.binary()))
 
     def times(self, wanted: Places) -> tuple[Times, Int64s]:
-        """Read all timers of the wanted keys."""
         self._check()
         owners, packed, _ = self._read_below(wanted)
         times_ms = split_timers(packed)[1] if len(packed) else np.zeros(0, np.int64)
@@ -110,14 +101,9 @@ class TimerColumns(EntryColumns):
         yield due
         owners, deleted = np.repeat(np.arange(len(due.keys)), np.diff(due.offsets)), self._deleted
         self.begin(due.key_groups, due.keys)
-        # `_set` deletes the fired timers, also those that the handler deleted and registered again: Spark deletes a
-        # fired timer after its handler. The keys of fired timers in the timer index were already deleted before the
-        # handler ran.
-        # - If the handler deleted no timer, the store still holds all fired timers, and none has a key in the index. So
-        #   `_set` reads nothing, and leaves the index unchanged (`_indexed` is False).
-        # - If the handler deleted timers, it may have registered a fired timer again, which wrote a new key into the
-        # index. So `_set` reads which fired timers the store still holds, and deletes these timers together with their
-        #   keys in the index (`_indexed` is True).
+        # Delete the fired timers, also those that the handler deleted and registered again, as Spark does. If the
+        # handler deleted no timer, the store holds all fired timers, and the index none. Otherwise it may have
+        # registered one again: `_set` reads which timers there are, and deletes their keys in the index too.
         self._indexed = deleted
         self._set(owners, due.times_ms, pa.nulls(1, pa.binary()), None if deleted else pa.array([b""], pa.binary()))
 
@@ -162,11 +148,8 @@ class TimerColumns(EntryColumns):
         self._replace(owners, rests, before, new.take(same), located)
 
     def _read_stored(self, owners: Places, times_ms: Times, located: list[bytes]) -> pa.Array:
-        """Return the store's entry of each timer: empty bytes, or null for no timer.
-
-        Most new timers are later than all timers of their key group, as watermarks ascend. The store certainly has no
-        such timer, so it is not looked up.
-        """
+        """Return the store's entry of each timer: empty bytes, or null for no timer."""
+        # Most new timers are later than all timers of their key group, as watermarks ascend. They are not looked up.
         if len(owners) < MIN_LATEST_ROWS or not self._shard.accounts.entries(self._name):
             return self._read(owners, located)
         groups = self._groups[owners]

@@ -50,7 +50,6 @@ def register_timer(shard: ShardState, expiry_ms: int) -> None:
 
 
 def delete_timer(shard: ShardState, expiry_ms: int) -> None:
-    """Delete a timer of the current key. A timer that does not exist is ignored."""
     base, firing = _base(shard), shard.firing
     stored_key = base + layout.pack_time(expiry_ms)
     if shard.cache.get(stored_key, UNREAD) is None:
@@ -102,7 +101,6 @@ def due_timers(shard: ShardState, now_ms: int) -> Iterator[DueTimer]:
 
 
 def _base(shard: ShardState) -> bytes:
-    """Return the prefix of the current key's timers."""
     if shard.key_group not in shard.stored.checked:
         shard.stored.check_timers(shard.key_group)
     return layout.prefix(shard.key_group, layout.TIMERS) + shard.key

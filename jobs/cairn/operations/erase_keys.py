@@ -500,7 +500,7 @@ def _may_hold(manifest: ShardManifest, keys: Keys, content: Content, storage: St
         runs = restored.store.sorted_runs()
         if len(runs) > 1 or any(run.deletions for run in runs):
             return True
-        return bool(remove_keys(restored.store, restored.key_group_states, content.states, keys).size_bytes)
+        return remove_keys(restored.store, restored.key_group_states, content.states, keys).found
 
 
 def _outputs_without(
