@@ -223,7 +223,7 @@ class EntryWriter:
         expiring = is_expiring(entries)
         if expiring.any():
             mask = pa.array(expiring)
-            times = expiries(entries.filter(mask))
+            times = expiries(entries.filter(mask), descriptor.name)
             self._index(expiry_keys(here[expiring], times, descriptor.state_id, rests.filter(mask)))
 
     def put_timers(self, located: Located, groups: Array, mine: Array) -> None:

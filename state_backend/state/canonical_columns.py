@@ -81,7 +81,7 @@ class StateRows:
                 columns["user_key"] = _struct(self._user_keys.schema, self._user_keys.decode(behind))
         columns["key"] = _struct(self._keys.schema, keys)
         columns["key_group"] = pa.array(groups.astype(np.int32))
-        columns["expires_at_ms"], rows = split_expiry(entries)
+        columns["expires_at_ms"], rows = split_expiry(entries, self._descriptor.name)
         numbers = self._versions(rows)
         columns["schema_version"] = pa.array(numbers.astype(np.int32))
         if self._read is not None:

@@ -202,7 +202,7 @@ class _Check:
             groups, rests, entries, expiring = groups[whole], rests.filter(mask), entries.filter(mask), expiring[whole]
             if not len(rests):
                 return
-        times, rows = split_expiry(entries)
+        times, rows = split_expiry(entries, state.name)
         if expiring.any():
             packed = packed_times(np.asarray(times.drop_null()))
             state_id = Fixed(np.void(bytes([state.descriptor.state_id])))

@@ -170,14 +170,14 @@ def is_expiring(entries: pa.Array) -> Mask:
     return expiring
 
 
-def expiries(entries: pa.Array) -> Int64s:
+def expiries(entries: pa.Array, name: str) -> Int64s:
     offsets, raw = binary_views(entries)
     if len(entries) and np.diff(offsets).min() < 9:
-        raise CorruptFile("an entry with an expiry time is truncated")
+        raise CorruptFile(f"state {name!r}: an entry with an expiry time is truncated")
     return gather(raw, offsets[:-1] + 1, np.dtype("<i8")).astype(np.int64)
 
 
-def split_expiry(entries: pa.Array) -> tuple[pa.Array, pa.Array]:
+def split_expiry(entries: pa.Array, name: str) -> tuple[pa.Array, pa.Array]:
     """Split stored entries into expiry times, null for never, and encoded rows."""
     expiring = is_expiring(entries)
     if not expiring.any():
@@ -185,7 +185,7 @@ def split_expiry(entries: pa.Array) -> tuple[pa.Array, pa.Array]:
     mask = pa.array(expiring)
     some = entries.filter(mask)
     times = np.zeros(len(entries), np.int64)
-    times[expiring] = expiries(some)
+    times[expiring] = expiries(some, name)
     rows = without_expiry(some)
     return pa.array(times, mask=~expiring), rows if expiring.all() else pc.replace_with_mask(entries, mask, rows)
 

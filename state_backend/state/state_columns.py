@@ -118,7 +118,7 @@ class EntryColumns:
             expiring = is_expiring(entries)
             if expiring.any():
                 mask = pa.array(expiring)
-                times = expiries(entries.filter(mask))
+                times = expiries(entries.filter(mask), self._name)
                 indexed = expiry_keys(groups[expiring], times, self._state_id, rests.filter(mask))
                 self._shard.stored.put_many(indexed, [data] * len(indexed))
 
@@ -136,7 +136,7 @@ class StateColumns(EntryColumns):
 
     def _visible(self, entries: pa.Array) -> pa.Array:
         """Return encoded rows; null for null and for an expired entry."""
-        times, rows = split_expiry(entries)
+        times, rows = split_expiry(entries, self._name)
         if rows is entries:
             return entries
         alive = pc.fill_null(pc.greater(times, self._shard.now_ms), True)

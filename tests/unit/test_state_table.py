@@ -505,7 +505,7 @@ def test_entries_that_no_state_writes_are_told(state: StateDescriptor, entries: 
 def test_an_entry_that_ends_within_its_expiry_is_told() -> None:
     """To who reads or writes many keys at a time."""
     with pytest.raises(CorruptFile, match="an entry with an expiry time is truncated"):
-        expiries(pa.array([b"\x02" + bytes(8), b"\x02short"], pa.binary()))
+        expiries(pa.array([b"\x02" + bytes(8), b"\x02short"], pa.binary()), "value")
 
 
 @pytest.mark.parametrize(
