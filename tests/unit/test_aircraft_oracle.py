@@ -1,10 +1,9 @@
-"""The processor against the oracle, without Spark: on real days through a small handle, and on hand-made cases that say
+"""The processor against the oracle, through `PipelineTester`: on real days, and on hand-made cases that say
 what must come out, so that processor and oracle can't agree on something wrong."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -12,120 +11,31 @@ from typing import Any
 import pandas as pd
 import pyarrow.parquet as pq
 import pytest
-from pyspark.sql import Row
-from pyspark.sql.streaming.stateful_processor import (
-    ExpiredTimerInfo,
-    MapState,
-    StatefulProcessorHandle,
-    TimerValues,
-    ValueState,
-)
 
-from pipelines.aircraft import AIRCRAFT, AircraftHistory, History
+from cairn.pipeline import Interval
+from cairn.testing import PipelineTester
+from pipelines.aircraft import AIRCRAFT, READ_SCHEMA
 from pipelines.land_flights import day_file, land
 from state_backend.values.intervals import to_ms
 from tests.oracles.aircraft import OUTPUT_COLUMNS, Expected, archive, expected, row_order
 
 DAY = date(2013, 1, 1)
-DAY_MS = 86_400_000
 
 
-# --- a handle over dicts: Spark's rules for TTL and timers, TwsTester has no TTL and fires timers before the input -------------
-
-
-class DictHandle(StatefulProcessorHandle):
-    def __init__(self) -> None:
-        self.key: tuple[str | None, ...] = ()
-        self.now_ms = 0
-        self.values: dict[str, DictValue] = {}
-        self.maps: dict[str, DictMap] = {}
-        self.timers: set[tuple[int, tuple[str | None, ...]]] = set()
-
-    def getValueState(self, stateName: str, schema: Any, ttlDurationMs: int | None = None) -> ValueState:
-        assert ttlDurationMs is None
-        return self.values.setdefault(stateName, DictValue(self))
-
-    def getMapState(
-        self, stateName: str, userKeySchema: Any, valueSchema: Any, ttlDurationMs: int | None = None
-    ) -> MapState:
-        assert ttlDurationMs is not None
-        return self.maps.setdefault(stateName, DictMap(self, ttlDurationMs))
-
-    def registerTimer(self, expiryTimestampMs: int) -> None:
-        assert (expiryTimestampMs, self.key) not in self.timers
-        self.timers.add((expiryTimestampMs, self.key))
-
-    def deleteTimer(self, expiryTimestampMs: int) -> None:
-        self.timers.remove((expiryTimestampMs, self.key))
-
-
-class DictValue(ValueState):
-    def __init__(self, handle: DictHandle) -> None:
-        self.handle, self.entries, self.updates = handle, {}, 0
-
-    def get(self) -> tuple[Any, ...] | None:
-        return self.entries.get(self.handle.key)
-
-    def update(self, newValue: tuple[Any, ...]) -> None:
-        self.updates += 1
-        self.entries[self.handle.key] = newValue
-
-
-class DictMap(MapState):
-    def __init__(self, handle: DictHandle, ttl_ms: int) -> None:
-        self.handle, self.ttl_ms = handle, ttl_ms
-        self.entries: dict[Any, dict[Any, tuple[int, Any]]] = defaultdict(dict)
-
-    def getValue(self, key: tuple[Any, ...]) -> Any:
-        expiry_ms, value = self.entries[self.handle.key].get(key, (0, None))
-        return Row(flights=value[0]) if expiry_ms > self.handle.now_ms else None
-
-    def updateValue(self, key: tuple[Any, ...], value: tuple[Any, ...]) -> None:
-        self.entries[self.handle.key][key] = (self.handle.now_ms + self.ttl_ms, value)
-
-    def expire(self) -> None:
-        for key, entries in list(self.entries.items()):
-            self.entries[key] = {k: e for k, e in entries.items() if e[0] > self.handle.now_ms}
-
-
-def run(rows_of_day: dict[date, list[Row]]) -> tuple[Expected, DictHandle]:
-    """One interval per day, with the same call order as Spark's; the outcome in the oracle's form."""
-    handle, processor, output = DictHandle(), AircraftHistory(), {}
-    processor.init(handle)
-    for day, rows in rows_of_day.items():
-        handle.now_ms = to_ms(datetime(day.year, day.month, day.day, tzinfo=UTC) + timedelta(days=1))
-        clock, produced = TimerValues(handle.now_ms, 0), []
-        by_key = defaultdict(list)
-        for row in sorted(rows, key=lambda r: tuple(r[c] for c in AIRCRAFT.order_by)):
-            by_key[row.tailnum].append(row)
-        for tail, of_key in by_key.items():
-            handle.key = (tail,)
-            produced += processor.handleInputRows((tail,), iter(of_key), clock)
-        for expiry_ms, key in sorted(t for t in handle.timers if t[0] <= handle.now_ms):
-            handle.key = key
-            produced += processor.handleExpiredTimer(
-                key=Row(tailnum=key[0]), timerValues=clock, expiredTimerInfo=ExpiredTimerInfo(expiry_ms)
-            )
-            handle.deleteTimer(expiry_ms)
-        processor.close()
-        handle.maps["routes"].expire()
-        output[day] = sorted((row.asDict(True) for row in produced), key=row_order)
-    history = {key[0]: History(*value)._asdict() for key, value in handle.values["history"].entries.items()}
-    routes = {
-        key[0]: {tuple(r): v[0] for r, (_, v) in of_key.items()}
-        for key, of_key in handle.maps["routes"].entries.items()
-        if of_key
-    }
-    return Expected(history=history, routes=routes, rows=output), handle
-
-
-def landed_rows(folder: Path, days: int) -> dict[date, list[Row]]:
-    rows = {}
-    for day in (DAY + timedelta(days=n) for n in range(days)):
-        table = pq.ParquetFile(folder / day_file(day)).read()
-        make = Row(*table.column_names)
-        rows[day] = [make(*values) for values in zip(*(c.to_pylist() for c in table.columns), strict=True)]
-    return rows
+def run(flights_of_day: dict[date, Any]) -> Expected:
+    """One interval per day; the outcome in the oracle's form."""
+    tester, output = PipelineTester(AIRCRAFT, input_schema=READ_SCHEMA), {}
+    for day, flights in flights_of_day.items():
+        start = datetime(day.year, day.month, day.day, tzinfo=UTC)
+        ran = tester.run(flights, Interval(start, start + timedelta(days=1)))
+        output[day] = sorted(ran.output, key=row_order)
+    history = {row.pop("key_tailnum"): row for row in tester.state("history")}
+    routes: dict[str, dict[tuple[str, str], int]] = defaultdict(dict)
+    for row in tester.state("routes"):
+        routes[row["key_tailnum"]][row["user_key_origin"], row["user_key_dest"]] = row["flights"]
+    idle_at = {row["key_tailnum"]: to_ms(row["expires_at"]) for row in tester.timers()}
+    assert idle_at == {tail: h["idle_timer_ms"] for tail, h in history.items() if h["idle_timer_ms"] is not None}
+    return Expected(history=history, routes=dict(routes), rows=output)
 
 
 def assert_same(found: Expected, wanted: Expected) -> None:
@@ -138,15 +48,12 @@ def assert_same(found: Expected, wanted: Expected) -> None:
     assert found.routes == wanted.routes
 
 
-@pytest.mark.parametrize("days", [14, pytest.param(100, marks=pytest.mark.long("twenty seconds"))])
 @pytest.mark.long("seconds", runs_in="ci")
-def test_processor_matches_oracle_on_real_flights(tmp_path: Path, days: int) -> None:
-    land(tmp_path, first=DAY, last=DAY + timedelta(days=days - 1))
-    found, handle = run(landed_rows(tmp_path, days))
-    assert_same(found, expected(DAY, days))
-    assert {key[0]: at for at, key in handle.timers} == {
-        tail: h["idle_timer_ms"] for tail, h in found.history.items() if h["idle_timer_ms"] is not None
-    }
+def test_processor_matches_oracle_on_real_flights(tmp_path: Path) -> None:
+    land(tmp_path, first=DAY, last=DAY + timedelta(days=13))
+    days = [DAY + timedelta(days=n) for n in range(14)]
+    found = run({day: pq.ParquetFile(tmp_path / day_file(day)).read() for day in days})
+    assert_same(found, expected(DAY, 14))
 
 
 @pytest.mark.long("half a second", runs_in="ci")
@@ -198,25 +105,22 @@ def as_archive(flights: list[Flight]) -> pd.DataFrame:
     )
 
 
-def as_rows(flights: list[Flight], days: int) -> dict[date, list[Row]]:
-    rows: dict[date, list[Row]] = {DAY + timedelta(days=n): [] for n in range(days)}
+def as_rows(flights: list[Flight], days: int) -> dict[date, list[dict[str, Any]]]:
+    rows: dict[date, list[dict[str, Any]]] = {DAY + timedelta(days=n): [] for n in range(days)}
     for number, f in enumerate(flights, 1):
         day, departed = DAY + timedelta(days=f["day"]), f["fate"] != "cancelled"
-        row = Row(
-            row_number=number,
-            scheduled_departure=datetime(day.year, day.month, day.day, f["hour"]),
-            carrier="UA",
-            flight=1,
-            tailnum=f["tailnum"],
-            origin=f["origin"],
-            dest=f["dest"],
-            departed=departed,
-            arrived=f["fate"] == "arrived",
-            departure_delay_minutes=0 if departed else None,
-            arrival_delay_minutes=f["delay"],
-            air_time_minutes=None,
-            distance_miles=187,
-        )
+        row = {
+            "row_number": number,
+            "scheduled_departure": datetime(day.year, day.month, day.day, f["hour"]),
+            "carrier": "UA",
+            "flight": 1,
+            **{name: f[name] for name in ("tailnum", "origin", "dest")},
+            "departed": departed,
+            "arrived": f["fate"] == "arrived",
+            "departure_delay_minutes": 0 if departed else None,
+            "arrival_delay_minutes": f["delay"],
+            "distance_miles": 187,
+        }
         if day in rows:
             rows[day].append(row)
     return rows
@@ -224,17 +128,22 @@ def as_rows(flights: list[Flight], days: int) -> dict[date, list[Row]]:
 
 def both(flights: list[Flight], days: int) -> Expected:
     """What processor and oracle agree on."""
-    found, wanted = run(as_rows(flights, days))[0], expected(DAY, days, as_archive(flights))
+    found, wanted = run(as_rows(flights, days)), expected(DAY, days, as_archive(flights))
     assert_same(found, wanted)
     return wanted
 
 
-def column(outcome: Expected, name: str, kind: str = "flight") -> list[Any]:
-    return [row[name] for rows in outcome.rows.values() for row in rows if row["kind"] == kind]
+def column(outcome: Expected, name: str, kind: str = "flight", tail: str | None = "N1") -> list[Any]:
+    return [
+        row[name] for rows in outcome.rows.values() for row in rows if (row["kind"], row["tailnum"]) == (kind, tail)
+    ]
 
 
-def idle_days(outcome: Expected) -> list[int]:
-    return [(day - DAY).days for day, rows in outcome.rows.items() for row in rows if row["kind"] == "idle"]
+def idle_days(outcome: Expected, tail: str | None = "N1") -> list[int]:
+    of_tail = [
+        day for day, rows in outcome.rows.items() for row in rows if (row["kind"], row["tailnum"]) == ("idle", tail)
+    ]
+    return [(day - DAY).days for day in of_tail]
 
 
 def test_features_are_what_was_known_before() -> None:
@@ -302,54 +211,53 @@ def test_an_arrival_without_delay_leaves_the_statistics() -> None:
 
 def test_flights_without_tail_number_come_out_without_features_or_state() -> None:
     outcome = both([flight(0, tail=None), flight(0, 9, tail=None), flight(1, tail=None, fate="cancelled")], 8)
-    assert column(outcome, "row_number") == [1, 2, 3]
-    assert column(outcome, "prior_flights") == column(outcome, "prior_flights_on_route") == [None] * 3
-    assert (outcome.history, outcome.routes, idle_days(outcome)) == ({}, {}, [])
+    assert column(outcome, "row_number", tail=None) == [1, 2, 3]
+    for name in ("prior_flights", "prior_flights_on_route"):
+        assert column(outcome, name, tail=None) == [None] * 3
+    assert (outcome.history, outcome.routes, idle_days(outcome, None)) == ({}, {}, [])
 
 
-@pytest.mark.parametrize(("next_day", "fires"), [(4, []), (5, []), (6, [5])])
-def test_idle_after_five_days_unless_it_flew_by_then(next_day: int, fires: list[int]) -> None:
-    outcome = both([flight(0, delay=7), flight(next_day)], next_day + 1)
-    assert idle_days(outcome) == fires
-    assert column(outcome, "idle_since", "idle") == [DAY for _ in fires]
-    assert column(outcome, "prior_mean_delay_minutes", "idle") == [7.0 for _ in fires]
+def test_an_aircraft_is_idle_once_per_rest_of_five_days() -> None:
+    flown = {"rests": [0], "again": [0, 8], "fourth day": [0, 4], "fifth day": [0, 5], "sixth day": [0, 6]}
+    outcome = both([flight(day, tail=tail, delay=7) for tail, days in flown.items() for day in days], 20)
+    assert {tail: idle_days(outcome, tail) for tail in flown} == {
+        "rests": [5],
+        "again": [5, 13],
+        "fourth day": [9],
+        "fifth day": [10],
+        "sixth day": [5, 11],
+    }
+    assert column(outcome, "idle_since", "idle", "again") == [DAY, DAY + timedelta(days=8)]
+    assert column(outcome, "prior_mean_delay_minutes", "idle", "again") == [7.0, 7.0]
 
 
-def test_idle_is_said_once_per_rest() -> None:
-    assert idle_days(both([flight(0)], 20)) == [5]
-    assert idle_days(both([flight(0), flight(8)], 20)) == [5, 13]
-
-
-@pytest.mark.parametrize(("gap", "prior"), [(89, 1), (90, 0), (91, 0)])
-def test_a_route_is_forgotten_after_ninety_days(gap: int, prior: int) -> None:
-    outcome = both([flight(0), flight(gap, 8), flight(gap, 12)], gap + 1)
-    assert column(outcome, "prior_flights_on_route") == [0, prior, prior + 1]
-    assert outcome.routes == {"N1": {("JFK", "BOS"): prior + 2}}
-    assert column(outcome, "prior_flights") == [0, 1, 2]
-
-
-def test_each_flight_keeps_its_route_alive_and_a_cancelled_one_does_not() -> None:
-    outcome = both(
-        [flight(0), flight(60), flight(120), flight(150, fate="cancelled"), flight(209, fate="cancelled"), flight(211)],
-        212,
-    )
-    assert column(outcome, "prior_flights_on_route") == [0, 1, 2, 3, 3, 0]
-
-
-@pytest.mark.parametrize(("days", "kept"), [(90, True), (91, False)])
-def test_a_forgotten_route_leaves_the_state_at_the_end_of_its_interval(days: int, kept: bool) -> None:
-    """Flown on day 0, so it expires at the end of day 90, which is the 91st interval."""
-    assert both([flight(0)], days).routes == ({"N1": {("JFK", "BOS"): 1}} if kept else {})
-
-
-def test_history_is_written_once_per_key_and_interval() -> None:
-    _, handle = run(as_rows([flight(0, hour) for hour in range(5, 15)], 1))
-    assert handle.values["history"].updates == 1
+def test_a_route_is_forgotten_ninety_days_after_its_last_flight() -> None:
+    """Flown on day 1, it expires at the end of day 91, which is the last interval. A cancelled flight does not keep it."""
+    flown = {"after 89": [0, 89, 89], "after 90": [0, 90, 90], "after 91": [0, 91, 91], "kept": [2], "gone": [1]}
+    flights = [flight(day, hour, tail=tail) for tail, days in flown.items() for hour, day in enumerate(days)]
+    cancelled = [
+        flight(0, tail="cancelled"),
+        flight(50, tail="cancelled", fate="cancelled"),
+        flight(91, tail="cancelled"),
+    ]
+    renewed = [flight(day, tail="renewed") for day in (0, 2, 91)]
+    outcome = both([*flights, *cancelled, *renewed], 92)
+    assert {
+        tail: column(outcome, "prior_flights_on_route", tail=tail) for tail in (*flown, "cancelled", "renewed")
+    } == {
+        "after 89": [0, 1, 2],
+        "after 90": [0, 0, 1],
+        "after 91": [0, 0, 1],
+        "kept": [0],
+        "gone": [0],
+        "cancelled": [0, 1, 0],
+        "renewed": [0, 1, 2],
+    }
+    left = {"after 89": 3, "after 90": 2, "after 91": 2, "kept": 1, "cancelled": 1, "renewed": 3}
+    assert outcome.routes == {tail: {("JFK", "BOS"): count} for tail, count in left.items()}
+    assert column(outcome, "prior_flights", tail="after 90") == [0, 1, 2]
 
 
 def test_output_columns_are_the_declared_ones() -> None:
     declared = tuple(part.split()[0] for part in AIRCRAFT.output_schema.split(","))
     assert sorted(declared) == sorted(OUTPUT_COLUMNS)
-    found, _ = run(as_rows([flight(0), flight(0, tail=None)], 7))
-    rows: Iterator[dict[str, Any]] = (row for of_day in found.rows.values() for row in of_day)
-    assert {tuple(row) for row in rows} == {declared}
