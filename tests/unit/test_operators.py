@@ -152,6 +152,10 @@ def micro_batch(**more: Any) -> ProcessIntervalOperator:
     return ProcessIntervalOperator(task_id="process", code="m:P", pipeline="p", root="memory://operators", **more)
 
 
+def pipeline_dag(**more: Any) -> DAG:
+    return stateful_pipeline("p", "m:P", "file:///r", **{"schedule": "@daily", "start_date": START, **more})
+
+
 def run(operator: Any, where: dict[str, Any] | None = None) -> Any:
     # Past the decorator that warns about calls outside of a task runner.
     return type(operator).execute.__wrapped__(operator, where or context())
@@ -179,6 +183,7 @@ def test_process_passes_the_run_and_returns_the_attempt(fake: Callable[[str], Pa
     asked = json.loads((folder / "arguments.json").read_text())
     assert from_json(Call, asked[asked.index("--call") + 1]).spark == "sc://h:7"
     assert result == {"input_rows": 842, "sink": "", "attempt": request.attempt}
+    assert run(micro_batch())["attempt"] != request.attempt
 
 
 @pytest.mark.long("seconds", runs_in="ci")
@@ -216,12 +221,6 @@ def test_a_pipeline_beside_its_dag_is_found(
         check=False,
     )
     assert "'beside_its_dag:PIPELINE' is a int, not a Pipeline" in ran.stdout, ran.stderr
-
-
-def test_every_try_is_another_attempt(fake: Callable[[str], Path]) -> None:
-    fake("ok {}")
-    operator = micro_batch()
-    assert run(operator)["attempt"] != run(operator)["attempt"]
 
 
 @pytest.mark.long("half a second", runs_in="ci")
@@ -321,9 +320,7 @@ def test_a_run_without_interval_is_refused() -> None:
 )
 def test_a_manual_run_after_a_skipped_time_names_the_last_interval(zone: str, now: str, last: str) -> None:
     """Airflow 3.3 gives such a run an interval without length."""
-    dag = stateful_pipeline(
-        "p", code="m:P", root="/r", schedule="0 2 * * *", start_date=datetime(2024, 1, 1, tzinfo=ZoneInfo(zone))
-    )
+    dag = pipeline_dag(schedule="0 2 * * *", start_date=datetime(2024, 1, 1, tzinfo=ZoneInfo(zone)))
     of_airflow = timetable(Cron("0 2 * * *", zone)).infer_manual_data_interval(
         run_after=pendulum.instance(datetime.fromisoformat(now))
     )
@@ -339,7 +336,7 @@ def test_a_manual_run_of_an_interval_that_has_not_ended_is_refused() -> None:
     repeated = datetime(2024, 11, 3, 5, 30, tzinfo=UTC)
     of_airflow = timetable(schedule).infer_manual_data_interval(run_after=pendulum.instance(repeated))
     assert of_airflow.end > repeated
-    dag = stateful_pipeline("p", code="m:P", root="/r", schedule="@daily", start_date=START)
+    dag = pipeline_dag()
     today = datetime.now(tz=UTC).replace(hour=0, minute=0, second=0, microsecond=0)
     start, end = today - timedelta(days=6), today + timedelta(days=1)
 
@@ -374,7 +371,7 @@ def test_a_cron_text_has_data_intervals_whatever_airflow_is_set_to(
     monkeypatch.setenv("AIRFLOW__SCHEDULER__CREATE_CRON_DATA_INTERVALS", "False")
     monkeypatch.setenv("AIRFLOW__SCHEDULER__CREATE_DELTA_DATA_INTERVALS", "False")
     start = datetime(2013, 1, 1, tzinfo=ZoneInfo("America/New_York"))
-    dag = stateful_pipeline("p", code="m:P", root="/r", schedule=schedule, start_date=start)
+    dag = pipeline_dag(schedule=schedule, start_date=start)
     assert same(dag.timetable) == same(intervals)
     ticks = DAG("ticks", schedule=schedule, start_date=start)
     with pytest.raises(AirflowFailException, match="has no length") as refused:
@@ -390,8 +387,7 @@ def test_a_cron_text_has_data_intervals_whatever_airflow_is_set_to(
 
 @pytest.mark.parametrize("schedule", ["@once", None])
 def test_a_schedule_without_intervals_stays(schedule: str | None) -> None:
-    dag = stateful_pipeline("p", code="m:P", root="/r", schedule=schedule, start_date=START)
-    assert dag.schedule == schedule
+    assert pipeline_dag(schedule=schedule).schedule == schedule
 
 
 def test_airflow_looks_into_every_dag_that_is_shown() -> None:
@@ -587,46 +583,25 @@ def refuse(error: Exception) -> Callable[[], Any]:
     return commit
 
 
-def test_checkpoint_commits_publishes_cleans_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    operator, asked = checkpoint(monkeypatch, record)
-    event = SimpleNamespace(extra=None)
-    result = run(operator, context(outlet_events={operator.asset: event}))
-    assert asked == ["p", "commit a1", "publish None", "clean up"]
-    assert (result["checkpoint"], result["base"], result["input_rows"]) == (7, 6, 6)
-    assert event.extra == {**result, "rows": 7, "bytes": 2, "validated": False} and json.dumps(result)
-
-
-def test_each_asset_of_the_task_gets_the_event(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("validated", [False, True])
+def test_checkpoint_commits_publishes_cleans_up_and_tells_each_asset(
+    monkeypatch: pytest.MonkeyPatch, validated: bool
+) -> None:
     """The sink's table may be an asset, for DAGs that read the table."""
     table, alias = Asset("s3://warehouse/clicks"), AssetAlias("clicks")
-    operator, _ = checkpoint(monkeypatch, record, outlets=[table, alias], validated=True)
+    operator, asked = checkpoint(monkeypatch, record, outlets=[table, alias], validated=validated)
     assert operator.outlets == [operator.asset, table, alias]
     events = {asset: SimpleNamespace(extra=None) for asset in operator.outlets}
     result = run(operator, context(outlet_events=events))
-    assert events[table].extra == {**result, "rows": 7, "bytes": 2, "validated": True} == events[operator.asset].extra
-    assert events[alias].extra is None
-
-
-def test_every_operator_has_docs_for_the_ui() -> None:
-    dag = stateful_pipeline(
-        "p",
-        "m:P",
-        "file:///r",
-        schedule="@daily",
-        start_date=START,
-        validate={"docs": "/d"},
-        savepoint={"folder": "file:///s"},
-        sweep={"cadence": timedelta(days=7)},
-    )
-    without = [task.task_id for task in dag.tasks if not task.doc_md]
-    assert without == []
+    assert asked == ["p", "commit a1", "publish None", "clean up"]
+    assert (result["checkpoint"], result["base"], result["input_rows"]) == (7, 6, 6) and json.dumps(result)
+    told = {**result, "rows": 7, "bytes": 2, "validated": validated}
+    assert [events[asset].extra for asset in operator.outlets] == [told, told, None]
 
 
 @pytest.mark.parametrize("gate", [False, True])
 def test_what_the_next_interval_waits_for_gets_a_worker_slot_first(gate: bool) -> None:
-    dag = stateful_pipeline(
-        "p", "m:P", "/r", schedule="@daily", start_date=START, gate=gate, validate=True, savepoint={"folder": "/s"}
-    )
+    dag = pipeline_dag(gate=gate, validate=True, savepoint={"folder": "/s"})
     weights = {task.task_id: task.priority_weight for task in dag.tasks}
     assert weights == {"checkpoint": 5, "validate": 4, "process": 3, "savepoint": 1}
     assert {dag.get_task(name).weight_rule for name in ("checkpoint", "validate", "process")} == {
@@ -645,22 +620,6 @@ def test_a_lost_attempt_fails_for_good_and_says_what_to_clear(monkeypatch: pytes
     assert str(caught.value).startswith("BaseMoved: the base is gone\n")
     assert "\nairflow tasks clear aircraft -t process -d -s 2013-01-05" in str(caught.value)
     assert asked == ["p", "commit a1"]
-
-
-@pytest.mark.parametrize(
-    ("error", "for_good"),
-    [
-        (errors.StorageUnavailable("s"), False),
-        (errors.UnknownOutcome("u"), False),
-        (errors.CorruptFile("c"), True),
-        (errors.UsageError("u"), True),
-    ],
-)
-def test_checkpoint_failures(monkeypatch: pytest.MonkeyPatch, error: Exception, for_good: bool) -> None:
-    operator, _ = checkpoint(monkeypatch, refuse(error))
-    with pytest.raises(AirflowException, match=type(error).__name__) as caught:
-        run(operator)
-    assert isinstance(caught.value, AirflowFailException) == for_good
 
 
 def test_the_sink_is_looked_up_only_if_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -715,21 +674,27 @@ def test_validation_and_savepoint_arguments(fake: Callable[[str], Path]) -> None
     assert request_in(folder) == TakeSavepoint(**OF_CODE, checkpoint="5", folder="file:///s", consolidate=True)
 
 
+WEEK = timedelta(days=7)
+
+
 @pytest.mark.parametrize(
-    ("more", "fast"),
+    ("more", "asked"),
     [
-        ({"fast": True}, True),
-        ({"fast": True, "full_every": timedelta(days=5)}, False),  # the interval ends five days after the start
-        ({"fast": True, "full_every": timedelta(days=7)}, True),
-        ({"full_every": timedelta(days=7)}, False),
+        pytest.param({"fast": True}, {"fast": True}, id="fast always"),
+        pytest.param({"fast": True, "full_every": timedelta(days=5)}, {}, id="full five days after the start"),
+        pytest.param({"fast": True, "full_every": WEEK}, {"fast": True}, id="fast off the cadence"),
+        pytest.param({"full_every": WEEK}, {}, id="full without fast"),
+        pytest.param({"expectations_every": None}, {}, id="expectations always"),
+        pytest.param({"expectations_every": WEEK}, {"without_expectations": True}, id="proven off the cadence too"),
     ],
 )
-def test_fast_validation_is_a_full_one_on_its_cadence(
-    fake: Callable[[str], Path], more: dict[str, Any], fast: bool
+def test_what_is_validated_on_and_off_a_cadence(
+    fake: Callable[[str], Path], more: dict[str, Any], asked: dict[str, bool]
 ) -> None:
+    """The interval ends five days after the start."""
     folder = fake('ok {"success": true, "findings": [], "docs": null, "keys": 3}')
     run(validate(**more))
-    assert request_in(folder).fast is fast
+    assert request_in(folder) == Validate(**OF_CODE, checkpoint="5", docs="/docs", **asked)
 
 
 @pytest.mark.long("half a second", runs_in="ci")
@@ -783,11 +748,7 @@ def test_a_savepoint_off_the_cadence_is_skipped() -> None:
 def test_what_is_not_due_is_skipped_where_the_checkpoint_is_committed(monkeypatch: pytest.MonkeyPatch) -> None:
     """No process starts only to skip itself. What the task returns is there all the same."""
     committing, _ = checkpoint(monkeypatch, record)
-    dag = stateful_pipeline(
-        "d",
-        "m:P",
-        "memory://r",
-        schedule="@daily",
+    dag = pipeline_dag(
         start_date=datetime(2013, 1, 1, tzinfo=UTC),
         validate=True,
         savepoint={"folder": "memory://s"},
@@ -899,22 +860,12 @@ def test_a_range_that_makes_no_sense_fails_for_good(change: dict[str, str], said
         run(task)
 
 
-@pytest.mark.parametrize(("every", "without"), [(None, False), (timedelta(days=7), True)])
-def test_off_the_cadence_state_is_restored_and_proven_all_the_same(
-    fake: Callable[[str], Path], every: timedelta | None, without: bool
-) -> None:
-    folder = fake('ok {"success": true, "findings": [], "docs": null, "keys": 3}')
-    run(validate(expectations_every=every))
-    assert request_in(folder) == Validate(**OF_CODE, checkpoint="5", docs="/docs", without_expectations=without)
-
-
 def test_a_gate_stands_between_process_and_checkpoint() -> None:
-    dag = stateful_pipeline(
-        "p", code="m:P", root="/r", schedule=None, start_date=START, gate=True, validate={"fast": True}
-    )
+    dag = pipeline_dag(schedule=None, gate=True, validate={"fast": True})
     assert dag.get_task("process").downstream_task_ids == {"validate", "checkpoint"}
     assert dag.get_task("validate").downstream_task_ids == {"checkpoint"}
     assert dag.get_task("validate").attempt == dag.get_task("checkpoint").attempt
+    assert dag.get_task("validate").attempt.key == "attempt"
     assert dag.get_task("validate").fast
     assert dag.get_task("checkpoint").validated
 
@@ -941,23 +892,6 @@ def test_cadence(days: float, every: timedelta | None, due: bool) -> None:
 
 
 # --- where Spark is -------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("parts", "url"),
-    [
-        (("spark_connect", "sc://127.0.0.1", 15002), "sc://127.0.0.1:15002"),
-        (("spark_connect", "127.0.0.1", None), "sc://127.0.0.1:15002"),
-        (("spark", "local[2]", None), "local[2]"),
-        (("spark", "spark://host", 7077), "spark://host:7077"),
-        (("spark", "h1:7077,h2:7077", None), "spark://h1:7077,h2:7077"),
-        (("spark", "mesos://zk://host", 2181), "mesos://zk://host:2181"),
-        (("spark", "local-cluster[2,1,1024]", None), "local-cluster[2,1,1024]"),
-        (("spark", None, None), "local[*]"),
-    ],
-)
-def test_spark_url(parts: tuple[str, str | None, int | None], url: str) -> None:
-    assert spark_url(*parts) == url
 
 
 @pytest.mark.parametrize(
@@ -1008,7 +942,7 @@ def test_a_connection_uri_keeps_its_scheme(monkeypatch: pytest.MonkeyPatch, uri:
 )
 def test_airflow_shows_no_secret_of_spark_conf(name: str, value: Any, hidden: bool) -> None:
     """As the worker sends rendered fields to the API, and as the database stores the DAG."""
-    dag = stateful_pipeline("d", "m:P", "memory://r", schedule="@daily", start_date=START, spark_conf={name: value})
+    dag = pipeline_dag(spark_conf={name: value})
     task = dag.get_task("process")
     expected = {name: "***" if hidden else value}
     stored = DagSerialization.to_dict(dag)["dag"]["tasks"]
@@ -1091,6 +1025,10 @@ def test_a_token_and_configuration_reach_the_driver_by_its_stdin_only(
         ({"conn_type": "spark_connect", "host": "h", "extra": {"token": "t0ken"}}, "sc://h:15002", "t0ken"),
         ({"conn_type": "generic", "host": "sc://h", "port": 9}, "sc://h:9", None),
         ({"conn_type": "generic", "host": "spark://h", "port": 7077}, "spark://h:7077", None),
+        ({"conn_type": "spark", "host": "h1:7077,h2:7077"}, "spark://h1:7077,h2:7077", None),
+        ({"conn_type": "spark", "host": "mesos://zk://host", "port": 2181}, "mesos://zk://host:2181", None),
+        ({"conn_type": "spark", "host": "local-cluster[2,1,1024]"}, "local-cluster[2,1,1024]", None),
+        ({"conn_type": "spark"}, "local[*]", None),
     ],
 )
 def test_connections_as_people_have_them(
@@ -1110,7 +1048,7 @@ def test_connections_as_people_have_them(
         ({"conn_type": "spark", "host": "local[2]", "extra": {"conf": {"spark.a": None}}}, "spark.a is a NoneType"),
     ],
 )
-def test_a_connection_that_cannot_be_meant_is_refused(
+def test_a_spark_connection_that_cannot_be_meant_is_refused(
     monkeypatch: pytest.MonkeyPatch, parts: dict[str, Any], says: str
 ) -> None:
     connection(monkeypatch, **parts)
@@ -1315,27 +1253,6 @@ def test_a_profile_of_the_worker_and_a_connection_without_keys(monkeypatch: pyte
 
 
 @pytest.mark.parametrize(
-    ("fields", "says"),
-    [
-        ({"login": "AKIA"}, "has one key of two: give an access key"),
-        ({"extra": {"role_arn": "arn"}}, "role_arn but no keys"),
-        (
-            {"extra": {"verify": False, "use_ssl": True, "config_kwargs": {"a": 1}}},
-            "has config_kwargs, verify, which Cairn does not support. Give login",
-        ),
-        ({"login": "AKIA", "password": f"{SECRET}\nrole_arn = other"}, "a line break in a key or in role_arn"),
-    ],
-)
-def test_an_amazon_connection_that_cannot_be_used_is_told_without_its_keys(
-    monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any], says: str
-) -> None:
-    amazon(monkeypatch, **fields)
-    with pytest.raises(AirflowFailException, match=says) as raised, storage_credentials("my_amazon"):
-        pass
-    assert SECRET not in str(raised.value)
-
-
-@pytest.mark.parametrize(
     ("fields", "wanted"),
     [
         ({"login": "acc", "password": SECRET}, {"AZURE_STORAGE_ACCOUNT": "acc", "AZURE_STORAGE_KEY": SECRET}),
@@ -1365,59 +1282,49 @@ def test_the_login_of_a_microsoft_connection_is_in_a_private_file(
     assert not file.exists()
 
 
-def test_a_microsoft_connection_that_cannot_be_used_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    for fields, says in (
-        ({}, "names no account: give its name as login"),
-        ({"host": "acc.blob.core.usgovcloudapi.net"}, "Leave the host out, and give a root that names it"),
-        (
-            {"login": "acc", "extra": {"proxies": {"http": "x"}}},
-            "proxies, which Cairn does not support. Give login and password, host",
-        ),
-    ):
-        monkeypatch.setenv("AIRFLOW_CONN_MY_MICROSOFT", json.dumps({"conn_type": "wasb", **fields}))
-        with pytest.raises(AirflowFailException, match=says), storage_credentials("my_microsoft"):
-            pass
-
-
-def test_a_connection_of_another_type_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AIRFLOW_CONN_MINE", json.dumps({"conn_type": "ftp"}))
-    wanted = "has the type 'ftp'; storage_conn_id takes a connection of type google_cloud_platform or aws or wasb"
-    with pytest.raises(AirflowFailException, match=wanted), storage_credentials("mine"):
-        pass
+GOOGLE_IS_UNUSABLE: list[tuple[dict[str, Any], str]] = [
+    ({"keyfile_dict": "no json"}, "keyfile_dict is not the JSON of a key file"),
+    ({"keyfile_dict": "[1]"}, "keyfile_dict is not the JSON of a key file"),
+    ({"key_secret_name": "x"}, "key_secret_name, which Cairn does not support. Give key_path or keyfile_dict"),
+    ({"impersonation_chain": "x"}, "impersonation_chain"),
+]
+NOT_OURS = {"verify": False, "use_ssl": True, "config_kwargs": {"a": 1}}
 
 
 @pytest.mark.parametrize(
-    ("extra", "says"),
+    ("kind", "fields", "says"),
     [
-        ({"keyfile_dict": "no json"}, "keyfile_dict is not the JSON of a key file"),
-        ({"keyfile_dict": "[1]"}, "keyfile_dict is not the JSON of a key file"),
-        ({"key_secret_name": "x"}, "key_secret_name, which Cairn does not support. Give key_path or keyfile_dict"),
-        ({"impersonation_chain": "x"}, "impersonation_chain"),
+        *(("google_cloud_platform", {"extra": extra}, says) for extra, says in GOOGLE_IS_UNUSABLE),
+        ("aws", {"login": "AKIA"}, "has one key of two: give an access key"),
+        ("aws", {"extra": {"role_arn": "arn"}}, "role_arn but no keys"),
+        ("aws", {"extra": NOT_OURS}, "has config_kwargs, verify, which Cairn does not support. Give login"),
+        ("aws", {"login": "A", "password": f"{SECRET}\nrole_arn = x"}, "a line break in a key or in role_arn"),
+        ("wasb", {}, "names no account: give its name as login"),
+        ("wasb", {"host": "acc.blob.core.usgovcloudapi.net"}, "Leave the host out, and give a root that names it"),
+        ("wasb", {"login": "acc", "extra": {"proxies": "x"}}, "proxies, which Cairn does not support. Give login and"),
+        ("ftp", {}, "has the type 'ftp'; storage_conn_id takes a connection of type google_cloud_platform or aws or"),
     ],
 )
-def test_a_key_that_cannot_be_used_is_told_without_it(
-    monkeypatch: pytest.MonkeyPatch, extra: dict[str, Any], says: str
+def test_a_connection_that_cannot_be_used_is_told_without_its_keys(
+    monkeypatch: pytest.MonkeyPatch, kind: str, fields: dict[str, Any], says: str
 ) -> None:
-    monkeypatch.setenv("AIRFLOW_CONN_MY_GOOGLE", json.dumps({"conn_type": "google_cloud_platform", "extra": extra}))
-    with pytest.raises(AirflowFailException, match=says), storage_credentials("my_google"):
+    monkeypatch.setenv("AIRFLOW_CONN_MINE", json.dumps({"conn_type": kind, **fields}))
+    with pytest.raises(AirflowFailException, match=says) as raised, storage_credentials("mine"):
         pass
+    assert SECRET not in str(raised.value)
 
 
 # --- the wiring -----------------------------------------------------------------------------------------------------------
 
 
 def test_pipeline_wires_everything() -> None:
-    dag = stateful_pipeline(
-        "p",
-        "m:P",
-        "file:///r",
-        schedule="@daily",
-        start_date=START,
+    dag = pipeline_dag(
         validate={"docs": "/d"},
         savepoint={"folder": "file:///s/", "format": "canonical"},
         sweep={"cadence": timedelta(days=7), "min_age": timedelta(days=1)},
         pipeline="aircraft",
     )
+    assert [task.task_id for task in dag.tasks if not task.doc_md] == []
     process = dag.get_task("process")
     # The order of intervals is kept by the task itself.
     assert not process.depends_on_past and process.pipeline == "aircraft"
@@ -1434,14 +1341,7 @@ def test_pipeline_wires_everything() -> None:
 @pytest.mark.parametrize("savepoint", [{}, {"format": "canonical"}])
 def test_a_savepoint_without_a_folder_is_refused_at_parse_time(savepoint: dict[str, str]) -> None:
     with pytest.raises(ValueError, match="DAG p: savepoint has no 'folder', the URL of the folder for all savepoints"):
-        stateful_pipeline("p", "m:P", "file:///r", schedule="@daily", start_date=START, savepoint=savepoint)
-
-
-def test_a_gate_validates_the_attempt_before_its_commit() -> None:
-    dag = stateful_pipeline("p", "m:P", "file:///r", schedule="@daily", start_date=START, gate=True)
-    assert dag.get_task("process").downstream_task_ids == {"validate", "checkpoint"}
-    assert dag.get_task("checkpoint").upstream_task_ids == {"process", "validate"}
-    assert dag.get_task("validate").attempt.key == "attempt"
+        pipeline_dag(savepoint=savepoint)
 
 
 def test_a_checkpoint_task_without_a_process_task_is_told_the_pipeline() -> None:
@@ -1573,9 +1473,7 @@ def test_an_unknown_mode_is_refused_at_parse_time_and_a_template_is_rendered(mak
 
 
 def test_pipeline_without_validation_and_savepoints() -> None:
-    dag = stateful_pipeline(
-        "p", "m:P", "file:///r", schedule="@daily", start_date=START, storage_conn_id="g", process={"retries": 9}
-    )
+    dag = pipeline_dag(storage_conn_id="g", process={"retries": 9})
     assert {task.storage_conn_id for task in dag.tasks} == {"g"}
     assert {task.task_id for task in dag.tasks} == {"process", "checkpoint"}
     assert dag.get_task("process").retries == 9
