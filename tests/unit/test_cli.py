@@ -456,8 +456,6 @@ STATE = {
     "late output": paths.output(day(4), "a4", 0, 0, late=True),
 }
 OUTPUT_OF_A_DROPPED = paths.output(day(1), "a1", 0, 0)
-RECORDS = {"record": 4, "tombstone": 1, "sweep": 6, "newest": 7}
-MARKS = [paths.prepared("waiting"), paths.published(day(4), 4), paths.quarantine(5)]
 
 
 def check_found(root: Path, path: str, *arguments: str) -> Any:
@@ -494,42 +492,6 @@ def test_damaged_output_that_outlived_its_checkpoint_is_named(root: Path, damage
     damage(root / PIPELINE / OUTPUT_OF_A_DROPPED)
     found = check_found(root, OUTPUT_OF_A_DROPPED)
     assert (len(found["findings"]), found["newest_intact"]) == (1, 7)
-
-
-@pytest.mark.parametrize("damage", [flip, truncate, empty, remove])
-@pytest.mark.parametrize("kind", RECORDS)
-def test_a_damaged_record_is_named_and_nothing_is_vouched_for(
-    root: Path, kind: str, damage: Callable[[Path], None]
-) -> None:
-    path = paths.record(RECORDS[kind])
-    damage(root / PIPELINE / path)
-    found = check_found(root, path, "--fast")
-    assert (found["checkpoints"], found["newest_intact"]) == ([], None)
-
-
-@pytest.mark.parametrize("damage", [flip, truncate, empty])
-@pytest.mark.parametrize("path", MARKS)
-def test_a_damaged_mark_is_named(root: Path, path: str, damage: Callable[[Path], None]) -> None:
-    damage(root / PIPELINE / path)
-    check_found(root, path, "--fast")
-
-
-@pytest.mark.parametrize(
-    ("one", "other"),
-    [
-        (paths.shared("a3", 1, 1, 0, "sst"), paths.shared("a4", 1, 1, 0, "sst")),
-        (paths.shared("a4", 0, 0, 0, "manifest"), paths.shared("a4", 1, 0, 0, "manifest")),
-        (paths.record(3), paths.record(4)),
-        (paths.published(day(4), 4), paths.published(day(5), 5)),
-    ],
-)
-def test_two_files_that_changed_places_are_named(root: Path, one: str, other: str) -> None:
-    """Each is whole in itself."""
-    a, b = root / PIPELINE / one, root / PIPELINE / other
-    data = a.read_bytes(), b.read_bytes()
-    a.write_bytes(data[1])
-    b.write_bytes(data[0])
-    check_found(root, other)
 
 
 @pytest.mark.long("half a second", runs_in="ci")

@@ -325,18 +325,6 @@ def test_the_newest_checkpoint_that_verifies_is_offered(root: Path) -> None:
     assert "run the intervals that start from 2024-01-01T00:00:00Z" in said
 
 
-def test_going_back_to_the_one_that_is_offered_mends_it(root: Path) -> None:
-    """What the command does: the days after it are run again, and the next one starts from what they made."""
-    made = RealPipeline(root, policy=KeepLast(6))
-    whole = made.prepare(6, "whole", values_of(6)).content.digest
-    (root / PIPELINE / paths.shared("a5", 0, 0, 0, "log")).unlink()
-    with pytest.raises(CorruptFile):
-        process(root)
-    made.prepare(5, "mended", values_of(5))
-    made.coordinator.commit("mended")
-    assert made.prepare(6, "next", values_of(6)).content.digest == whole
-
-
 @pytest.mark.long("half a second", runs_in="ci")
 def test_a_manifest_that_is_damaged_stops_deleting_until_its_checkpoint_is_dropped(root: Path) -> None:
     """In doubt nothing is deleted; intervals go on being committed, and when retention drops that checkpoint all is cleaned up. A

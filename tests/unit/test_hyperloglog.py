@@ -98,74 +98,6 @@ def test_durable_bytes():
     assert sketch_of(letters, 4).encode().to_pylist() == [bytes.fromhex("01020400 04010100 040d0401 00030301 04090002")]
 
 
-@pytest.mark.parametrize("precision", [4, 12])
-def test_a_rank_is_one_more_than_the_leading_zeros_of_the_lower_bits(precision):
-    q = 64 - precision
-
-    def entry(value):
-        (data,) = sketch_of(np.array([value], np.uint64), precision).encode().to_pylist()
-        word = struct.unpack("<I", data[4:])[0]
-        return word >> 6, word & 63
-
-    assert entry(0) == (0, q + 1)
-    assert entry(1) == (0, q)
-    assert entry(2**64 - 1) == ((1 << precision) - 1, 1)
-    for bit in range(q):
-        ones = (1 << bit + 1) - 1  # more than 53 of them would be rounded up to the next power of two
-        assert entry(5 << q | ones) == entry(5 << q | 1 << bit) == (5, q - bit)
-
-
-def test_a_sketch_changes_its_form_where_both_are_equally_long():
-    hashes = np.arange(64, dtype=np.uint64) << np.uint64(58)  # one for each register at precision 6
-    sketches = [sketch_of(hashes[:count], 6).encode()[0].as_py() for count in range(1, 65)]
-    assert [len(data) for data in sketches] == [4 + 4 * count for count in range(1, 16)] + [4 + 64] * 49
-    assert [data[1] for data in sketches] == [1] * 15 + [2] * 49
-
-
-@pytest.mark.parametrize("count", [5, 300, 5000])
-def test_equal_sets_have_equal_bytes(count):
-    rng = np.random.default_rng(count)
-    hashes = random_hashes(rng, count)
-    expected = sketch_of(hashes, 8).encode()
-    for _ in range(5):
-        again = rng.permutation(np.concatenate([hashes, rng.choice(hashes, count // 2)]))
-        sketch = nothing(1, 8)
-        for part in np.array_split(again, rng.integers(1, 8)):
-            sketch = Sketches.decode(sketch.add(np.zeros(len(part), np.int64), part).encode(), 8)
-        assert sketch.encode() == expected
-
-
-def test_a_column_of_sketches_is_as_many_single_sketches():
-    rng = np.random.default_rng(1)
-    counts = [0, 1, 7, 70, 0, 2000, 3, 0]
-    values = [random_hashes(rng, count) for count in counts]
-    owners = np.repeat(np.arange(len(counts)), counts)
-    order = rng.permutation(len(owners))
-    sketches = nothing(len(counts), 8).add(owners[order], np.concatenate(values)[order])
-    singles = [sketch_of(hashes, 8) if len(hashes) else nothing(1, 8) for hashes in values]
-    column = sketches.encode()
-    assert column.to_pylist() == [single.encode()[0].as_py() for single in singles]
-    assert [data is None for data in column.to_pylist()] == [not count for count in counts]
-    estimates = sketches.estimate().tolist()
-    assert estimates == [single.estimate()[0] for single in singles]
-    assert estimates[0] == 0
-    for begin in range(len(counts)):
-        assert Sketches.decode(column[begin:], 8).encode() == column[begin:]
-
-
-def test_union_is_the_sketch_of_all_values():
-    rng = np.random.default_rng(2)
-    counts = [(a, b) for a in (0, 3, 40, 60, 1000) for b in (0, 3, 40, 60, 1000)]
-    sides = []
-    for side in (0, 1):
-        owners = np.repeat(np.arange(len(counts)), [pair[side] for pair in counts])
-        sides.append((owners, random_hashes(rng, len(owners))))
-    left, right = (nothing(len(counts), 8).add(*side) for side in sides)
-    both = nothing(len(counts), 8).add(*(np.concatenate(pair) for pair in zip(*sides, strict=True)))
-    assert left.union(right).encode() == right.union(left).encode() == both.encode()
-    assert left.union(left).encode() == left.encode()
-
-
 def test_empty_columns():
     assert nothing(0, 12).encode().to_pylist() == []
     assert nothing(0, 12).estimate().tolist() == []
@@ -196,21 +128,6 @@ def test_estimates_are_off_by_no_more_than_declared(precision, distinct, trials)
     assert np.abs(errors).max() < 4 * standard_error + 1 / distinct
     assert abs(errors.mean()) < 4 * standard_error / math.sqrt(trials)
     assert math.sqrt((errors**2).mean()) < 1.25 * standard_error
-
-
-@pytest.mark.long("half a second", runs_in="ci")
-def test_estimates_up_to_ten_million():
-    rng = np.random.default_rng(10)
-    sketches = nothing(1, 12)
-    for millions in range(1, 11):
-        sketches = sketches.add(np.zeros(10**6, np.int64), random_hashes(rng, 10**6))
-        assert abs(sketches.estimate()[0] / (millions * 10**6) - 1) < 4 * 1.04 / 64
-
-
-def test_few_values_are_counted_exactly():
-    for distinct in range(1, 8):
-        hashes = hash_values(pa.array([f"carrier {n}" for n in range(distinct)]))
-        assert round(sketch_of(hashes, 12).estimate()[0]) == distinct
 
 
 def ertl(ranks, precision):

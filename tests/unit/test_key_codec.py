@@ -1,7 +1,6 @@
 """Key bytes: their order is Spark's (taken from ``ORDER BY c0 ASC NULLS FIRST`` of Spark 4.3.0), their layout is durable."""
 
 import math
-import random
 from datetime import date, datetime
 from decimal import Decimal
 from itertools import pairwise
@@ -37,23 +36,6 @@ ASCENDING_IN_SPARK = [
     ("boolean", [
         None, False, True,
     ]),
-    ("byte", [
-        None, -128, -1, 0, 1, 3, 21, 98, 114, 126, 127,
-    ]),
-    ("short", [
-        None, -32768, -2103, -229, -126, -27, -1, 0, 1, 192, 32750, 32767,
-    ]),
-    ("integer", [
-        None, -2147483648, -1860364509, -823290027, -181, -20, -1, 0, 1, 2106582159, 2130849433, 2147483647,
-    ]),
-    ("long", [
-        None, -9223372036854775808, -8174831326677864397, -1762924060559693609, -106, -1, 0, 1, 167,
-        657352848258535491, 8890787055575887292, 9223372036854775807,
-    ]),
-    ("float", [
-        None, -INF, -897105426.8269316, -23714174.83352232, -0.2779203910302035, 0.0, 1e-45, 1e-40,
-        0.13860129756168363, 1.7231839537604525, INF, NAN,
-    ]),
     ("double", [
         None, -INF, -987112318.6209034, -0.8504077426784749, -5e-324, -0.0, 5e-324, 1e-40, 184845723.1742978,
         333704817.68897843, INF, NAN,
@@ -72,43 +54,10 @@ ASCENDING_IN_SPARK = [
         b'-', b'Z\x00\x01\x04', b'^\x01\xff\x01\x00\x00\xac\x00', b'\xfb\xfd\xff\x00', b'\xffT',
         b'\xff\xa3\x00\xff\x01\x01\x00\x01', b'\xff\xff\xff', b'\xff\xff\xff\x9a',
     ]),
-    ("date", [
-        None, date(605, 6, 18), date(3529, 11, 19), date(4464, 2, 16), date(5626, 8, 24), date(5774, 4, 7),
-        date(7043, 8, 3), date(7399, 1, 29), date(7412, 9, 24),
-    ]),
-    ("timestamp", [
-        None, datetime(1938, 5, 13, 9, 51, 30, 241613), datetime(1980, 3, 31, 3, 41, 32, 429168),
-        datetime(2111, 7, 11, 13, 12, 41, 596542), datetime(2151, 1, 23, 19, 52, 32, 449954),
-        datetime(2223, 2, 9, 11, 13, 10, 144073), datetime(2259, 1, 7, 15, 28, 26, 34247),
-        datetime(2285, 6, 2, 5, 12, 34, 925589), datetime(2286, 2, 14, 16, 38, 21, 486604),
-    ]),
-    ("timestamp_ntz", [
-        None, datetime(1938, 10, 6, 7, 38, 14, 204377), datetime(1959, 9, 4, 8, 50, 29, 451244),
-        datetime(2139, 11, 9, 10, 40, 26, 402152), datetime(2257, 4, 6, 2, 22, 32, 727720),
-        datetime(2270, 8, 23, 13, 25, 45, 565056), datetime(2285, 1, 25, 15, 44, 50, 835320),
-        datetime(2286, 4, 5, 23, 32, 22, 518438),
-    ]),
-    ("decimal(5,2)", [
-        None, D("-999.99"), D("-79.24"), D("-1.28"), D("0.47"), D("0.60"), D("7.63"), D("848.33"), D("999.99"),
-    ]),
-    ("decimal(18,6)", [
-        None, D("-999999999999.999999"), D("-70.492084"), D("0.000255"), D("42.018160"), D("862.332449"),
-        D("3349582.145282"), D("509316360122.979732"), D("999999999999.999999"),
-    ]),
-    ("decimal(19,0)", [
-        None, D("-9999999999999999999"), D("-648117951071"), D("-6987"), D("2"), D("415329184210757"),
-        D("52385756090545534"), D("9223372036854775808"), D("9999999999999999999"),
-    ]),
     ("decimal(38,10)", [
         None, D("-54707196410101355327274.1311759088"), D("-319206886038.2597024251"), D("-0.0005229944"),
         D("-0.0000403462"), D("0.0072590891"), D("12365509381310305.4424946716"),
         D("756990303890808017093330.9872370613"), D("5233228762787972146344297.2840164314"),
-    ]),
-    (array("string"), [
-        None, [], [None, ""], [None, "", "a\x00"], ["\u0001", "a"], ["\x01\uffff"], ["xy"],
-        ["y\x00\xe9zz\x01 x\xe9"], ["\xe9 y\U0001f600b\xe9y\x01"], ["\xe9bab\U0010ffffax", None],
-        ["\xff", None, "  bxxzz"], ["\uffff"], ["\uffff\uffffa"], ["\U0001f600", "\xff"], ["\U0010ffff"],
-        ["\U0010ffff\U0010ffffbxy\x01xzb"], ["\U0010ffff\U0010ffffx"],
     ]),
     (array("double"), [
         None, [], [None, 1.5], [None, INF, 0.0], [-1.5, -416577331.69856524, INF], [-1.5, INF, NAN],
@@ -176,13 +125,6 @@ def test_order_is_sparks(of, values):
     encoded = [codec.encode((value,)) for value in values]
     assert all(a < b for a, b in pairwise(encoded))
     assert [codec.encode(codec.decode(data)) for data in encoded] == encoded
-
-
-@pytest.mark.parametrize(("of", "values"), ASCENDING_IN_SPARK)
-def test_no_key_is_a_prefix_of_another(of, values):
-    encoded = [KeyCodec(schema(of)).encode((value,)) for value in values]
-    for a in encoded:
-        assert [b for b in encoded if b.startswith(a)] == [a]
 
 
 @pytest.mark.parametrize(("of", "value", "expected"), GOLDEN)
@@ -294,12 +236,6 @@ def test_nested_structs_come_from_the_factory():
         schema(struct(x="long")), struct_factory=lambda names: lambda values: dict(zip(names, values, strict=True))
     )
     assert codec.decode(codec.encode(({"x": 1},))) == ({"x": 1},)
-
-
-def test_long_order_at_random():
-    codec, rng = KeyCodec(schema("long")), random.Random(1)
-    values = [rng.randrange(-(2**63), 2**63) for _ in range(500)]
-    assert sorted(values, key=lambda v: codec.encode((v,))) == sorted(values)
 
 
 # --- what tells two keys apart -------------------------------------------------------------------------------------------------

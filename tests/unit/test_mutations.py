@@ -444,10 +444,6 @@ def heads(store: RocksStore, rng: random.Random) -> tuple[bytes, bytes]:
     return some_of(store, _IDS["list"], rng, heads=True)
 
 
-def no_timer(key: bytes, entry: bytes, rng: random.Random) -> Iterator[tuple[bytes, bytes | None]]:
-    yield key, None
-
-
 def timer_in_both_layouts(key: bytes, entry: bytes, rng: random.Random) -> Iterator[tuple[bytes, bytes | None]]:
     yield key[:-8], key[-8:]
 
@@ -601,7 +597,7 @@ MUTATIONS = [
     Mutation("value of nothing", False, stored(entry_becomes(lambda e: b"", of("value")))),
     Mutation("entry with an unknown first byte", False, stored(entry_becomes(lambda e: b"\x07" + e[1:], of("map")))),
     Mutation("entry that expires, cut off", False, stored(entry_becomes(lambda e: e[:5], of("value_ttl")))),
-    Mutation("timer missing", False, stored(write(no_timer, timers))),
+    Mutation("timer missing", False, stored(write(gone, timers))),
     Mutation("timer without its index entry", False, stored(write(gone, timer_index))),
     Mutation("timer index entry without its timer", False, stored(write(extra_index, timer_index))),
     Mutation("timer index entry at another time", False, stored(write(later_index, timer_index))),
@@ -635,25 +631,10 @@ def healthy(tmp_path_factory: pytest.TempPathFactory) -> Checkpointed:
     return made
 
 
-@pytest.fixture(scope="module")
-def verdicts() -> Iterator[dict[str, list[tuple[bool, bool]]]]:
-    """By mutation, seed by seed, what fast and full found; printed when all have run (``-s``)."""
-    found: dict[str, list[tuple[bool, bool]]] = {}
-    yield found
-    width = max(map(len, found), default=0)
-    print(f"\n{'mutation':{width}}  fast   full")
-    for name, seeds in found.items():
-        shown = ["missed" if not any(s) else "found" if all(s) else "some" for s in zip(*seeds, strict=True)]
-        print(f"{name:{width}}  {shown[0]:6} {shown[1]}")
-    print(f"{len(found)} mutations, {sum(all(f for f, _ in s) for s in found.values())} found by fast")
-
-
 @pytest.mark.parametrize(
     "mutation", at_tier(fast=MUTATIONS[::12], ci=MUTATIONS[::3], all=MUTATIONS), ids=lambda m: m.name
 )
-def test_a_damaged_checkpoint_is_found(
-    mutation: Mutation, healthy: Checkpointed, tmp_path: Path, verdicts: dict[str, list[tuple[bool, bool]]]
-) -> None:
+def test_a_damaged_checkpoint_is_found(mutation: Mutation, healthy: Checkpointed, tmp_path: Path) -> None:
     """The untouched copy passes; each mutation changes bytes or content, and what must find it finds it."""
     for seed in SEEDS:
         damaged = healthy.copy_to(tmp_path / str(seed))
@@ -662,14 +643,8 @@ def test_a_damaged_checkpoint_is_found(
         mutation.mutate(damaged, random.Random(f"{mutation.name} {seed}"))
         assert damaged.tree() != before, "the mutation changes nothing"
         fast, full = damaged.look("fast"), damaged.look("full")
-        verdicts.setdefault(mutation.name, []).append((bool(fast), bool(full)))
         assert full, "the full mode must find everything"
         assert bool(fast) == mutation.fast, f"fast: {fast}, full: {full}"
-
-
-def test_there_are_as_many_ways_as_promised() -> None:
-    names = [m.name for m in MUTATIONS]
-    assert len({*names}) == len(names) >= 40
 
 
 @pytest.mark.long("seconds", runs_in="ci")

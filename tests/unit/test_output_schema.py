@@ -29,7 +29,6 @@ from state_backend.values.intervals import Interval
 from state_backend.values.records import OutputFile, Permissions
 from state_backend.values.retention import KeepLast
 from tests.support.checkpoints import PIPELINE, Folder, day, run, start_ms
-from tests.support.planted_faults import NEWEST_DECIDES_THE_COLUMNS
 
 Columns = dict[str, Any]
 
@@ -277,16 +276,6 @@ AC = {"a": "integer", "c": "long"}
 
 
 @pytest.mark.parametrize("late", [False, True])
-def test_a_schema_that_the_newest_commit_decides_is_found(
-    tmp_path: Path, late: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for what, instead in NEWEST_DECIDES_THE_COLUMNS.items():
-        monkeypatch.setattr(what, instead)
-    with pytest.raises(AssertionError):
-        test_no_order_of_commits_loses_a_column(tmp_path, late)
-
-
-@pytest.mark.parametrize("late", [False, True])
 def test_no_order_of_commits_loses_a_column(tmp_path: Path, late: bool) -> None:
     """Day 1 runs again with its own code, which lacks c; the roll-back goes on with that code; then c is back."""
     made, options = Outputs(tmp_path), {"late": str(late)}
@@ -304,14 +293,6 @@ def test_no_order_of_commits_loses_a_column(tmp_path: Path, late: bool) -> None:
         assert made.read(start=day(n).start.isoformat(), end=day(n).end.isoformat(), **options) == [all_rows[n - 1]]
     beyond = made.source(start=day(5).start.isoformat(), **options).schema()
     assert {*beyond.names} == {"a", "c"}
-
-
-def test_a_re_run_of_the_past_may_add_columns(tmp_path: Path) -> None:
-    made = Outputs(tmp_path)
-    made.run(day(1), "d1", A, {"a": 1})
-    made.run(day(2), "d2", A, {"a": 2})
-    made.run(day(1), "again", AB, {"b": "x", "a": 10})
-    assert made.read() == [{"b": "x", "a": 10}, {"b": None, "a": 2}]
 
 
 def test_schemas_outlive_rewinds_sweeps_and_retention(tmp_path: Path) -> None:

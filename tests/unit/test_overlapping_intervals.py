@@ -153,21 +153,6 @@ def test_an_attempt_that_older_code_began_is_refused_by_the_commit() -> None:
 # --- a schedule that changes -------------------------------------------------------------------------------------------------
 
 
-def test_from_daily_to_hourly_in_mid_life() -> None:
-    """What comes after the change overlaps nothing."""
-    folder = days_of(3)
-    for h in hours(4):
-        folder.run(h, f"h{h.start.hour}")
-    assert current(folder) == [day(1), day(2), day(3), *hours(4)]
-
-
-def test_a_clear_of_the_past_runs_the_interval_as_it_was_cut() -> None:
-    folder = days_of(3)
-    folder.run(hours(4)[0], "h0")
-    folder.run(day(2), "again")
-    assert current(folder) == [day(1), day(2), day(3), hours(4)[0]]
-
-
 @pytest.mark.long("half a second", runs_in="ci")
 def test_a_backfill_of_the_past_with_the_new_cut() -> None:
     """Each hour says that it replaces. The first one takes the day away; hours that have not run yet are missing until they do."""
@@ -201,20 +186,6 @@ def test_who_goes_on_before_the_rest_was_run_is_told_what_is_left() -> None:
     assert refused.value.rerun == Rerun(first=noon, last=noon)
     folder.run(halves(2)[1], "pm", permissions=REPLACE)
     folder.run(day(3), "d3")
-
-
-def test_what_is_left_may_be_shorter_than_what_was_run() -> None:
-    folder = days_of(2)
-    folder.run(Interval(day(2).start, day(2).start + 16 * HOUR), "two thirds", permissions=REPLACE)
-    with pytest.raises(StaleStateError, match="Run again the interval that starts at 2024-01-02T16:00:00Z"):
-        folder.run(day(3), "d3")
-
-
-def test_an_unaligned_manual_run_is_refused() -> None:
-    folder = days_of(3)
-    for length in (HOUR, DAY):
-        with pytest.raises(UsageError, match="run intervals with the old boundaries"):
-            folder.run(Interval(day(3).start + 5 * HOUR, day(3).start + 5 * HOUR + length), "manual")
 
 
 @pytest.mark.parametrize(("at", "length"), [((2024, 3, 10), 23), ((2024, 11, 3), 25)])

@@ -10,7 +10,6 @@ import sys
 import tomllib
 import uuid
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -187,31 +186,6 @@ def test_the_json_of_a_shard(ref: ShardRef, inline: str, manifest: str, changes:
     assert record_codec.decode(data, "p", Record) == filed
 
 
-@pytest.mark.parametrize("mask", [0x01, 0x20, 0x80, 0xFF])
-def test_no_flipped_byte_goes_unnoticed(mask: int) -> None:
-    """F50, S32: a damaged record is an error, never another value. No value depends on the release, which is for error messages."""
-    value = record(1, day(1), outputs=OUTPUTS)
-    data = record_codec.encode(value)
-    release = data.index(b'"release":"') + len(b'"release":"')
-    for at in range(len(data)):
-        damaged = bytearray(data)
-        damaged[at] ^= mask
-        with (
-            pytest.raises((CorruptRecord, UnsupportedFormat), match="some/path")
-            if not (release <= at < release + len(RELEASE))
-            else suppress(CorruptRecord)
-        ):
-            assert record_codec.decode(bytes(damaged), "some/path", *ALL) == value
-
-
-def test_no_truncation_goes_unnoticed() -> None:
-    """F64: short data is an error."""
-    data = record_codec.encode(Published(id=1, interval=day(1)))
-    for size in range(len(data)):
-        with pytest.raises(CorruptRecord):
-            record_codec.decode(data[:size], "p", *ALL)
-
-
 @pytest.mark.parametrize(
     ("change", "says"),
     [
@@ -367,23 +341,13 @@ def test_a_version_of_git_is_compared_by_its_numbers(
     assert release.is_newer(wrote) == newer
 
 
-@pytest.mark.parametrize(
-    "data",
-    [b"", b"null", b"[]", b"{}", b"\x80\x04N.", b"{" * 100_000, b'{"cairn":[],"format":1,"crc32c":"","body":{}}'],
-    ids=["empty", "null", "list", "object", "pickle", "deep", "typeless"],
-)
-def test_what_is_no_record_is_refused(data: bytes) -> None:
-    with pytest.raises(CorruptRecord):
-        record_codec.decode(data, "p", *ALL)
-
-
 def test_another_type_is_refused() -> None:
     with pytest.raises(CorruptRecord, match=r"expected a prepared record, found 'checkpoint'"):
         record_codec.decode(record_codec.encode(RECORD), "p", Prepared)
 
 
 def test_a_record_of_a_thousand_shards_stays_small() -> None:
-    """Shards of 40 attempts and an output of each shard take at most 64 KiB; every byte of it is protected."""
+    """Shards of 40 attempts and an output of each shard take at most 64 KiB."""
     chance = random.Random(1)
 
     def handle(path: str) -> Handle:
@@ -406,12 +370,6 @@ def test_a_record_of_a_thousand_shards_stays_small() -> None:
     assert len(data) <= 64 * 1024
     assert record_codec.decode(data, "p", *ALL) == large
     assert json.loads(gzip.decompress(data))["cairn"] == "checkpoint"
-    for at in [*range(12), *chance.sample(range(len(data)), 40), *range(len(data) - 8, len(data))]:
-        damaged = bytearray(data)
-        damaged[at] ^= 1 << chance.randrange(8)
-        for wrong in (bytes(damaged), data[:at]):
-            with pytest.raises(CorruptRecord):
-                record_codec.decode(wrong, "p", *ALL)
 
 
 @pytest.mark.long("seconds", runs_in="ci")

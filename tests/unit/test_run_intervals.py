@@ -24,7 +24,6 @@ from cairn.rows.local_rows import LocalRows
 from cairn.spark.ddl import parse_ddl_locally
 from state_backend.values.errors import (
     CorruptFile,
-    ProcessorError,
     Rerun,
     SinkFailed,
     SourceError,
@@ -372,13 +371,3 @@ def test_the_phases_of_an_interval_cover_all_that_it_took(tmp_path: Path, caplog
     (told,) = [line for line in caplog.messages if " s: " in line]
     assert all(f"{phase} 0." in told for phase in (*phases, "prepare"))
     assert "other" not in told  # they add up to the wall time within a twentieth
-
-
-@pytest.mark.long("half a second", runs_in="ci")
-def test_a_processor_that_fails_leaves_everything_before(tmp_path: Path) -> None:
-    DAYS[day(2).start] = [("bob", "fig", None)]  # type: ignore[list-item]  # nothing can be added to
-    with pytest.raises(ProcessorError):
-        run_all(tmp_path)
-    assert len(coordinator_of(PIPELINE, str(tmp_path)).log().completed()) == 2
-    DAYS[day(2).start] = [("bob", "fig", 1)]
-    assert ran(run_all(tmp_path)) == [False, False, True, True, True]
