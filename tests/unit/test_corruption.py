@@ -1,4 +1,4 @@
-"""Every kind of durable file, damaged in every way: whoever needs it refuses and names it, and nothing else is taken for it."""
+"""What is left to do with damaged files and logs, and that nothing changes behind links. Each kind of damage: test_every_file.py."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import re
 import shutil
 from collections.abc import Callable, Collection
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -21,7 +20,6 @@ from state_backend.checkpoint.coordinator import Coordinator
 from state_backend.checkpoint.log import read_log
 from state_backend.checkpoint.rewind import fork, rewind
 from state_backend.checkpoint.savepoints import (
-    check_unclaimed,
     claim_savepoint,
     delete_savepoint,
     read_savepoint,
@@ -39,13 +37,12 @@ from state_backend.checkpoint.trials import (
 from state_backend.formats import paths
 from state_backend.inspection.verify import offering_intact, verify_pipeline
 from state_backend.shard.manifest import manifest_of
-from state_backend.values.errors import CairnError, CorruptFile, CorruptRecord, StateUnusable, UsageError
+from state_backend.values.errors import CairnError, CorruptFile, CorruptRecord
 from state_backend.values.marks import Claim
 from state_backend.values.retention import KeepLast
 from tests.support.checkpoints import PIPELINE, day, run, trial_of
 from tests.support.crash_matrix import FAR_MS, HOME, NEW, SAVED, Try, live_files, restore, take, values_of
 from tests.support.real_shards import RealPipeline
-from tests.support.tiers import at_tier
 
 OTHER = "other savepoint"
 NO_COLUMNS: dict[str, Any] = {"type": "struct", "fields": []}
@@ -82,42 +79,10 @@ def root(original: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(original, tmp_path / "root"))
 
 
-@pytest.fixture(scope="module")
-def whole(original: Path, tmp_path_factory: pytest.TempPathFactory) -> int:
-    """The digest that the next interval leaves when nothing is damaged."""
-    root = Path(shutil.copytree(original, tmp_path_factory.mktemp("whole") / "root"))
-    return RealPipeline(root, policy=KeepLast(6)).prepare(6, "whole", values_of(6)).content.digest
-
-
-# --- what is done to a file ---------------------------------------------------------------------------------------------------------
-
-
 def flip(file: Path, _: Path) -> None:
     data = bytearray(file.read_bytes())
     data[len(data) // 2] ^= 1
     file.write_bytes(bytes(data))
-
-
-def truncate(file: Path, _: Path) -> None:
-    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
-
-
-def empty(file: Path, _: Path) -> None:
-    file.write_bytes(b"")
-
-
-def remove(file: Path, _: Path) -> None:
-    file.unlink()
-
-
-def swap(file: Path, other: Path) -> None:
-    mine, theirs = file.read_bytes(), other.read_bytes()
-    assert mine != theirs
-    file.write_bytes(theirs)
-    other.write_bytes(mine)
-
-
-DAMAGES = (flip, truncate, empty, remove, swap)
 
 
 # --- who needs it -------------------------------------------------------------------------------------------------------------------
@@ -132,13 +97,6 @@ def commit(root: Path) -> None:
     Coordinator(LocalStorage(root / PIPELINE), PIPELINE).commit("waiting")
 
 
-def read_output(root: Path) -> None:
-    (_, files) = read_log(LocalStorage(root / PIPELINE)).current_outputs()[day(5)]
-    reader = _OutputReader(str(root / PIPELINE), list(files), (NO_COLUMNS,))
-    for file in files:
-        list(reader.read(_File(file)))
-
-
 def sweep_all(root: Path) -> None:
     sweep(LocalStorage(root / PIPELINE), PIPELINE, now_ms=FAR_MS, min_age=timedelta(0))
 
@@ -149,140 +107,6 @@ def restore_saved(format: str) -> Callable[[Path], None]:
         restore(Try({SAVED: source, NEW: LocalStorage(root / NEW)}, root, "new"), "NO_CLAIM")
 
     return into_new
-
-
-def look_at_claim(root: Path) -> None:
-    check_unclaimed(LocalStorage(root / "native" / OTHER), "file:///ours")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Kind:
-    """``path`` and ``other``: patterns of a file and of one to change places with, below the root. ``refuse``: who needs it.
-    ``told``: the ways to damage it that can be told; what the others mean is in docs/cli.md. ``verified``: whether ``verify``
-    looks at it. ``names``: what an error may tell instead: the record of another savepoint is whole, but its files are not here."""
-
-    path: str
-    other: str
-    refuse: tuple[Callable[[Path], None], ...]
-    told: tuple[Callable[[Path, Path], None], ...] = DAMAGES
-    verified: bool = True
-    names: str = ""
-
-
-HERE, LOG = f"{PIPELINE}/", (process, commit, sweep_all)
-KINDS = {
-    "base's record": Kind(path=HERE + paths.record(5), other=HERE + paths.record(4), refuse=(process, sweep_all)),
-    # The newest record says what planning needs of the others: only who looks at all of them, or decides what is deleted, needs them.
-    "record": Kind(path=HERE + paths.record(4), other=HERE + paths.record(3), refuse=(sweep_all,)),
-    "newest record": Kind(path=HERE + paths.record(8), other=HERE + paths.record(5), refuse=LOG),
-    "tombstone": Kind(path=HERE + paths.record(1), other=HERE + paths.record(2), refuse=(sweep_all,)),
-    # What an older sweep abandoned is settled: nobody reads its record, but verify does.
-    "sweep record": Kind(path=HERE + paths.record(6), other=HERE + paths.record(5), refuse=()),
-    "prepared": Kind(path=HERE + paths.prepared("waiting"), other=HERE + paths.prepared("another"), refuse=(commit,)),
-    "manifest": Kind(
-        path=HERE + paths.shared("a5", 0, 0, 0, "manifest"),
-        other=HERE + paths.shared("a5", 1, 0, 0, "manifest"),
-        refuse=(process, sweep_all),
-    ),
-    "sst": Kind(
-        path=HERE + paths.shared("a4", 1, 1, 0, "sst"),
-        other=HERE + paths.shared("a3", 1, 1, 0, "sst"),
-        refuse=(process,),
-    ),
-    "segment": Kind(
-        path=HERE + paths.shared("a5", 0, 0, 0, "log"),
-        other=HERE + paths.shared("a5", 1, 1, 0, "log"),
-        refuse=(process,),
-    ),
-    "output": Kind(
-        path=HERE + paths.output(day(5), "a5", 0, 0),
-        other=HERE + paths.output(day(4), "a4", 0, 0),
-        refuse=(read_output,),
-    ),
-    "quarantine mark": Kind(
-        path=HERE + paths.quarantine(7),
-        other=HERE + paths.quarantine(8),
-        refuse=LOG,
-        told=(flip, truncate, empty, swap),
-    ),
-    # Its content is for people: that it is there is what counts.
-    "published mark": Kind(
-        path=HERE + paths.published(day(4), 4),
-        other=HERE + paths.published(day(5), 5),
-        refuse=(),
-        told=(flip, truncate, empty, swap),
-    ),
-    "savepoint record": Kind(
-        path=f"native/{SAVED}/{paths.SAVEPOINT_RECORD}",
-        other=f"native/{OTHER}/{paths.SAVEPOINT_RECORD}",
-        refuse=(restore_saved("native"),),
-        verified=False,
-        names=r"(sst|parquet)' of .* No such file",
-    ),
-    "savepoint's sst": Kind(
-        path=f"native/{SAVED}/shared/*/0-*.sst",
-        other=f"native/{SAVED}/shared/*/1-*.sst",
-        refuse=(restore_saved("native"),),
-        verified=False,
-    ),
-    "canonical record": Kind(
-        path=f"canonical/{SAVED}/{paths.SAVEPOINT_RECORD}",
-        other=f"canonical/{OTHER}/{paths.SAVEPOINT_RECORD}",
-        refuse=(restore_saved("canonical"),),
-        verified=False,
-        names=r"(sst|parquet)' of .* No such file",
-    ),
-    "canonical file": Kind(
-        path=f"canonical/{SAVED}/*/state-value/00000-*.parquet",
-        other=f"canonical/{SAVED}/*/state-value/00001-*.parquet",
-        refuse=(restore_saved("canonical"),),
-        verified=False,
-    ),
-    "claim": Kind(
-        path=f"native/{OTHER}/{paths.CLAIM}",
-        other=f"native/{OTHER}/{paths.SAVEPOINT_RECORD}",
-        refuse=(look_at_claim,),
-        told=(flip, truncate, empty, swap),
-        verified=False,
-    ),
-}
-CASES = [
-    pytest.param(kind, damage, id=f"{name}, {damage.__name__}") for name, kind in KINDS.items() for damage in kind.told
-]
-
-
-@pytest.mark.parametrize(("kind", "damage"), at_tier(fast=CASES[::4], ci=CASES[::2], all=CASES))
-def test_a_damaged_file_is_named_by_whoever_needs_it(root: Path, kind: Kind, damage: Any) -> None:
-    """F41, F50, F65, S5, S32: begin, restore, commit, sweep and reading refuse, and nothing is deleted; a deep ``verify`` names it
-    too. Of two files that changed places either may be named."""
-    file, other = next(root.glob(kind.path)), next(root.glob(kind.other))
-    damage(file, other)
-    before = {path for path in root.rglob("*") if path.is_file()}
-    for need in kind.refuse:
-        with pytest.raises((StateUnusable, UsageError)) as raised:
-            need(root)
-        said = str(raised.value)
-        named = any(f.name in said and f.parent.name in said for f in (file, other))
-        assert named or (damage is swap and kind.names and re.search(kind.names, said)), said
-    assert all(path.exists() for path in before)
-    if kind.verified and (kind.refuse != (commit,) or damage is not remove):  # an attempt may not have got so far
-        (root / "deep").mkdir()
-        found = verify_pipeline(LocalStorage(root / PIPELINE), work=root / "deep")
-        told = [*found.findings, *(f for c in found.checkpoints for f in c.findings)]
-        assert any(file.relative_to(root / PIPELINE).as_posix() in f for f in told), told
-
-
-@pytest.mark.parametrize(("kind", "damage"), CASES)
-def test_no_damage_is_answered_with_other_state(root: Path, whole: int, kind: Kind, damage: Any) -> None:
-    """F50: the next interval makes exactly what it makes of the whole folder, or an error."""
-    damage(next(root.glob(kind.path)), next(root.glob(kind.other)))
-    made = RealPipeline(root, policy=KeepLast(6))
-    try:
-        found = made.prepare(6, "next", values_of(6)).content.digest
-    except CairnError as error:
-        assert isinstance(error, CorruptFile)
-        return
-    assert found == whole
 
 
 def test_an_output_that_a_re_run_took_away_is_no_damage(root: Path) -> None:

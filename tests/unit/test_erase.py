@@ -42,7 +42,7 @@ from state_backend.formats import paths
 from state_backend.formats.key_codec import KeyCodec
 from state_backend.formats.types import parse_struct
 from state_backend.ports.storage import Storage
-from state_backend.values.errors import BaseMoved, UsageError
+from state_backend.values.errors import UsageError
 from state_backend.values.operation_parameters import Erase
 from state_backend.values.records import Record, RunRef
 from state_backend.values.retention import KeepLast
@@ -344,38 +344,6 @@ def test_a_trial_of_before_is_refused_also_where_re_runs_are_filtered(root: Path
     try_days(PIPELINE, root, [3], trial="tried")
     own = coordinator_of(PIPELINE, root_of_trial(str(root), NAME, "tried")).log()
     assert own.newest is not None and len(own.newest.content.filtered) == 1
-
-
-@pytest.mark.long("half a second", runs_in="ci")
-def test_an_attempt_from_the_old_base_is_not_committed(root: Path) -> None:
-    """It was prepared when the key was forgotten; begun again it starts from the state without the key."""
-    lost: list[str] = []
-
-    def meanwhile(content: Any) -> None:
-        if not lost:
-            lost.append(content.attempt)
-            forget(root)
-
-    with pytest.raises(BaseMoved, match="started from checkpoint 5, but the interval now starts from checkpoint 6"):
-        run(PIPELINE, root, [5], before_commit=meanwhile)
-    run(PIPELINE, root, [5])
-    assert newest(root).content.base_id == 6
-
-
-@pytest.mark.long("half a second", runs_in="ci")
-def test_a_re_run_that_was_prepared_before_is_refused_at_its_commit(root: Path) -> None:
-    """The attempt re-runs an earlier day: no commit fences it, and its base stays the base.
-
-    `filter` refuses it too, because its shards kept the key.
-    """
-
-    def meanwhile(content: Any) -> None:
-        if not content.filtered:
-            forget(root, "--on-rerun", "filter")
-
-    with pytest.raises(BaseMoved, match="checkpoint 2, which is older, may still hold the key"):
-        run(PIPELINE, root, [2], reprocess="all", before_commit=meanwhile)
-    run(PIPELINE, root, [2], reprocess="all", before_commit=meanwhile)
 
 
 def test_a_dry_run_and_a_call_without_agreement_change_nothing(root: Path) -> None:

@@ -124,6 +124,13 @@ def folder(file: Path, _: Path) -> None:
     file.mkdir()
 
 
+def another(file: Path, _: Path) -> None:
+    """Whole in itself, but the content of another file."""
+    suffix = file.suffix
+    others = sorted(path for path in file.parents[1].rglob(f"*{suffix}") if path.read_bytes() != file.read_bytes())
+    file.write_bytes(others[0].read_bytes())
+
+
 Damage = Callable[[Path, Path], None]
 DAMAGES: tuple[Damage, ...] = (remove, truncate, zero, empty, flip, link, link_to_another, folder)
 
@@ -222,7 +229,20 @@ BRIEF = {
     "attempt-end": (remove,),
     "quarantine": (remove, zero),
     "lease": (empty,),
-    "prepared": (link_to_another,),
+    "prepared": (link_to_another, flip),
+    "newest record": (truncate,),
+    "retained record": (flip,),
+    "Tombstone record": (remove,),
+    "SweepRecord record": (zero,),
+    ".manifest of again5, 0": (flip, remove),
+    ".sst of a2, 1": (flip, another, remove),
+    ".parquet of a4, part": (flip,),
+    "published": (empty,),
+    "native: savepoint.json": (flip,),
+    "native: .sst": (another,),
+    "canonical: savepoint.json": (truncate,),
+    "canonical: .parquet": (flip,),
+    "taken: claimed.json": (empty,),
 }
 UNSEEN = ("refused", "taken: claimed.json", ".trials: trial.json")
 SILENT = {(kind, damage) for kind in UNSEEN for damage in (remove, folder)}

@@ -217,28 +217,3 @@ def test_an_argument_of_a_task_is_the_field_of_its_name(
 ) -> None:
     """A field without an argument has its default, though Airflow's ``BaseOperator`` has a method ``dry_run``."""
     assert request_of(kind, operator(task_id="t", **of_task, **both), **of_request) == kind(**of_request, **both)
-
-
-OPERATOR: Any = {"task_id": "t", "code": "m:P", "root": "/r"}
-OF_TRIAL: Any = {**OPERATOR, "pipeline": "p", "first": "2024-01-01", "last": "2024-01-01"}
-RENAMED: list[tuple[Callable[..., Any], dict[str, Any], str]] = [
-    (SavepointOperator, {**OPERATOR, "checkpoint": "1", "folder": "/s"}, "to"),
-    (SavepointOperator, {**OPERATOR, "checkpoint": "1", "folder": "/s"}, "every"),
-    (SavepointOperator, {**OPERATOR, "checkpoint": "1", "folder": "/s"}, "pipeline_name"),
-    (SweepStateOperator, {"task_id": "t", "pipeline": "p", "root": "/r"}, "every"),
-    (ValidateStateOperator, {**OPERATOR, "checkpoint": "1"}, "docs_dir"),
-    (ValidateStateOperator, {**OPERATOR, "checkpoint": "1"}, "mode"),
-    (TryCodeOperator, OF_TRIAL, "key"),
-    (TryCodeOperator, OF_TRIAL, "keep"),
-    (trial_pipeline, {"dag_id": "t", "code": "m:P", "root": "/r", "pipeline": "p"}, "deploy"),
-    (trial_pipeline, {"dag_id": "t", "code": "m:P", "root": "/r", "pipeline": "p"}, "pipeline_name"),
-    (cairn.copy_output, {"folder": "/r"}, "to"),
-    (cairn.try_code, {"spark": None, "pipeline": None, "intervals": [], "root": "/r", "code": "m:P"}, "keep"),
-    (cairn.compare_trial, {"root": "/r", "pipeline": "p", "trial": None, "match": (), "limit": 1}, "key"),
-]
-
-
-@pytest.mark.parametrize(("called", "arguments", "old"), RENAMED, ids=lambda one: getattr(one, "__name__", ""))
-def test_an_old_argument_is_python_s_own_error(called: Callable[..., Any], arguments: dict[str, Any], old: str) -> None:
-    with pytest.raises(TypeError, match=old):
-        called(**arguments, **{old: "x"})

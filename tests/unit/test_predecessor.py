@@ -25,7 +25,7 @@ from state_backend.values.errors import StorageUnavailable
 from state_backend.values.intervals import Interval
 from state_backend.values.records import Permissions, Record
 from state_backend.values.retention import KeepLast
-from tests.support.checkpoints import DAY, PIPELINE, START, Folder, day, record, run
+from tests.support.checkpoints import DAY, PIPELINE, Folder, day, record, run
 from tests.support.log_in_memory import log_in_memory
 
 TASKS = ("process", "checkpoint")
@@ -727,7 +727,3 @@ def test_storage_that_does_not_answer_is_asked_again(folder: Folder, monkeypatch
     monkeypatch.setattr(type(folder.storage), "read", read_later)
     assert fires(trigger()) == "checkpoint 2 is committed"
     assert len(refused) == 20
-
-
-def test_days_are_consecutive() -> None:
-    assert day(2).end == day(3).start == START + 2 * DAY

@@ -156,14 +156,6 @@ def test_a_retry_asks_again_if_it_would_discard_more(folder: Folder, driver: lis
     assert len(asked) == 1 and not driver and folder.coordinator.log().head_id == 5
 
 
-def test_a_cleared_task_asks_again(folder: Folder, driver: list[Any], asked: list[Any]) -> None:
-    made, where = operator("2"), context()
-    where["task_state_store"].set(made._agreed_key(where), [3, 4])
-    where["dag_run"].clear_number += 1
-    park(made, where)
-    assert len(asked) == 1 and not driver and folder.coordinator.log().head_id == 4
-
-
 def test_nobody_is_asked_if_nothing_is_discarded(folder: Folder, driver: list[Any], asked: list[Any]) -> None:
     assert run(operator("4"), context()) == {"kind": "rewind", "checkpoint": 5, "discarded": []}
     assert not asked and driver == [Validate(**OF_CODE, checkpoint="4")]

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
-import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -37,14 +35,12 @@ from state_backend.formats import paths, record_codec
 from state_backend.formats.canonical_tables import state_schema
 from state_backend.formats.spark_hash import key_group
 from state_backend.formats.types import parse_struct
-from state_backend.ports.storage import Storage
 from state_backend.state.expiry import expire
 from state_backend.state.shard_state import ShardState
-from state_backend.state.state_variables import ListState, ValueState
-from state_backend.state.timers import register_timer
-from state_backend.values.errors import CairnError, CorruptFile, CorruptRecord, Fenced, UnknownOutcome, UsageError
+from state_backend.state.state_variables import ListState
+from state_backend.values.errors import CorruptFile, CorruptRecord, Fenced, UnknownOutcome, UsageError
 from state_backend.values.marks import Claim, Savepoint
-from state_backend.values.records import Permissions, Record
+from state_backend.values.records import Permissions
 from state_backend.values.retention import KeepLast
 from tests.support.checkpoints import START, Folder, content, day, start_ms
 from tests.support.faulty_storage import Fault, FaultyStorage, StopHere, lost_answer_at, stop_at
@@ -60,7 +56,6 @@ from tests.support.savepoints import (
     take,
 )
 from tests.support.shards import KEY_SCHEMA, KEYS, STATES, struct
-from tests.support.tiers import long_after
 
 FORMATS: tuple[Format, ...] = ("native", "canonical")
 
@@ -73,7 +68,7 @@ FORMATS: tuple[Format, ...] = ("native", "canonical")
 def test_restored_state_is_the_state_that_was_saved(tmp_path: Path, format: Format, parallelism: int) -> None:
     """F71, F75: saved, moved, its origin deleted, restored under another name: equal digest, every index and value in place."""
     origin = SmallPipeline(tmp_path)
-    origin.take(tmp_path / "savepoint", format)
+    savepoint = origin.take(tmp_path / "savepoint", format)
     shutil.rmtree(origin.url)
     moved = (tmp_path / "savepoint").rename(tmp_path / "moved")
     record = restore(tmp_path / "elsewhere" / "q", moved, parallelism=parallelism)
@@ -83,40 +78,10 @@ def test_restored_state_is_the_state_that_was_saved(tmp_path: Path, format: Form
     before = origin.record.content
     assert (made.kind, made.pipeline, made.base_id, made.interval) == ("restore", "q", None, day(1))
     assert (made.digest, made.states, made.time) == (before.digest, before.states, before.time)
+    assert made.restored_from == savepoint.savepoint
     assert made.parallelism == (parallelism if format == "canonical" else 2)
     assert made.totals.entries == before.totals.entries and made.outputs == ()
     assert findings(tmp_path / "elsewhere" / "q", made, tmp_path) == []
-
-
-@pytest.mark.parametrize("max_parallelism", [1, 7, 1000])
-@pytest.mark.long("half a second", runs_in="ci")
-def test_a_canonical_savepoint_restores_at_another_max_parallelism(tmp_path: Path, max_parallelism: int) -> None:
-    """F79 the other way round: key groups are computed anew, and are not part of the digest."""
-    origin = SmallPipeline(tmp_path)
-    origin.take(tmp_path / "savepoint", "canonical")
-    record = restore(tmp_path / "q", tmp_path / "savepoint", parallelism=1, max_parallelism=max_parallelism)
-    assert origin.record is not None
-    assert record.content.digest == origin.record.content.digest
-    assert record.content.max_parallelism == max_parallelism
-    assert findings(tmp_path / "q", record.content, tmp_path) == []
-
-
-@pytest.mark.parametrize("format", FORMATS)
-@pytest.mark.long("half a second", runs_in="ci")
-def test_restored_and_saved_again_without_a_write_in_between(tmp_path: Path, format: Format) -> None:
-    """F77: savepoint, restore, savepoint of that, restore of that; each time what came before is deleted."""
-    origin = SmallPipeline(tmp_path)
-    assert origin.record is not None
-    origin.take(tmp_path / "s0", format)
-    shutil.rmtree(origin.url)
-    for n in range(3):
-        root = tmp_path / f"p{n}"
-        record = restore(root, tmp_path / f"s{n}", f"restored-{n}")
-        shutil.rmtree(tmp_path / f"s{n}")
-        assert findings(root, record.content, tmp_path) == []
-        take(str(root), record, tmp_path / f"s{n + 1}", format)
-        shutil.rmtree(root)
-    assert record.content.digest == origin.record.content.digest
 
 
 def test_a_pipeline_without_state_is_saved_and_restored(tmp_path: Path) -> None:
@@ -150,7 +115,7 @@ def test_a_list_goes_on_where_it_would_have(tmp_path: Path) -> None:
         assert shorter.name == "list_ttl"
         for ttl_ms, row in ((100, (1, "stays")), (10, (2, "goes")), (10, (3, "goes"))):
             descriptors = tuple(replace(shorter, ttl_ms=ttl_ms) if d.name == shorter.name else d for d in STATES)
-            state.descriptors = {d.name: d for d in descriptors}
+            state._descriptors = {d.name: d for d in descriptors}
             elements = ListState(state, "list_ttl")
             for n, user in enumerate(users):
                 group = key_group((user,), parse_struct(KEY_SCHEMA), MAX_PARALLELISM)
@@ -320,27 +285,6 @@ def claim(owner: str, attempt: str = "a") -> Claim:
     return Claim(savepoint="s", owner=owner, attempt=attempt)
 
 
-@pytest.mark.parametrize("make", [lambda folder: MemoryStorage(), LocalStorage])
-def test_of_many_claimers_exactly_one_wins(tmp_path: Path, make: Callable[[Path], Storage]) -> None:
-    """F74: two pipelines can't own one savepoint."""
-    for round_ in range(10):
-        storage, start = make(tmp_path / str(round_)), threading.Barrier(6)
-
-        def attempt(n: int, storage: Storage = storage, start: threading.Barrier = start) -> type[CairnError] | None:
-            start.wait()
-            try:
-                claim_savepoint(storage, claim(f"file:///root/{n}"))
-            except CairnError as error:
-                return type(error)
-            return None
-
-        with ThreadPoolExecutor(6) as pool:
-            outcomes = list(pool.map(attempt, range(6)))
-        assert outcomes.count(None) == 1 and outcomes.count(UsageError) == 5
-        found = read_claim(storage)
-        assert found is not None and found.owner == f"file:///root/{outcomes.index(None)}"
-
-
 def test_the_owner_may_claim_again_and_nobody_else_may_restore() -> None:
     storage = MemoryStorage()
     claim_savepoint(storage, claim("mine", "first"))
@@ -394,13 +338,6 @@ def test_a_folder_that_is_no_savepoint_says_so(tmp_path: Path) -> None:
         read_savepoint(LocalStorage(tmp_path / "nowhere"))
 
 
-def calls_of(folder: Path) -> list[tuple[str, str]]:
-    """What a CLAIM asks of the two storages, in order: ("source" or "root", method)."""
-    with without_spark(folder, {}, {}) as storages:
-        restore_savepoint(ANY, PIPELINE, str(folder / "new"), str(folder / "savepoint"), claim="CLAIM")
-        return [(name, method) for name, storage in storages.items() for method, _ in storage.calls]
-
-
 @contextmanager
 def without_spark(folder: Path, source: dict[int, Fault], root: dict[int, Fault]) -> Iterator[dict[str, FaultyStorage]]:
     """``restore_savepoint`` with its tasks in this process, over storages that fail as planned."""
@@ -434,54 +371,6 @@ PIPELINE = Pipeline(
     parallelism=1,
     max_parallelism=MAX_PARALLELISM,
 )
-
-
-@pytest.mark.parametrize(
-    ("dies", "format"),
-    long_after(
-        2, [("source", "canonical"), ("root", "native"), ("source", "native"), ("root", "canonical")], "seconds"
-    ),
-)
-@pytest.mark.long("seconds", runs_in="ci")
-def test_a_claim_that_dies_at_any_call_loses_nothing(tmp_path: Path, format: Format, dies: str) -> None:
-    """At each call to either storage, before and after it takes effect: the state is whole in the savepoint or in the
-    pipeline, and the same call again leaves it in the pipeline."""
-
-    def fill(state: ShardState, users: list[Any]) -> None:
-        for user in users[:3]:
-            state.set_key(key_group((user,), parse_struct(KEY_SCHEMA), MAX_PARALLELISM), KEYS.encode((user,)))
-            ValueState(state, "value").update((1, user))
-            register_timer(state, 5)
-
-    origin = SmallPipeline(tmp_path / "origin", fill=fill, parallelism=1)
-    assert origin.record is not None
-    origin.take(tmp_path / "savepoint", format)
-    shutil.copytree(tmp_path / "savepoint", tmp_path / "count" / "savepoint")
-    calls = [method for name, method in calls_of(tmp_path / "count") if name == dies]
-    assert calls
-    outcomes = set()
-    for at in range(len(calls)):
-        for when in ("before", "after"):
-            folder = tmp_path / f"{at}-{when}"
-            shutil.copytree(tmp_path / "savepoint", folder / "savepoint")
-            plan = {dies: stop_at(at, when)}  # type: ignore[arg-type]
-            with (
-                without_spark(folder, plan.get("source", {}), plan.get("root", {})),
-                pytest.raises(StopHere),
-            ):
-                restore_savepoint(ANY, PIPELINE, str(folder / "new"), str(folder / "savepoint"), claim="CLAIM")
-            with (
-                without_spark(folder, {}, {}),
-                suppress(UsageError),
-            ):  # once the record is gone there is nothing to claim
-                restore_savepoint(ANY, PIPELINE, str(folder / "new"), str(folder / "savepoint"), claim="CLAIM")
-            assert not (folder / "savepoint" / paths.SAVEPOINT_RECORD).exists()
-            completed = Coordinator(LocalStorage(folder / "new" / "p"), "p").log().completed()
-            outcomes.add(len(completed))
-            assert completed[-1].content.digest == origin.record.content.digest
-            assert findings(folder / "new" / "p", completed[-1].content, folder) == []
-            shutil.rmtree(folder)
-    assert outcomes == {1}  # a commit that took effect is never made twice
 
 
 @pytest.mark.parametrize(
@@ -570,14 +459,6 @@ def test_only_ones_own_claim_is_given_back() -> None:
     release_claim(storage, "later")
     release_claim(storage, "later")
     assert read_claim(storage) is None
-
-
-@pytest.mark.long("half a second", runs_in="ci")
-def test_a_restored_checkpoint_says_which_savepoint_it_is(tmp_path: Path) -> None:
-    saved = SmallPipeline(tmp_path / "origin").take(tmp_path / "savepoint", "canonical")
-    record = restore(tmp_path / "root" / "q", tmp_path / "savepoint")
-    assert record.content.restored_from == saved.savepoint
-    assert record_codec.decode(record_codec.encode(record), "p", Record).content.restored_from == saved.savepoint
 
 
 # --- in the log ------------------------------------------------------------------------------------------------------------------

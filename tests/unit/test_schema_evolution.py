@@ -462,52 +462,12 @@ V2 = struct(field("c", "long"), field("a", "long"))
 V3 = struct(field("b", "date"), field("a", "long"), field("d", array("double")), field("c", "long"))
 
 
-@pytest.mark.parametrize(
-    ("version", "row", "found"),
-    [
-        (1, (1, "x", 3), (None, 1, None, 3)),
-        (1, (None, None, None), (None, None, None, None)),
-        (2, (3, 2**40), (None, 2**40, None, 3)),
-        (3, (None, 5, [0.5], 6), (None, 5, [0.5], 6)),
-    ],
-)
-def test_rows_go_through_the_whole_chain(version: int, row: tuple[Any, ...], found: tuple[Any, ...]) -> None:
-    """``b`` of version 1 was dropped in version 2: the ``b`` of version 3 is another, even of another type."""
-    assert read(version, row, V1, V2, V3) == found
-
-
 def test_a_field_that_was_dropped_and_added_again_as_it_was_reads_null() -> None:
     with_b, without = struct(field("a", "long"), field("b", "long")), struct(field("a", "long"))
     assert read(1, (1, 2), with_b, without, with_b) == (1, None)
     nested = [struct(field("s", s), field("l", array(s)), field("m", mapping("long", s))) for s in (with_b, without)]
     row = ((1, 2), [(3, 4), None], {5: (6, 7), 8: None})
     assert read(1, row, nested[0], nested[1], nested[0]) == ((1, None), [(3, None), None], {5: (6, None), 8: None})
-
-
-def test_nested_types_that_python_does_not_tell_apart() -> None:
-    """To Python an int is an int, and a list that may hold nulls a list; to Arrow they are of other types."""
-    inner, wider = struct(field("x", "byte", False)), struct(field("x", "long"))
-    was = struct(field("a", array(inner, False), False), field("m", mapping("long", inner, False)), field("s", inner))
-    now = struct(field("a", array(wider)), field("m", mapping("long", wider)), field("s", wider))
-    row = ([(1,), (-128,)], {2: (127,)}, (3,))
-    assert read(1, row, was, now) == row
-    assert read(1, ([], None, None), was, now) == ([], None, None)
-
-
-def test_a_row_may_have_lost_all_its_fields() -> None:
-    assert read(1, (1,), struct(field("a", "long")), struct()) == ()
-    assert read(1, (), struct(), struct(field("a", "long"))) == (None,)
-
-
-def test_nested_values_are_converted_all_the_way_down() -> None:
-    inner = struct(field("x", "short"), field("y", "decimal(3,1)"))
-    wider = struct(field("z", "string"), field("y", "decimal(6,3)"), field("x", "double"))
-    was = struct(field("a", array(array(inner))), field("m", mapping(inner, mapping("string", inner))))
-    now = struct(field("m", mapping(inner, mapping("string", wider))), field("a", array(array(wider))))
-    value, key = (7, Decimal("1.5")), (1, Decimal("0.1"))
-    found = read(1, ([[value, None], None, []], {key: {"k": value, "n": None}}), was, now)
-    expected = (None, Decimal("1.500"), 7.0)
-    assert repr(found) == repr(({key: {"k": expected, "n": None}}, [[expected, None], None, []]))
 
 
 def test_a_struct_factory_makes_every_nested_struct_whatever_its_version() -> None:

@@ -154,29 +154,6 @@ def test_the_same_code_comes_to_the_same_and_production_is_as_it_was(
     assert not (root / ".trials").exists() and bytes_of(root / NAME) == before
 
 
-@pytest.mark.long("half a second", runs_in="ci")
-def test_a_planted_mistake_is_found_by_column_and_key(root: Path) -> None:
-    try_days(DOUBLED, root, range(1, 5), trial="double")
-    found = compared(root)
-    assert not found.same and not found.states  # only what it tells is wrong, not what it keeps
-    assert [(rows["changed"], rows["only_old"], rows["only_new"]) for rows in found.outputs] == [(1, 0, 0)] * 4
-    assert {c["name"] for rows in found.outputs for c in rows["columns"]} == {"total"}
-    assert found.outputs[0]["examples"] == [
-        {"change": "changed", "key": {"user": "ann", "kind": "seen"}, "columns": {"total": [3, 6]}}
-    ]
-
-
-@pytest.mark.long("half a second", runs_in="ci")
-def test_a_field_a_state_and_a_timer_are_shown_as_such(root: Path) -> None:
-    try_days(AVERAGED, root, range(2, 5))
-    states = {s["state"]: s for s in compared(root).states}
-    assert {f["name"]: f["changed"] for f in states["total"]["fields"]} == {"largest": 2}
-    assert [states["seen_at"][name] for name in ("added", "removed", "changed")] == [2, 0, 0]
-    timers = states["$timers"]
-    assert (timers["added"], timers["removed"]) == (0, 0) and timers["changed"] > 0
-    assert {f["largest"] for f in timers["fields"]} == {86_400_000.0}
-
-
 @pytest.mark.long("seconds", runs_in="ci")
 def test_deployed_for_the_past_it_is_what_was_tried_and_there_is_a_way_back(root: Path, tmp_path: Path) -> None:
     """What production has committed behind the trial is run again too, or it would be stale."""
@@ -611,13 +588,6 @@ def test_output_that_is_replaced_while_it_is_compared(root: Path, monkeypatch: p
         file.unlink()
     with pytest.raises(CheckpointDropped, match="Compare again"):
         compared(root)
-
-
-def test_which_trial_is_asked_for_where_there_are_several(root: Path) -> None:
-    for name in ("one", "two"):
-        try_days(OLD, root, [4], trial=name)
-    with pytest.raises(UsageError, match=r"has several trials below .*\nName one of them: one, two"):
-        find_trial(str(root), NAME)
 
 
 def test_a_key_that_is_no_column_is_refused(root: Path) -> None:

@@ -142,13 +142,6 @@ def test_a_driver_that_ends_badly(fake: Callable[[str], Path], what: str, says: 
         ask()
 
 
-def test_lines_reach_the_log_whole(fake: Callable[[str], Path]) -> None:
-    fake("ok {}")
-    lines: list[str] = []
-    DriverProcess("warm_fake", "d").run([], lines.append)
-    assert [lines[0], *lines[2:]] == ["a line", "half a line", "to stderr", "no newline"]
-
-
 @pytest.mark.parametrize("stopped", [False, True])
 def test_the_kernel_kills_the_driver_of_a_killed_task(fake: Callable[[str], Path], *, stopped: bool) -> None:
     folder = fake("hang")
@@ -262,15 +255,6 @@ def test_stop_ends_the_whole_group(fake: Callable[[str], Path], manner: str) -> 
     finally:
         signal.signal(signal.SIGALRM, before)
     assert gone(pids(folder))
-
-
-def test_a_driver_whose_children_hold_the_pipe_ends(fake: Callable[[str], Path]) -> None:
-    folder = fake("ok {}")
-    program = folder / "warm_fake.py"
-    program.write_text("import subprocess; child = subprocess.Popen(['sleep', '100'])\n" + program.read_text())
-    start_s = time.monotonic()
-    assert ask() == {"sink": ""}
-    assert time.monotonic() - start_s < 10
 
 
 @pytest.mark.long("ten seconds of processes")
