@@ -186,16 +186,6 @@ def test_a_half_one_of_an_earlier_call_is_cancelled_and_made_again(server: Calla
     assert "backfill 2 of DAG clicks: 3 runs from 2024-01-01 to 2024-01-03" in result.stdout
 
 
-def test_one_that_is_in_the_way_is_named_and_left_alone(server: Callable[..., FakeAirflow]) -> None:
-    airflow = server("ok")
-    earlier = {"from_date": "2023-01-01T00:00:00+00:00", "to_date": "2023-01-31T00:00:00+00:00", "dag_run_conf": None}
-    airflow._create(earlier, "ok")
-    result = backfill(wait="0s")
-    assert result.exit_code == 3
-    assert "backfill 1 of 2023-01-01T00:00:00Z to 2023-01-31T00:00:00Z is still active" in result.stderr
-    assert airflow.backfills[0]["completed_at"] is None and True not in airflow.paused
-
-
 @pytest.mark.parametrize("conf", [None, {"replace_overlapping": True}])
 def test_one_that_somebody_creates_meanwhile_is_left_alone(server: Callable[..., FakeAirflow], conf: Any) -> None:
     """Both calls wait for an earlier backfill, and the other call is first: with other dates, or with another setting."""

@@ -8,7 +8,6 @@ import shlex
 import shutil
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -18,19 +17,13 @@ from typer.testing import CliRunner, Result
 
 from cairn.command.cli import COMMANDS, app
 from state_backend.adapters.local_storage import LocalStorage
-from state_backend.adapters.open_storage import open_storage
-from state_backend.checkpoint.log import read_log
 from state_backend.checkpoint.sweep_files import sweep
 from state_backend.formats import paths
-from state_backend.inspection.describe import describe_checkpoint, describe_log
-from state_backend.shard.manifest import manifest_of
 from state_backend.values import errors
 from state_backend.values.day_or_instant import parse_duration
 from state_backend.values.errors import SinkFailed, UsageError
-from state_backend.values.records import InlineShard, LogicalTime
 from state_backend.values.retention import KeepLast
 from tests.support.checkpoints import PIPELINE, Folder, day
-from tests.support.log_in_memory import log_in_memory
 from tests.support.real_shards import RealPipeline
 from tests.support.tiers import at_tier
 
@@ -239,15 +232,6 @@ def test_a_descendant_of_a_quarantined_checkpoint_is_listed_as_such(root: Path) 
     }  # fmt: skip
 
 
-def test_keys_that_nobody_counted_are_not_shown_as_none_at_all(root: Path) -> None:
-    """They are counted by value states; a pipeline of lists and maps has keys too."""
-    log = read_log(open_storage(f"{root}/{PIPELINE}"))
-    newest = log.completed()[-1]
-    without = replace(newest, content=replace(newest.content, states=()))
-    shown = describe_log(log_in_memory({newest.id: without}), [newest.id], {}, now_ms=0)
-    assert (newest.content.totals.keys, shown[0]["keys"]) == (8, None)
-
-
 @pytest.mark.parametrize(("which", "expected"), [("latest", 7), ("4", 4), ("2024-01-04T00:00:00+00:00", 7)])
 def test_show_finds_a_checkpoint_by_id_or_end(root: Path, which: str, expected: int) -> None:
     assert answer(root, "checkpoints", which)["id"] == expected
@@ -264,21 +248,6 @@ def test_show_lists_every_file_of_the_state(root: Path) -> None:
     assert [o["late"] for o in shown["outputs"]] == [False, True]
     refused = answer(root, "checkpoints", "5")
     assert (refused["reason"], refused["findings"]) == ("a test says so", ["total < 0"])
-
-
-def test_show_tells_the_clocks(root: Path) -> None:
-    """By which rows are late, and in which zone the processor ran."""
-    log = read_log(open_storage(f"{root}/{PIPELINE}"))
-    record = log.completed()[-1]
-    time = LogicalTime(
-        mode="event", processing_time_ms=0, watermark_ms=2000, late_watermark_ms=1000, zone="Asia/Kolkata"
-    )
-    told = describe_checkpoint(log, replace(record, content=replace(record.content, time=time, shards=())), [])
-    assert [told[name] for name in ("watermark", "late_watermark", "time_zone")] == [
-        "1970-01-01T00:00:02Z",
-        "1970-01-01T00:00:01Z",
-        "Asia/Kolkata",
-    ]
 
 
 def test_diff_counts_what_is_shared_and_which_key_groups_changed(root: Path) -> None:
@@ -492,34 +461,6 @@ def test_damaged_output_that_outlived_its_checkpoint_is_named(root: Path, damage
     damage(root / PIPELINE / OUTPUT_OF_A_DROPPED)
     found = check_found(root, OUTPUT_OF_A_DROPPED)
     assert (len(found["findings"]), found["newest_intact"]) == (1, 7)
-
-
-@pytest.mark.long("half a second", runs_in="ci")
-def test_state_that_is_whole_but_not_the_recorded_one_is_found_by_a_deep_look_only(root: Path) -> None:
-    """Every checksum fits, and so do the sums; but the entries of a key group are not those that its manifest counted."""
-    pipeline = RealPipeline(root)
-    prepared = pipeline.prepare(4, "other", {"a": 99})
-    manifests = [manifest_of(ref, pipeline.storage) for ref in prepared.content.shards]
-    changed, *rest = manifests[1].key_group_states
-    wrong = replace(manifests[1], key_group_states=(replace(changed, digest=(changed.digest + 1) % 2**64), *rest))
-    shards = tuple(InlineShard(shard=m.shard, inline=m) for m in (manifests[0], wrong))
-    digest = (prepared.content.digest + 1) % 2**64
-    pipeline.storage.delete(paths.prepared("other"))
-    pipeline.coordinator.prepare(replace(prepared, content=replace(prepared.content, shards=shards, digest=digest)))
-    assert pipeline.coordinator.commit("other").id == 8
-    assert cairn(root, "check", "--fast").exit_code == 0
-    found = check_found(root, f"key group {changed.key_group} has digest")
-    assert [c["id"] for c in found["checkpoints"] if c["findings"]] == [8]
-
-
-def test_sums_that_do_not_fit_the_shards_are_found_fast(root: Path) -> None:
-    pipeline = RealPipeline(root)
-    prepared = pipeline.prepare(4, "other", {"a": 99})
-    totals = replace(prepared.content.totals, entries=prepared.content.totals.entries + 1)
-    pipeline.storage.delete(paths.prepared("other"))
-    pipeline.coordinator.prepare(replace(prepared, content=replace(prepared.content, totals=totals)))
-    pipeline.coordinator.commit("other")
-    check_found(root, "entries: the record says 9, its shards have 8", "--fast")
 
 
 # --- moving state ---------------------------------------------------------------------------------------------------------------

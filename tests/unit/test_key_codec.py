@@ -11,24 +11,13 @@ from state_backend.formats.key_codec import KeyCodec
 from state_backend.formats.spark_hash import key_group
 from state_backend.formats.types import names_and_types, parse_struct, with_nulls_of
 from state_backend.values.errors import CorruptFile, KeyTypeError, StateTypeError
+from tests.support.schema_json import array, field, struct
 
 D, INF, NAN = Decimal, math.inf, math.nan
 
 
-def array(element):
-    return {"type": "array", "elementType": element, "containsNull": True}
-
-
-def field(name, data_type, nullable=True):
-    return {"name": name, "type": data_type, "nullable": nullable, "metadata": {}}
-
-
-def struct(**fields):
-    return {"type": "struct", "fields": [field(name, of) for name, of in fields.items()]}
-
-
 def schema(*types):
-    return parse_struct({"type": "struct", "fields": [field(f"c{i}", of) for i, of in enumerate(types)]})
+    return parse_struct(struct(**{f"c{i}": of for i, of in enumerate(types)}))
 
 
 # fmt: off
@@ -241,10 +230,6 @@ def test_nested_structs_come_from_the_factory():
 # --- what tells two keys apart -------------------------------------------------------------------------------------------------
 
 
-def array_without_nulls(element):
-    return {"type": "array", "elementType": element, "containsNull": False}
-
-
 def one(data_type, nullable=True, comment=None, name="k"):
     metadata = {"comment": comment} if comment else {}
     return parse_struct({"type": "struct", "fields": [{**field(name, data_type, nullable), "metadata": metadata}]})
@@ -253,7 +238,7 @@ def one(data_type, nullable=True, comment=None, name="k"):
 INNER = {"type": "struct", "fields": [field("a", array("string"))]}
 INNER_NOT_NULL = {
     "type": "struct",
-    "fields": [{**field("a", array_without_nulls("string"), False), "metadata": {"comment": "x"}}],
+    "fields": [{**field("a", array("string", False), False), "metadata": {"comment": "x"}}],
 }
 
 
@@ -263,7 +248,7 @@ INNER_NOT_NULL = {
         (one("long"), one("long", comment="who"), one("long"), 7),
         (one("long"), one("long", nullable=False), one("long"), 7),
         (one("long", nullable=False), one("long"), one("long"), 7),
-        (one(array("long")), one(array_without_nulls("long")), one(array("long")), [1, 2]),
+        (one(array("long")), one(array("long", False)), one(array("long")), [1, 2]),
         (one(INNER), one(INNER_NOT_NULL), one(INNER), (["x", "y"],)),
         (one(INNER_NOT_NULL), one(INNER), one(INNER), (["x", "y"],)),
         (one(INNER_NOT_NULL, False), one(INNER_NOT_NULL, False), one(INNER_NOT_NULL, False), (["x"],)),

@@ -468,27 +468,6 @@ def test_on_kill_after_the_end_does_nothing(fake: Callable[[str], Path]) -> None
     operator.on_kill()
 
 
-def test_a_timeout_in_execute_stops_the_group(fake: Callable[[str], Path]) -> None:
-    folder = fake("hang")
-
-    class Timeout(BaseException):
-        pass
-
-    def expire(*_: object) -> None:
-        raise Timeout
-
-    before = signal.signal(signal.SIGALRM, expire)
-    alarm = threading.Thread(target=lambda: (pids(folder), os.kill(os.getpid(), signal.SIGALRM)))
-    alarm.start()
-    try:
-        with pytest.raises(Timeout):
-            run(micro_batch())
-    finally:
-        alarm.join()
-        signal.signal(signal.SIGALRM, before)
-    assert gone(pids(folder))
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="needs Linux's PR_SET_PDEATHSIG")
 @pytest.mark.long("seconds", runs_in="ci")
 def test_the_driver_dies_with_a_killed_task(fake: Callable[[str], Path]) -> None:

@@ -29,25 +29,14 @@ from state_backend.values.intervals import Interval
 from state_backend.values.records import OutputFile, Permissions
 from state_backend.values.retention import KeepLast
 from tests.support.checkpoints import PIPELINE, Folder, day, run, start_ms
+from tests.support.schema_json import array, field, mapping
 
 Columns = dict[str, Any]
-
-
-def field(name: str, type_: Any, nullable: bool = True) -> dict[str, Any]:
-    return {"name": name, "type": type_, "nullable": nullable, "metadata": {}}
 
 
 def schema(columns: Columns) -> dict[str, Any]:
     """Of nullable columns; one whose name ends with ``!`` is NOT NULL."""
     return {"type": "struct", "fields": [field(n.rstrip("!"), t, not n.endswith("!")) for n, t in columns.items()]}
-
-
-def array(of: Any, nulls: bool = True) -> dict[str, Any]:
-    return {"type": "array", "elementType": of, "containsNull": nulls}
-
-
-def map_(key: Any, value: Any, nulls: bool = True) -> dict[str, Any]:
-    return {"type": "map", "keyType": key, "valueType": value, "valueContainsNull": nulls}
 
 
 # --- the rule -----------------------------------------------------------------------------------------------------------------
@@ -108,16 +97,16 @@ JOINED: list[tuple[Columns, Columns, Columns, list[dict[str, Any]], list[dict[st
         [{"s": {"z": None, "x": 1, "y": "u"}}, {"s": None}],
     ),
     (
-        {"l": array(schema({"p": "short"}), nulls=False)},
+        {"l": array(schema({"p": "short"}), contains_null=False)},
         {"l": array(schema({"q": "string", "p": "double"}))},
         {"l": array(schema({"q": "string", "p": "double"}))},
         [{"l": [{"p": 1}, {"p": None}]}, {"l": []}, {"l": None}],
         [{"l": [{"q": None, "p": 1.0}, {"q": None, "p": None}]}, {"l": []}, {"l": None}],
     ),
     (
-        {"m": map_("string", array("integer"))},
-        {"m": map_("string", array("long"))},
-        {"m": map_("string", array("long"))},
+        {"m": mapping("string", array("integer"))},
+        {"m": mapping("string", array("long"))},
+        {"m": mapping("string", array("long"))},
         [{"m": [("k", [1, None]), ("j", None)]}, {"m": []}, {"m": None}],
         [{"m": [("k", [1, None]), ("j", None)]}, {"m": []}, {"m": None}],
     ),
@@ -155,7 +144,7 @@ CLASHES: list[tuple[Columns, Columns, str]] = [
     ({"a": "integer"}, {"a": "float"}, "field 'a'"),
     ({"a": "decimal(5,2)"}, {"a": "decimal(4,3)"}, "field 'a'"),
     ({"s": schema({"x": "date"})}, {"s": schema({"x": "timestamp"})}, "field 's.x'"),
-    ({"m": map_("integer", "long")}, {"m": map_("long", "long")}, "field 'm'"),
+    ({"m": mapping("integer", "long")}, {"m": mapping("long", "long")}, "field 'm'"),
     ({"t": "timestamp"}, {"t": "timestamp_ntz"}, "field 't'"),
     ({"v": "variant"}, {"v": "string"}, "field 'v'"),
 ]

@@ -231,15 +231,6 @@ def test_what_state_gave_is_the_same_instant_in_the_output(zone: str, own: bool,
         assert tester.state("last")[0]["at"] == at
 
 
-def test_timers_fire_by_the_clock() -> None:
-    tester = visiting()
-    tester.run([("ann", 1, datetime(2024, 1, 1, 0, 30))])
-    assert tester.clock.processing_time == START + HOUR
-    assert tester.run().output == [{"user": "ann", "rows": 0, "first": None}]
-    assert tester.timers() == tester.state("count") == []
-    assert tester.clock.watermark is None
-
-
 def test_expiries_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """The processor runs in this process, so that what a test patches counts."""
     monkeypatch.setattr(f"{__name__}.TTL", True)
@@ -283,17 +274,6 @@ def test_what_is_rescaled_restarted_or_lost_changes_nothing(tmp_path: Path) -> N
     assert {row["rows"] for row in disturbed.state("count", checkpoint=START + HOUR)} == {4, 5}
 
 
-def test_an_unchanged_shard_that_gets_another_number_keeps_its_state() -> None:
-    """Key groups 6 and 7 are shard 2 of three, and shard 3 of four."""
-    tester = visiting(replace(VISITS, parallelism=3, max_parallelism=8))
-    tester.run([(f"user{n}", n, None) for n in range(40)])
-    before = counts(tester)
-    for parallelism in (4, 3):
-        tester.rescale(parallelism)
-        tester.run([])
-        assert counts(tester) == before
-
-
 def test_a_re_run_starts_from_where_its_interval_did() -> None:
     tester = visiting()
     first = tester.run([("ann", 1, None)])
@@ -306,21 +286,6 @@ def test_a_re_run_starts_from_where_its_interval_did() -> None:
     assert tester.next_interval.start == second.interval.end
     with pytest.raises(StateGapError):
         tester.run([], Interval(START + 9 * HOUR, START + 10 * HOUR))
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"api": "pandas", "processor": FrameVisits},
-        {"api": "arrow", "processor": ColumnVisits, "output_schema": "user string, rows long", "time_mode": "none"},
-    ],
-)
-def test_the_other_apis(change: dict[str, Any]) -> None:
-    tester = visiting(replace(VISITS, **change))
-    tester.run([("ann", 1, None), (None, 1, None)])
-    second = tester.run([("ann", 2, None)])
-    assert [(row["user"], row["rows"]) for row in second.output] == [("ann", 2)]
-    assert counts(tester) if change["api"] == "pandas" else tester.state("aggregates")
 
 
 class FirstRow(StatefulProcessor):

@@ -118,29 +118,6 @@ def test_a_late_row_is_put_aside() -> None:
     assert (seqs(late.output), seqs(late.late)) == ([2], [1])
 
 
-def test_a_horizon_may_be_given_up() -> None:
-    once = ready(declared(Deduplicate, horizon=HOUR), EVENTS, **TIMED)
-    once.run([("ann", 1, at(0, 30))])
-    once.deploy(ready(declared(Deduplicate, horizon=None), EVENTS, **TIMED).pipeline)
-    outputs = [seqs(once.run([("ann", hour, at(hour))]).output) for hour in range(1, 6)]
-    assert (outputs, once.timers()) == ([[]] * 5, [])
-
-
-@pytest.mark.parametrize("change", [timedelta(hours=3), timedelta(minutes=10)])
-@pytest.mark.long("half a second", runs_in="ci")
-def test_another_horizon_counts_for_open_ones(change: timedelta) -> None:
-    once = ready(declared(Deduplicate, horizon=HOUR), EVENTS, **{**TIMED, "watermark_delay": timedelta(0)})
-    once.run([("ann", 1, at(0, 30))])
-    once.deploy(
-        ready(declared(Deduplicate, horizon=change), EVENTS, **{**TIMED, "watermark_delay": timedelta(0)}).pipeline
-    )
-    kept = [seqs(once.run([("ann", hour, at(hour, 20))]).output) for hour in range(1, 5)]
-    assert kept == ([[], [], [], [4]] if change > HOUR else [[1], [2], [3], [4]])
-    for _ in range(4):
-        once.run()
-    assert once.state("seen") == [] and once.timers() == []
-
-
 @pytest.mark.parametrize("base", [Deduplicate, Latest, History, TopN, TumblingWindow])
 @pytest.mark.long("half a second", runs_in="ci")
 def test_columns_that_are_never_null(base: type) -> None:

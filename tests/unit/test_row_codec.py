@@ -15,25 +15,10 @@ import pytest
 from state_backend.formats.row_codec import RowCodec
 from state_backend.formats.types import DecimalType, parse_struct, walk
 from state_backend.values.errors import CorruptFile, StateSchemaError, StateTypeError, UnsupportedFormat
+from tests.support.schema_json import array, field, mapping, struct
 
 D = Decimal
 AT = datetime(2013, 1, 1, 5, 17, 0, 250)
-
-
-def array(element, contains_null=True):
-    return {"type": "array", "elementType": element, "containsNull": contains_null}
-
-
-def mapping(key, value, value_contains_null=True):
-    return {"type": "map", "keyType": key, "valueType": value, "valueContainsNull": value_contains_null}
-
-
-def field(name, data_type, nullable=True):
-    return {"name": name, "type": data_type, "nullable": nullable, "metadata": {}}
-
-
-def struct(**fields):
-    return {"type": "struct", "fields": [field(name, of) for name, of in fields.items()]}
 
 
 def codec(version=3, **fields):

@@ -253,16 +253,6 @@ def folded(values, *, splits=(), **aggregates):
     return row
 
 
-@pytest.mark.parametrize("of", [pa.float32(), pa.float64()])
-def test_nan_is_above_all_numbers(of):
-    row = folded(pa.array([math.nan, 3.0, math.inf, -math.inf], of), least=Min("value"), most=Max("value"))
-    assert row["least"] == -math.inf and math.isnan(row["most"])
-    row = folded(pa.array([-math.nan, None, math.nan], of), splits=[1], least=Min("value"), most=Max("value"))
-    assert math.isnan(row["least"]) and math.isnan(row["most"])
-    row = folded(pa.array([None, math.nan, 2.0], of), splits=[1, 2], least=Min("value"), most=Max("value"))
-    assert row["least"] == 2 and math.isnan(row["most"])
-
-
 def test_every_nan_has_the_same_bits_in_the_state():
     odd = np.array([0xFFF8000000000001, 0x7FF8000000000000], np.uint64).view(np.float64)
 
@@ -278,16 +268,6 @@ def test_every_nan_has_the_same_bits_in_the_state():
         (state,) = driver.stored["aggregates"].values()
         for found in [state["most_max"], state["total_sum"], output["mean"][0].as_py()]:
             assert np.float64(found).tobytes() == np.float64(math.nan).tobytes()
-
-
-def test_values_that_are_not_finite():
-    row = folded([math.inf, 1.0, -math.inf], total=Sum("value"), mean=Mean("value"), spread=Variance("value"))
-    assert all(math.isnan(row[name]) for name in ("total", "mean", "spread"))
-    row = folded([1.0, math.inf], total=Sum("value"), mean=Mean("value"), spread=StdDev("value"))
-    assert row["total"] == row["mean"] == math.inf
-    assert math.isnan(row["spread"])
-    assert folded([math.inf], spread=Variance("value"))["spread"] is None
-    assert folded([1e200, -1e200], spread=Variance("value"))["spread"] == math.inf
 
 
 def test_a_double_sum_is_strictly_from_left_to_right():
@@ -390,18 +370,6 @@ def test_a_sum_that_overflows_is_an_error(of, most, type_text, splits):
             folded(pa.array(values, of), splits=splits, total=Sum("value"))
 
 
-def test_an_overflow_names_its_key():
-    rows = pa.table({"key": ["a", "b", "c"], "value": [1, 1, 2**63 - 1]})
-
-    class Total(RunningAggregate):
-        total = Sum("value")
-
-    driver = ArrowDriver(Total(), rows.schema, ["key"])
-    driver.run(rows)
-    with pytest.raises(ProcessorError, match="key='c'"):
-        driver.run(rows)
-
-
 # --- keys and batches -------------------------------------------------------------------------------------------------
 
 
@@ -494,27 +462,6 @@ def test_what_lies_under_a_null_is_not_looked_at():
                 states={"aggregates": pa.table(columns, schema=fields)}, exists={}, time=TimerValues(0, 0),
             )  # fmt: skip
             assert processor.handleBatch(batch).output.equals(driver.run(rows))
-
-
-def test_an_aggregate_that_is_declared_later_starts_empty():
-    class Before(RunningAggregate):
-        rows = Count()
-
-    class After(Before):
-        total = Sum("value")
-        mean = Mean("value")
-        first = First("value")
-        last = Last("value")
-        different = ApproxDistinct("value")
-
-    rows = pa.table({"key": [1, 2], "value": [10, None]})
-    before, after = (ArrowDriver(processor, rows.schema, ["key"]) for processor in (Before(), After()))
-    before.run(rows)
-    after.stored = before.stored
-    assert after.run(rows).to_pylist() == [
-        {"key": 1, "rows": 2, "total": 10, "mean": 10.0, "first": 10, "last": 10, "different": 1},
-        {"key": 2, "rows": 2, "total": None, "mean": None, "first": None, "last": None, "different": 0},
-    ]
 
 
 # --- declarations -----------------------------------------------------------------------------------------------------

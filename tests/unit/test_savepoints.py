@@ -6,7 +6,6 @@ import json
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 from unittest import mock
@@ -33,11 +32,7 @@ from state_backend.checkpoint.savepoints import (
 )
 from state_backend.formats import paths, record_codec
 from state_backend.formats.canonical_tables import state_schema
-from state_backend.formats.spark_hash import key_group
 from state_backend.formats.types import parse_struct
-from state_backend.state.expiry import expire
-from state_backend.state.shard_state import ShardState
-from state_backend.state.state_variables import ListState
 from state_backend.values.errors import CorruptFile, CorruptRecord, Fenced, UnknownOutcome, UsageError
 from state_backend.values.marks import Claim, Savepoint
 from state_backend.values.records import Permissions
@@ -53,9 +48,8 @@ from tests.support.savepoints import (
     prepare,
     restore,
     restore_task,
-    take,
 )
-from tests.support.shards import KEY_SCHEMA, KEYS, STATES, struct
+from tests.support.shards import KEY_SCHEMA, STATES, struct
 
 FORMATS: tuple[Format, ...] = ("native", "canonical")
 
@@ -104,37 +98,6 @@ def test_a_native_restore_links_and_copies_nothing(tmp_path: Path) -> None:
             assert (tmp_path / "q" / copy.handle.path).samefile(tmp_path / "savepoint" / source.handle.path)
             assert paths.attempt_of(copy.handle.path) == "restored"
     assert record.content.totals.uploaded_bytes == 0
-
-
-def test_a_list_goes_on_where_it_would_have(tmp_path: Path) -> None:
-    """Of a list whose last elements expired first, the next element's position is none that was used before: positions are
-    part of the digest."""
-
-    def fill(state: ShardState, users: list[Any]) -> None:
-        shorter = replace(STATES[4], ttl_ms=10)
-        assert shorter.name == "list_ttl"
-        for ttl_ms, row in ((100, (1, "stays")), (10, (2, "goes")), (10, (3, "goes"))):
-            descriptors = tuple(replace(shorter, ttl_ms=ttl_ms) if d.name == shorter.name else d for d in STATES)
-            state._descriptors = {d.name: d for d in descriptors}
-            elements = ListState(state, "list_ttl")
-            for n, user in enumerate(users):
-                group = key_group((user,), parse_struct(KEY_SCHEMA), MAX_PARALLELISM)
-                state.set_key(group, KEYS.encode((user,)))
-                if ttl_ms == 100 or n % 2:
-                    elements.append_value(row)
-        state.now_ms = 50
-        expire(state)
-
-    origin = SmallPipeline(tmp_path, fill=fill)
-    origin.take(tmp_path / "savepoint", "canonical")
-    files = sorted((tmp_path / "savepoint").glob("*/state-list_ttl/*.parquet"))
-    table = pa.concat_tables([pq.ParquetFile(f).read() for f in files])
-    assert {*zip(table["position"].to_pylist(), table["next_position"].to_pylist(), strict=True)} == {(0, 1), (0, 3)}
-    record = restore(tmp_path / "q", tmp_path / "savepoint")
-    again = take(str(tmp_path / "q"), record, tmp_path / "again", "canonical")
-    assert [f.rows for f in again.files] == [f.rows for f in read_savepoint(LocalStorage(tmp_path / "savepoint")).files]
-    files = sorted((tmp_path / "again").glob("*/state-list_ttl/*.parquet"))
-    assert pa.concat_tables([pq.ParquetFile(f).read() for f in files]).equals(table)
 
 
 def test_a_failed_task_leaves_no_rows_in_a_canonical_savepoint(tmp_path: Path) -> None:

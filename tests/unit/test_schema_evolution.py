@@ -24,6 +24,8 @@ from state_backend.state.shard_state import ShardState
 from state_backend.state.state_variables import ListState, MapState, ValueState
 from state_backend.values.errors import CorruptFile, StateSchemaError, UnsupportedFormat
 from state_backend.values.records import KeyGroupState, SchemaVersion, StateDescriptor
+from tests.support.schema_json import array, field, mapping
+from tests.support.schema_json import struct_of as struct
 from tests.support.shards import KEYS
 
 INTEGRALS = ["byte", "short", "integer", "long"]
@@ -39,22 +41,6 @@ WIDENINGS = {
     *(("decimal(5,2)", to) for to in ("decimal(6,2)", "decimal(6,3)", "decimal(38,2)")),
     ("decimal(6,2)", "decimal(38,2)"),
 }
-
-
-def field(name: str, type_: Any, nullable: bool = True, **metadata: Any) -> dict[str, Any]:
-    return {"name": name, "type": type_, "nullable": nullable, "metadata": metadata}
-
-
-def struct(*fields: dict[str, Any]) -> dict[str, Any]:
-    return {"type": "struct", "fields": list(fields)}
-
-
-def array(element: Any, contains_null: bool = True) -> dict[str, Any]:
-    return {"type": "array", "elementType": element, "containsNull": contains_null}
-
-
-def mapping(key: Any, value: Any, contains_null: bool = True) -> dict[str, Any]:
-    return {"type": "map", "keyType": key, "valueType": value, "valueContainsNull": contains_null}
 
 
 def versions(*schemas: dict[str, Any]) -> tuple[SchemaVersion, ...]:
@@ -460,14 +446,6 @@ def test_the_widest_decimal_is_exact() -> None:
 V1 = struct(field("a", "integer"), field("b", "string"), field("c", "long"))
 V2 = struct(field("c", "long"), field("a", "long"))
 V3 = struct(field("b", "date"), field("a", "long"), field("d", array("double")), field("c", "long"))
-
-
-def test_a_field_that_was_dropped_and_added_again_as_it_was_reads_null() -> None:
-    with_b, without = struct(field("a", "long"), field("b", "long")), struct(field("a", "long"))
-    assert read(1, (1, 2), with_b, without, with_b) == (1, None)
-    nested = [struct(field("s", s), field("l", array(s)), field("m", mapping("long", s))) for s in (with_b, without)]
-    row = ((1, 2), [(3, 4), None], {5: (6, 7), 8: None})
-    assert read(1, row, nested[0], nested[1], nested[0]) == ((1, None), [(3, None), None], {5: (6, None), 8: None})
 
 
 def test_a_struct_factory_makes_every_nested_struct_whatever_its_version() -> None:

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import importlib
-import os
 import re
 import shlex
 import shutil
-import signal
-import subprocess
 import sys
-import textwrap
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -145,36 +141,6 @@ def test_an_error_in_the_middle_leaves_the_rows_as_they_were(
     assert published(database) == [(0, 2), (1, 3)]
 
 
-@pytest.mark.long("seconds", runs_in="ci")
-def test_a_kill_after_the_commit_of_the_database_is_harmless(
-    folder: Path, clicks: Pipeline, database: psycopg.Connection[Any]
-) -> None:
-    program = f"""
-        import os, signal
-        from dataclasses import replace
-        import pipelines
-        pipelines.__path__.append({str(folder)!r})
-        from pipelines.clicks import CLICKS, to_postgres
-        from cairn.testing import PipelineTester
-
-        def killed(*call):
-            to_postgres(*call)
-            os.kill(os.getpid(), signal.SIGKILL)
-
-        pipeline = replace(CLICKS, sink=killed)
-        PipelineTester(pipeline, input_schema={SCHEMA!r}, root={f"file://{folder}/state"!r}, call_sink=True).run([("ann",)])
-    """
-    path = f"{REPOSITORY}/jobs:{REPOSITORY}"
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(program)], env={**os.environ, "PYTHONPATH": path}, check=False
-    )
-    assert done.returncode == -signal.SIGKILL
-    assert (table(database), published(database)) == ([(0, "ann", 1)], [(0, 1)])
-    database.execute("UPDATE clicks SET clicks = 7")
-    runner(clicks, folder).run([])  # calls the sink again for the first interval
-    assert (table(database), published(database)) == ([(0, "ann", 7)], [(0, 1), (1, 2)])
-
-
 def test_an_hour_that_replaces_a_day_deletes_the_rows_of_the_day(
     clicks: Pipeline, folder: Path, database: psycopg.Connection[Any]
 ) -> None:
@@ -183,18 +149,6 @@ def test_an_hour_that_replaces_a_day_deletes_the_rows_of_the_day(
     tester.run([("ann",)], Interval(START, START + HOUR), permissions=Permissions(replace_overlapping=True))
     assert table(database) == [(0, "ann", 1)]
     assert published(database) == [(0, 2), (0, 2)]
-
-
-def test_a_sink_that_is_added_later_gets_new_intervals_only(
-    clicks: Pipeline, folder: Path, database: psycopg.Connection[Any]
-) -> None:
-    without = runner(replace(clicks, sink=None), folder)
-    first = without.run([("ann",)]).interval
-    tester = runner(clicks, folder)
-    tester.run([("ann",)])
-    assert table(database) == [(1, "ann", 2)]
-    tester.run([("ann",)], first)
-    assert table(database) == [(0, "ann", 1), (1, "ann", 2)]
 
 
 @pytest.mark.long("half a second", runs_in="ci")

@@ -353,11 +353,6 @@ def test_a_server_that_is_not_there_is_told_at_once() -> None:
         connect(f"sc://127.0.0.1:{port}", "test")
 
 
-def test_a_token_goes_nowhere_unprotected() -> None:
-    with pytest.raises(UsageError, match="without encryption\nSet use_ssl"):
-        connect("sc://far.example:15002", "test", token="secret")
-
-
 def test_a_stopped_session_is_refused() -> None:
     with pytest.raises(UsageError, match="the Spark session has been stopped; pass a running session"):
         check_running(cast(Any, SimpleNamespace(is_stopped=True)))
@@ -606,17 +601,6 @@ def test_an_input_file_that_can_not_be_read_tells_why(stack: str, because: list[
 def test_an_error_that_is_not_about_the_input_passes_unchanged() -> None:
     with pytest.raises(RuntimeError, match="executor lost"), input_errors("clicks", day(1)):
         raise RuntimeError("executor lost")
-
-
-def test_a_source_that_met_garbage_is_told_without_java() -> None:
-    def source(*_: Any) -> Any:
-        raise RuntimeError(GARBAGE)
-
-    with pytest.raises(SourceError) as raised:
-        read_source(cast(Any, None), counting(source=source), day(1))
-    seen = "".join(traceback.format_exception(raised.value))
-    assert "an input file can't be read" in seen and "in source" in seen
-    assert ".scala" not in seen and "17 more" not in seen
 
 
 @pytest.mark.parametrize(("wanted", "level", "hint"), [("", "OFF", True), ("error", "ERROR", False)])

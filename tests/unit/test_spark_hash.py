@@ -10,24 +10,13 @@ import pytest
 from state_backend.formats.spark_hash import key_group, key_hasher, xxhash64_columns
 from state_backend.formats.types import parse_struct
 from state_backend.values.errors import KeyTypeError, StateTypeError
+from tests.support.schema_json import array, struct
 
 D, INF, NAN = Decimal, math.inf, math.nan
 
 
-def array(element):
-    return {"type": "array", "elementType": element, "containsNull": True}
-
-
-def field(name, data_type, nullable=True):
-    return {"name": name, "type": data_type, "nullable": nullable, "metadata": {}}
-
-
-def struct(**fields):
-    return {"type": "struct", "fields": [field(name, of) for name, of in fields.items()]}
-
-
 def schema(*types):
-    return parse_struct({"type": "struct", "fields": [field(f"c{i}", of) for i, of in enumerate(types)]})
+    return parse_struct(struct(**{f"c{i}": of for i, of in enumerate(types)}))
 
 
 # fmt: off

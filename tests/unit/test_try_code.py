@@ -270,20 +270,6 @@ def test_its_time_is_over_and_a_sweep_removes_it(root: Path, monkeypatch: pytest
         find_trial(str(root), NAME, "short")
 
 
-def test_a_trial_that_is_removed_while_it_runs_stops_and_leaves_nothing(root: Path) -> None:
-    done = []
-
-    def remove(outcome: Any, progress: Any) -> None:
-        done.append(outcome)
-        if progress.done == 1:
-            remove_trial(str(root), find_trial(str(root), NAME))
-
-    with pytest.raises(UsageError, match="was removed while it ran"):
-        try_days(DOUBLED, root, range(2, 5), on_outcome=remove)
-    assert len(done) == 1
-    assert not (root / ".trials").exists()
-
-
 class Killed(BaseException):
     """No handler of an Exception runs, as after a kill."""
 
