@@ -44,6 +44,31 @@ def test_a_funnel_is_completed_or_abandoned() -> None:
     assert steps.state("rows") == [] and steps.timers() == []
 
 
+@pytest.mark.long("half a second", runs_in="ci")
+def test_a_further_first_step_opens_the_funnel_anew() -> None:
+    steps = ready(declared(Funnel, **STEPS), CLICKS, **NOW)
+    rows = [("ann", minute, at(0, minute), "cart") for minute in (0, 20, 50)]
+    assert steps.run(rows).output == []
+    # Only the last of these rows may still open a funnel.
+    assert [row["at"] for row in steps.state("rows")] == [at(0, 50)]
+    assert funnels(steps.run([("ann", 60, at(1, 45), "address")]).output) == [("ann", "00:50", "address", 2, False)]
+    assert steps.state("rows") == steps.timers() == []
+
+
+def test_the_next_funnel_begins_behind_the_last_row_that_counted() -> None:
+    steps = ready(declared(Funnel, **STEPS), CLICKS, **NOW)
+    pages = [(0, "cart"), (10, "address"), (20, "cart"), (30, "address"), (65, "payment")]
+    rows = [("ann", minute, at(0) + timedelta(minutes=minute), page) for minute, page in pages]
+    assert funnels(steps.run(rows[:4]).output) == [("ann", "00:00", "address", 2, False)]
+    assert funnels(steps.run(rows[4:]).output) == [("ann", "00:20", "payment", 3, True)]
+
+
+def test_a_late_row_completes_a_funnel() -> None:
+    steps = ready(declared(Funnel, **STEPS), CLICKS, **{**TIMED, "watermark_delay": HOUR})
+    steps.run([("ann", 1, at(0, 10), "cart"), ("ann", 2, at(0, 30), "payment")])
+    assert funnels(steps.run([("ann", 3, at(0, 20), "address")]).output) == [("ann", "00:10", "payment", 3, True)]
+
+
 def test_steps_may_be_numbers() -> None:
     steps = ready(declared(Funnel, step="seq", steps=[2, 1], within=HOUR), CLICKS, **NOW)
     (row,) = steps.run([("ann", 2, at(0, 0), None), ("ann", 1, at(0, 1), None)]).output

@@ -74,10 +74,30 @@ def test_the_output_has_the_columns_of_both_sides() -> None:
     assert row == expected and list(row) == list(expected)
 
 
+@pytest.mark.parametrize(
+    ("how", "alone"), [("inner", []), ("left", [(1, None)]), ("right", [(None, 9)]), ("full", [(1, None), (None, 9)])]
+)
+@pytest.mark.long("half a second", runs_in="ci")
+def test_a_row_without_partner_waits_until_it_can_find_none(how: str, alone: list[Any]) -> None:
+    outer = orders(how)
+    # The partner of the order of minute 40 comes one interval later.
+    assert outer.run([order(0, 1), order(40, 2)]).output == []
+    assert pairs(outer.run([payment(90, 3), payment(110, 9)]).output) == [(2, 3)]
+    assert pairs([row for _ in range(3) for row in outer.run().output]) == alone
+    assert outer.state("left") == outer.state("right") == outer.timers() == []
+
+
 @pytest.mark.parametrize(("how", "alone"), [("inner", []), ("full", [(1, None), (2, None), (None, 3)])])
 def test_a_null_matches_nothing(how: str, alone: list[Any]) -> None:
     rows = [order(0, 1, None), payment(0, 3, None), ("a", "order", None, 2, None)]
     assert pairs(orders(how).run(rows).output) == alone
+
+
+def test_a_partner_may_only_come_before() -> None:
+    before = joined(IntervalJoin, ORDERS, {**CLOSE, "lower": -HOUR, "upper": timedelta(minutes=-10), "how": "left"})
+    output = before.run([order(60, 1), payment(49, 2), payment(51, 3), payment(0, 4)]).output
+    output += before.run().output + before.run().output + before.run().output
+    assert pairs(output) == [(1, 2), (1, 4)]
 
 
 @pytest.mark.parametrize("how", ["inner", "full"])
@@ -145,6 +165,14 @@ def test_a_fact_gets_the_version_of_its_time() -> None:
     assert as_of.state("facts") == as_of.timers() == []
 
 
+def test_without_a_delay_facts_leave_in_their_interval() -> None:
+    as_of = joined(LookupJoin, PRICES, {**AS_OF, "how": "inner"}, watermark_delay=timedelta(0))
+    rows = [sale(0, 30, 1), price(0, 10, 50), sale(0, 5, 2), sale(0, 30, 3, None), price(0, 1, 9, key=None)]
+    assert sales(as_of.run(rows).output) == [(1, 50)]
+    late = as_of.run([price(0, 40, 60), sale(1, 30, 4)])
+    assert (sales(late.output), [row["price_euro"] for row in late.late]) == ([(4, 50)], [60])
+
+
 def test_of_versions_of_one_time_the_last_one_counts() -> None:
     as_of = joined(LookupJoin, PRICES + ", seq int", AS_OF, watermark_delay=HOUR, order_by=["seq"])
     as_of.run([(*price(0, 10, 50), 2), (*price(0, 10, 40), 1), (*sale(0, 10, 1), 3)])
@@ -171,6 +199,18 @@ def test_the_batches_of_a_key_do_not_change_the_state(rows: list[Any], monkeypat
         assert ran.record is not None and len(lookup.timers()) == 1
         digests.add(ran.record.content.digest)
     assert len(digests) == 1
+
+
+@pytest.mark.parametrize(("how", "found"), [("left", [(1, 50), (2, None), (3, 70)]), ("inner", [(1, 50), (3, 70)])])
+def test_a_deleted_key_has_no_version(how: str, found: list[Any]) -> None:
+    as_of = joined(LookupJoin, PRICES, {**AS_OF, "deleted": "price_gone", "how": how}, watermark_delay=HOUR)
+    rows = [price(0, 10, 50), price(0, 20, 60, True), price(0, 40, 70, False)]
+    as_of.run([*rows, sale(0, 15, 1), sale(0, 30, 2), sale(0, 50, 3)])
+    output = as_of.run().output
+    assert sales(output) == found and "price_gone" not in output[0]
+    as_of.run([price(1, 30, 0, True)])
+    as_of.run()
+    assert as_of.state("versions") == as_of.timers() == []
 
 
 # --- declarations that are refused ------------------------------------------------------------------------------------

@@ -98,6 +98,15 @@ def test_the_last_row_of_a_horizon_waits_for_its_end() -> None:
     assert once.state("waiting") == [] and once.timers() == []
 
 
+@pytest.mark.parametrize(
+    ("keep", "numbers"), [("first", [(1, 0), (2, 1), (3, 2), (4, 3)]), ("last", [(1, 1), (2, 3), (3, 2)])]
+)
+def test_duplicates_are_put_out_with_a_number(keep: Any, numbers: Any) -> None:
+    once = ready(declared(Deduplicate, horizon=HOUR, keep=keep, output_duplicates=True), EVENTS, **TIMED)
+    rows = [("ann", 1, at(0, 5)), ("ann", 2, at(0, 40)), ("ann", 3, at(0, 20)), ("ann", 4, at(0, 40))]
+    assert seqs(once.run(rows).output, "duplicate_number") == numbers
+
+
 def test_a_key_that_is_remembered_for_ever_needs_no_time() -> None:
     once = ready(declared(Deduplicate, horizon=None), "user string, seq int", time_mode="none")
     assert seqs(once.run([("ann", 1), ("ann", 2), (None, 3)]).output) == [1, 3]
@@ -149,6 +158,19 @@ def test_the_time_may_be_a_part_of_the_key() -> None:
 CHANGES = "user string, seq int, version int, gone boolean, city string"
 
 
+def test_an_older_row_replaces_nothing() -> None:
+    newest = ready(declared(Latest, version="version"), CHANGES)
+    rows = [("ann", 1, 5, None, "Oslo"), ("ann", 2, 4, None, "Rome"), ("bob", 3, None, None, "Bern")]
+    assert seqs(newest.run(rows).output) == [1, 3]
+    assert seqs(newest.run([("ann", 4, 3, None, "Rome"), ("bob", 5, None, True, "Bonn")]).output, "city") == [
+        (5, "Bonn")
+    ]
+    assert newest.state("latest") == [
+        {"key_user": "ann", "seq": 1, "version": 5, "gone": None, "city": "Oslo"},
+        {"key_user": "bob", "seq": 5, "version": None, "gone": True, "city": "Bonn"},
+    ]
+
+
 def test_a_deleted_key_is_remembered_for_a_horizon() -> None:
     newest = ready(declared(Latest, version="version", deleted="gone", horizon=2 * HOUR), CHANGES)
     newest.run([("ann", 1, 5, None, "Oslo")])
@@ -192,6 +214,12 @@ def test_deleted_keys_may_be_kept_for_ever() -> None:
     for _ in range(3):
         newest.run()
     assert len(newest.state("latest")) == 1
+
+
+def test_without_a_version_the_last_row_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cairn.runners.arrow_runner.ROUND_ROWS", 1)
+    newest = ready(Latest, CHANGES)
+    assert seqs(newest.run([("ann", seq, None, None, None) for seq in range(5)]).output) == [4]
 
 
 @pytest.mark.parametrize("round_rows", [1, 65_536])
@@ -288,6 +316,18 @@ def test_a_change_ends_the_version_before_it() -> None:
     assert history.state("changes") == [] and history.timers() == []
 
 
+def test_a_later_row_replaces_a_row_of_the_same_time() -> None:
+    history = ready(declared(History, deleted="gone"), MOVES, **TIMED)
+    rows = [
+        ("ann", 1, at(0, 10), None, "Oslo"),
+        ("ann", 2, at(0, 10), None, "Rome"),
+        ("ann", 3, at(0, 20), None, "Bern"),
+    ]
+    assert versions(history.run(rows).output) == [("Rome", "00:10", "00:20"), ("Bern", "00:20", None)]
+    deletion = history.run([("ann", 4, at(0, 20), True, None)])
+    assert versions(deletion.output) == [("Bern", "00:20", "00:20")]  # The version is to be deleted.
+
+
 def test_the_pages_query_finds_the_versions_that_exist() -> None:
     """Later rows change the end of a version, and delete one."""
     schema = "customer string, at timestamp, city string, is_deleted boolean"
@@ -312,6 +352,22 @@ def test_changes_before_the_watermark_leave_the_state() -> None:
     assert [[row["seq"] for row in history.state("changes")], history.timers()] == [[0], []]
     later = history.run([("ann", 5, at(3, 30), None, "Rome")])
     assert versions(later.output) == [("Oslo", "00:00", "03:30"), ("Rome", "03:30", None)]
+
+
+@pytest.mark.long("half a second", runs_in="ci")
+def test_a_row_without_a_change_makes_no_version() -> None:
+    """A row that comes late may begin the version earlier, and the version that was emitted is then deleted."""
+    history = ready(declared(History, deleted="gone"), MOVES, **TIMED)
+    same = [("ann", minute, at(0, minute), None, "Oslo") for minute in (10, 30, 50)]
+    assert versions(history.run(same).output) == [("Oslo", "00:10", None)]
+    assert history.run([same[0], ("ann", 7, at(0, 20), False, "Oslo")]).output == []
+    earlier = history.run([("ann", 8, at(0, 5), None, "Oslo"), ("ann", 9, at(0, 40), None, "Rome")]).output
+    assert versions(earlier) == [
+        ("Oslo", "00:05", "00:40"),
+        ("Oslo", "00:10", "00:10"),
+        ("Rome", "00:40", "00:50"),
+        ("Oslo", "00:50", None),
+    ]
 
 
 @pytest.mark.long("half a second", runs_in="ci")
@@ -417,6 +473,21 @@ def test_windows_begin_at_an_offset() -> None:
     begin = datetime(1969, 12, 31, 23, 50, tzinfo=UTC)
     rows = [("ann", 1, at(0, 44), None), ("ann", 2, at(0, 45), None), ("ann", 3, begin, None)]
     assert windows(window.run(rows).output, "readings") == [("ann", "23:45", 1), ("ann", "23:45", 1)]
+
+
+def test_early_rows_have_a_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cairn.runners.arrow_runner.ROUND_ROWS", 1)
+    hourly = declared(TumblingWindow, size=HOUR, early=True, readings=Count())
+    window = ready(hourly, READINGS, **TIMED)
+    names = ("readings", "version", "is_final")
+    rows = [("ann", 1, at(0, 10), 5.0), ("ann", 2, at(1, 10), 5.0), ("ann", 3, at(0, 20), 5.0), ("bob", 4, at(0), 5.0)]
+    assert windows(window.run(rows).output, *names) == [
+        ("ann", "00:00", 2, 1, False),
+        ("ann", "01:00", 1, 1, False),
+        ("bob", "00:00", 1, 1, False),
+    ]
+    assert windows(window.run([("ann", 5, at(0, 30), 5.0)]).output, *names) == [("ann", "00:00", 3, 2, False)]
+    assert windows(window.run().output, *names) == [("ann", "00:00", 3, 3, True), ("bob", "00:00", 1, 2, True)]
 
 
 def test_an_overflow_names_key_and_window() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from pyspark.sql.types import DayTimeIntervalType, IntegerType
 
-from cairn.aggregates import Count, Last, Max
+from cairn.aggregates import ApproxDistinct, Count, First, Last, Max, Mean, Min, StdDev, Sum, Variance
 from cairn.errors import ProcessorError, UsageError
 from cairn.processors import Funnel, SessionWindow, SlidingWindow, TumblingWindow
 from cairn.spark.ddl import parse_ddl_locally
@@ -40,10 +40,45 @@ def windowed(base: type, settings: dict[str, Any], pipeline: dict[str, Any] = TI
 # --- TumblingWindow ---------------------------------------------------------------------------------------------------
 
 
+def test_an_interval_that_closes_a_window_puts_out_one_row_of_it() -> None:
+    window = windowed(TumblingWindow, {"size": HOUR, "early": True}, {**TIMED, "watermark_delay": HOUR})
+    assert spans(window.run([("ann", 1, at(0, 10), 5.0)]).output, "n", "version", "is_final") == [
+        ("ann", "00:00", "01:00", 1, 1, False)
+    ]
+    closing = window.run([("ann", 2, at(0, 20), 5.0)])
+    assert spans(closing.output, "n", "version", "is_final") == [("ann", "00:00", "01:00", 2, 2, True)]
+    assert window.state("windows") == [] and window.timers() == []
+
+
 def test_a_window_of_one_interval_never_enters_the_state() -> None:
     window = windowed(TumblingWindow, {"size": 10 * MINUTE}, NOW)
     result = window.run([("ann", minute, at(0, minute), 5.0) for minute in range(0, 60, 5)])
     assert (len(result.output), window.state("windows"), window.timers()) == (6, [], [])
+
+
+@pytest.mark.parametrize("base", [TumblingWindow, SlidingWindow])
+def test_late_rows_correct_a_window(base: Any) -> None:
+    size = {"size": HOUR, **({"slide": HOUR} if base is SlidingWindow else {})}
+    window = windowed(base, {**size, "allowed_lateness": HOUR}, {**TIMED, "watermark_delay": HOUR})
+    found = [
+        spans(window.run(rows).output, "n", "version")
+        for rows in (
+            [("ann", 1, at(0, 10), 5.0), ("bob", 2, at(0, 20), 5.0)],
+            [("ann", 3, at(0, 30), 5.0), ("cid", 4, at(0, 40), 5.0)],
+            [("ann", 5, at(1, 30), 5.0)],
+            [],
+            [],
+        )
+    ]
+    assert found == [
+        [("ann", "00:00", "01:00", 1, 1), ("bob", "00:00", "01:00", 1, 1)],
+        [("ann", "00:00", "01:00", 2, 2), ("cid", "00:00", "01:00", 1, 1)],
+        [("ann", "01:00", "02:00", 1, 1)],
+        [],
+        [],
+    ]
+    states = ["windows"] if base is TumblingWindow else ["panes", "put_out"]
+    assert [window.state(name) for name in states] == [[]] * len(states) and window.timers() == []
 
 
 @pytest.mark.long("half a second", runs_in="ci")
@@ -83,6 +118,31 @@ def test_panes_are_as_long_as_the_common_divisor() -> None:
     assert [row["user_key_pane_start"] for row in window.state("panes")] == [at(0, 35)]
 
 
+@pytest.mark.long("half a second", runs_in="ci")
+def test_early_rows_of_sliding_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cairn.runners.arrow_runner.ROUND_ROWS", 1)
+    window = windowed(
+        SlidingWindow, {"size": 2 * HOUR, "slide": HOUR, "early": True}, {**TIMED, "watermark_delay": HOUR}
+    )
+    names = ("n", "version", "is_final")
+    rows = [("ann", 1, at(0, 10), 5.0), ("ann", 2, at(0, 20), 5.0), ("bob", 3, at(0), 5.0)]
+    assert spans(window.run(rows).output, *names) == [
+        ("ann", "00:00", "02:00", 2, 1, False),
+        ("ann", "23:00", "01:00", 2, 1, False),
+        ("bob", "00:00", "02:00", 1, 1, False),
+        ("bob", "23:00", "01:00", 1, 1, False),
+    ]
+    assert spans(window.run([("ann", 4, at(1, 10), 5.0)]).output, *names) == [
+        ("ann", "00:00", "02:00", 3, 2, False),
+        ("ann", "01:00", "03:00", 1, 1, False),
+        ("ann", "23:00", "01:00", 2, 2, True),
+        ("bob", "23:00", "01:00", 1, 2, True),
+    ]
+    for _ in range(2):
+        window.run()
+    assert [window.state("panes"), window.state("put_out"), window.timers()] == [[], [], []]
+
+
 def test_many_windows_are_put_out_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cairn.processors.sliding_window._PAIRS", 2)
     window = windowed(SlidingWindow, {"size": HOUR, "slide": 10 * MINUTE}, NOW)
@@ -115,6 +175,37 @@ def test_a_session_ends_after_a_gap() -> None:
     assert window.state("sessions") == [] and window.timers() == []
 
 
+def test_a_late_row_merges_two_sessions() -> None:
+    aggregates = {
+        "total": Sum("celsius"),
+        "mean": Mean("celsius"),
+        "variance": Variance("celsius"),
+        "deviation": StdDev("celsius"),
+        "least": Min("celsius"),
+        "most": Max("celsius"),
+        "first": First("celsius"),
+        "last": Last("celsius"),
+        "values": ApproxDistinct("celsius"),
+    }
+    window = windowed(SessionWindow, {"gap": 10 * MINUTE, **aggregates}, {**TIMED, "watermark_delay": HOUR})
+    window.run([("ann", 1, at(0, 40), 4.0), ("ann", 2, at(0, 20), 2.0)])
+    merged = window.run([("ann", 3, at(0, 30), 6.0)])
+    (row,) = merged.output
+    assert {name: row[name] for name in aggregates} == {
+        "total": 12.0,
+        "mean": 4.0,
+        "variance": 4.0,
+        "deviation": 2.0,
+        "least": 2.0,
+        "most": 6.0,
+        "first": 4.0,
+        "last": 6.0,
+        "values": 3,
+    }
+    assert spans(merged.output, "n") == [("ann", "00:20", "00:50", 3)]
+    assert window.state("sessions") == [] and window.timers() == []
+
+
 @pytest.mark.parametrize("of", [IntegerType(), DayTimeIntervalType()])
 def test_a_gap_per_row(of: Any) -> None:
     schema = parse_ddl_locally("user string, seq int, at timestamp").add("gap", of)
@@ -135,6 +226,51 @@ def test_a_row_without_a_gap_is_refused() -> None:
         ProcessorError, match=r"Mine: a row of key user='ann' has no gap: its 'seq' is 0; filter or fill such rows"
     ):
         window.run([("ann", 0, at(0), 5.0)])
+
+
+def test_sessions_that_were_put_out_and_merge(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cairn.runners.arrow_runner.ROUND_ROWS", 1)
+    window = windowed(SessionWindow, {"gap": 10 * MINUTE, "early": True}, TIMED)
+    names = ("n", "version", "is_final", "is_deleted")
+    first = window.run([("ann", 1, at(0, 20), 1.0), ("ann", 2, at(0, 40), 1.0), ("bob", 3, at(0, 20), 1.0)])
+    assert spans(first.output, *names) == [
+        ("ann", "00:20", "00:30", 1, 1, False, False),
+        ("ann", "00:40", "00:50", 1, 1, False, False),
+        ("bob", "00:20", "00:30", 1, 1, False, False),
+    ]
+    # One row joins the sessions of ann. Another one moves the begin of bob's session.
+    second = window.run([("ann", 4, at(0, 30), 1.0), ("bob", 5, at(0, 15), 1.0)])
+    assert spans(second.output, *names) == [
+        ("ann", "00:20", "00:50", 3, 2, False, False),
+        ("ann", "00:40", None, None, 2, False, True),
+        ("bob", "00:15", "00:30", 2, 1, False, False),
+        ("bob", "00:20", None, None, 2, False, True),
+    ]
+    assert spans(window.run().output, *names) == [
+        ("ann", "00:20", "00:50", 3, 3, True, False),
+        ("bob", "00:15", "00:30", 2, 2, True, False),
+    ]
+    assert window.state("sessions") == [] and window.timers() == []
+
+
+@pytest.mark.long("half a second", runs_in="ci")
+def test_late_rows_correct_sessions() -> None:
+    window = windowed(SessionWindow, {"gap": 10 * MINUTE, "allowed_lateness": HOUR}, {**TIMED, "watermark_delay": HOUR})
+    names = ("n", "version", "is_deleted")
+    first = window.run([("ann", 1, at(0, 20), 1.0), ("ann", 2, at(0, 40), 1.0), ("bob", 3, at(0, 55), 1.0)])
+    assert spans(first.output, *names) == [
+        ("ann", "00:20", "00:30", 1, 1, False),
+        ("ann", "00:40", "00:50", 1, 1, False),
+    ]
+    second = window.run([("ann", 4, at(0, 30), 1.0), ("bob", 5, at(1), 1.0)])
+    assert spans(second.output, *names) == [
+        ("ann", "00:20", "00:50", 3, 2, False),
+        ("ann", "00:40", None, None, 2, True),
+        ("bob", "00:55", "01:10", 2, 1, False),
+    ]
+    for _ in range(2):
+        assert window.run().output == []
+    assert window.state("sessions") == [] and window.timers() == []
 
 
 @pytest.mark.long("half a second", runs_in="ci")
@@ -206,6 +342,54 @@ def test_rows_before_1970() -> None:
     assert spans([row for output in [*found, window.run().output, window.run().output] for row in output], "n") == [
         ("ann", "22:01", "01:01", 3)
     ]
+
+
+@pytest.mark.parametrize(
+    ("base", "settings", "delay", "rows", "late", "put_out"),
+    [
+        # The watermark is 00:30, and each interval emits windows up to 01:30.
+        (TumblingWindow, {"size": HOUR}, 30 * MINUTE, [at(0, 10), at(0, 40)], [], [("00:00", "01:00", 3)]),
+        (TumblingWindow, {"size": 10 * MINUTE}, 30 * MINUTE, [at(0, 19), at(0, 20)], [0, 1], [("00:50", "01:00", 1)]),
+        (
+            TumblingWindow,
+            {"size": 10 * MINUTE, "offset": MINUTE},
+            30 * MINUTE,
+            [at(0, 20), at(0, 21)],
+            [0],
+            [("00:21", "00:31", 1), ("00:41", "00:51", 1)],
+        ),
+        # The watermark is 01:00. The windows up to 00:30 and 01:00 have closed.
+        (
+            SlidingWindow,
+            {"size": HOUR, "slide": 30 * MINUTE},
+            timedelta(0),
+            [at(0, 29), at(0, 30), at(0, 55)],
+            [0],
+            [("00:30", "01:30", 3)],
+        ),
+        (
+            SlidingWindow,
+            {"size": HOUR, "slide": 30 * MINUTE, "early": True},
+            timedelta(0),
+            [at(0, 29), at(0, 30), at(0, 55)],
+            [0],
+            [("00:30", "01:30", 3)],
+        ),
+        # The stored session is 00:50 to 01:50. The rows of 00:01 and 00:40 join it; the row of 00:00 is late.
+        (SessionWindow, {"gap": HOUR}, timedelta(0), [at(0, 0), at(0, 1), at(0, 40)], [0], [("00:01", "01:50", 3)]),
+    ],
+)
+def test_a_row_counts_while_its_window_is_open(
+    base: type, settings: Any, delay: timedelta, rows: list[datetime], late: list[int], put_out: list[Any]
+) -> None:
+    window = windowed(base, settings, {**TIMED, "watermark_delay": delay})
+    window.run([("ann", 9, at(0, 50), 1.0)])
+    result = window.run([(key, n, time, 1.0) for key in ("ann", "bob") for n, time in enumerate(rows)])
+    assert seqs(result.late) == sorted(late * 2)
+    of_key = {key: spans([row for row in result.output if row["user"] == key], "n") for key in ("ann", "bob")}
+    assert of_key["ann"] == [("ann", *row) for row in put_out]
+    # Without earlier rows in the state, no window that has closed is emitted again.
+    assert {row[1] for row in of_key["bob"]} <= {row[1] for row in of_key["ann"]}
 
 
 def test_a_row_whose_session_has_closed_opens_another_session() -> None:
