@@ -27,7 +27,7 @@ from rocksdict import Rdict
 
 from state_backend.adapters.rocks_metadata import borrow_metadata
 from state_backend.adapters.work_folders import FULL_DISK
-from state_backend.formats.rocksdb_manifest import store_of
+from state_backend.formats.rocksdb_manifest import live_ssts
 from state_backend.values.doing import doing
 from state_backend.values.errors import CorruptFile, StorageUnavailable, UsageError
 from state_backend.values.frozen import frozen
@@ -38,10 +38,10 @@ SST_SUFFIX = ".sst"
 # Size of a block before compression. RocksDB reads and unpacks a whole block for one key.
 _BLOCK_BYTES = 16 * 1024
 _SCAN_ROWS, _SCAN_BYTES = 4096, 16 * MIB
-# RUNS_WITHIN_INTERVAL is the number of sorted runs at which RocksDB itself starts merges, because more runs would make
-# reads slow. Only an interval that fills that many write buffers gets there. RocksDB then merges at most
+# _RUNS_WITHIN_INTERVAL is the number of sorted runs at which RocksDB itself starts merges, because more runs would
+# make reads slow. Only an interval that fills that many write buffers gets there. RocksDB then merges at most
 # _RUNS_PER_MERGE runs at once.
-RUNS_WITHIN_INTERVAL, _RUNS_PER_MERGE = 32, 8
+_RUNS_WITHIN_INTERVAL, _RUNS_PER_MERGE = 32, 8
 # After this many unwanted keys in a row, `read_wanted` seeks the next wanted key instead of passing more keys.
 _UNWANTED_KEYS = 32
 _ANY_RATIO = 1_000_000_000
@@ -123,9 +123,9 @@ class EngineOptions:
         options.create_if_missing(True)
         options.set_compaction_style(rocksdict.DBCompactionStyle.universal())
         options.set_universal_compaction_options(universal)
-        options.set_level_zero_file_num_compaction_trigger(RUNS_WITHIN_INTERVAL)
-        options.set_level_zero_slowdown_writes_trigger(2 * RUNS_WITHIN_INTERVAL)
-        options.set_level_zero_stop_writes_trigger(4 * RUNS_WITHIN_INTERVAL)
+        options.set_level_zero_file_num_compaction_trigger(_RUNS_WITHIN_INTERVAL)
+        options.set_level_zero_slowdown_writes_trigger(2 * _RUNS_WITHIN_INTERVAL)
+        options.set_level_zero_stop_writes_trigger(4 * _RUNS_WITHIN_INTERVAL)
         if self.compression == "zstd":
             # zstd level 1. Level 3, RocksDB's default, compacted 15 % slower and saved 1.4 % more.
             options.set_compression_type(rocksdict.DBCompressionType.zstd())
@@ -193,14 +193,16 @@ class RocksStore:
     If the process crashes, all changes since the last `capture` are lost.
     """
 
-    def __init__(self, directory: Path, options: EngineOptions = EngineOptions()) -> None:
-        """Open the store in `directory`, or create an empty store there."""
+    def __init__(self, directory: Path, options: EngineOptions = EngineOptions(), *, partial: bool = False) -> None:
+        """Open the store in `directory`, or create an empty store there. If `partial`, SSTs may be missing."""
         self.directory = directory
         self.recorder: Recorder | None = None
         self._options = options
         self._reading = _Failures(f"can't read the state in {directory}")
         self._writing = _Failures(f"can't write the state in {directory}")
         opened = options.to_options()
+        # With paranoid checks, RocksDB does not open a store without all its files.
+        opened.set_paranoid_checks(not partial)
         files = len(list(directory.glob(f"*{SST_SUFFIX}")))
         if files and not (directory / "CURRENT").exists():
             raise CorruptFile(
@@ -217,7 +219,7 @@ class RocksStore:
             with doing("opening RocksDB"), _Failures(f"can't open the state in {directory}"):
                 if (folder / "CURRENT").exists():
                     manifest = folder / _manifest_in(folder)
-                    store_of(manifest.read_bytes(), manifest.name)
+                    live_ssts(manifest.read_bytes(), manifest.name)
                 self._db = Rdict(str(folder), opened)
         except BaseException:
             self._return_metadata()

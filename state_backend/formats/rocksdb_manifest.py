@@ -1,7 +1,7 @@
-"""Codec of RocksDB's MANIFEST.
+"""Reader of RocksDB's MANIFEST.
 
-It reads the SSTs of a store with their key ranges, removes SSTs, and adds another store's SSTs. It refuses a MANIFEST
-on which RocksDB would crash, spin or overwrite files: RocksDB itself checks too little before it acts.
+It reads the SSTs of a store with their key ranges. It refuses a MANIFEST on which RocksDB would crash, spin or
+overwrite files: RocksDB itself checks too little before it acts.
 
     log      blocks of 32 KiB: (masked crc32c u32 LE, size u16 LE, kind u8, payload) …; up to 6 zeros at a block's end
              kind: 1 a whole record, 2 its first, 3 a middle, 4 its last piece
@@ -17,8 +17,7 @@ Source: RocksDB's `db/log_format.h`, `db/version_edit.cc`, `db/version_edit_hand
 from __future__ import annotations
 
 import struct
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import field
+from collections.abc import Iterator, Sequence
 
 import google_crc32c
 
@@ -51,9 +50,6 @@ class SstSpan:
         epoch: RocksDB's epoch number. In level 0, the file with the greater epoch is newer. 0 if the MANIFEST has no
             epoch for the SST.
         last_sequence: The greatest sequence number of the SST's entries.
-        described: The part of the MANIFEST that describes the SST: size, keys, sequence numbers and further fields.
-            Level, number, epoch and the field about the whole store are left out, and so is the mark that ends the
-            fields. `with_stores` copies these bytes into the MANIFEST of another store, with a new number and epoch.
     """
 
     number: int
@@ -62,30 +58,14 @@ class SstSpan:
     largest: bytes
     epoch: int
     last_sequence: int
-    described: bytes = field(repr=False)
 
     def touches(self, start: bytes, end: bytes | None) -> bool:
         """Return True if the SST may have a key with start <= key < end; None: no end."""
         return self.largest >= start and (end is None or self.smallest < end)
 
 
-@frozen
-class Store:
-    """The store that a MANIFEST describes.
-
-    Attributes:
-        spans: The live SSTs, by number.
-        next_file: The number of the next file.
-        last_sequence: The greatest sequence number that an entry may have.
-    """
-
-    spans: tuple[SstSpan, ...]
-    next_file: int
-    last_sequence: int
-
-
-def store_of(log: bytes, name: str) -> Store:
-    """Return the store that the MANIFEST `log` describes, if RocksDB can open it.
+def live_ssts(log: bytes, name: str) -> tuple[SstSpan, ...]:
+    """Return the live SSTs of the store that the MANIFEST `log` describes, by number, if RocksDB can open the store.
 
     Raises:
         CorruptFile: The log, called `name` in the message, is damaged, has unknown parts, or contradicts itself.
@@ -106,34 +86,30 @@ def store_of(log: bytes, name: str) -> Store:
                     numbers[edit[0]] = edit[1]
                 else:
                     greatest_log = max(greatest_log, edit[1])
-        store = Store(
-            spans=tuple(span for _, span in sorted(live.items())),
-            next_file=numbers[_NEXT_FILE],
-            last_sequence=numbers[_LAST_SEQUENCE],
-        )
-        _check(store, greatest_log)
+        spans = tuple(span for _, span in sorted(live.items()))
+        _check(spans, numbers[_NEXT_FILE], numbers[_LAST_SEQUENCE], greatest_log)
     except (IndexError, ValueError, struct.error) as error:
         raise CorruptFile(f"{name} is not a MANIFEST that RocksDB can open: {error}") from error
-    return store
+    return spans
 
 
-def _check(store: Store, greatest_log: int) -> None:
+def _check(spans: Sequence[SstSpan], next_file: int, last_sequence: int, greatest_log: int) -> None:
     """Check what RocksDB relies on, or refuses itself.
 
     RocksDB takes the next file number for its new write-ahead log. If the MANIFEST has a greater log number, RocksDB
     deletes the new log as obsolete while it opens the store, and crashes.
     """
-    last_file = max((span.number for span in store.spans), default=0)
-    if not max(last_file + 1, greatest_log) <= store.next_file < _MOST_FILES:
-        raise ValueError(f"the next file is {store.next_file}, the last file {last_file}, the last log {greatest_log}")
-    last_sequence = max((span.last_sequence for span in store.spans), default=0)
-    if not last_sequence <= store.last_sequence <= _MOST_SEQUENCE:
-        raise ValueError(f"the last sequence number is {store.last_sequence}, and a file has {last_sequence}")
+    last_file = max((span.number for span in spans), default=0)
+    if not max(last_file + 1, greatest_log) <= next_file < _MOST_FILES:
+        raise ValueError(f"the next file is {next_file}, the last file {last_file}, the last log {greatest_log}")
+    greatest = max((span.last_sequence for span in spans), default=0)
+    if not greatest <= last_sequence <= _MOST_SEQUENCE:
+        raise ValueError(f"the last sequence number is {last_sequence}, and a file has {greatest}")
     # The files of a level make one sorted run. In level 0, the files of one epoch make a run. Two neighbours may share
     # a key: there, a range deletion ends before the key. In level 0, files without an epoch may overlap: RocksDB
     # chooses their order.
     runs: dict[tuple[int, int], SstSpan] = {}
-    for span in sorted(store.spans, key=lambda span: (span.smallest, span.largest)):
+    for span in sorted(spans, key=lambda span: (span.smallest, span.largest)):
         run = (span.level, 0 if span.level else span.epoch)
         before = runs.get(run)
         if before is not None and before.largest > span.smallest and run != (0, 0):
@@ -158,51 +134,6 @@ def mentions(log: bytes, name: str, text: bytes) -> bool:
         raise CorruptFile(f"{name}: not a MANIFEST that can be followed: {error}") from error
 
 
-def without(log: bytes, spans: Collection[SstSpan]) -> bytes:
-    """Return the MANIFEST `log` with one more version edit, which removes these SSTs from the store."""
-    edit = b"".join(_varint(_DELETED_FILE) + _varint(span.level) + _varint(span.number) for span in spans)
-    return log + _frame(edit, len(log)) if spans else log
-
-
-def with_stores(log: bytes, base: Store, others: Sequence[Store]) -> tuple[bytes, list[dict[int, int]]]:
-    """Return the MANIFEST `log` of `base` with one more version edit, which adds all SSTs of the other stores.
-
-    Each SST keeps its level. The key ranges of two stores must not overlap, neither by entries nor by deleted ranges.
-
-    Sequence numbers of different stores are not comparable. That does no harm: RocksDB compares them only between
-    entries of one key, and all entries of a key belong to one store. Later writes get greater numbers than any file
-    has.
-
-    The added files get new epoch numbers, which no other file has. RocksDB orders the files of level 0 by epoch, and
-    refuses two of them that have the same epoch and overlapping keys. Without new epochs, a later merge could produce
-    this case: a file merged from files of two stores overlaps other files of both, and gets the least epoch of its
-    inputs.
-
-    Source: RocksDB's import of column families, `db/import_column_family_job.cc`.
-
-    Returns:
-        The new MANIFEST, and for each other store a dict from its old file numbers to the new ones.
-
-    Raises:
-        ValueError: A file has no epoch.
-    """
-    if not all(span.epoch for store in (base, *others) for span in store.spans):
-        raise ValueError("a file has no epoch")
-    number, epoch = base.next_file, max((span.epoch for span in base.spans), default=0)
-    added, renumbered = b"", []
-    for store in others:
-        renumbered.append({span.number: number + n for n, span in enumerate(store.spans)})
-        for span in store.spans:
-            epoch_field = _varint(epoch + span.epoch)
-            added += _varint(_NEW_FILE) + _varint(span.level) + _varint(renumbered[-1][span.number]) + span.described
-            added += _varint(_EPOCH) + _varint(len(epoch_field)) + epoch_field + _varint(_FIELDS_END)
-        number += len(store.spans)
-        epoch += max((span.epoch for span in store.spans), default=0)
-    last_sequence = max(store.last_sequence for store in (base, *others))
-    edit = _varint(_NEXT_FILE) + _varint(number) + _varint(_LAST_SEQUENCE) + _varint(last_sequence) + added
-    return log + _frame(edit, len(log)), renumbered
-
-
 def _records(log: bytes) -> Iterator[bytes]:
     """Yield the records of a log."""
     at, gathered, last = 0, b"", _LAST
@@ -223,22 +154,6 @@ def _records(log: bytes) -> Iterator[bytes]:
             yield gathered
     if last not in (_WHOLE, _LAST):
         raise ValueError("the last record has no end")
-
-
-def _frame(record: bytes, at: int) -> bytes:
-    """Return the bytes that append a record to a MANIFEST of `at` bytes: the record in blocks, with checksums."""
-    framed, first = b"", True
-    while True:
-        left = _BLOCK_BYTES - (at + len(framed)) % _BLOCK_BYTES
-        if left < _HEADER.size:
-            framed += bytes(left)
-            continue
-        piece, record = record[: left - _HEADER.size], record[left - _HEADER.size :]
-        kind = (_FIRST if record else _WHOLE) if first else (_MIDDLE if record else _LAST)
-        framed += _HEADER.pack(_masked_crc(kind, piece), len(piece), kind) + piece
-        if not record:
-            return framed
-        first = False
 
 
 def _masked_crc(kind: int, payload: bytes) -> int:
@@ -264,15 +179,13 @@ def _edits(record: bytes) -> Iterator[SstSpan | tuple[int, int]]:
         elif tag == _NEW_FILE:
             level, at = number_at(record, at)
             number, at = number_at(record, at)
-            begin = at
             _, at = number_at(record, at)
             smallest, at = _text(record, at)
             largest, at = _text(record, at)
             _, at = number_at(record, at)
             last_sequence, at = number_at(record, at)
-            described, epoch = record[begin:at], 0
+            epoch = 0
             while True:
-                begin = at
                 tag, at = number_at(record, at)
                 if tag == _FIELDS_END:
                     break
@@ -281,8 +194,6 @@ def _edits(record: bytes) -> Iterator[SstSpan | tuple[int, int]]:
                     epoch, _ = number_at(text, 0)
                 elif tag == _LEAST_LOG_FIELD:
                     yield _LEAST_LOG, int.from_bytes(text, "little")
-                else:
-                    described += record[begin:at]
             yield SstSpan(
                 number=number,
                 level=level,
@@ -290,7 +201,6 @@ def _edits(record: bytes) -> Iterator[SstSpan | tuple[int, int]]:
                 largest=largest[:-_SEQUENCE_BYTES],
                 epoch=epoch,
                 last_sequence=last_sequence,
-                described=described,
             )
         else:
             raise ValueError(f"a version edit has the unknown tag {tag}")
@@ -315,11 +225,3 @@ def _text(data: bytes, at: int) -> tuple[bytes, int]:
     if at + size > len(data):
         raise ValueError("a text is cut off")
     return data[at : at + size], at + size
-
-
-def _varint(value: int) -> bytes:
-    encoded = bytearray()
-    while value >= 0x80:
-        encoded.append(value & 0x7F | 0x80)
-        value >>= 7
-    return bytes([*encoded, value])

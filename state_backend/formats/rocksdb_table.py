@@ -78,11 +78,11 @@ def versions_in(table: memoryview, spans: Sequence[Span]) -> Versions:
 def _versions(table: memoryview, spans: Sequence[Span]) -> Versions:
     meta = dict(_pairs(_block(table, *_metaindex(table))))
     properties = dict(_pairs(_block(table, *_handle(meta[_PROPERTIES]))))
-    if (
-        _flag(properties, b"rocksdb.block.based.table.index.type", 4)
-        or b"rocksdb.external_sst_file.version" in properties
-    ):
-        raise UnknownTable("another kind of index, or a file that was ingested")
+    if _flag(properties, b"rocksdb.block.based.table.index.type", 4):
+        raise UnknownTable("another kind of index")
+    # All entries of an ingested file have the sequence number that MANIFEST gives the file. In the file, it is 0.
+    if _RANGES in meta and b"rocksdb.external_sst_file.version" in properties:
+        raise UnknownTable("an ingested file with deleted ranges")
     with_user_keys = _flag(properties, b"rocksdb.index.key.is.user.key", 8)
     index = _block(table, *_handle(meta[_INDEX]))
     delta = _flag(properties, b"rocksdb.index.value.is.delta.encoded", 8)

@@ -19,9 +19,9 @@ from typing import TypeVar
 from state_backend.adapters.rocks import SST_SUFFIX
 from state_backend.checkpoint.parallel import at_once
 from state_backend.formats import changelog
-from state_backend.formats.rocksdb_manifest import store_of
 from state_backend.formats.rocksdb_table import Span, UnknownTable, Versions, versions_in
 from state_backend.ports.storage import Storage
+from state_backend.shard.manifest import ssts_of
 from state_backend.shard.transfer import content_of
 from state_backend.values.errors import CorruptFile, NotFound
 from state_backend.values.frozen import frozen
@@ -53,10 +53,8 @@ class KeyVersions:
 
         Inline files are read at once.
         """
-        log = next((f for f in manifest.inline_files if f.name.startswith("MANIFEST-")), None)
         try:
-            spans = store_of(log.data, log.name).spans if log is not None else ()
-            touched = [span for span in spans if any(span.touches(*wanted) for wanted in self._spans)]
+            touched = [span for span in ssts_of(manifest) if any(span.touches(*wanted) for wanted in self._spans)]
             if sum(span.level == 0 and not span.epoch for span in touched) > 1:
                 return None
             touched.sort(key=lambda span: (span.level, -span.epoch))

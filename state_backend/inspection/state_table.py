@@ -8,8 +8,8 @@ A time outside of the calendar's range is shown as 9999-12-31T00:00:00Z or 0001-
 entries are left out, because processors do not see them. Rows ascend by key group and encoded key, then by user key,
 position or time.
 
-A read of a part of a shard fetches only the shard's manifest, its segments, and the SSTs whose key ranges overlap the
-part. The key ranges are in RocksDB's own MANIFEST, which the shard's manifest contains.
+A read of a part of a shard fetches only the shard's manifest, its segments, and the SSTs that RocksDB opens for the
+part (`needed_for`).
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
+from itertools import groupby
 from pathlib import Path
 
 import numpy as np
@@ -32,12 +33,11 @@ from state_backend.formats.arrow_columns import arrow_type
 from state_backend.formats.canonical_tables import read_tables
 from state_backend.formats.evolution_columns import columns_reader
 from state_backend.formats.key_columns import KeyColumns
-from state_backend.formats.rocksdb_manifest import store_of, without
 from state_backend.formats.types import parse_struct
 from state_backend.ports.storage import Storage
 from state_backend.shard.canonical_files import download_canonical, stored_batches
 from state_backend.shard.file_cache import FileCache
-from state_backend.shard.manifest import needed_manifest
+from state_backend.shard.manifest import needed_manifest, ssts_of
 from state_backend.shard.restore import restore_shard
 from state_backend.state import layout
 from state_backend.state.canonical_columns import StateRows, TimerRows
@@ -250,7 +250,9 @@ def open_shard(
         if spans is not None:
             manifest = needed_for(manifest, spans)
         folder = work / f"shard-{shard}"
-        restored = restore_shard(manifest.key_groups, [manifest], storage, folder, EngineOptions(), cache)
+        restored = restore_shard(
+            manifest.key_groups, [manifest], storage, folder, EngineOptions(), cache, partial=spans is not None
+        )
     try:
         yield restored.store, manifest
     finally:
@@ -282,23 +284,17 @@ def _spans(part: Part, state_ids: Sequence[int]) -> list[Span] | None:
 
 
 def needed_for(manifest: ShardManifest, spans: Sequence[Span]) -> ShardManifest:
-    """Return the manifest without the SSTs that have no key in the spans.
+    """Return the manifest without the SSTs that RocksDB does not open while it scans the spans.
 
-    All SSTs stay if RocksDB's MANIFEST can't be parsed.
+    RocksDB opens all SSTs of level 0. In each deeper level, it opens the SSTs that may have a key of the span, and the
+    next SST: a seek behind the last key ends there.
     """
-    log = next((f for f in manifest.inline_files if f.name.startswith("MANIFEST-")), None)
-    # A shard that never had an entry has no files.
-    if log is None:
-        return manifest
-    try:
-        files = store_of(log.data, f"{log.name} of shard {manifest.shard}").spans
-    except CorruptFile:
-        return manifest
-    spare = [file for file in files if not any(file.touches(*span) for span in spans)]
-    names = {f"{file.number:06d}{SST_SUFFIX}" for file in spare}
-    pruned = replace(log, data=without(log.data, spare))
-    return replace(
-        manifest,
-        files=tuple(f for f in manifest.files if f.name not in names),
-        inline_files=tuple(pruned if f is log else f for f in manifest.inline_files if f.name not in names),
-    )
+    ordered = sorted(ssts_of(manifest), key=lambda sst: (sst.level, sst.smallest, sst.largest))
+    needed = set[int]()
+    for level, of_level in groupby(ordered, key=lambda sst: sst.level):
+        run = list(of_level)
+        for start, end in spans:
+            behind = next((sst for sst in run if end is not None and sst.smallest >= end), None)
+            needed |= {sst.number for sst in run if level == 0 or sst is behind or sst.touches(start, end)}
+    names = {f"{number:06d}{SST_SUFFIX}" for number in needed}
+    return replace(manifest, files=tuple(f for f in manifest.files if f.name in names))

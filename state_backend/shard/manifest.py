@@ -12,12 +12,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from state_backend.formats import paths, record_codec
+from state_backend.formats.rocksdb_manifest import SstSpan, live_ssts, mentions
 from state_backend.ports.storage import Storage
 from state_backend.shard.transfer import read_verified
 from state_backend.values.errors import CorruptFile, NotFound
 from state_backend.values.handles import Handle
 from state_backend.values.records import (
     FiledShard,
+    InlineFile,
     InlineShard,
     InSegment,
     KeyGroupState,
@@ -91,6 +93,21 @@ def _manifest_in(where: InSegment, handle: Handle, storage: Storage) -> ShardMan
     manifest = record_codec.decode(changelog.read_manifest(tail, handle.path), handle.path, ShardManifest)
     segment = Segment(handle=handle, data=None, changes=where.changes, content_bytes=where.content_bytes)
     return replace(manifest, segments=(*manifest.segments, segment))
+
+
+def ssts_of(manifest: ShardManifest) -> tuple[SstSpan, ...]:
+    """Return the SSTs of a shard, as RocksDB's MANIFEST describes them. A shard that never had an entry has none."""
+    named = ((f"{file.name} of shard {manifest.shard}", file.data) for file in _rocksdb_manifests(manifest))
+    return tuple(sst for name, log in named for sst in live_ssts(log, name))
+
+
+def mentions_key(manifest: ShardManifest, key: bytes) -> bool:
+    """Return True if RocksDB's MANIFEST contains the key, in a record about a deleted SST too."""
+    return any(mentions(file.data, file.name, key) for file in _rocksdb_manifests(manifest))
+
+
+def _rocksdb_manifests(manifest: ShardManifest) -> list[InlineFile]:
+    return [file for file in manifest.inline_files if file.name.startswith("MANIFEST-")]
 
 
 def apply_changes(manifest: ShardManifest, changes: ShardChanges) -> ShardManifest:

@@ -2,9 +2,8 @@
 
 Source: the plan follows Flink's incremental restore. If one manifest overlaps the range, its files are opened, and keys
 outside of the range are deleted (the store is clipped). If several manifests overlap the range, the restore opens the
-files of the manifest with the most key groups of the range. `join_files` adds files of other manifests to the same
-store, if each SST has only keys of its own shard. From the remaining manifests, the entries in the range are written to
-files that the store ingests.
+files of the manifest with the most key groups of the range. From the other manifests, the entries in the range are
+copied into new files, which the store ingests.
 
 Each file's size and checksum are compared with the manifest while the file is fetched, because RocksDB opens a damaged
 SST without an error, and its iterators end early. Segments are replayed last, limited to the range. Each key group's
@@ -23,7 +22,6 @@ from state_backend.adapters.rocks import SST_SUFFIX, EngineOptions, RocksStore
 from state_backend.formats import changelog
 from state_backend.ports.storage import Storage
 from state_backend.shard.file_cache import FileCache
-from state_backend.shard.join_files import join_manifests
 from state_backend.shard.transfer import download_all
 from state_backend.state.layout import key_group_bounds
 from state_backend.values.errors import CorruptFile, InvariantViolated, NotFound
@@ -40,7 +38,6 @@ class RestorePlan:
     first: ShardManifest | None
     clip: bool
     others: tuple[ShardManifest, ...]
-    worth_joining: tuple[ShardManifest, ...] = ()
 
 
 @frozen
@@ -66,10 +63,6 @@ def plan_restore(target: KeyGroupRange, manifests: Sequence[ShardManifest]) -> R
 
     The plan's `first`, whose files are opened, is the manifest with the most key groups of `target`. If two manifests
     have equally many, `first` is the manifest with fewer key groups outside of `target`.
-
-    The plan's `worth_joining` names the other manifests with at least half of their key groups in `target`. Their files
-    may be opened in the same store. If a manifest has a smaller part in `target`, its entries are copied instead: the
-    next checkpoint names all opened files again, so each later restore would download many bytes that it does not need.
     """
     overlapping = [(m, i) for m in manifests if (i := m.key_groups.intersect(target)) is not None]
     if not overlapping:
@@ -77,12 +70,10 @@ def plan_restore(target: KeyGroupRange, manifests: Sequence[ShardManifest]) -> R
     first, wanted = max(
         overlapping, key=lambda o: (len(o[1]), len(o[1]) / len(o[0].key_groups), -o[0].key_groups.first)
     )
-    others = [(m, i) for m, i in overlapping if m is not first]
     return RestorePlan(
         first=first,
         clip=wanted != first.key_groups,
-        others=tuple(m for m, _ in others),
-        worth_joining=tuple(m for m, i in others if 2 * len(i) >= len(m.key_groups)),
+        others=tuple(m for m, _ in overlapping if m is not first),
     )
 
 
@@ -93,8 +84,13 @@ def restore_shard(
     directory: Path,
     options: EngineOptions,
     cache: FileCache | None = None,
+    *,
+    partial: bool = False,
 ) -> RestoredShard:
-    """Open the state of `target` in `directory`, from the storage or from the host's cache."""
+    """Open the state of `target` in `directory`, from the storage or from the host's cache.
+
+    If `partial` is set, the manifests may lack SSTs that RocksDB's MANIFEST lists. Reads must not need these SSTs.
+    """
     plan = plan_restore(target, manifests)
     states = tuple(s for m in manifests for s in m.key_group_states if s.key_group in target)
     states = tuple(sorted(states, key=lambda s: s.key_group))
@@ -103,21 +99,17 @@ def restore_shard(
         return RestoredShard(
             store=store, base=None, key_group_states=(), opened=(), opened_inline=frozenset(), downloaded_bytes=0
         )
-    opened, joined = join_manifests(plan.first, plan.worth_joining)
     try:
-        downloaded_bytes, cached_bytes = fetch(opened, storage, directory, cache)
-        store = RocksStore(directory, options)
+        downloaded_bytes, cached_bytes = fetch(plan.first, storage, directory, cache)
+        store = RocksStore(directory, options, partial=partial)
     except BaseException:
         shutil.rmtree(directory, ignore_errors=True)
         raise
     try:
-        if plan.clip or any(m.key_groups.intersect(target) != m.key_groups for m in joined):
+        if plan.clip:
             _clip(store, target)
-        replayed = 0
-        for source_manifest in (plan.first, *joined):
-            _replay(source_manifest, directory, store, target, replayed)
-            replayed += len(source_manifest.segments)
-        for n, other in enumerate(m for m in plan.others if m not in joined):
+        _replay(plan.first, directory, store, target)
+        for n, other in enumerate(plan.others):
             beside = directory.with_name(f"{directory.name}.from-{n}")
             try:
                 fetched = fetch(other, storage, beside, cache)
@@ -135,8 +127,8 @@ def restore_shard(
         store=store,
         base=plan.first if plan.first.key_groups == target else None,
         key_group_states=states,
-        opened=opened.files,
-        opened_inline=frozenset(f.name for f in opened.inline_files if f.name.endswith(SST_SUFFIX)),
+        opened=plan.first.files,
+        opened_inline=frozenset(f.name for f in plan.first.inline_files if f.name.endswith(SST_SUFFIX)),
         downloaded_bytes=downloaded_bytes,
         cached_bytes=cached_bytes,
     )
@@ -172,9 +164,7 @@ def _segment(directory: Path, number: int) -> Path:
     return directory / f"segment-{number}"
 
 
-def _replay(
-    manifest: ShardManifest, directory: Path, store: RocksStore, target: KeyGroupRange, replayed: int = 0
-) -> None:
+def _replay(manifest: ShardManifest, directory: Path, store: RocksStore, target: KeyGroupRange) -> None:
     """Write the changes of the manifest's segments into the store, limited to key groups of `target`.
 
     Segments are replayed in the order of the manifest.
@@ -184,7 +174,7 @@ def _replay(
         return
     low, high = key_group_bounds(owned.first, owned.last)
     for number, segment in enumerate(manifest.segments):
-        path = _segment(directory, replayed + number)
+        path = _segment(directory, number)
         name = segment.handle.path if segment.handle is not None else f"segment {number} of shard {manifest.shard}"
         changes = 0
         with path.open("rb") if segment.data is None else io.BytesIO(segment.data) as file:

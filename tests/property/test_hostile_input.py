@@ -51,6 +51,7 @@ from state_backend.values.records import FiledShard, InlineFile, ShardManifest
 from tests.support.chains import Chain
 from tests.support.hostile_store import Opener
 from tests.support.shards import KEY_SCHEMA, STATES
+from tests.support.version_edits import log_of
 from tests.unit.test_record_codec import ALL, VALUES
 
 EXAMPLES = int(os.environ.get("CAIRN_EXAMPLES", "60"))
@@ -335,10 +336,7 @@ def test_changed_edits_with_right_checksums_are_refused_or_opened(
     changed = data.draw(st.sampled_from([record for record in records if record]))
     for _ in range(data.draw(st.integers(1, 3))):
         changed[data.draw(st.integers(0, len(changed) - 1))] = data.draw(st.integers(0, 255))
-    log = b""
-    for record in records:
-        log += rocksdb_manifest._frame(bytes(record), len(log))
-    files[at] = replace(files[at], data=log)
+    files[at] = replace(files[at], data=log_of(*map(bytes, records)))
     opener.open(replace(manifest, inline_files=tuple(files)))
 
 

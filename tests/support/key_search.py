@@ -6,31 +6,27 @@ import base64
 import binascii
 import io
 import json
-import re
 import zlib
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
 
 from state_backend.adapters.local_storage import LocalStorage
-from state_backend.adapters.rocks import RocksStore
 from state_backend.formats import changelog, record_codec
-from state_backend.formats.rocksdb_manifest import mentions, store_of, without
-from state_backend.shard.manifest import manifest_of
-from state_backend.shard.restore import fetch
+from state_backend.formats.rocksdb_table import versions_in
+from state_backend.shard.manifest import manifest_of, mentions_key, ssts_of
 from state_backend.values.errors import CairnError
 from state_backend.values.marks import Savepoint
 from state_backend.values.records import Prepared, Record, ShardManifest
 
 
-def files_with(root: Path, needle: bytes, work: Path) -> set[str]:
+def files_with(root: Path, needle: bytes) -> set[str]:
     """Return the files below the root, by their path, that have the needle in any form.
 
-    An SST counts if one of its puts has the needle, or if its range of keys in a MANIFEST does. ``work``: an empty folder.
+    An SST counts if one of its puts has the needle, or if its range of keys in a MANIFEST does.
     """
     found: set[str] = set()
     for path in sorted(p for p in root.rglob("*") if p.is_file()):
@@ -40,7 +36,7 @@ def files_with(root: Path, needle: bytes, work: Path) -> set[str]:
         for storage_root, manifest in _manifests(path, data):
             found |= {
                 str((storage_root / sst).relative_to(root)) if sst else name
-                for sst in _ssts_with(storage_root, manifest, needle, work)
+                for sst in _ssts_with(storage_root, manifest, needle)
             }
     return found
 
@@ -106,33 +102,17 @@ def _manifests(path: Path, data: bytes) -> Iterator[tuple[Path, ShardManifest]]:
             yield folder, manifest_of(ref, LocalStorage(folder))
 
 
-def _ssts_with(folder: Path, manifest: ShardManifest, needle: bytes, work: Path) -> Iterator[str]:
+def _ssts_with(folder: Path, manifest: ShardManifest, needle: bytes) -> Iterator[str]:
     """Yield the path of each SST with the needle, or an empty text for one that lies inside the manifest."""
-    log = next((f for f in manifest.inline_files if f.name.startswith("MANIFEST-")), None)
-    if log is None:
-        return
-    handles = {f.name: f.handle.path for f in manifest.files}
-    spans = store_of(log.data, log.name).spans
-    if mentions(log.data, log.name, needle):
+    if mentions_key(manifest, needle):
         yield ""
-    for number, span in enumerate(spans):
-        name = f"{span.number:06d}.sst"
-        others = [other for other in spans if other is not span]
-        alone = replace(
-            manifest,
-            files=tuple(f for f in manifest.files if f.name == name),
-            inline_files=tuple(
-                replace(f, data=without(f.data, others)) if f is log else f
-                for f in manifest.inline_files
-                if not re.fullmatch(r"\d+\.sst", f.name) or f.name == name
-            ),
-            segments=(),
-        )
-        directory = work / f"sst-{len(list(work.iterdir()))}-{number}"
-        try:
-            fetch(alone, LocalStorage(folder), directory)
-        except CairnError:  # deleted since
+    handles = {f.name: f.handle.path for f in manifest.files}
+    inline = {f.name: f.data for f in manifest.inline_files}
+    for name in (f"{sst.number:06d}.sst" for sst in ssts_of(manifest)):
+        path = folder / handles.get(name, "")
+        if name in handles and not path.exists():  # deleted since
             continue
-        with RocksStore(directory) as store:
-            if any(needle in key or needle in value for key, value in store.scan(b"", None)):
-                yield handles.get(name, "")
+        table = path.read_bytes() if name in handles else inline[name]
+        entries = versions_in(memoryview(table), [(b"", None)]).entries
+        if any(value is not None and (needle in key or needle in value) for key, _, value in entries):
+            yield handles.get(name, "")

@@ -298,8 +298,9 @@ def check_state(history: History) -> None:
 
 @pytest.mark.long("seconds", runs_in="ci")
 def test_layouts_change_in_a_history(tmp_path: Path) -> None:
-    """From one parallelism to the next with merges between: nothing is lost or kept twice, and what a restore
-    opened is shared by the checkpoint after it: all of it, where no shard was split before and had to be copied from."""
+    """From one parallelism to the next with merges between: nothing is lost or kept twice, and the checkpoint after a restore
+    shares what was opened: all files after a split. Of several shards in one, the files of one are opened, and only the entries
+    of the others uploaded."""
     options = EngineOptions(most_sorted_runs=3, most_obsolete_percent=20, cache_dir=None)
     cache = FileCache(tmp_path / "cache", 100 * MIB)
     history = History(folder=tmp_path, keys=5000, parallelism=2, options=options, cache=cache)
@@ -308,15 +309,16 @@ def test_layouts_change_in_a_history(tmp_path: Path) -> None:
         for _ in range(6):
             history.update(0.05)
         before, opened = history.parallelism, {f.handle.path for m in history.manifests for f in m.files}
+        sizes = [m.files_bytes for m in history.manifests]
         digest = sum(m.digest for m in history.manifests) % 2**64
         batch = history.run(np.arange(0), parallelism=parallelism)
         assert sum(m.digest for m in history.manifests) % 2**64 == digest
         shared = {f.handle.path for m in history.manifests for f in m.files} & opened
         assert shared
-        if parallelism > before or (before, parallelism) == (2, 1):
+        if parallelism > before:
             assert shared == opened
         if (before, parallelism) == (2, 1):
-            assert batch.uploaded_files == 0
+            assert batch.uploaded_bytes < 1.1 * max(sizes)
         assert batch.merged == ()
         check_state(history)
 

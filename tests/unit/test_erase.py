@@ -132,11 +132,6 @@ def newest(root: Path) -> Record:
     return record
 
 
-def search(root: Path, work: Path) -> set[str]:
-    work.mkdir(exist_ok=True)
-    return files_with(root, NEEDLE, work)
-
-
 def users_of(root: Path, tmp_path: Path) -> set[str]:
     """The users of the newest state, by an export of all states and timers."""
     to = tmp_path / f"export-{len(list(tmp_path.iterdir()))}"
@@ -181,14 +176,14 @@ def test_no_file_has_the_key_afterwards(root: Path, tmp_path: Path) -> None:
     take_savepoint_of(root, root / "saved")
     try_days(PIPELINE, root, [6], trial="tried")
     assert cairn(root, "export", "--folder", str(root / "exported")).exit_code == 0
-    before = search(root, tmp_path / "before")
+    before = files_with(root, NEEDLE)
     assert {path.split("/")[1] for path in before if path.startswith(NAME)} >= {"checkpoints", "shared", "output"}
     was = newest(root)
     said = forget(root, "--drop-checkpoints", "--rewrite-output")
     assert said["entries"] == {"$timers": 1, "total": 1, "seen_at": 1, "items": 4, "amounts": 10}
     assert said["dropped"] == [2, 3, 4, 5, 6] and said["output_files"] == 5 and said["holding"] == []
     now = newest(root)
-    left = search(root, tmp_path / "after")
+    left = files_with(root, NEEDLE)
     assert [path for path in left if path.startswith(NAME)] == []
     assert {path.split("/")[0] for path in left} == {"saved", ".trials", "exported"}
     places = {place["what"]: place for place in said["places"]}
@@ -227,7 +222,7 @@ def take_savepoint_of(root: Path, to: Path) -> None:
 
 def clean(root: Path, tmp_path: Path) -> bool:
     """Return True if the pipeline's own folder has no byte of the key, and its files are whole."""
-    left = search(root, tmp_path / f"search-{len(list(tmp_path.iterdir()))}")
+    left = files_with(root, NEEDLE)
     assert cairn(root, "check").exit_code == 0
     return not any(path.startswith(f"{NAME}/") for path in left)
 

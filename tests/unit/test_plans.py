@@ -161,12 +161,6 @@ def test_the_best_handle_is_opened(target: tuple[int, int], opened: tuple[int, i
     }
 
 
-@pytest.mark.parametrize(("first", "joined"), [(2, [0]), (3, [])])
-def test_an_old_shard_is_joined_if_at_least_half_of_it_is_wanted(first: int, joined: list[int]) -> None:
-    plan = plan_restore(KeyGroupRange(first=first, last=7), [manifest(0, 3), manifest(4, 7)])
-    assert [m.key_groups.first for m in plan.worth_joining] == joined
-
-
 def test_one_handle_is_clipped_only_if_it_holds_more() -> None:
     assert plan_restore(KeyGroupRange(first=0, last=3), [manifest(0, 3)]).clip is False
     assert plan_restore(KeyGroupRange(first=1, last=3), [manifest(0, 3)]).clip is True

@@ -38,12 +38,11 @@ from state_backend.checkpoint.rewrite_outputs import OutputsWithout, exchange_ou
 from state_backend.checkpoint.trials import check_no_trial
 from state_backend.formats.json_keys import encode_json_key
 from state_backend.formats.key_codec import KeyCodec
-from state_backend.formats.rocksdb_manifest import mentions, store_of
 from state_backend.formats.spark_hash import key_group
 from state_backend.formats.types import parse_struct
 from state_backend.inspection.places_of_keys import Left, places_of
 from state_backend.ports.storage import Storage
-from state_backend.shard.manifest import needed_manifest
+from state_backend.shard.manifest import mentions_key, needed_manifest, ssts_of
 from state_backend.shard.restore import RestoredShard, restore_shard
 from state_backend.shard.rewrite_shard import rewrite_without
 from state_backend.shard.snapshot import inline_budget_bytes, take_snapshot
@@ -66,7 +65,6 @@ from state_backend.values.records import (
 
 _SALT_BYTES = 16
 _TRIES = 5
-_MANIFEST = "MANIFEST-"
 _NO_OUTPUTS = OutputsWithout(rewritten=(), files=0, rows=0, unknown=())
 
 Keys = tuple[tuple[int, bytes], ...]
@@ -399,17 +397,11 @@ def _concerns(manifest: ShardManifest, keys: Keys) -> bool:
         return True
     if any(key in (segment.data or b"") for segment in manifest.segments for _, key in keys):
         return True
-    for file in manifest.inline_files:
-        if not file.name.startswith(_MANIFEST):
-            continue
-        for group, key in keys:
-            low, high = layout.key_group_bounds(group, group)
-            spans = store_of(file.data, file.name).spans
-            if any(span.largest >= low and (high is None or span.smallest < high) for span in spans):
-                return True
-            if mentions(file.data, file.name, key):
-                return True
-    return False
+    ssts = ssts_of(manifest)
+    return any(
+        mentions_key(manifest, key) or any(sst.touches(*layout.key_group_bounds(group, group)) for sst in ssts)
+        for group, key in keys
+    )
 
 
 @contextmanager
@@ -491,11 +483,8 @@ def _is_suspected(
 
 
 def _may_hold(manifest: ShardManifest, keys: Keys, content: Content, storage: Storage, engine: EngineOptions) -> bool:
-    if manifest.segments:
+    if manifest.segments or any(mentions_key(manifest, key) for _, key in keys):
         return True
-    for file in manifest.inline_files:
-        if file.name.startswith(_MANIFEST) and any(mentions(file.data, file.name, key) for _, key in keys):
-            return True
     with work_folder(f"forget-{manifest.shard}") as work, _open(manifest, storage, work, engine) as restored:
         runs = restored.store.sorted_runs()
         if len(runs) > 1 or any(run.deletions for run in runs):
