@@ -24,9 +24,8 @@ from cairn import sinks
 from cairn.errors import UsageError
 from cairn.sinks.bigquery import wider_type
 from cairn.sinks.table_sink import Publication, TableSink, hash_of_rows
-from tests.contract.test_sinks import OWNER, Killed, hour, publish
 from tests.support.bigquery_server import BigQueryServer, Request, bigquery_server
-from tests.support.tiers import at_tier
+from tests.support.clicks_table import OWNER, Killed, die_at, hour, publish
 
 pytestmark = pytest.mark.long("seconds for most tests", runs_in="ci")
 
@@ -75,7 +74,7 @@ def test_a_call_that_dies_at_any_request(
         server.forget()
         publish(sink, hour(0, 2), 1, OLD)
         with monkeypatch.context() as patched:
-            die_at(patched, at)
+            die_at(patched, at, [(AuthorizedSession, "request")])
             try:
                 publish(sink, hour(0), 2, new)
                 died = False
@@ -97,22 +96,6 @@ def test_a_call_that_dies_at_any_request(
         assert transactions(server) == before, at
         at += 1
     assert at > 12
-
-
-def die_at(patched: pytest.MonkeyPatch, at: int) -> None:
-    """End the process at one of the requests: 2n before request n, 2n + 1 after it."""
-    called, left = AuthorizedSession.request, [at]
-
-    def dying(*arguments: Any, **more: Any) -> Any:
-        here, left[0] = left[0], left[0] - 2
-        if here <= 0 and here != 1:
-            raise Killed("request")
-        made = called(*arguments, **more)
-        if here == 1:
-            raise Killed("request")
-        return made
-
-    patched.setattr(AuthorizedSession, "request", dying)
 
 
 def transactions(server: BigQueryServer) -> int:
@@ -545,40 +528,3 @@ def test_the_stand_in_refuses_what_it_does_not_know(server: BigQueryServer) -> N
         with pytest.raises(BadRequest, match="the stand-in does not know this statement"):
             client.query(text, location="europe-west3", job_retry=None).result()
     client.close()
-
-
-@pytest.mark.long("seconds", runs_in="ci")
-@pytest.mark.parametrize("seed", range(at_tier(fast=1, ci=3, all=20)))
-def test_random_faults(seed: int, server: BigQueryServer, sink: TableSink) -> None:
-    """Requests and answers are lost at random while three processes publish. Each interval ends with its newest output."""
-    pick = random.Random(seed)
-
-    def lose(number: int, when: str) -> bool:
-        return random.Random(f"{seed} {number} {when}").random() < 0.05
-
-    server.lose = lose
-    newest: dict[Any, tuple[int, int]] = {}
-    calls = []
-    for n in range(1, at_tier(fast=6, ci=8, all=20)):
-        interval, count = hour(pick.randrange(3)), pick.randrange(3)
-        newest[interval] = (n, count)
-        calls.append((interval, n, NEW.slice(0, count)))
-    pick.shuffle(calls)
-    failed: list[BaseException] = []
-
-    def process(own: list[Any]) -> None:
-        for call in own:
-            try:
-                publish(sink, *call)
-            except BaseException as error:
-                failed.append(error)
-
-    processes = [threading.Thread(target=process, args=(calls[n::3],)) for n in range(3)]
-    for one in processes:
-        one.start()
-    for one in processes:
-        one.join(300)
-    server.wait()
-    server.lose = lambda number, when: False
-    assert not failed
-    assert sink.row_counts() == {interval: count for interval, (_, count) in newest.items() if count}

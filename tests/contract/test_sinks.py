@@ -6,7 +6,6 @@ import os
 import random
 import re
 import shutil
-import threading
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -27,7 +26,6 @@ import deltalake
 import duckdb
 import psycopg
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from psycopg.conninfo import make_conninfo
@@ -63,12 +61,25 @@ from state_backend.checkpoint.log import read_log
 from state_backend.checkpoint.rewind import rewind
 from state_backend.values.records import OutputFile, Permissions, RunRef
 from tests.support.bigquery_server import BigQueryServer, bigquery_server
-from tests.support.clicks_table import HOUR, SCHEMA, START, clicks, hour, iceberg_properties, run_hours, sink_of
+from tests.support.clicks_table import (
+    HOUR,
+    OWNER,
+    SCHEMA,
+    START,
+    Killed,
+    clicks,
+    die_at,
+    hour,
+    iceberg_properties,
+    publish,
+    run_hours,
+    sink_of,
+)
 from tests.support.postgres_server import postgres_server
 from tests.support.s3_server import BUCKET, SEAWEEDFS, s3_server
 from tests.support.tiers import ALL, REPOSITORY, at_tier
 
-OWNER, LATE = Owner("clicks", "here"), Owner("clicks/late", "here")
+LATE = Owner("clicks/late", "here")
 ANYTHING = Permissions(allow_stale_base=True, allow_gap=True, replace_overlapping=True)
 # `make test-fast` runs the tests of Delta only.
 SECONDS = pytest.mark.long("seconds for some tests of this table format", runs_in="ci")
@@ -79,10 +90,6 @@ CALLS = {
     "iceberg": ["_table", "_create", "_write"],
     "postgres": ["_lock", "_create_ids", "_read_stored", "_delete", "_fit", "_insert", "_store"],
 }
-
-
-class Killed(Exception):
-    """The process that called the sink has ended."""
 
 
 class Clicks(StatefulProcessor):  # type: ignore[misc]
@@ -250,17 +257,6 @@ def test_the_rows_that_a_call_replaces(
     # The call for a replaced interval leaves the rows of other intervals to their own calls.
     newer = stored.get(call[0], 0) < call[1]
     assert Publication(Owner("p", "log"), *call, replaced=True).replaces(stored) == ({call[0]} if newer else None)
-
-
-def test_runs_reruns_and_empty_intervals(sink: TableSink, read: Callable[[], Rows], tmp_path: Path) -> None:
-    tester = run_of(sink, tmp_path)
-    for rows in ([], [("ann",), ("bob",)], [("ann",)]):
-        tester.run(rows)
-        assert read() == expected(tester)
-    for n, rows in ((1, [("cid",)]), (1, []), (0, [("ann",)])):
-        tester.run(rows, hour(n), permissions=ANYTHING)
-        assert read() == expected(tester)
-    assert len(read()) == 2
 
 
 def test_one_transaction_replaces_the_rows_of_an_overlapping_interval(
@@ -540,23 +536,6 @@ def kill(patched: pytest.MonkeyPatch, owner: type, name: str, after: bool) -> No
     patched.setattr(owner, name, killed)
 
 
-def test_an_answer_that_was_lost(
-    sink: TableSink, read: Callable[[], Rows], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tester = run_of(sink, tmp_path)
-    with monkeypatch.context() as patched:
-        kill(patched, type(sink), "publish", after=True)
-        with pytest.raises(SinkFailed):
-            tester.run([("ann",)])
-    assert read() == expected(tester) != []
-    with monkeypatch.context() as patched:
-        kill(patched, type(sink), "_insert" if hasattr(sink, "_insert") else "_write", after=False)
-        with pytest.raises(SinkFailed):  # The first interval needs no write, the second one does.
-            tester.run([("bob",)])
-    tester.run([])
-    assert read() == expected(tester)
-
-
 def test_columns_that_the_output_gains(kind: str, sink: TableSink, tmp_path: Path) -> None:
     interval = hour(0)
     narrow = pa.table(
@@ -634,21 +613,6 @@ def test_every_type_comes_back(kind: str, sink: TableSink, tmp_path: Path) -> No
     assert hash_of_rows(found) == hash_of_rows(rows)
     for name in rows.column_names:
         assert hash_of_rows(found.select([name])) == hash_of_rows(rows.select([name])), name
-
-
-@dataclass(frozen=True)
-class Made(Publication):
-    """Output that no pipeline made."""
-
-    made: pa.Table | None = None
-
-    def output(self) -> Iterator[pa.Table]:
-        if self.made is not None:
-            yield self.made
-
-
-def publish(sink: TableSink, interval: Interval, checkpoint_id: int, rows: pa.Table, owner: Owner = OWNER) -> None:
-    sink.publish(Made(owner, interval, checkpoint_id, made=rows))
 
 
 def current(tester: PipelineTester, *, late: bool = False) -> list[Publication]:
@@ -1033,12 +997,7 @@ def change_column(kind: str, change: str, tmp_path: Path, request: pytest.Fixtur
 
 @pytest.mark.long("a minute: 60 intervals in four processes")
 def test_four_processes_fill_a_table(
-    kind: str,
-    sink: TableSink,
-    read: Callable[[], Rows],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    request: pytest.FixtureRequest,
+    kind: str, sink: TableSink, read: Callable[[], Rows], tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     """As with four active runs of Airflow: each process waits for the hour before, commits, and publishes all that waits."""
     address, root = "", f"file://{tmp_path}/state"
@@ -1053,61 +1012,7 @@ def test_four_processes_fill_a_table(
     tester = PipelineTester(clicks(sink), input_schema=SCHEMA, every=HOUR, root=root)
     assert read() == expected(tester)
     assert sorted(by_interval(read())) == [hour(n) for n in range(60) if n % 7 != 3]
-    monkeypatch.setattr("cairn.command.publish.load_code", lambda code: clicks(sink))
-    variables = {"CAIRN_ROOT": root, "CAIRN_PIPELINE": "clicks", "CAIRN_CODE": "clicks:CLICKS"}
-
-    def check() -> list[str]:
-        return CliRunner().invoke(app, ["publish", "--check"], env=variables).output.splitlines()
-
-    assert check() == [f"{sink!r} is equal to the output of 60 interval(s)"]
-    rows = by_interval(read())
-    plant_in_hours(kind, tmp_path, request)
-    less, twice = len(rows[hour(8)]), len(rows[hour(42)])
-    assert check()[1:] == [
-        f"{hour(8)}: {less} rows in the output, {less - 1} in the table",
-        f"{hour(25)}: {len(rows[hour(25)])} rows in both, but with other values",
-        f"{hour(42)}: {twice} rows in the output, {2 * twice} in the table",
-    ]
-
-
-def plant_in_hours(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    """Lose a row of hour 8, change a value of hour 25, and add the rows of hour 42 once more."""
-    if kind == "bigquery":
-        database = request.getfixturevalue("stand_in").database
-        database.execute("DELETE FROM clicks WHERE \"user\" = 'bob' AND interval_start = ?", [hour(8).start])
-        changed = "UPDATE clicks SET clicks = clicks + 1 WHERE \"user\" = 'bob' AND interval_start = ?"
-        database.execute(changed, [hour(25).start])
-        database.execute("INSERT INTO clicks SELECT * FROM clicks WHERE interval_start = ?", [hour(42).start])
-        return
-    if kind == "postgres":
-        with psycopg.connect(request.getfixturevalue("server"), autocommit=True) as connection:
-            connection.execute("DELETE FROM clicks WHERE \"user\" = 'bob' AND interval_start = %s", (hour(8).start,))
-            changed = "UPDATE clicks SET clicks = clicks + 1 WHERE \"user\" = 'bob' AND interval_start = %s"
-            connection.execute(changed, (hour(25).start,))
-            connection.execute("INSERT INTO clicks SELECT * FROM clicks WHERE interval_start = %s", (hour(42).start,))
-        return
-    at = {n: f"interval_start = '{hour(n).start.isoformat()}'" for n in (8, 25, 42)}
-    if kind == "delta":
-        table = deltalake.DeltaTable(f"file://{tmp_path}/table")
-        again = rows_of_hour(table.to_pyarrow_table(), 42)
-        table.delete(f"user = 'bob' AND {at[8]}")
-        table.update({"clicks": "clicks + 1"}, predicate=f"user = 'bob' AND {at[25]}")
-        deltalake.write_deltalake(table, again, mode="append")
-        return
-    with catalog(tmp_path) as opened:
-        of_iceberg = opened.load_table("shop.clicks")
-        again = of_iceberg.scan(at[42]).to_arrow()
-        of_iceberg.delete(f"user = 'bob' AND {at[8]}")
-        values = of_iceberg.scan(at[25]).to_arrow()
-        number = values["clicks"].to_pylist()
-        changed = pa.array([number[0] + 1, *number[1:]], pa.int64())
-        of_iceberg.overwrite(values.set_column(values.schema.get_field_index("clicks"), "clicks", changed), at[25])
-        of_iceberg.append(again)
-
-
-def rows_of_hour(table: pa.Table, n: int) -> pa.Table:
-    """The rows of an hour."""
-    return table.filter(pc.equal(table["interval_start"], pa.scalar(hour(n).start, pa.timestamp("us", "UTC"))))
+    assert sink.check(current(tester)) == []
 
 
 def plant(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
@@ -1330,7 +1235,7 @@ def test_a_call_of_iceberg_that_dies_at_any_request(rows: int, tmp_path: Path, m
         sink = iceberg(folder)
         publish(sink, hour(0, 2), 1, old)
         with monkeypatch.context() as patched:
-            die_at(patched, at)
+            die_at(patched, at, REQUESTS_OF_ICEBERG)
             try:
                 publish(sink, hour(0), 2, new)
                 died = False
@@ -1351,27 +1256,8 @@ def test_a_call_of_iceberg_that_dies_at_any_request(rows: int, tmp_path: Path, m
     assert at > 10
 
 
-def die_at(patched: pytest.MonkeyPatch, at: int) -> None:
-    """End the process at one of the requests: 2n before request n, 2n + 1 after it."""
-    requests = [(SqlCatalog, "load_table"), (SqlCatalog, "commit_table"), (SqlCatalog, "create_table")]
-    requests += [(PyArrowFileIO, "new_output"), (PyArrowFileIO, "new_input")]
-    left = [at]
-    # pyiceberg writes some files in other threads.
-    lock = threading.Lock()
-    for owner, name in requests:
-        called = getattr(owner, name)
-
-        def dying(*arguments: Any, _called: Any = called, **more: Any) -> Any:
-            with lock:
-                here, left[0] = left[0], left[0] - 2
-            if here <= 0 and here != 1:
-                raise Killed(_called.__name__)
-            made = _called(*arguments, **more)
-            if here == 1:
-                raise Killed(_called.__name__)
-            return made
-
-        patched.setattr(owner, name, dying)
+REQUESTS_OF_ICEBERG = [(SqlCatalog, name) for name in ("load_table", "commit_table", "create_table")]
+REQUESTS_OF_ICEBERG += [(PyArrowFileIO, name) for name in ("new_output", "new_input")]
 
 
 def snapshots(tmp_path: Path) -> list[tuple[int, str | None]]:

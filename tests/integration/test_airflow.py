@@ -144,8 +144,6 @@ def airflow(
         "aircraft_restore",
         "aircraft_range",
         "tally",
-        "tally_scheduled",
-        "tally_two",
         "tally_deleted",
         "tally_whole",
         "tally_halves",
@@ -244,13 +242,6 @@ def stale(data: Path) -> set[int]:
     return {number for number, retained in log_of(data).retained.items() if retained.stale_by}
 
 
-def newest_before(data: Path, number: int) -> int:
-    """Return the id of the checkpoint that day `number` starts from."""
-    start = datetime.fromisoformat(day(number))
-    earlier = [record for record in log_of(data).completed() if record.content.interval.end <= start]
-    return max(earlier, key=lambda record: (record.content.interval.end, record.id)).id
-
-
 def test_backfill_survives_a_killed_driver(airflow: AirflowServer, data: Path, three_days: ThreeDays) -> None:
     assert three_days.tries == [1, 2, 1]
     assert "the Spark driver was killed (SIGKILL)" in "\n".join(
@@ -282,18 +273,6 @@ def test_backfill_survives_a_killed_driver(airflow: AirflowServer, data: Path, t
     routes = read_state(root, completed[-1], "routes", data / "restored")
     counts = {(tail, origin, dest): fields["flights"] for (tail, origin, dest), fields in routes.items()}
     assert counts == {(tail, *route): n for tail, flown in oracle.routes.items() for route, n in flown.items()}
-
-
-@pytest.mark.long("fifteen seconds: test_a_cleared_day_with_the_same_result_lets_tomorrow_pass clears a day too")
-def test_clearing_a_past_day_reproduces_it(airflow: AirflowServer, data: Path, three_days: ThreeDays) -> None:
-    run, before = three_days.runs[1], stale(data)
-    airflow.client.clear(DAG, run, ["process"])
-    assert airflow.client.wait_for_runs(DAG, [run], timeout_s=120) == {run: "success"}
-    again, first = log_of(data).completed()[-1], three_days.completed[1]
-    assert (again.content.base_id, again.content.interval) == (1, first.content.interval)
-    assert again.content.run.clear_number == first.content.run.clear_number + 1
-    assert again.content.digest == first.content.digest
-    assert stale(data) == before
 
 
 @pytest.mark.long("40 seconds: three runs of a form")
@@ -370,44 +349,6 @@ def test_clearing_only_the_checkpoint_commits_nothing(
     assert airflow.client.wait_for_runs(DAG, [run], timeout_s=60) == {run: "success"}
     assert log_of(data).head_id == head
     assert airflow.client.xcom(DAG, run, "checkpoint")["checkpoint"] == checkpoint
-
-
-@pytest.mark.long("half a minute")
-@pytest.mark.usefixtures("three_days")
-def test_marking_failed_stops_the_driver(airflow: AirflowServer, data: Path) -> None:
-    head, base = log_of(data).head_id, newest_before(data, 4)
-    airflow.client.backfill(DAG, day(4), day(4))
-    run = run_of(airflow, 4)
-    wait_until(lambda: drivers(airflow), 60, "a driver runs")
-    airflow.client.fail_task(DAG, run, "process")
-    wait_until(lambda: not drivers(airflow), 30, "the driver is stopped")
-    assert airflow.client.wait_for_runs(DAG, [run], timeout_s=60) == {run: "failed"}
-    assert log_of(data).head_id == head
-
-    airflow.client.clear(DAG, run, ["process"])
-    assert airflow.client.wait_for_runs(DAG, [run], timeout_s=120) == {run: "success"}
-    newest = log_of(data).completed()[-1]
-    assert (newest.id, newest.content.base_id) == (head + 1, base)
-
-
-@pytest.mark.usefixtures("three_days")
-@pytest.mark.long("half a minute: tests/unit/test_predecessor.py shows the rule without a scheduler")
-def test_a_gap_fails_at_once_and_a_permission_closes_it(airflow: AirflowServer, data: Path) -> None:
-    # Triggered: a backfill would be refused up to half a minute after the one before has ended.
-    head = log_of(data).head_id
-    interval = {"data_interval_start": day(12), "data_interval_end": day(13)}
-    run = airflow.client.trigger(DAG, day(12), **interval)["dag_run_id"]
-    assert airflow.client.wait_for_runs(DAG, [run], timeout_s=120) == {run: "failed"}
-    assert len(airflow.client.tries(DAG, run, "process")) == 1
-    assert "StateGapError" in "\n".join(airflow.client.log(DAG, run, "process", 1))
-    assert log_of(data).head_id == head
-
-    base = newest_before(data, 10)
-    airflow.client.backfill(DAG, day(10), day(10), conf={"allow_gap": True})
-    run = run_of(airflow, 10)
-    assert airflow.client.wait_for_runs(DAG, [run], timeout_s=120) == {run: "success"}
-    newest = log_of(data).completed()[-1]
-    assert (newest.id, newest.content.base_id, newest.content.permissions.allow_gap) == (head + 1, base, True)
 
 
 def test_a_run_without_date_is_refused(airflow: AirflowServer) -> None:
@@ -678,83 +619,6 @@ def test_a_cleared_day_with_another_result_makes_tomorrow_wait_with_the_command(
     assert [record.content.interval for record in made] == [tally_day(n) for n in range(2, last + 2)]
     assert days.log().completed()[-1].content.interval == tally_day(last + 1)
     assert days.mine() == days.undisturbed(last + 1)
-
-
-@pytest.mark.long("half a minute: five more days")
-def test_a_backfill_of_done_days_with_changed_input_reads_no_old_state(five_days: tuple[Tally, list[Record]]) -> None:
-    """From the very first interval on, with max-active-runs 4: every day starts from what this backfill made of the day before."""
-    days, _ = five_days
-    last = last_day(days)
-    for n in range(1, last + 1, 3):
-        days.input(n, {"every": 1000 * n, "changed": n})
-    head = days.log().head_id
-    days.backfill(1, last)
-    assert days.wait(range(1, last + 1)) == {"success"}
-    again = [record for record in days.log().completed() if record.id > head]
-    assert [record.content.interval.start for record in again] == [tally_day(n).start for n in range(1, last + 1)]
-    assert [record.content.base_id for record in again] == [None, *range(head + 1, head + last)]
-    assert days.mine() == days.undisturbed(last)
-    days.assert_one_at_a_time()
-
-
-@pytest.fixture(scope="module")
-def scheduled_days(airflow: AirflowServer, data: Path) -> tuple[Tally, list[Record]]:
-    """Four scheduled days, the first two run again by a backfill meanwhile; and the records of that time."""
-    days = Tally(airflow.client, data / "tally", "tally_scheduled")
-    for n in range(1, 5):
-        days.input(n, {"every": n, f"only{n}": 1})
-    days.slow(3, 2.0)
-    days.client.pause(days.name, False)
-    # A backfill passes by runs that have not ended, though their checkpoint is there.
-    wait_until(lambda: len(days.runs()) >= 2, 90, "two scheduled runs")
-    assert days.wait((1, 2)) == {"success"}
-    days.backfill(1, 2)
-    wait_until(lambda: len(days.runs()) == 4, 90, "the scheduled runs go on")
-    assert days.wait(range(1, 5)) == {"success"}
-    return days, list(days.log().completed())
-
-
-@pytest.mark.long("half a minute: six runs")
-def test_a_backfill_over_done_days_while_scheduled_runs_go_on(scheduled_days: tuple[Tally, list[Record]]) -> None:
-    days, made = scheduled_days
-    assert sorted(r.content.interval.start.day for r in made) == [1, 1, 2, 2, 3, 4]
-    assert not any(retained.stale_by for retained in days.log().retained.values())
-    assert days.mine() == days.undisturbed(4)
-
-
-@pytest.mark.long("half a minute: four runs")
-def test_a_cleared_day_with_everything_after_it(scheduled_days: tuple[Tally, list[Record]]) -> None:
-    """All runs are cleared at a time, from the first, with changed input: each starts from the re-run of the day before."""
-    days, _ = scheduled_days
-    days.input(1, {"every": 400})
-    head = days.log().head_id
-    days.clear(1, future=True)
-    assert days.wait(range(1, 5)) == {"success"}
-    again = [r for r in days.log().completed() if r.id > head]
-    assert [r.content.interval.start.day for r in again] == [1, 2, 3, 4]
-    assert [r.content.base_id for r in again] == [None, head + 1, head + 2, head + 3]
-    assert days.mine() == days.undisturbed(4)
-
-
-@pytest.mark.long("a quarter of a minute")
-def test_the_second_of_two_pipelines_fails_and_the_first_stays(tally: Callable[[str], Tally]) -> None:
-    """Two stateful tasks in one DAG, each with its own checkpoint."""
-    first, second = tally("tally_first"), tally("tally_second")
-    first.input(1, {"a": 1})
-    first.client.backfill("tally_two", day_of(1), day_of(1))
-    [run] = [r["dag_run_id"] for r in first.client.dag_runs("tally_two") if r["run_type"] == "backfill"]
-    # The second has no input: it fails in every try, and this is its last.
-    assert first.client.wait_for_runs("tally_two", [run], timeout_s=60) == {run: "failed"}
-    ended = {t["task_id"]: t["state"] for t in first.client.task_instances("tally_two", run)}
-    assert ended["checkpoint_tally_first"] == "success" and ended["process_tally_second"] == "failed"
-    assert (first.log().head_id, second.log().head_id) == (1, 0)
-    assert first.mine() == first.undisturbed(1)
-
-    second.input(1, {"b": 1})
-    first.client.clear("tally_two", run, ["process_tally_second"])
-    assert first.client.wait_for_runs("tally_two", [run], timeout_s=60) == {run: "success"}
-    assert (first.log().head_id, second.log().head_id) == (1, 1)
-    assert second.mine() == second.undisturbed(1)
 
 
 @pytest.mark.long("fifteen seconds")

@@ -14,7 +14,7 @@ import shutil
 import signal
 import tempfile
 from collections.abc import Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,7 +25,7 @@ from local_stack.postgres_server import Postgres
 from state_backend.adapters.open_storage import open_storage
 from state_backend.checkpoint.sweep_files import sweep
 from tests.support.environments import environment_with
-from tests.support.held_days import HeldDay, HeldDays
+from tests.support.held_days import HeldDay, HeldDays, alive
 from tests.support.layout import REPOSITORY
 from tests.support.local_stack import AirflowServer, running_drivers
 from tests.support.reading import unnamed_files
@@ -135,12 +135,6 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
 
 def parent_of(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
-
-
-def alive(pid: int) -> bool:
-    with suppress(OSError):
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    return False
 
 
 @pytest.mark.long("seven minutes: installs Celery and Redis")

@@ -9,14 +9,11 @@ With CAIRN_SCREENSHOTS=docs the pictures of docs/checkpoints-page.md are made an
 from __future__ import annotations
 
 import json
-import os
 import re
 import sqlite3
-import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import closing
-from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
@@ -24,7 +21,7 @@ import pytest
 from selenium.webdriver import ActionChains, Chrome
 from selenium.webdriver.common.by import By
 
-from tests.support.browser import browser, save_picture, wait_for
+from tests.support.browser import browser, wait_for
 from tests.support.checkpoints import day
 from tests.support.counting import DAYS
 from tests.support.counting import day as counted_day
@@ -231,18 +228,6 @@ def test_a_phone_and_a_keyboard_are_enough(airflow: ShownAirflow, vera: Chrome) 
     assert vera.switch_to.active_element.text == "Skip to the content"
 
 
-def test_a_trial_is_shown_with_the_commands_that_compare_it(airflow: ShownAirflow, chrome: Chrome) -> None:
-    log_in(airflow, chrome, "ada")
-    chrome.get(f"{airflow.url}/cairn/checkpoints/p/{key_of(airflow, 'counting')}/trials/more")
-    wait_for(lambda: "cairn compare more --root" in said(chrome) and "cairn compare more 2024-" in said(chrome))
-    try:
-        chrome.set_window_size(500, 900)
-        widths = chrome.execute_script("return [document.documentElement.scrollWidth, window.innerWidth]")
-        assert widths[0] <= widths[1]
-    finally:
-        chrome.set_window_size(1280, 900)
-
-
 def test_a_refused_user_sees_nothing_of_the_pipeline(airflow: ShownAirflow, chrome: Chrome) -> None:
     key = key_of(airflow, "secret")
     log_in(airflow, chrome, "nils")
@@ -253,15 +238,6 @@ def test_a_refused_user_sees_nothing_of_the_pipeline(airflow: ShownAirflow, chro
         assert airflow.get(f"/cairn/checkpoints/p/{key}{view}", "vera")[0] == 200
         assert airflow.get(f"/cairn/checkpoints/p/{key}{view}", None)[0] == 401
     assert airflow.get(f"/cairn/checkpoints/run/secret/{RUN}", "nils")[0] == 403
-
-
-def test_the_page_of_a_checkpoint_prints_the_commands_that_look_up_a_key(airflow: ShownAirflow, vera: Chrome) -> None:
-    page = f"/cairn/checkpoints/p/{key_of(airflow, 'counting')}/checkpoint/3"
-    vera.get(f"{airflow.url}{page}")
-    assert "cairn key KEY 3 --root" in said(vera) and "cairn key KEY --history --root" in said(vera)
-    # It takes no key, and starts no process.
-    assert not vera.find_elements(By.TAG_NAME, "form")
-    assert airflow.get(f"{page}/key", "vera", {"key": "ann"})[0] == 404
 
 
 def test_nobody_reads_data_docs_of_a_dag_that_became_stale(airflow: ShownAirflow) -> None:
@@ -302,32 +278,3 @@ def test_an_xcom_makes_no_object_in_the_api_server(airflow: ShownAirflow) -> Non
 
 def text_of(page: str) -> str:
     return re.sub(r"\s+", " ", re.sub(r"<[^>]*>", " ", page.partition("</head>")[2]))
-
-
-SHOTS = {
-    "pipelines": ALL,
-    "overview": DAG_TAB,
-    "history": f"{ALL}/cairn/checkpoints/p/{{rides}}/history",
-    "lineage": f"{ALL}/cairn/checkpoints/p/{{rides}}/lineage",
-    "trends": f"{ALL}/cairn/checkpoints/p/{{clicks}}/trends",
-    "detail": f"{ALL}/cairn/checkpoints/p/{{rides}}/checkpoint/11",
-    "compare": f"{ALL}/cairn/checkpoints/p/{{rides}}/compare?first=4&second=7",
-    "task": f"/dags/rides/runs/{RUN}/tasks/process/plugin/cairn-checkpoints-task-instance",
-}
-
-
-@pytest.mark.parametrize("theme", ["light", "dark"])
-def test_pages_keep_their_place_in_airflow_and_their_pictures(
-    airflow: ShownAirflow, chrome: Chrome, theme: str
-) -> None:
-    keys = {name: key_of(airflow, name) for name in ("rides", "clicks")}
-    folder = os.environ.get("CAIRN_SCREENSHOTS")
-    log_in(airflow, chrome, "vera", theme=theme)
-    for name, path in SHOTS.items():
-        frame(airflow, chrome, path.format_map(keys))
-        assert chrome.execute_script("return document.documentElement.dataset.theme") == theme, name
-        assert chrome.find_elements(By.CSS_SELECTOR, "main > *"), name
-        if folder:
-            time.sleep(0.5)
-            chrome.switch_to.default_content()
-            save_picture(chrome, Path(folder) / f"checkpoints-{name}-{theme}.png")

@@ -7,24 +7,17 @@ Where they mean to differ, the test says exactly how. What of Cairn's side needs
 from __future__ import annotations
 
 from collections.abc import Iterator
-from datetime import date, timedelta
-from operator import itemgetter
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import pyarrow.parquet as pq
 import pytest
 from pyspark.sql.streaming import StatefulProcessor
 from pyspark.sql.types import Row
 
-from pipelines.aircraft import AIRCRAFT, READ_SCHEMA, AircraftHistory
-from pipelines.land_flights import day_file, land
 from state_backend.values.intervals import from_ms
-from tests.support.both_engines import Both, read_rows, run_both
+from tests.support.both_engines import Both, run_both
 from tests.support.differential_processors import (
-    INITIAL,
-    INITIAL_FOR_FRAMES,
-    INITIAL_SCHEMA,
     KEY,
     RESULT_SCHEMA,
     SCRIPT_SCHEMA,
@@ -32,12 +25,8 @@ from tests.support.differential_processors import (
     TYPED_KEY,
     TYPED_RESULT,
     TYPED_SCHEMA,
-    UNTIMED_STATES,
     EveryType,
     Scripted,
-    ScriptedInFrames,
-    event_script,
-    random_script,
     typed_rows,
 )
 from tests.support.spark_streaming import Case, Rows
@@ -216,45 +205,6 @@ def test_contract_of_the_row_api(spark: SparkSession, tmp_path: Path) -> None:
     assert fired[0][0] == f"('Row', Row(a='timer', b=1), {pending[0]}, {pending})"
 
 
-@pytest.mark.long("half a minute of Spark")
-def test_random_programs(spark: SparkSession, tmp_path: Path) -> None:
-    """Random calls on states with and without expiry and on timers, over batches with and without each key, from an
-    initial state."""
-    script = random_script(2, keys=12, ops=40, batches=5, prefixes=("", "brief_", "long_"))
-    both = run_both(spark, _case(Scripted, script, initial_schema=INITIAL_SCHEMA, initial=INITIAL), tmp_path)
-    assert both.differences() == []
-    calls = [row["call"] for batch in both.spark.outputs for row in batch]
-    assert calls.count("timer") > 20
-    assert all(both.spark.states[name] for name in ("v", "l", "m", "long_v", "long_l", "long_m", "$timers"))
-
-
-@pytest.mark.long("twenty seconds of Spark")
-def test_event_time_in_frames(spark: SparkSession, tmp_path: Path) -> None:
-    """The pandas API with timers by event time, rows without one, late rows, and an initial state."""
-    delay = timedelta(seconds=10)
-    script = event_script(1, delay)
-    case = _case(
-        ScriptedInFrames,
-        script,
-        api="pandas",
-        time_mode="event",
-        event_time="ts",
-        watermark_delay=delay,
-        initial_schema=INITIAL_SCHEMA,
-        initial=INITIAL_FOR_FRAMES,
-        states=UNTIMED_STATES,
-    )
-    both = run_both(spark, case, tmp_path)
-    # Spark's record has the watermark that a batch ran with, ours the one that the next interval runs with.
-    assert both.spark.watermarks_ms[1:] == both.cairn.watermarks_ms[:-1]
-    assert both.differences() == []
-    for n, (record, watermark_ms) in enumerate(zip(both.records, [0, *both.spark.watermarks_ms[:-1]], strict=True)):
-        late = [row for row in script[n] if row[3] is not None and row[3] <= from_ms(watermark_ms or 0)]
-        assert late
-        written = [tuple(row.values()) for row in read_rows(both.root, record, late=True)]
-        assert sorted(written, key=itemgetter(2)) == sorted(late, key=itemgetter(2)), f"late rows of batch {n}"
-
-
 class CountPerWindow(StatefulProcessor):
     """Rows per key so far; a key is a window's."""
 
@@ -301,28 +251,6 @@ def test_rows_are_late_one_interval_behind(spark: SparkSession, tmp_path: Path) 
     times = [record.content.time for record in both.records]
     assert [t.watermark_ms for t in times] == [20_000, 30_000, 30_000, 30_000, 30_000, 31_000, 90_000]
     assert [t.late_watermark_ms for t in times] == [0, 20_000, 30_000, 30_000, 30_000, 30_000, 31_000]
-
-
-@pytest.mark.long("half a minute of Spark")
-def test_the_aircraft_pipeline(spark: SparkSession, tmp_path: Path) -> None:
-    """The processor of the example, unmodified, over three days of real flights."""
-    land(tmp_path / "flights", first=date(2013, 1, 1), last=date(2013, 1, 3))
-    days = [pq.read_table(tmp_path / "flights" / day_file(date(2013, 1, n))) for n in (1, 2, 3)]
-    columns = [field.split()[0] for field in READ_SCHEMA.split(",")]
-    order = [("scheduled_departure", "ascending"), ("row_number", "ascending")]
-    case = Case(
-        processor=AircraftHistory,
-        input_schema=READ_SCHEMA,
-        output_schema=AIRCRAFT.output_schema,
-        key=AIRCRAFT.key,
-        batches=[list(zip(*day.sort_by(order).select(columns).to_pydict().values(), strict=True)) for day in days],
-        states={"history": "value", "routes": "map"},
-        order_by=AIRCRAFT.order_by,
-    )
-    both = run_both(spark, case, tmp_path)
-    assert both.differences() == []
-    assert [len(rows) for rows in both.spark.outputs] == [day.num_rows for day in days]
-    assert len(both.spark.states["history"]) == len(both.spark.states["$timers"]) > 1_000
 
 
 @pytest.mark.long("half a minute of Spark")

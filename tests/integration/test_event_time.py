@@ -19,17 +19,13 @@ from pyspark.sql.types import Row
 
 from cairn.aggregates import Count, Sum
 from cairn.data_sources.keyed_output import KeyedOutput
-from cairn.data_sources.keyed_state import KeyedState
-from cairn.operations.intervals.plan_interval import Attempt
-from cairn.operations.intervals.process_interval import process_interval
 from cairn.operations.intervals.run_interval import run_interval
 from cairn.pipeline import Interval, Pipeline
 from cairn.processors import SessionWindow, SlidingWindow, TumblingWindow
 from cairn.testing import PipelineTester
 from state_backend.values import errors
-from state_backend.values.records import Record, RunRef
+from state_backend.values.records import Record
 from tests.support.spark_streaming import streaming_settings
-from tests.support.tiers import at_tier
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -145,53 +141,6 @@ def test_the_observed_watermark_applies_to_the_next_interval(spark: SparkSession
     assert emitted(spark, tmp_path, 4) == [("bob", "window", ms(90), 64)]
 
 
-def test_the_interval_watermark_closes_the_intervals_own_windows(spark: SparkSession, tmp_path: Path) -> None:
-    records = run(spark, tmp_path, watermark="interval")
-    assert [r.content.time.watermark_ms for r in records] == [ms(60 * n - 10) for n in range(1, 6)]
-    assert emitted(spark, tmp_path, 0) == [
-        ("ann", "seen", 0, None),
-        ("ann", "window", ms(30), 3),
-        ("bob", "seen", 0, None),
-    ]
-    assert [r.content.totals.late_rows for r in records] == [0, 3, 0, 1, 0]
-    assert emitted(spark, tmp_path, 1) == [
-        ("bob", "seen", ms(50), None),
-        ("bob", "window", ms(60), 4),
-        ("bob", "window", ms(90), 64),
-    ]
-
-
-@pytest.mark.long("ten seconds of Spark")
-def test_windows_over_tries_that_fail_close_exactly_once(spark: SparkSession, tmp_path: Path) -> None:
-    """F80: in every mode of checkpoint (in all tests; else in one), each hour is tried twice in vain, once dying in the processor after it has changed some
-    state, once prepared and never committed; then all windows are out once, with the sums of a run that never failed."""
-    run(spark, tmp_path / "steady")
-    expected = [emitted(spark, tmp_path / "steady", n) for n in range(5)]
-    for mode in at_tier(fast=("incremental",), ci=("incremental",), all=("incremental", "full", "changelog")):
-        root = tmp_path / mode
-        for n in range(5):
-            if HOURS.get(hour(n).start):
-                with pytest.raises(errors.ProcessorError):
-                    run_interval(spark, windows(processor=DiesLate), hour(n), str(root), mode)
-            lost = RunRef(run_id=f"lost-{n}", clear_number=0, try_number=1)
-            process_interval(
-                spark, windows(), str(root), Attempt(id=f"lost-{n}", interval=hour(n), mode=mode, run=lost)
-            )
-            run_interval(spark, windows(), hour(n), str(root), mode)
-        assert [emitted(spark, root, n) for n in range(5)] == expected
-    closed = [row for rows in expected for row in rows if row[1] == "window"]
-    assert len(closed) == len({(user, at) for user, _, at, _ in closed}) == 4
-
-
-class DiesLate(Windows):
-    """Dies at bob's rows, so after ann's, or at the end of bob's first."""
-
-    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
-        yield from Windows.handleInputRows(self, key, rows, timerValues)
-        if key[0] == "bob":
-            raise ZeroDivisionError("on purpose")
-
-
 class Tumbling(TumblingWindow):
     size = HOUR
     n = Count()
@@ -265,70 +214,6 @@ def test_windows_count_the_rows_that_sparks_windows_count(
     assert 0 < sum(len(result.late) for result in results) < of_event_time
 
 
-def test_a_rerun_sees_the_same_watermark(spark: SparkSession, tmp_path: Path) -> None:
-    """Late rows, output and watermark of a re-run are those of the first run, whatever ran in between."""
-    first = run(spark, tmp_path)[3].content
-    again = run_interval(spark, windows(), hour(3), str(tmp_path))
-    assert again.reproduces == 4
-    assert again.content.time == first.time
-    assert [f.handle.crc32c for f in again.content.outputs] == [f.handle.crc32c for f in first.outputs]
-
-
-def test_initial_state_is_handled_once_and_before_the_rows(spark: SparkSession, tmp_path: Path) -> None:
-    """Keys that only the initial state has get no handleInputRows, as in Spark."""
-
-    def initial(spark: SparkSession) -> DataFrame:
-        rows = [("ann", ms(30), 1000), ("cid", ms(30), 2000), ("cid", ms(60), 3000)]
-        return spark.createDataFrame(rows, "user string, ends long, sum long")
-
-    records = run(spark, tmp_path, initial_state=initial)
-    assert records[0].content.totals.input_rows == 4
-    assert records[0].content.totals.keys_touched == 2
-    assert emitted(spark, tmp_path, 0) == [("ann", "seen", 0, None), ("bob", "seen", 0, None)]
-    assert ("ann", "window", ms(30), 1011) in emitted(spark, tmp_path, 1)
-    assert ("cid", "window", ms(30), 2000) in emitted(spark, tmp_path, 1)
-    assert ("cid", "window", ms(60), 3000) in emitted(spark, tmp_path, 2)
-
-
-def test_the_initial_state_must_have_the_key(spark: SparkSession, tmp_path: Path) -> None:
-    def initial(spark: SparkSession) -> DataFrame:
-        return spark.createDataFrame([(1, 2)], "user long, ends long")
-
-    with pytest.raises(errors.SourceError, match=r"initial state's key is struct<user:bigint>"):
-        run_interval(spark, windows(initial_state=initial), hour(0), str(tmp_path))
-
-
-class WindowsWithoutSums(Windows):
-    """Drops the sums and keeps others under their name."""
-
-    def init(self, handle: Any) -> None:
-        handle.getMapState("sums", "ends long", "sum long")
-        handle.getListState("gone", "n long")
-        for name in ("sums", "gone", "never was"):
-            handle.deleteIfExists(name)
-        handle.getValueState("sums", "text string")
-
-    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
-        return iter([])
-
-    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Row]:
-        return iter([])
-
-
-def test_a_deleted_state_goes_with_its_entries(spark: SparkSession, tmp_path: Path) -> None:
-    """S39: the name may come back as another kind; digests and counts stay right, which a walk over all state shows."""
-    before = run_interval(spark, windows(), hour(0), str(tmp_path)).content
-    after = run_interval(spark, windows(processor=WindowsWithoutSums), hour(1), str(tmp_path)).content
-    assert [(s.name, s.kind, s.state_id) for s in before.states] == [("sums", "map", 1)]
-    assert [(s.name, s.kind, s.state_id) for s in after.states] == [("sums", "value", 2)]
-    assert before.totals.entries == 4
-    assert after.totals.entries == 1  # the timer of bob's window
-    spark.dataSource.register(KeyedState)
-    reader = spark.read.format("keyed_state").option("root", str(tmp_path)).option("pipeline", "windows")
-    assert [r.finding for r in reader.option("state", "$check").load().collect()] == [None, None]
-    assert reader.option("state", "sums").load().collect() == []
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -343,10 +228,3 @@ def test_a_deleted_state_goes_with_its_entries(spark: SparkSession, tmp_path: Pa
 def test_settings_that_do_not_fit(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(errors.UsageError, match=message):
         windows(**changes)
-
-
-def test_the_event_time_must_be_a_timestamp(spark: SparkSession, tmp_path: Path) -> None:
-    with pytest.raises(
-        errors.SourceError, match="event_time='amount' must be a timestamp column of the input; found bigint"
-    ):
-        run_interval(spark, windows(event_time="amount"), hour(0), str(tmp_path))

@@ -1,15 +1,15 @@
-"""Google Cloud Storage under faults, call by call and request by request; then a pipeline on it, beside one on disk."""
+"""What only Google Cloud Storage does: uploads in steps, downloads of one generation, logins, and folders of its console."""
 
 from __future__ import annotations
 
 import json
 import os
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace as changed
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
-from urllib.parse import unquote, urlsplit
+from urllib.parse import urlsplit
 from urllib.request import Request as UrlRequest
 from urllib.request import urlopen
 from uuid import uuid4
@@ -22,14 +22,12 @@ from google.auth.credentials import AnonymousCredentials
 
 from state_backend.adapters import gcs_storage
 from state_backend.adapters.gcs_storage import EMULATOR_VARIABLE, GcsStorage
-from state_backend.adapters.local_storage import LocalStorage
 from state_backend.adapters.object_store import Patience
 from state_backend.values.errors import (
     AlreadyExists,
     CairnError,
     CorruptFile,
     NotFound,
-    PermissionRefused,
     StorageUnavailable,
     UnknownOutcome,
     UsageError,
@@ -39,7 +37,7 @@ from tests.support.gcs_server import BUCKET, GcsServer, gcs_server
 from tests.support.storage_calls import LARGE, NEW, STEP_BYTES, generation, handle_of
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    pass
 
 pytestmark = pytest.mark.gcs
 
@@ -198,35 +196,6 @@ def test_a_file_rewritten_during_its_download_is_not_mixed(
 # --- what is wrong with the set-up ----------------------------------------------------------------------------------------
 
 
-def every_call(storage: GcsStorage, folder: Path) -> list[Callable[[], object]]:
-    (folder / "file").touch()
-    return [
-        lambda: storage.read("a"),
-        lambda: storage.create("a", b""),
-        lambda: storage.replace("a", b"", generation=7),
-        lambda: storage.upload("a", folder / "file"),
-        lambda: storage.download(handle_of("a", b""), folder / "got"),
-        lambda: storage.copy_from(storage, handle_of("a", b""), "b"),
-        lambda: storage.stat("a"),
-        lambda: list(storage.list("")),
-        lambda: storage.delete("a"),
-        lambda: storage.delete("a", generation=7),
-    ]
-
-
-@pytest.mark.parametrize(
-    ("kind", "error", "advice"),
-    [("401", UsageError, "GOOGLE_APPLICATION_CREDENTIALS"), ("403", PermissionRefused, "Storage Object User")],
-)
-def test_refused_identities_are_told_what_to_do(
-    storage: GcsStorage, server: GcsServer, tmp_path: Path, kind: FaultKind, error: type[CairnError], advice: str
-) -> None:
-    storage = GcsStorage(BUCKET, folder_of(storage), patience=changed(HURRY, permission_s=0.0))
-    for call in every_call(storage, tmp_path):
-        with server.broken(kind, times=10), pytest.raises(error, match=advice):
-            call()
-
-
 def test_a_permission_that_was_just_granted_is_waited_for(
     storage: GcsStorage, server: GcsServer, tmp_path: Path
 ) -> None:
@@ -242,9 +211,8 @@ def test_a_permission_that_was_just_granted_is_waited_for(
 def test_without_credentials_the_ways_to_give_them_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv(EMULATOR_VARIABLE, raising=False)
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "absent.json"))
-    for call in every_call(GcsStorage("some-bucket"), tmp_path):
-        with pytest.raises(UsageError, match="gcloud auth application-default login"):
-            call()
+    with pytest.raises(UsageError, match="gcloud auth application-default login"):
+        GcsStorage("some-bucket").read("a")
 
 
 def test_a_process_is_who_the_key_file_in_its_environment_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -328,114 +296,6 @@ def test_folders_that_the_console_made_are_no_files(storage: GcsStorage, server:
     assert [info.path for info in storage.list("")] == ["checkpoints/1"]
 
 
-# --- a pipeline -----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.spark
-@pytest.mark.long("20 seconds")
-def test_intervals_on_the_server_leave_what_they_leave_on_disk(
-    spark: SparkSession, server: GcsServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The same digests, state and output, read by Spark from either; with faults strewn over the requests."""
-    from cairn.data_sources.keyed_output import KeyedOutput
-    from cairn.data_sources.keyed_state import KeyedState
-    from cairn.operations.intervals.run_interval import run_interval
-    from cairn.operations.savepoints.restore_savepoint import restore_savepoint
-    from cairn.operations.savepoints.take_savepoint import take_savepoint
-    from tests.support.counting import DAYS, counting, day
-
-    # What Python workers see; the JVM was perhaps started before the server.
-    monkeypatch.setitem(spark.sparkContext.environment, EMULATOR_VARIABLE, server.url)
-    monkeypatch.setitem(
-        DAYS, day(0).start, [("ann", "pear", 1), ("bob", "fig", 5), ("ann", "fig", 2), (None, "fig", 9)]
-    )
-    monkeypatch.setitem(DAYS, day(1).start, [("ann", "pear", 3), ("eve", "kiwi", 4)])
-    for source in (KeyedOutput, KeyedState):
-        spark.dataSource.register(source)
-
-    def read(root: str, kind: str, **options: str) -> list[str]:
-        reader = spark.read.format(kind).option("root", root).option("pipeline", "counting").options(**options)
-        return sorted(str(row) for row in reader.load().collect())
-
-    bucket, disk = f"gs://{BUCKET}/pipelines/{uuid4().hex}", str(tmp_path)
-    found = {}
-    for root in (bucket, disk):
-        with (
-            server.broken("503", skip=3, times=2) as refused,
-            server.broken("lost", skip=15) as lost,
-            server.broken("reset", skip=30) as reset,
-        ):
-            records = [run_interval(spark, counting(), day(n), root) for n in range(2)]
-        assert [fault.struck for fault in (refused, lost, reset)] == ([2, 1, 1] if root == bucket else [0, 0, 0])
-        # A savepoint beside it, a pipeline that starts from the savepoint, and its next interval.
-        take_savepoint(spark, counting(), f"{root}/counting", records[1], f"{root}/savepoint")
-        restore_savepoint(spark, counting(), f"{root}/new", f"{root}/savepoint")
-        records.append(run_interval(spark, counting(), day(2), f"{root}/new"))
-        found[root] = (
-            [record.content.digest for record in records],
-            [read(root, "keyed_state", state=name) for name in ("total", "items", "amounts", "$timers")],
-            read(root, "keyed_output"),
-            read(f"{root}/new", "keyed_output"),
-        )
-    assert found[bucket] == found[disk]
-    assert [len(rows) for rows in found[bucket][2:]] == [5, 2]
-    files = [
-        info.path.partition("/")[0] for info in GcsStorage(BUCKET, f"{bucket[6 + len(BUCKET) :]}/counting").list("")
-    ]
-    assert {"checkpoints", "output", "published"} <= set(files)
-
-
-@pytest.mark.long("twenty seconds")
-@pytest.mark.spark
-def test_a_query_on_the_server_never_shows_half_an_interval(
-    spark: SparkSession, server: GcsServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A re-run is committed after a query was planned: while the older files are there it shows the older result, all of it; when
-    they are cleaned up it fails and says to ask again. A query that is planned then shows the newer one, all of it."""
-    from cairn.data_sources.keyed_output import KeyedOutput, _OutputReader
-    from cairn.operations.coordinator_of import coordinator_of
-    from cairn.operations.intervals.run_interval import run_interval
-    from state_backend.checkpoint.coordinator import Coordinator
-    from state_backend.values.retention import KeepLast
-    from tests.support.counting import DAYS, counting, day
-
-    monkeypatch.setitem(spark.sparkContext.environment, EMULATOR_VARIABLE, server.url)
-    root = f"gs://{BUCKET}/half/{uuid4().hex}"
-    spark.dataSource.register(KeyedOutput)
-
-    def committed(amount: int) -> None:
-        monkeypatch.setitem(DAYS, day(0).start, [(f"user-{n}", "fig", amount) for n in range(40)])
-        run_interval(spark, counting(), day(0), root)
-
-    def planned() -> tuple[_OutputReader, list[object]]:
-        source = KeyedOutput({"root": root, "pipeline": "counting"})
-        reader = source.reader(source.schema())
-        return reader, list(reader.partitions())
-
-    def totals(reader: _OutputReader, partitions: list[object]) -> list[set[int]]:
-        return [{row["total"] for batch in reader.read(p) for row in batch.to_pylist()} for p in partitions]
-
-    committed(1)
-    reader, partitions = planned()
-    assert len(partitions) == 2  # one file for each shard
-    first = totals(reader, partitions[:1])
-    committed(2)
-    assert first + totals(reader, partitions[1:]) == [{1}, {1}]
-    assert totals(*planned()) == [{2}, {2}]
-    table = spark.read.format("keyed_output").option("root", root).option("pipeline", "counting").load()
-    assert {row.total for row in table.collect()} == {2}
-    reader, partitions = planned()
-    assert totals(reader, partitions[:1]) == [{2}]
-    committed(3)
-    coordinator = Coordinator(GcsStorage(BUCKET, root[6 + len(BUCKET) :] + "/counting"), "counting", policy=KeepLast(1))
-    monkeypatch.setattr(Coordinator, "of", lambda *_, **__: coordinator)
-    committed(4)
-    coordinator_of(counting(), root).clean_up()
-    with pytest.raises(StorageUnavailable, match=r"a re-run replaced .* while this query ran"):
-        totals(reader, partitions[1:])
-    assert totals(*planned()) == [{4}, {4}]
-
-
 # --- copies ---------------------------------------------------------------------------------------------------------------
 
 
@@ -455,71 +315,3 @@ def test_a_copy_within_the_server_moves_no_bytes(storage: GcsStorage, server: Gc
     with pytest.raises(AlreadyExists, match="here"):
         target.copy_from(storage, handle_of("large", NEW), "here")
     assert [info.path for info in target.list("")] == ["here"]
-
-
-def test_a_copy_from_elsewhere(storage: GcsStorage, tmp_path: Path) -> None:
-    disk = LocalStorage(tmp_path / "disk")
-    assert storage.copy_from(disk, disk.create("a", LARGE), "b") == handle_of("b", LARGE)
-    assert storage.read("b") == LARGE
-
-
-@pytest.mark.long("ten seconds")
-def test_a_trial_on_the_server_moves_no_state_and_leaves_nothing(server: GcsServer) -> None:
-    """Forked, tried, compared, deployed for the past, removed. The fork copies within the server: each file by one request, and no byte of
-    state comes here or goes there."""
-    from functools import partial
-
-    from cairn import testing
-    from cairn.operations.coordinator_of import coordinator_of
-    from cairn.trials.compare_trial import compare_trial
-    from cairn.trials.promote_trial import plan_promotion, promote_past
-    from state_backend.adapters.open_storage import open_storage
-    from state_backend.checkpoint.trials import find_trial, list_trials, remove_trial
-    from tests.support.counting import DAYS, day
-    from tests.support.trials import CHANGED, OLD, SESSION, run, try_days
-
-    root = f"gs://{BUCKET}/trials/{uuid4().hex}"
-    production = GcsStorage(BUCKET, f"{root.removeprefix(f'gs://{BUCKET}/')}/counting")
-
-    def objects() -> dict[str, tuple[int, int]]:
-        return {info.path: (info.size_bytes, generation(production, info.path)) for info in production.list("")}
-
-    DAYS.update({day(n).start: [(f"user {i}", "fig", i) for i in range(0, 4000, 1 + 100 * (n > 0))] for n in range(3)})
-    try:
-        run(OLD, root, range(3))
-        before, marks = objects(), dict[str, int]()
-
-        def on_shards(*given: Any) -> Any:
-            marks.setdefault("forked", len(server.requests))
-            return testing._on_shards(CHANGED.processor, *given)
-
-        def planned(_: Any) -> None:
-            marks["planned"] = len(server.requests)
-
-        tried = try_days(CHANGED, root, [1, 2], on_plan=planned, on_shards=on_shards)
-        assert tried.trial.base is not None and objects() == before
-        fork = server.requests[marks["planned"] : marks["forked"]]
-        copies = [r for r in fork if r.method == "POST" and ("/rewriteTo/" in r.target or "/copyTo/" in r.target)]
-        state = [path for path in before if path.startswith("shared/")]
-        assert len(copies) == len(set(unquote(r.target) for r in copies)) and 0 < len(copies) <= len(state)
-        moved = [r for r in fork if ".sst" in unquote(r.target) and ("alt=media" in r.target or "/upload/" in r.target)]
-        assert not moved and sum(len(r.body) for r in fork) < 100_000
-        # The rest: records, the lease, the trial's own record, leftovers of a removed trial with this name, and the first interval's requests
-        # before its shards; whatever the size of the state.
-        assert len(fork) - 2 * len(copies) <= 84, len(fork)
-
-        began = len(server.requests)
-        _, found = compare_trial(root, "counting", None, ["user", "kind"], 1)
-        assert {s.state for s in found.states} == {"total", "seen_at", "$timers"} and not found.outputs
-        print(f"fork {len(fork)} requests, {len(copies)} of them copies; comparison {len(server.requests) - began}")
-
-        plan = plan_promotion(SESSION, CHANGED, root, past=True)
-        promote_past(SESSION, CHANGED, root, plan, on_shards=partial(testing._on_shards, CHANGED.processor))
-        assert coordinator_of(OLD, root).log().head_id == 5
-        assert compare_trial(root, "counting", None, [], 1)[1].same
-        there = objects()
-        remove_trial(root, find_trial(root, "counting"))
-        assert not list_trials(root, "counting") and not [*open_storage(f"{root}/.trials").list("")]
-        assert objects() == there and not [path for path in there if path.startswith("leases/")]
-    finally:
-        DAYS.clear()

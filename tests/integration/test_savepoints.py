@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,20 +17,15 @@ from typer.testing import CliRunner
 from cairn.command.cli import app
 from cairn.data_sources.keyed_state import KeyedState
 from cairn.operations.coordinator_of import coordinator_of
-from cairn.operations.intervals.plan_interval import Attempt
-from cairn.operations.intervals.process_interval import process_interval
 from cairn.operations.intervals.run_interval import run_interval
 from cairn.operations.savepoints.restore_savepoint import restore_savepoint
-from cairn.operations.savepoints.take_savepoint import consolidate_checkpoint, take_savepoint
+from cairn.operations.savepoints.take_savepoint import take_savepoint
 from cairn.pipeline import Interval, Pipeline
-from state_backend.adapters.open_storage import join_url, open_storage
-from state_backend.checkpoint.coordinator import Coordinator
-from state_backend.checkpoint.rewind import fork, plan_rewind, rewind
+from state_backend.adapters.open_storage import join_url
 from state_backend.values import errors
 from state_backend.values.operation_parameters import Restore, TakeSavepoint
-from state_backend.values.records import Record, RunRef
-from state_backend.values.retention import KeepLast
-from tests.support.counting import COUNTING, DAYS, Counting, counting, day, read_days
+from state_backend.values.records import Record
+from tests.support.counting import DAYS, Counting, counting, day, read_days
 from tests.support.drivers import driven
 from tests.support.tiers import long_after
 from tests.support.validating import validate_checkpoint
@@ -125,123 +119,6 @@ def test_a_pipeline_goes_on_from_its_savepoint_elsewhere(
     assert (head.parallelism, head.max_parallelism) == (pipeline.parallelism, pipeline.max_parallelism)
 
 
-@pytest.mark.parametrize("format", long_after(1, ["native", "canonical"], "seconds of Spark"))
-def test_restored_and_restored_again_without_a_write(
-    spark: SparkSession, tmp_path: Path, uninterrupted: Any, format: Any
-) -> None:
-    """F77, F96: savepoint, restore, an interval that writes nothing, savepoint of it, restore; each origin is deleted at once."""
-    saved(spark, tmp_path / "root", tmp_path / "s0", format)
-    shutil.rmtree(tmp_path / "root")
-    restore_savepoint(spark, counting(), str(tmp_path / "a"), str(tmp_path / "s0"))
-    shutil.rmtree(tmp_path / "s0")
-    record = coordinator_of(counting(), str(tmp_path / "a")).record("latest")
-    take_savepoint(spark, counting(), join_url(str(tmp_path / "a"), "counting"), record, str(tmp_path / "s1"), format)
-    shutil.rmtree(tmp_path / "a")
-    pipeline = counting(parallelism=3)
-    restore_savepoint(spark, pipeline, str(tmp_path / "b"), str(tmp_path / "s1"))
-    shutil.rmtree(tmp_path / "s1")
-    found = go_on(spark, pipeline, tmp_path / "b", 2)
-    assert found == {n: uninterrupted[n] for n in found}
-
-
-def test_going_back_in_the_same_pipeline(spark: SparkSession, tmp_path: Path, uninterrupted: Any) -> None:
-    """What came after is stale: it has to be run again, and then is what it was."""
-    root = tmp_path / "root"
-    saved(spark, root, tmp_path / "savepoint", "canonical")
-    go_on(spark, counting(), root, 2)
-    restored = restore_savepoint(spark, counting(), str(root), str(tmp_path / "savepoint"))
-    with pytest.raises(errors.StaleStateError, match=f"checkpoint {restored.id} later restored"):
-        run_interval(spark, counting(), day(LAST + 1), str(root))
-    found = go_on(spark, counting(), root, 2)
-    assert found == {n: uninterrupted[n] for n in found}
-    run_interval(spark, counting(), day(LAST + 1), str(root))
-
-
-@pytest.mark.long("seconds of Spark")
-def test_a_rewind_and_a_fork_go_on_from_segments(spark: SparkSession, tmp_path: Path, uninterrupted: Any) -> None:
-    """Days with wrong input, taken back without Spark and run again; the same checkpoint under another name and parallelism, when
-    the origin is deleted."""
-    root, other = tmp_path / "root", counting(name="other", parallelism=3)
-    for n in range(2):
-        run_interval(spark, counting(), day(n), str(root), mode="changelog")
-    DAYS[day(2).start] = [("ann", "wrong", 100)]
-    for n in (2, 3):
-        run_interval(spark, counting(), day(n), str(root), mode="changelog")
-    fill_days()
-    coordinator, into = coordinator_of(counting(), str(root)), coordinator_of(other, str(root))
-    plan = plan_rewind(coordinator.log(), 2)
-    assert [(d.id, d.interval) for d in plan.discards] == [(3, day(2)), (4, day(3))]
-    run = RunRef(run_id="rewind", clear_number=0, try_number=1)
-    assert rewind(coordinator, 2, run=run, attempt="back").id == 5
-    with pytest.raises(errors.StaleStateError, match="checkpoint 5 later restored"):
-        run_interval(spark, counting(), day(4), str(root))
-    fork(coordinator.storage, 2, into, run=run, attempt="split")
-    found = go_on(spark, counting(), root, 2)
-    assert found == {n: uninterrupted[n] for n in found}
-    shutil.rmtree(root / "counting")
-    assert validate_checkpoint(spark, other, str(root), into.record("latest")).success
-    found = go_on(spark, other, root, 2)
-    assert found == {n: uninterrupted[n] for n in found}
-
-
-@pytest.mark.parametrize("format", long_after(1, ["native", "canonical"], "seconds of Spark"))
-def test_a_claimed_savepoint_is_its_new_owners(
-    spark: SparkSession, tmp_path: Path, uninterrupted: Any, format: Any
-) -> None:
-    """F74: of two pipelines that claim it at once one gets it; its files are gone then, and the owner lives without them."""
-    saved(spark, tmp_path / "root", tmp_path / "savepoint", format)
-    names = ["left", "right"]
-
-    def claim(name: str) -> str | None:
-        try:
-            restore_savepoint(
-                spark, counting(name=name), str(tmp_path / "new"), str(tmp_path / "savepoint"), claim="CLAIM"
-            )
-        except errors.UsageError as error:
-            return str(error)
-        return None
-
-    with ThreadPoolExecutor(2) as pool:
-        outcomes = dict(zip(names, pool.map(claim, names), strict=True))
-    (winner,) = (name for name in names if outcomes[name] is None)
-    (refused,) = (text for text in outcomes.values() if text is not None)
-    assert "claimed" in refused and f"/new/{winner}" in refused
-    assert [f.name for f in (tmp_path / "savepoint").rglob("*") if f.is_file() and ".tmp" not in f.parts] == [
-        "claimed.json"
-    ]
-    with pytest.raises(errors.UsageError, match=f"/new/{winner} claimed it"):
-        restore_savepoint(spark, counting(), str(tmp_path / "late"), str(tmp_path / "savepoint"))
-    shutil.rmtree(tmp_path / "savepoint")
-    shutil.rmtree(tmp_path / "root")
-    found = go_on(spark, counting(name=winner), tmp_path / "new", 2)
-    assert found == {n: uninterrupted[n] for n in found}
-
-
-def test_a_claim_that_stopped_is_completed_by_trying_again(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    saved(spark, tmp_path / "root", tmp_path / "savepoint", "native")
-
-    def restore(pipeline: Pipeline = COUNTING) -> Record:
-        return restore_savepoint(spark, pipeline, str(tmp_path / "new"), str(tmp_path / "savepoint"), claim="CLAIM")
-
-    def stop(*_: Any) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr("state_backend.checkpoint.coordinator.Coordinator.commit", stop)
-        restore()
-    with pytest.raises(errors.UsageError, match="was claimed by"):
-        restore(counting(name="other"))
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr("cairn.operations.savepoints.restore_savepoint.delete_savepoint", stop)
-        restore()
-    assert (tmp_path / "savepoint" / "savepoint.json").exists()
-    assert restore().id == 1  # committed by the try before; only the deletion was left
-    assert not (tmp_path / "savepoint" / "savepoint.json").exists()
-    run_interval(spark, counting(), day(2), str(tmp_path / "new"))
-
-
 def keyed(spark: SparkSession, root: Path, state: str, checkpoint: str = "latest") -> list[Any]:
     spark.dataSource.register(KeyedState)
     reader = spark.read.format("keyed_state").option("root", str(root)).option("pipeline", "counting")
@@ -306,24 +183,14 @@ def _behind(row: dict[str, Any]) -> Any:
     return row.get("position", row["expires_at_ms"] or 0)
 
 
-@pytest.mark.parametrize(
-    ("format", "changes", "says"),
-    [
-        ("native", {"max_parallelism": 32}, "use a canonical savepoint, or keep 16"),
-        ("canonical", {"key": ["item"]}, r"key is \['item'\]"),
-        ("canonical", {"time_mode": "none"}, "time_mode is none"),
-        ("canonical", {"start": day(2).start}, "no interval would start from it"),
-    ],
-)
-def test_what_does_not_fit_the_pipeline_is_refused_and_not_claimed(
-    spark: SparkSession, tmp_path: Path, format: Any, changes: dict[str, Any], says: str
-) -> None:
-    """F79, F92."""
-    saved(spark, tmp_path / "root", tmp_path / "savepoint", format)
-    with pytest.raises(errors.UsageError, match=says):
-        restore_savepoint(spark, counting(**changes), str(tmp_path / "new"), str(tmp_path / "savepoint"), claim="CLAIM")
+def test_what_does_not_fit_the_pipeline_is_refused_and_not_claimed(spark: SparkSession, tmp_path: Path) -> None:
+    """F79, F92. Without Spark: tests/unit/test_savepoints.py and test_what_does_not_fit.py."""
+    saved(spark, tmp_path / "root", tmp_path / "savepoint", "native")
+    other, new, folder = counting(max_parallelism=32), str(tmp_path / "new"), str(tmp_path / "savepoint")
+    with pytest.raises(errors.UsageError, match="use a canonical savepoint, or keep 16"):
+        restore_savepoint(spark, other, new, folder, claim="CLAIM")
     assert not (tmp_path / "savepoint" / "claimed.json").exists()
-    restore_savepoint(spark, counting(), str(tmp_path / "new"), str(tmp_path / "savepoint"))
+    restore_savepoint(spark, counting(), new, folder)
 
 
 def test_another_type_of_the_key_is_refused_before_the_first_row(spark: SparkSession, tmp_path: Path) -> None:
@@ -386,18 +253,6 @@ def test_a_key_column_may_become_not_null_and_get_a_comment(spark: SparkSession,
         spark, counting(output_schema="x long"), str(tmp_path), again, without_expectations=True
     )
     assert validated.success, validated.findings
-
-
-def test_a_damaged_savepoint_commits_nothing(spark: SparkSession, tmp_path: Path) -> None:
-    """S32, by way of Spark: the error that a worker raised is the one that the caller gets."""
-    saved(spark, tmp_path / "root", tmp_path / "savepoint", "canonical")
-    victim = next((tmp_path / "savepoint").glob("*/state-total/*.parquet"))
-    data = bytearray(victim.read_bytes())
-    data[len(data) // 2] ^= 1
-    victim.write_bytes(data)
-    with pytest.raises(errors.CorruptFile, match=victim.name):
-        restore_savepoint(spark, counting(), str(tmp_path / "new"), str(tmp_path / "savepoint"))
-    assert not (tmp_path / "new" / "counting" / "checkpoints").exists()
 
 
 def test_the_driver_takes_and_restores(spark: SparkSession, tmp_path: Path) -> None:
@@ -468,32 +323,3 @@ def test_the_command_line_takes_and_restores(spark: SparkSession, tmp_path: Path
     assert not (Path(folder) / "savepoint.json").exists()
     assert run_interval(spark, counting(), day(3), str(tmp_path / "new")).content.base_id == 1
     assert run_interval(spark, counting(), day(3), str(root)).content.base_id == 4
-
-
-@pytest.mark.long("seconds of Spark")
-def test_the_chosen_retention_goes_with_the_records(spark: SparkSession, tmp_path: Path) -> None:
-    """Intervals bring it; a consolidation and a commit that knows only the attempt go by the newest record; a pipeline that is
-    restored from a savepoint has its own."""
-    root, home = str(tmp_path / "a"), join_url(str(tmp_path / "a"), "counting")
-
-    def retained() -> list[int]:
-        return sorted(Coordinator(open_storage(home), "counting").log().retained)
-
-    chosen = counting(retention=KeepLast(2))
-    for n in range(3):
-        newest = run_interval(spark, chosen, day(n), root)
-    assert (retained(), newest.content.retention) == ([2, 3], KeepLast(2))
-    newest = consolidate_checkpoint(spark, counting(), root, newest)
-    assert (retained(), newest.content.retention) == ([3, 4], KeepLast(2))
-    process_interval(
-        spark,
-        counting(retention=KeepLast(1)),
-        root,
-        Attempt(id="four", interval=day(3), run=RunRef(run_id="four", clear_number=0, try_number=1)),
-    )
-    Coordinator(open_storage(home), "counting").commit("four")
-    assert retained() == [5]
-    newest = Coordinator(open_storage(home), "counting").record("latest")
-    take_savepoint(spark, counting(), home, newest, str(tmp_path / "s"), "native")
-    restored = restore_savepoint(spark, counting(retention=KeepLast(3)), str(tmp_path / "new"), str(tmp_path / "s"))
-    assert (newest.content.retention, restored.content.retention) == (KeepLast(1), KeepLast(3))

@@ -13,9 +13,6 @@ from pyspark.sql.types import Row
 
 from cairn.data_sources.keyed_state import KeyedState
 from cairn.operations.intervals.run_interval import run_interval
-from cairn.operations.savepoints.restore_savepoint import restore_savepoint
-from cairn.operations.savepoints.take_savepoint import take_savepoint
-from state_backend.adapters.open_storage import join_url
 from state_backend.values.errors import StateSchemaError
 from tests.support.counting import DAYS, counting, day
 from tests.support.validating import validate_checkpoint
@@ -76,12 +73,6 @@ class Refused(Second):
     """What was a number is a text now."""
 
     SEEN = "amount string, note string, item string"
-
-
-class Renamed(Second):
-    """The item has a new name."""
-
-    SEEN = "amount double, note string, thing string"
 
 
 @pytest.fixture(autouse=True)
@@ -178,35 +169,3 @@ def test_an_idle_interval_rewrites_nothing_under_a_new_schema(spark: SparkSessio
     assert second.content.totals.uploaded_bytes == second.content.totals.changed_bytes == 0
     assert values(spark, tmp_path, "seen") == {("ann",): (2.0, None, "fig"), ("bob",): (5.0, None, "fig")}
     assert validate_checkpoint(spark, counting(), str(tmp_path), second).success
-
-
-def test_a_renamed_field_keeps_its_values(spark: SparkSession, tmp_path: Path) -> None:
-    """In entries of two schema versions; in a canonical savepoint too; and the old code takes the field back."""
-    root = tmp_path / "root"
-    run_interval(spark, counting(processor=First), day(0), str(root))
-    second = run_interval(spark, counting(processor=Second), day(1), str(root))
-    with pytest.raises(
-        StateSchemaError, match=r"state 'seen' no longer declares item: (?s:.*)\{'seen\.item': 'thing'\}"
-    ):
-        run_interval(spark, counting(processor=Renamed), day(2), str(root))
-    renamed = counting(processor=Renamed, renamed={"seen.item": "thing"})
-    DAYS[day(2).start] = []
-    third = run_interval(spark, renamed, day(2), str(root))
-    found = {("ann",): (2.0**38, "new", "fig"), ("bob",): (5.0, None, "fig"), ("cid",): (0.75, "new", "kiwi")}
-    assert values(spark, root, "seen", third.id) == found
-    assert third.content.digest == second.content.digest
-    assert values(spark, root, "seen", second.id)["bob",] == (5.0, None, "fig")
-    assert validate_checkpoint(spark, renamed, str(root), third).success
-
-    take_savepoint(spark, renamed, join_url(str(root), "counting"), third, str(tmp_path / "savepoint"), "canonical")
-    other = counting(processor=Renamed, renamed={"seen.item": "thing"}, parallelism=1, max_parallelism=50)
-    restored = restore_savepoint(spark, other, str(tmp_path / "new"), str(tmp_path / "savepoint"))
-    assert values(spark, tmp_path / "new", "seen", restored.id) == found
-    DAYS[day(3).start] = [("bob", "pear", 8)]
-    after = run_interval(spark, other, day(3), str(tmp_path / "new"))
-    assert values(spark, tmp_path / "new", "seen", after.id) == found | {("bob",): (2.0, "new", "pear")}
-
-    with pytest.raises(StateSchemaError, match="state 'seen' no longer declares thing: "):
-        run_interval(spark, counting(processor=Second), day(3), str(root))
-    back = run_interval(spark, counting(processor=Second, renamed={"seen.thing": "item"}), day(3), str(root))
-    assert values(spark, root, "seen", back.id)["ann",] == (2.0**38, "new", "fig")

@@ -29,7 +29,6 @@ from cairn.operations.intervals.plan_interval import Attempt
 from cairn.operations.intervals.process_interval import process_interval
 from cairn.operations.intervals.run_interval import run_interval
 from cairn.operations.savepoints.take_savepoint import take_savepoint
-from cairn.operations.validation.checks import Check
 from cairn.operations.validation.validate_checkpoint import Validation
 from cairn.pipeline import ChangeExpectations, Interval, Pipeline
 from cairn.testing import PipelineTester
@@ -416,48 +415,6 @@ class _Counted(DataSourceReader):
     def read(self, partition: Any) -> Any:
         (Path(self._folder) / str(uuid4())).touch()
         yield from self._inner.read(partition)
-
-
-@pytest.mark.parametrize("loss", ["half", "wrong value"])
-@pytest.mark.long("half a minute of Spark")
-def test_memory_and_spark_give_the_same_checks(
-    spark: SparkSession, losses: tuple[str, dict[str, Record]], loss: str
-) -> None:
-    """For every kind of state and its changes, with an SQL condition. The join of the pairs may give the rows in another order."""
-    import great_expectations.expectations as gxe
-
-    columns = {"total": "sum", "amounts": "amount", "items": "seen", "$timers": "key_group"}
-
-    def rules() -> dict[str, list[Any]]:
-        return {state: [gxe.ExpectColumnValuesToBeBetween(column=c, max_value=3)] for state, c in columns.items()}
-
-    def over_time() -> dict[str, ChangeExpectations]:
-        kept = [gxe.ExpectColumnValuesToBeInSet(column="fate", value_set=["kept", "expired"]) for _ in columns]
-        removable = "key.user in ('user-1', 'user-2')"
-        return {
-            state: ChangeExpectations(
-                least_rows=0.9, most_rows=1.0, no_row_lost=True, removable=removable, pairs=[rule]
-            )
-            for state, rule in zip(columns, kept, strict=True)
-        }
-
-    found = []
-    for most_bytes in (512 << 20, 0):
-        pipeline = forgetful({}, processor=Losing, expectations=rules, expectations_over_time=over_time)
-        pipeline = replace(pipeline, expectations_memory_bytes=most_bytes)
-        checks = validate_checkpoint(spark, pipeline, losses[0], losses[1][loss], dry_run=True).checks
-        found.append([as_told(spark, check) for check in checks])
-    assert found[0] == found[1] and len(found[0]) == 2 + 4 * 4
-
-
-def as_told(spark: SparkSession, check: Check) -> tuple[Any, ...]:
-    """A check without the order of its rows, with the rows that are stored."""
-    failing, observed = check.failing, check.observed.partition(", with values")[0]
-    if failing is None:
-        return check.table, check.what, observed, check.success
-    assert failing.url is not None
-    stored = sorted(map(str, spark.read.parquet(failing.url).collect()))
-    return check.table, check.what, observed, failing.number, failing.keys, stored
 
 
 @pytest.mark.long("seconds of Spark")

@@ -32,7 +32,11 @@ MOST_UNTIL_FOUND = 50
 def test_every_state_output_and_read_is_as_the_oracle_says_and_no_file_is_left(
     tmp_path: Path, first: int, count: int
 ) -> None:
-    """Also after everything was let finish and swept. A difference keeps the folder of its history."""
+    """Also after everything was let finish and swept. A difference keeps the folder of its history.
+
+    Checkpoints share files, each of which goes with the last checkpoint that names it: F16, F26, F28, F29, F32, F34, F40. Processes that
+    stop go on beside the next try, and write after its commit: S9, S11. Older states are read along several branches: S15.
+    """
     reports = histories(tmp_path, first, count)
     assert [report["differences"] for report in reports] == [[]] * count
     outcomes = sum((Counter(report["outcomes"]) for report in reports), Counter[str]())

@@ -1,4 +1,4 @@
-"""What the tasks that move state leave on a worker's disk."""
+"""What the tasks that move state leave on a worker's disk and in a savepoint."""
 
 from __future__ import annotations
 
@@ -9,8 +9,15 @@ from pathlib import Path
 import pytest
 
 from state_backend.adapters.local_storage import LocalStorage
-from state_backend.values.errors import StorageUnavailable
+from state_backend.adapters.memory_storage import MemoryStorage
+from state_backend.checkpoint.savepoints import read_savepoint
+from state_backend.formats import paths
+from state_backend.shard.manifest import manifest_of
+from state_backend.values.errors import StorageUnavailable, UsageError
+from state_backend.values.handles import Handle
+from tests.support.crash_matrix import HOME, SAVED, Surveyor, Try, live_files, take
 from tests.support.faulty_storage import Fault, FaultyStorage
+from tests.support.real_shards import RealPipeline
 from tests.support.savepoints import Format, SmallPipeline, restore
 
 
@@ -51,3 +58,29 @@ def test_nothing_is_left_of_a_task_that_failed(
     with pytest.raises(StorageUnavailable, match="no space"):
         origin.take(tmp_path / "savepoint", format)
     assert full.calls and left_in(temp) == []
+
+
+@pytest.mark.parametrize("format", ["native", "canonical"])
+def test_of_two_tries_at_one_savepoint_one_is_it_and_both_return_it(tmp_path: Path, format: Format) -> None:
+    """S13: the slower one finds the record when it writes its own; what it wrote goes, and a later call finds the savepoint too. A
+    native one is compacted: of the two files of the shard of "a" there is one."""
+    made = RealPipeline(tmp_path)
+    made.run(1, "a1", {"a": 2})
+    made.run(2, "a2", {"a": 1})
+    saved = MemoryStorage()
+
+    class Overtaken(FaultyStorage):
+        def create(self, path: str, data: bytes) -> Handle:
+            if path == paths.SAVEPOINT_RECORD:
+                take(Try({HOME: made.storage, SAVED: saved}, tmp_path, "faster"), format)
+            return super().create(path, data)
+
+    for folder in (Overtaken(saved, {}), saved):
+        take(Try({HOME: made.storage, SAVED: folder}, tmp_path, "slower"), format)
+        assert Surveyor(tmp_path).see(saved).saved == {"a": 1}
+        assert {info.path for info in saved.list("")} == live_files(saved)
+    files = [len(manifest_of(ref, saved).files) for ref in read_savepoint(saved).content.shards]
+    assert max(files, default=0) <= 1
+    other: Format = "canonical" if format == "native" else "native"
+    with pytest.raises(UsageError, match="holds a savepoint already"):
+        take(Try({HOME: made.storage, SAVED: saved}, tmp_path, "other"), other)

@@ -57,6 +57,7 @@ class Chain:
         self.snapshots: list[Snapshot] = []
         self.now_ms = 0
         self.runs = 0
+        self.attempt = ""
         self._folder = folder
         folder.mkdir(parents=True, exist_ok=True)
 
@@ -77,10 +78,13 @@ class Chain:
         )
         return restored, state
 
-    def step(self, parallelism: int, mode: Mode, change: Change | None = None) -> list[ShardManifest]:
+    def step(
+        self, parallelism: int, mode: Mode, change: Change | None = None, *, attempt: str | None = None
+    ) -> list[ShardManifest]:
         """Restores all shards at ``parallelism``, changes them, and takes the next checkpoint. Of a changelog a shard that has
         no base of its own range takes files, as a pipeline does."""
         self.runs += 1
+        self.attempt = attempt or f"attempt-{self.runs}"
         taken = []
         for shard in range(parallelism):
             owned = range_of(shard, parallelism, self.max_parallelism)
@@ -105,8 +109,8 @@ class Chain:
             if recorder is not None and recorder.fits():
                 snapshot = recorder.append(
                     self.storage,
-                    attempt=f"attempt-{self.runs}",
-                    task=0,
+                    attempt=self.attempt,
+                    task=shard,
                     key_group_states=states,
                     inline_budget_bytes=self.inline_budget_bytes,
                 )
@@ -127,9 +131,9 @@ class Chain:
                     store,
                     self.storage,
                     image=scratch / "image",
-                    attempt=f"attempt-{self.runs}",
+                    attempt=self.attempt,
                     shard=shard,
-                    task=0,
+                    task=shard,
                     key_groups=owned,
                     key_group_states=states,
                     opened=restored.opened,

@@ -35,51 +35,6 @@ class LaterTimer(AircraftHistory):
             self._seen.update((every[-1].scheduled_departure.date(),))
 
 
-class Airborne(AircraftHistory):
-    """A field more in a state that is there: the minutes in the air, from now on."""
-
-    def init(self, handle: Any) -> None:
-        super().init(_Grown(handle))
-
-    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
-        every = list(rows)
-        self._history.minutes = sum(row.air_time_minutes or 0 for row in every if row.departed)
-        yield from super().handleInputRows(key, iter(every), timerValues)
-
-    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Row]:
-        self._history.minutes = None
-        yield from super().handleExpiredTimer(key, timerValues, expiredTimerInfo)
-
-
-class _Grown:
-    """A handle whose state "history" has the field ``air_minutes`` behind those that its processor knows."""
-
-    def __init__(self, handle: Any) -> None:
-        self._handle = handle
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._handle, name)
-
-    def getValueState(self, name: str, schema: str) -> Any:
-        return _WithMinutes(self._handle.getValueState(name, f"{schema}, air_minutes long"))
-
-
-class _WithMinutes:
-    def __init__(self, state: Any) -> None:
-        self._state = state
-        self.minutes: int | None = None
-        self._before: int | None = None
-
-    def get(self) -> Any:
-        found = self._state.get()
-        self._before = None if found is None else found[-1]
-        return None if found is None else tuple(found)[:-1]
-
-    def update(self, values: tuple[Any, ...]) -> None:
-        known = self._before if self.minutes is None else (self._before or 0) + self.minutes
-        self._state.update((*values, known))
-
-
 class _Later:
     def __init__(self, values: Any) -> None:
         self._values = values

@@ -1,16 +1,22 @@
-"""The pipeline of docs/tables.md without Spark, and a process that runs some of its hours."""
+"""The pipeline of docs/tables.md without Spark, a process that runs some of its hours, and calls of a sink that die."""
 
 from __future__ import annotations
 
 import random
+import threading
 import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pytest
+
 from cairn import Interval, Pipeline, sinks
 from cairn.aggregates import Count, RunningAggregate
-from cairn.sinks.table_sink import TableSink
+from cairn.sinks.table_sink import Owner, Publication, TableSink
 from cairn.testing import PipelineTester
 from state_backend.values.errors import StateUnusable
 from tests.support.bigquery_server import client_of
@@ -18,6 +24,7 @@ from tests.support.bigquery_server import client_of
 START = datetime(2024, 1, 1, tzinfo=UTC)
 HOUR = timedelta(hours=1)
 SCHEMA = "user string"
+OWNER = Owner("clicks", "here")
 _PATIENCE_S = 300
 
 
@@ -77,3 +84,43 @@ def run_hours(kind: str, folder: Path, address: str, root: str, hours: range) ->
                 if time.monotonic() > deadline_s:
                     raise
                 time.sleep(0.02)
+
+
+@dataclass(frozen=True)
+class Made(Publication):
+    """Output that no pipeline made."""
+
+    made: pa.Table | None = None
+
+    def output(self) -> Iterator[pa.Table]:
+        if self.made is not None:
+            yield self.made
+
+
+def publish(sink: TableSink, interval: Interval, checkpoint_id: int, rows: pa.Table, owner: Owner = OWNER) -> None:
+    sink.publish(Made(owner, interval, checkpoint_id, made=rows))
+
+
+class Killed(Exception):
+    """The process that called the sink has ended."""
+
+
+def die_at(patched: pytest.MonkeyPatch, at: int, requests: Iterable[tuple[type, str]]) -> None:
+    """End the process at one of the requests, given as class and method: 2n before request n, 2n + 1 after it."""
+    left = [at]
+    # pyiceberg writes some files in other threads.
+    lock = threading.Lock()
+    for owner, name in requests:
+        called = getattr(owner, name)
+
+        def dying(*arguments: Any, _called: Any = called, **more: Any) -> Any:
+            with lock:
+                here, left[0] = left[0], left[0] - 2
+            if here <= 0 and here != 1:
+                raise Killed(_called.__name__)
+            made = _called(*arguments, **more)
+            if here == 1:
+                raise Killed(_called.__name__)
+            return made
+
+        patched.setattr(owner, name, dying)

@@ -21,10 +21,6 @@ from pyspark.sql.types import Row
 KEY = ("a", "b")
 SCRIPT_SCHEMA = "a string, b long, seq long, ts timestamp, op string"
 RESULT_SCHEMA = "a string, b long, seq long, call string, result string"
-INITIAL_SCHEMA = "a string, b long, n long"
-# ("only", 7) has no input. In frames a long key column with nulls would come as floats, and Spark files state under them.
-INITIAL = [("k0", None, 1), ("k0", None, 2), ("k3", None, 3), (None, 2, 4), ("only", 7, 0), (None, None, 5)]
-INITIAL_FOR_FRAMES = [("x", 1, 1), ("x", 1, 2), ("y", 2, 3), (None, 2, 4), ("only", 7, 0)]
 SCRIPT_STATES = {
     "v": "value",
     "l": "list",
@@ -264,21 +260,6 @@ def typed_rows() -> list[list[tuple[Any, ...]]]:
     nulls = (None,) * len(usual)
     rows = [usual, lowest, highest, nulls]
     return [[(n, *row) for n, row in enumerate(rows)], [(n, *row) for n, row in enumerate(reversed(rows))]]
-
-
-class ScriptedInFrames(ScriptedUntimed):
-    """The same for the pandas API: rows come in DataFrames, and a DataFrame goes out for each."""
-
-    def each(self, rows: Iterator[pd.DataFrame]) -> Iterator[Any]:
-        for frame in rows:
-            yield from frame.itertuples(index=False)
-
-    def initial_rows(self, initial_state: pd.DataFrame) -> Any:
-        return initial_state.itertuples(index=False)
-
-    def out(self, key: Any, seq: Any, call: str, result: Any) -> pd.DataFrame:
-        columns = {"call": [call], "extra": [0], "b": [key[1]], "result": [repr(result)], "a": [key[0]], "seq": [seq]}
-        return pd.DataFrame(columns)
 
 
 def event_script(seed: int, delay: timedelta) -> list[list[tuple[Any, ...]]]:

@@ -2,7 +2,7 @@
 the end state and outputs of all days have to be those of a run that nobody disturbed.
 
 Below the test's folder, which all processes see: ``hold`` holds the number of a shard, or "all", whose first try waits until the file is
-gone, for five minutes at most; ``tries`` gets a file for each try at a shard that came to its first row.
+gone, for five minutes at most, and writes into ``beat`` meanwhile; ``tries`` gets a file for each try at a shard that came to its first row.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -64,6 +65,7 @@ class Sums(StatefulProcessor):
         (FOLDER / "tries" / uuid.uuid4().hex).write_text(json.dumps(told))
         deadline_s = time.monotonic() + 300
         while task.attemptNumber() == 0 and self._held(task.partitionId()) and time.monotonic() < deadline_s:
+            (FOLDER / "beat").write_text(str(time.monotonic()))
             time.sleep(0.05)
 
     def _held(self, shard):
@@ -84,11 +86,12 @@ from airflow.sdk import CronDataIntervalTimetable
 from cairn_operators import stateful_pipeline
 
 for name, more in @DAGS@.items():
+    limit = {"execution_timeout": timedelta(seconds=more.pop("timeout_s"))} if "timeout_s" in more else {}
     globals()[name] = stateful_pipeline(
         name, "sums_pipeline:SUMS", "@ROOT@", pipeline="sums",
         schedule=CronDataIntervalTimetable("@daily", timezone="UTC"), start_date=datetime(2024, 1, 1, tzinfo=UTC),
         end_date=datetime(2024, 12, 31, tzinfo=UTC),
-        process={"retry_delay": timedelta(seconds=1), "retries": more.pop("retries", 5)},
+        process={"retry_delay": timedelta(seconds=1), "retries": more.pop("retries", 5), **limit},
         checkpoint={"retry_delay": timedelta(seconds=1)}, **more,
     )
 """
@@ -118,8 +121,14 @@ class Try:
     pid: int
 
 
+def alive(pid: int) -> bool:
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    return False
+
+
 class HeldDays:
-    """``root``: the URL below which the pipeline keeps its state. ``dags``: ``retries`` of `process` and more arguments of `stateful_pipeline`, by the name of a DAG; all
+    """``root``: the URL below which the pipeline keeps its state. ``dags``: ``retries`` and ``timeout_s`` of `process`, and more arguments of `stateful_pipeline`, by the name of a DAG; all
     DAGs process the one pipeline."""
 
     def __init__(self, folder: Path, root: str, dags: dict[str, dict[str, Any]]) -> None:
@@ -208,6 +217,13 @@ class HeldDay:
 
     def drivers(self) -> list[int]:
         return [driver.pid for driver in running_drivers(self.airflow.processes)]
+
+    def still_beats(self) -> bool:
+        """Whether a shard waits, whoever started it."""
+        beat = self.days.folder / "beat"
+        before = beat.read_text()
+        time.sleep(0.3)
+        return beat.read_text() != before
 
     def let_go(self) -> None:
         """From now on no shard waits."""

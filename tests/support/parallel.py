@@ -9,12 +9,10 @@ from xdist.scheduler import LoadFileScheduling
 
 SPLIT = (
     "tests/contract/test_sinks.py",
-    "tests/integration/test_replay_flights.py",
     "tests/property/test_commit_machine.py",
     "tests/property/test_join_laws.py",
     "tests/property/test_ready_made_laws.py",
     "tests/property/test_window_laws.py",
-    "tests/scenarios/test_five_minutes.py",
     "tests/scenarios/test_random_histories.py",
 )
 

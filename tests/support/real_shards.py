@@ -3,33 +3,30 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
 from state_backend.adapters.local_storage import LocalStorage
-from state_backend.adapters.rocks import EngineOptions
 from state_backend.checkpoint.coordinator import CommitResult, Coordinator
 from state_backend.checkpoint.plan_retention import DEFAULT_POLICY
 from state_backend.formats import paths, record_codec
 from state_backend.formats.spark_hash import key_group
 from state_backend.formats.types import parse_struct
 from state_backend.ports.storage import Storage
-from state_backend.shard.changelog_store import ChangelogOptions, ShardChangelog
+from state_backend.shard.changelog_store import ChangelogOptions
 from state_backend.shard.manifest import needed_manifest
-from state_backend.shard.restore import restore_shard
-from state_backend.shard.snapshot import take_snapshot
 from state_backend.state.shard_state import ShardState
 from state_backend.state.state_variables import ValueState
-from state_backend.values.intervals import Interval
-from state_backend.values.key_groups import range_of
+from state_backend.values.key_groups import KeyGroupRange
 from state_backend.values.records import FiledShard, InlineShard, OutputFile, Permissions, Prepared
 from state_backend.values.retention import RetentionPolicy
+from tests.support.chains import Chain
 from tests.support.checkpoints import PIPELINE, content, day, start_ms
 from tests.support.shards import KEY_SCHEMA, KEYS, STATES
 
 MAX_PARALLELISM, PARALLELISM = 16, 2
+PATIENT = ChangelogOptions(max_share_of_state=1e9)
 
 
 def output_of(n: int, values: dict[str, int], *, late: bool = False) -> bytes:
@@ -39,7 +36,7 @@ def output_of(n: int, values: dict[str, int], *, late: bool = False) -> bytes:
 
 class RealPipeline:
     """``root`` holds the folder of the pipeline ``counting``, unless that is another ``storage``, and local work.
-    ``inline``: manifests lie in the records. ``interval_of``: the n-th interval, from 1; a day if it is not given."""
+    ``inline``: manifests lie in the records."""
 
     def __init__(
         self,
@@ -48,12 +45,8 @@ class RealPipeline:
         inline: bool = False,
         policy: RetentionPolicy = DEFAULT_POLICY,
         storage: Storage | None = None,
-        interval_of: Callable[[int], Interval] = day,
-        engine: EngineOptions | None = None,
     ) -> None:
         self.root = root
-        self.interval_of = interval_of
-        self.engine = engine or EngineOptions()
         self.storage: Storage = storage if storage is not None else LocalStorage(root / PIPELINE)
         self.coordinator = Coordinator(self.storage, PIPELINE, policy=policy)
         self.inline = inline
@@ -70,54 +63,25 @@ class RealPipeline:
         self, n: int, attempt: str, values: dict[str, int], *, mode: Literal["incremental", "changelog"] = "incremental"
     ) -> Prepared:
         """What the process task does of the n-th day. A changelog's segments lie in files."""
-        interval = self.interval_of(n)
+        interval = day(n)
         begun = self.coordinator.begin(
             interval, permissions=Permissions(), pipeline_start_ms=start_ms(), attempt=attempt
         )
         base = [needed_manifest(ref, self.storage) for ref in begun.base.content.shards] if begun.base else []
         work = self.root / "work" / attempt
-        manifests = []
-        for shard in range(PARALLELISM):
-            owned = range_of(shard, PARALLELISM, MAX_PARALLELISM)
-            restored = restore_shard(owned, base, self.storage, work / f"db-{shard}", self.engine)
-            with restored.store:
-                changes = None
-                if mode == "changelog" and restored.base is not None:
-                    changes = ShardChangelog(
-                        restored.store, restored.base, work / f"changes-{shard}", ChangelogOptions()
-                    )
-                groups = restored.key_group_states
-                state = ShardState(restored.store, key_groups=groups, descriptors=STATES, now_ms=interval.end_ms)
-                for key, value in values.items():
-                    group = key_group((key,), parse_struct(KEY_SCHEMA), MAX_PARALLELISM)
-                    if group in owned:
-                        state.set_key(group, KEYS.encode((key,)))
-                        ValueState(state, "value").update((value, key))
-                state.flush()
-                if changes is not None:
-                    snapshot = changes.append(
-                        self.storage,
-                        attempt=attempt,
-                        task=shard,
-                        key_group_states=state.key_group_states(),
-                        inline_budget_bytes=0,
-                    )
-                else:
-                    snapshot = take_snapshot(
-                        state.store,
-                        self.storage,
-                        image=work / f"image-{shard}",
-                        attempt=attempt,
-                        shard=shard,
-                        task=shard,
-                        key_groups=owned,
-                        key_group_states=state.key_group_states(),
-                        opened=restored.opened,
-                        opened_inline=restored.opened_inline,
-                        full=False,
-                        inline_budget_bytes=0,
-                    )
-                manifests.append(snapshot.manifest)
+        shutil.rmtree(work, ignore_errors=True)  # a try that died left it
+        chain = Chain(work, self.storage, max_parallelism=MAX_PARALLELISM, changelog=PATIENT)
+        chain.manifests, chain.now_ms = base, interval.end_ms
+
+        def change(state: ShardState, owned: KeyGroupRange) -> None:
+            for key, value in values.items():
+                group = key_group((key,), parse_struct(KEY_SCHEMA), MAX_PARALLELISM)
+                if group in owned:
+                    state.set_key(group, KEYS.encode((key,)))
+                    ValueState(state, "value").update((value, key))
+            state.flush()
+
+        manifests = chain.step(PARALLELISM, mode, change, attempt=attempt)
         shutil.rmtree(work)
         if self.inline:
             refs = [InlineShard(shard=m.shard, inline=m) for m in manifests]

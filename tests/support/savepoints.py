@@ -17,17 +17,17 @@ from state_backend.formats.spark_hash import key_group
 from state_backend.formats.types import parse_struct
 from state_backend.shard.manifest import manifest_of
 from state_backend.shard.restore import restore_shard
-from state_backend.shard.snapshot import take_snapshot
 from state_backend.state.check_shard import verify_shard
 from state_backend.state.shard_state import ShardState
 from state_backend.state.state_variables import ListState, MapState, ValueState
 from state_backend.state.timers import register_timer
-from state_backend.values.key_groups import range_of
+from state_backend.values.key_groups import KeyGroupRange
 from state_backend.values.marks import Savepoint
 from state_backend.values.records import Content, InlineShard, Prepared, Record, RunRef, ShardManifest
+from tests.support.chains import Chain
 from tests.support.checkpoints import content, day, start_ms
 from tests.support.in_process import run_here
-from tests.support.shards import KEY_SCHEMA, KEYS, STATES, open_state
+from tests.support.shards import KEY_SCHEMA, KEYS, STATES
 
 Format = Literal["native", "canonical"]
 MAX_PARALLELISM = 16
@@ -66,29 +66,13 @@ class SmallPipeline:
         self.folder, self.url, self.name = folder, str(folder / "root" / name), name
         self.storage = LocalStorage(Path(self.url))
         self.coordinator = Coordinator(self.storage, name)
-        manifests = []
-        for shard in range(parallelism):
-            owned = range_of(shard, parallelism, MAX_PARALLELISM)
-            state = open_state(folder / f"make-{name}-{shard}", now_ms=0)
-            mine = [u for u in USERS if key_group((u,), parse_struct(KEY_SCHEMA), MAX_PARALLELISM) in owned]
-            fill(state, mine)
-            snapshot = take_snapshot(
-                state.store,
-                self.storage,
-                image=folder / f"image-{name}-{shard}",
-                attempt="made",
-                shard=shard,
-                task=0,
-                key_groups=owned,
-                key_group_states=state.key_group_states(),
-                opened=(),
-                opened_inline=frozenset(),
-                full=True,
-                inline_budget_bytes=0,
-            )
-            state.store.close()
-            manifests.append(snapshot.manifest)
-        entries = sum(m.entries for m in manifests)
+        chain = Chain(folder / f"make-{name}", self.storage, max_parallelism=MAX_PARALLELISM)
+        key = parse_struct(KEY_SCHEMA)
+
+        def change(state: ShardState, owned: KeyGroupRange) -> None:
+            fill(state, [u for u in USERS if key_group((u,), key, MAX_PARALLELISM) in owned])
+
+        manifests = chain.step(parallelism, "full", change, attempt="made")
         made = content(
             day(1),
             "made",
@@ -97,10 +81,10 @@ class SmallPipeline:
             pipeline=name,
             key_schema=KEY_SCHEMA,
             states=STATES,
-            digest=sum(m.digest for m in manifests) % 2**64,
+            digest=chain.digest,
             shards=tuple(InlineShard(shard=m.shard, inline=m) for m in manifests),
         )
-        made = replace(made, totals=replace(made.totals, entries=entries))
+        made = replace(made, totals=replace(made.totals, entries=chain.entries))
         self.coordinator.prepare(Prepared(h0=0, content=made))
         self.record = self.coordinator.commit("made").record
         assert self.record is not None

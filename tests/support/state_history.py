@@ -7,10 +7,8 @@ one process, over local storage with its syncs. Checkpoints are kept and dropped
 from __future__ import annotations
 
 import shutil
-import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -48,20 +46,15 @@ MAX_PARALLELISM = 128
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
     """What one interval changed and wrote (bytes), what its checkpoint consists of, and what all retained ones keep on the
-    storage. ``seconds`` include the restores; ``cpu_seconds`` are of all threads, RocksDB's too."""
+    storage."""
 
     changed_bytes: int
     uploaded_bytes: int
     uploaded_files: int
-    downloaded_bytes: int
-    cached_bytes: int
     live_files: int
     checkpoint_bytes: int
     retained_bytes: int
     merged: tuple[Consolidation, ...]
-    largest_file_bytes: int
-    seconds: float
-    cpu_seconds: float
 
 
 @dataclass(kw_only=True)
@@ -116,15 +109,12 @@ class History:
         """An interval in which ``change`` is told each shard's state and number."""
         parallelism = parallelism or self.parallelism
         number = len(self.batches)
-        started, cpu_started = time.perf_counter(), time.process_time()
         snapshots: list[Snapshot] = []
         merged: list[Consolidation] = []
-        manifests, changed_bytes, downloaded_bytes, cached_bytes = [], 0, 0, 0
+        manifests, changed_bytes = [], 0
         for shard in range(parallelism):
             work = self._work(shard)
             with self.restored(shard, parallelism, cache=self.cache) as restored:
-                downloaded_bytes += restored.downloaded_bytes
-                cached_bytes += restored.cached_bytes
                 base, options = restored.base, self.changelog
                 changes = ShardChangelog(restored.store, base, work / "changes", options) if base and options else None
                 state = ShardState(
@@ -153,20 +143,15 @@ class History:
         files = {handle.path: handle.size_bytes for m in manifests for handle in m.handles}
         inline_bytes = sum(m.size_bytes for m in manifests) - sum(files.values())
         self._retain(files)
-        new = [size_bytes for path, size_bytes in files.items() if path.startswith(f"shared/batch-{number}/")]
         batch = Batch(
             changed_bytes=changed_bytes,
             uploaded_bytes=sum(s.uploaded_bytes for s in snapshots),
             uploaded_files=sum(s.uploaded_files for s in snapshots),
-            downloaded_bytes=downloaded_bytes,
-            cached_bytes=cached_bytes,
             live_files=sum(len(m.files) + sum(f.name.endswith(SST_SUFFIX) for f in m.inline_files) for m in manifests),
             checkpoint_bytes=sum(files.values()) + inline_bytes,
-            retained_bytes=self.accounted_bytes() + inline_bytes,
+            retained_bytes=inline_bytes
+            + sum({path: n for files in self._checkpoints for path, n in files.items()}.values()),
             merged=tuple(merged),
-            largest_file_bytes=max(new, default=0),
-            seconds=time.perf_counter() - started,
-            cpu_seconds=time.process_time() - cpu_started,
         )
         self.batches.append(batch)
         return batch
@@ -233,14 +218,6 @@ class History:
             restored.store.close()
             shutil.rmtree(work)
 
-    def accounted_bytes(self) -> int:
-        """What the files of all retained checkpoints have, by their handles."""
-        return sum({path: size_bytes for files in self._checkpoints for path, size_bytes in files.items()}.values())
-
-    def stored_bytes(self) -> int:
-        """What lies in the storage, as a listing tells."""
-        return sum(info.size_bytes for info in self._storage.list(""))
-
     def compacted_bytes(self) -> int:
         """What the live state takes when every shard is rewritten: the least that a checkpoint can have."""
         total = 0
@@ -249,40 +226,3 @@ class History:
                 restored.store.compact()
                 total += sum(run.size_bytes for run in restored.store.sorted_runs())
         return total
-
-    def restore_seconds(self, parallelism: int | None = None, *, cache: FileCache | None = None) -> list[float]:
-        """How long the restore of each shard takes, until it is open."""
-        parallelism = parallelism or self.parallelism
-        seconds = []
-        for shard in range(parallelism):
-            started = time.perf_counter()
-            with self.restored(shard, parallelism, cache=cache):
-                seconds.append(time.perf_counter() - started)
-        return seconds
-
-    def copied(self, folder: Path) -> History:
-        """The last checkpoint, with a storage of its own in ``folder``, as another pipeline without a history."""
-        copy = History(folder=folder, keys=self.keys, parallelism=self.parallelism, options=self.options)
-        for path in {f.handle.path for m in self.manifests for f in m.files}:
-            copy.storage.upload(path, self.folder / "storage" / path)
-        copy.manifests = list(self.manifests)
-        return copy
-
-    def copy_seconds(self) -> float:
-        """How long a plain copy of the same files takes, as many at once as a restore downloads, shard after shard."""
-        seconds = 0.0
-        for manifest in self.manifests:
-            folder = self._work(manifest.shard)
-            folder.mkdir()
-            paths = [f.handle.path for f in manifest.files]
-            started = time.perf_counter()
-            with ThreadPoolExecutor(8) as pool:
-                list(
-                    pool.map(
-                        lambda p, to=folder: shutil.copyfile(self.folder / "storage" / p, to / p.replace("/", "_")),
-                        paths,
-                    )
-                )  # type: ignore[misc]
-            seconds += time.perf_counter() - started
-            shutil.rmtree(folder)
-        return seconds

@@ -6,11 +6,7 @@ from datetime import UTC, datetime, timedelta
 from airflow.providers.standard.operators.empty import EmptyOperator
 from airflow.sdk import DAG, CronDataIntervalTimetable
 
-from cairn_operators import (
-    CommitCheckpointOperator,
-    ProcessIntervalOperator,
-    stateful_pipeline,
-)
+from cairn_operators import stateful_pipeline
 from tests.support.checkpoints import START
 
 ROOT = f"file://{os.environ['CAIRN_TALLY']}/state"
@@ -42,15 +38,6 @@ whole = tally("tally_whole")
 halves = tally(
     "tally_halves", schedule=CronDataIntervalTimetable("0 0,12 * * *", timezone="UTC"), pipeline="tally_whole"
 )
-# Paused, so that a test says when its scheduled runs begin.
-scheduled = tally(
-    "tally_scheduled",
-    catchup=True,
-    end_date=START + timedelta(days=3),
-    max_active_runs=2,
-    is_paused_upon_creation=True,
-)
-
 # On a storage server, with the login of a connection; only where the tests have the server.
 if root := os.environ.get("CAIRN_TALLY_AZURE"):
     on_azure = tally("tally_azure", root=root, storage_conn_id="azurite", max_active_runs=4)
@@ -74,16 +61,3 @@ killed.get_task("process").driver_module = "tests.support.killing_driver"
 for number in range(20 if os.environ.get("CAIRN_TESTS") == "all" else 3):
     with DAG(f"created_{number}", schedule="0 * * * *", start_date=START, catchup=False, max_active_runs=16) as created:
         EmptyOperator(task_id="nothing")
-
-# Two stateful tasks in sequence, by hand: each with its own pipeline, folder and checkpoint.
-with DAG("tally_two", schedule=DAILY, start_date=START, catchup=False, max_active_runs=1) as two:
-    before = None
-    for name in ("tally_first", "tally_second"):
-        process = ProcessIntervalOperator(
-            task_id=f"process_{name}", code="unused:TALLY", pipeline=name, root=ROOT, **WAITING
-        )
-        process.driver_module = DRIVER
-        checkpoint = CommitCheckpointOperator(task_id=f"checkpoint_{name}", attempt=process.output["attempt"])
-        if before is not None:
-            before >> process
-        before = checkpoint

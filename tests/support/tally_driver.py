@@ -28,15 +28,14 @@ from state_backend.formats import paths
 from state_backend.formats.spark_hash import key_group
 from state_backend.formats.types import parse_struct
 from state_backend.shard.manifest import manifest_of
-from state_backend.shard.restore import restore_shard
-from state_backend.shard.snapshot import take_snapshot
 from state_backend.state.shard_state import ShardState
 from state_backend.state.state_variables import ValueState
 from state_backend.values.errors import CairnError, SourceError
 from state_backend.values.intervals import Interval
-from state_backend.values.key_groups import range_of
+from state_backend.values.key_groups import KeyGroupRange
 from state_backend.values.operation_parameters import ProcessInterval, from_json
 from state_backend.values.records import InlineShard, LogicalTime, OutputFile, Permissions, Prepared, RunRef
+from tests.support.chains import Chain
 from tests.support.checkpoints import START, content, start_ms
 from tests.support.shards import KEY_SCHEMA, KEYS, descriptor
 
@@ -68,35 +67,31 @@ def prepare(
         raise SourceError(f"{day} has not landed")
     landed = folder / "input" / f"{day}.json"
     numbers: dict[str, int] = json.loads(landed.read_text())
-    owned, storage = range_of(0, 1, MAX_PARALLELISM), coordinator.storage
-    base = [manifest_of(ref, storage) for ref in begun.base.content.shards] if begun.base is not None else []
+    storage = coordinator.storage
     work = Path(tempfile.mkdtemp(prefix="cairn-tally-"))
-    restored = restore_shard(owned, base, storage, work / "db", EngineOptions(cache_dir=None))
-    state = ShardState(restored.store, key_groups=restored.key_group_states, descriptors=STATES, now_ms=interval.end_ms)
-    rows = []
-    for key, number in sorted(numbers.items()):
-        state.set_key(key_group((key,), parse_struct(KEY_SCHEMA), MAX_PARALLELISM), KEYS.encode((key,)))
-        value = ValueState(state, "value")
-        before = value.get()
-        total = number + (before[0] if before is not None else 0)
-        value.update((total, day))
-        rows.append({"key": key, "total": total, "day": day})
-    state.flush()
-    manifest = take_snapshot(
-        state.store,
+    chain = Chain(
+        work / "shards",
         storage,
-        image=work / "image",
-        attempt=attempt,
-        shard=0,
-        task=0,
-        key_groups=owned,
-        key_group_states=state.key_group_states(),
-        opened=restored.opened,
-        opened_inline=restored.opened_inline,
-        full=False,
+        max_parallelism=MAX_PARALLELISM,
+        states=STATES,
+        engine=EngineOptions(cache_dir=None),
         inline_budget_bytes=1 << 16,
-    ).manifest
-    state.store.close()
+    )
+    chain.manifests = [manifest_of(ref, storage) for ref in begun.base.content.shards] if begun.base is not None else []
+    chain.now_ms = interval.end_ms
+    rows = []
+
+    def change(state: ShardState, _: KeyGroupRange) -> None:
+        for key, number in sorted(numbers.items()):
+            state.set_key(key_group((key,), parse_struct(KEY_SCHEMA), MAX_PARALLELISM), KEYS.encode((key,)))
+            value = ValueState(state, "value")
+            before = value.get()
+            total = number + (before[0] if before is not None else 0)
+            value.update((total, day))
+            rows.append({"key": key, "total": total, "day": day})
+        state.flush()
+
+    (manifest,) = chain.step(1, "incremental", change, attempt=attempt)
     pq.write_table(pa.Table.from_pylist(rows), work / "rows.parquet")
     output = storage.create(paths.output(interval, attempt, 0, 0), (work / "rows.parquet").read_bytes())
     shutil.rmtree(work)
