@@ -159,7 +159,7 @@ class PandasWithState(StatefulProcessor):  # type: ignore[misc]
             self._state.clear()
         timeout_ms = int(left["timeoutTimestamp"])
         if left["updated"] or left["removed"] or timeout_ms != GroupState.NO_TIMESTAMP:
-            for expiry_ms in list(self._handle.listTimers()) if self._is_timed else ():
+            for expiry_ms in list(self._handle.listTimers()) if self._timeout != "NoTimeout" else ():
                 self._handle.deleteTimer(expiry_ms)
             if timeout_ms != GroupState.NO_TIMESTAMP:
                 # A timeout is due after its millisecond, a timer in its millisecond. So the timer is 1 ms later.
@@ -169,10 +169,6 @@ class PandasWithState(StatefulProcessor):  # type: ignore[misc]
             # To repeat it in the next interval, the key needs a timer that is already due. The timer that fired now is
             # deleted after this call, and so would be a new timer of the same time. So the new timer is 1 ms earlier.
             self._handle.registerTimer(fired_ms - 1)
-
-    @property
-    def _is_timed(self) -> bool:
-        return self._timeout != "NoTimeout"
 
 
 def columns_of(schema: str | StructType) -> dict[str, str | DataType]:

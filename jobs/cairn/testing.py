@@ -659,11 +659,10 @@ def _key_values(key: Any, schema: KeySchema) -> tuple[Any, ...]:
 
 
 def _clock(time: Any) -> Clock:
-    late_ms = time.late_watermark_ms if time.late_watermark_ms is not None else time.watermark_ms
     return Clock(
         processing_time=from_ms(time.processing_time_ms),
         watermark=None if time.watermark_ms is None else from_ms(time.watermark_ms),
-        late_until=None if time.watermark_ms is None or late_ms is None else from_ms(late_ms),
+        late_until=None if time.watermark_ms is None else from_ms(time.late_until_ms),
     )
 
 

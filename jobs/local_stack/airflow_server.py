@@ -84,15 +84,8 @@ class AirflowClient(AirflowRest):
         )
 
     def dag_runs(self, dag_id: str) -> list[dict[str, Any]]:
-        """Return up to 1,000 runs, the oldest logical date first."""
-        runs: list[dict[str, Any]] = []
-        while len(runs) < 1000:
-            page = f"limit=100&offset={len(runs)}&order_by=logical_date"
-            answer = self.call("GET", f"/api/v2/dags/{dag_id}/dagRuns?{page}")
-            runs += answer["dag_runs"]
-            if not answer["dag_runs"] or len(runs) >= answer["total_entries"]:
-                break
-        return runs
+        """Return all runs, the oldest logical date first."""
+        return self._rows(f"/api/v2/dags/{dag_id}/dagRuns", "dag_runs", order_by="logical_date")
 
     def task_instances(self, dag_id: str, run_id: str) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = self.call("GET", f"{run_path(dag_id, run_id)}/taskInstances")["task_instances"]

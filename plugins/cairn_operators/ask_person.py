@@ -28,14 +28,29 @@ def ask_person(
     raise TaskAwaitingInput(method_name="after_answer", kwargs=asked, timeout=timeout)
 
 
-def check_approved(event: dict[str, Any], what: str, done: str) -> str:
-    """Return the name of the person who has approved `what`. Raise `AirflowFailException` if nobody has."""
+def agreed_before(context: Any, key: str) -> Any:
+    """Return what a person agreed to in an earlier try, since the run was last cleared; None if nobody was asked."""
+    store = context.get("task_state_store")
+    return None if store is None else store.get(agreed_key(context, key))
+
+
+def check_approved(context: Any, event: dict[str, Any], what: str, done: str, key: str, asked: Any) -> str:
+    """Return the name of the person who has approved `what`. Raise `AirflowFailException` if nobody has.
+
+    A retry finds `asked` by `agreed_before`, and does not ask again.
+    """
     if "error" in event:
         raise AirflowFailException(f"no person has answered: {event.get('error_type')}; nothing is {done}")
     who = str((event.get("responded_by_user") or {}).get("name", "somebody"))
     if event["chosen_options"] != [APPROVE]:
         raise AirflowFailException(f"{who} has rejected the {what}; nothing is {done}")
+    if (store := context.get("task_state_store")) is not None:
+        store.set(agreed_key(context, key), asked)
     return who
+
+
+def agreed_key(context: Any, key: str) -> str:
+    return f"{key}_{context['dag_run'].clear_number or 0}"
 
 
 def as_markdown(text: str) -> str:

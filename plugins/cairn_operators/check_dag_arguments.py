@@ -14,6 +14,12 @@ BY_HAND: dict[str, Any] = {"schedule": None, "catchup": False, "max_active_runs"
 _PIPELINE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
 
+def checked_place(dag_id: str, code: str, root: str, spark_conn_id: str, storage_conn_id: str | None) -> dict[str, Any]:
+    """Return the arguments that each task of a DAG gets, after `check_code_and_root`."""
+    check_code_and_root(dag_id, code, root)
+    return {"code": code, "root": root, "spark_conn_id": spark_conn_id, "storage_conn_id": storage_conn_id}
+
+
 def check_code_and_root(dag_id: str, code: str, root: str) -> None:
     """Raise an error if the pipeline or the root of a DAG is malformed.
 

@@ -233,19 +233,6 @@ class CommitCheckpointOperator(BaseOperator):  # type: ignore[misc]  # Airflow i
         return lineage_of(self._committed, join_url(self.root, self.pipeline), tables)
 
 
-_GAUGES = (
-    "changed_bytes",
-    "uploaded_bytes",
-    "state_bytes",
-    "state_files",
-    "keys",
-    "keys_touched",
-    "input_rows",
-    "output_rows",
-    "late_rows",
-)
-
-
 def send_metrics(pipeline: str, record: Record, duration: timedelta) -> None:
     """Send the metrics of one committed checkpoint to Airflow, tagged with the pipeline.
 
@@ -255,13 +242,13 @@ def send_metrics(pipeline: str, record: Record, duration: timedelta) -> None:
     - `cairn.checkpoint.<count>` is a gauge for each count of the summary, such as `keys`.
     - `cairn.interval.<phase>` is the time of the slowest shard in a phase, such as restore, process or upload.
     """
-    from state_backend.inspection.describe import summarise
+    from state_backend.inspection.describe import COUNTS, summarise
 
     tags, content, summary = {"pipeline": pipeline}, record.content, summarise(record)
     stats.incr("cairn.checkpoint.committed", tags=tags)
     stats.timing("cairn.checkpoint.duration", duration, tags=tags)
     stats.gauge("cairn.checkpoint.lag_s", round(time.time() - content.interval.end.timestamp(), 3), tags=tags)
-    for name in _GAUGES:
+    for name in COUNTS:
         stats.gauge(f"cairn.checkpoint.{name}", summary[name], tags=tags)
     for phase, spent_us in content.durations_us.items():
         stats.timing(f"cairn.interval.{phase}", timedelta(microseconds=spent_us), tags=tags)

@@ -8,7 +8,7 @@ from typing import Any
 
 from airflow.sdk import DAG, Param
 
-from cairn_operators.check_dag_arguments import check_code_and_root
+from cairn_operators.check_dag_arguments import checked_place
 from cairn_operators.commit_checkpoint import CommitCheckpointOperator
 from cairn_operators.dag_schedule import check_same_schedule, timetable_of_pipeline, with_data_intervals
 from cairn_operators.pipeline_source import pipeline_name_of
@@ -80,9 +80,7 @@ def stateful_pipeline(
             refuses its arguments, the `Pipeline` declares another schedule, or neither DAG nor `Pipeline` has a
             schedule.
     """
-    spark = {"spark_conn_id": spark_conn_id, "storage_conn_id": storage_conn_id, "spark_conf": spark_conf}
-    where: dict[str, Any] = {"code": code, "root": root, **spark}
-    check_code_and_root(dag_id, code, root)
+    where = checked_place(dag_id, code, root, spark_conn_id, storage_conn_id) | {"spark_conf": spark_conf}
     if savepoint is not None and "folder" not in savepoint:
         raise ValueError(
             f"DAG {dag_id}: savepoint has no 'folder', the URL of the folder for all savepoints, as in "

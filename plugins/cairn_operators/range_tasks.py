@@ -10,7 +10,7 @@ from airflow.sdk import DAG, Asset, AssetAlias, Param
 from airflow.sdk.bases.xcom import BaseXCom
 from airflow.sdk.exceptions import AirflowFailException, DownstreamTasksSkipped
 
-from cairn_operators.check_dag_arguments import BY_HAND, check_code_and_root
+from cairn_operators.check_dag_arguments import BY_HAND, checked_place
 from cairn_operators.driver_operator import DriverOperator
 from cairn_operators.pipeline_asset import pipeline_asset
 from cairn_operators.pipeline_source import pipeline_name_of
@@ -230,13 +230,7 @@ def backfill_pipeline(
         ValueError: `code` is not `module:NAME`, `root` is no storage URL, or the source of the module does not show
             the pipeline's name.
     """
-    check_code_and_root(dag_id, code, root)
-    where: dict[str, Any] = {
-        "code": code,
-        "root": root,
-        "spark_conn_id": spark_conn_id,
-        "storage_conn_id": storage_conn_id,
-    }
+    where = checked_place(dag_id, code, root, spark_conn_id, storage_conn_id)
     with DAG(dag_id, **{**BY_HAND, "params": _PARAMS, "doc_md": _DOC, **dag_arguments}) as dag:
         run = RunIntervalsOperator(
             task_id="backfill",

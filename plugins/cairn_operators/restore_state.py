@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 from airflow.sdk import DAG, Param
 from airflow.sdk.exceptions import AirflowFailException
 
-from cairn_operators.ask_person import ask_person, check_approved
-from cairn_operators.check_dag_arguments import BY_HAND, check_code_and_root
+from cairn_operators.ask_person import agreed_before, ask_person, check_approved
+from cairn_operators.check_dag_arguments import BY_HAND, checked_place
 from cairn_operators.driver_operator import DriverOperator
 from cairn_operators.failures import convert_errors
 from cairn_operators.pipeline_source import pipeline_name_of
@@ -129,8 +129,7 @@ class RestoreStateOperator(DriverOperator):
             return self._committed_before(context, done.id)
         plan = self._plan()
         self.log.info("%s", plan.text)
-        store = context.get("task_state_store")
-        agreed = store.get(self._agreed_key(context)) if store is not None else None
+        agreed = agreed_before(context, self._agreed_key)
         if self.ask and (plan.discards or plan.retracts) and (agreed is None or not plan.discards <= set(agreed)):
             self._ask(context, plan)
         return self._restore(context, plan)
@@ -164,16 +163,9 @@ class RestoreStateOperator(DriverOperator):
 
         Returns:
             `kind` (rewind, fork or savepoint), `checkpoint` (id of the new checkpoint) and `discarded` (ids).
-
-        Raises:
-            AirflowException: Storage or Spark failed, and a retry may help.
-            AirflowFailException: The person rejected, did not answer in time, or was not asked about all discarded
-                checkpoints; or the target is refused.
         """
-        who = check_approved(event, "restore", "restored")
+        who = check_approved(context, event, "restore", "restored", self._agreed_key, agreed)
         self.log.info("%s has agreed to discard checkpoints: %s", who, ", ".join(map(str, agreed)) or "none")
-        if (store := context.get("task_state_store")) is not None:
-            store.set(self._agreed_key(context), agreed)  # A retry reads this and does not ask again.
         with as_storage_identity(self.storage_conn_id):
             return self._as_agreed(context, agreed)
 
@@ -293,9 +285,9 @@ class RestoreStateOperator(DriverOperator):
             return Coordinator.of(self.fork_root or self.root, self.fork_as)
         return Coordinator.of(self.root, self.pipeline)
 
-    def _agreed_key(self, context: Any) -> str:
-        what = "_and_output" if self.retract_output else ""
-        return f"{_AGREED_KEY}{what}_{context['dag_run'].clear_number or 0}"
+    @property
+    def _agreed_key(self) -> str:
+        return f"{_AGREED_KEY}{'_and_output' if self.retract_output else ''}"
 
 
 def restore_pipeline(
@@ -333,7 +325,7 @@ def restore_pipeline(
         ValueError: `code` is not `module:NAME`, `root` is no storage URL, or the source of the module does not show
             the pipeline's name.
     """
-    check_code_and_root(dag_id, code, root)
+    where = checked_place(dag_id, code, root, spark_conn_id, storage_conn_id)
     params = {
         "target": Param(
             "",
@@ -350,13 +342,10 @@ def restore_pipeline(
     with DAG(dag_id, **{**BY_HAND, "params": params, "doc_md": _DOC, **dag_arguments}) as dag:
         RestoreStateOperator(
             task_id="restore",
-            code=code,
             pipeline=pipeline or pipeline_name_of(code),
-            root=root,
-            spark_conn_id=spark_conn_id,
-            storage_conn_id=storage_conn_id,
             target="{{ params.target }}",
             fork_as="{{ params.fork_as or '' }}",
+            **where,
             **(restore or {}),
         )
     return dag

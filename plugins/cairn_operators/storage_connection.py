@@ -8,7 +8,6 @@ providers of Google, Amazon and Microsoft are not needed.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -163,17 +162,10 @@ def _private_file(file: Path, text: str) -> str:
 
 @contextmanager
 def as_storage_identity(conn_id: str | None) -> Iterator[None]:
-    with storage_credentials(conn_id) as environment:
-        before = {name: os.environ.get(name) for name in environment}
-        os.environ.update(environment)
-        try:
-            yield
-        finally:
-            for name, value in before.items():
-                if value is None:
-                    os.environ.pop(name, None)
-                else:
-                    os.environ[name] = value
+    from state_backend.values.environment import environment
+
+    with storage_credentials(conn_id) as variables, environment(variables):
+        yield
 
 
 def _fields(extra: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,8 +9,8 @@ from typing import Any
 from airflow.sdk import DAG, AssetAlias, Param, XComArg
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
-from cairn_operators.ask_person import ask_person, check_approved
-from cairn_operators.check_dag_arguments import BY_HAND, check_code_and_root
+from cairn_operators.ask_person import agreed_before, ask_person, check_approved
+from cairn_operators.check_dag_arguments import BY_HAND, checked_place
 from cairn_operators.driver_operator import DriverOperator
 from cairn_operators.pipeline_asset import pipeline_asset
 from cairn_operators.pipeline_source import pipeline_name_of
@@ -162,8 +162,7 @@ class PromoteTrialOperator(DriverOperator):
             raise AirflowFailException(f"promote is {self.how!r}; expected one of: {'; '.join(PROMOTE)}")
         if self.how == "no":
             raise AirflowSkipException("the run's parameter promote is 'no', so nothing is promoted")
-        store = context.get("task_state_store")
-        if store is not None and store.get(self._agreed_key(context)) == self._question():
+        if agreed_before(context, _AGREED_KEY) == self._question():
             return self._promote(context)
         past = self.how == PROMOTE[1]
         what = "and run its intervals again in production" if past else "from the next interval on"
@@ -173,23 +172,12 @@ class PromoteTrialOperator(DriverOperator):
     def after_answer(self, context: Any, event: dict[str, Any], asked: str) -> dict[str, Any]:
         """Promote the trial after a person has answered. Airflow calls this method.
 
-        Args:
-            context: Airflow's context of the running task.
-            event: Airflow's event with the answer.
-            asked: The trial's name and the value of `how` that the person was asked about.
-
         Returns:
             `again` (number of the trial's intervals that ran again in production), `behind` (number of later intervals
             that ran again too) and `back` (the command that undoes the promotion; None if that is impossible).
-
-        Raises:
-            AirflowException: Storage, Spark or user code failed, and a retry may help.
-            AirflowFailException: The person rejected or did not answer in time, or a retry can't help.
         """
-        who = check_approved(event, "promotion", "promoted")
+        who = check_approved(context, event, "promotion", "promoted", _AGREED_KEY, asked)
         self.log.info("%s has agreed to promote trial %s", who, self.trial)
-        if (store := context.get("task_state_store")) is not None:
-            store.set(self._agreed_key(context), asked)  # A retry reads this and does not ask again.
         return self._promote(context)
 
     def _promote(self, context: Any) -> dict[str, Any]:
@@ -202,9 +190,6 @@ class PromoteTrialOperator(DriverOperator):
 
     def _question(self) -> str:
         return f"{self.trial}: {self.how}"
-
-    def _agreed_key(self, context: Any) -> str:
-        return f"{_AGREED_KEY}_{context['dag_run'].clear_number or 0}"
 
 
 _PARAMS = {
@@ -258,17 +243,11 @@ def trial_pipeline(
         ValueError: `code` is not `module:NAME`, `root` is no storage URL, the source of the module does not show
             the pipeline's name, or `every` or `keep_for` is not positive.
     """
-    check_code_and_root(dag_id, code, root)
+    place = checked_place(dag_id, code, root, spark_conn_id, storage_conn_id)
     proposed = Param(
         code, type="string", minLength=3, title="Code", description="The Pipeline with the new code, as module:NAME"
     )
-    where: dict[str, Any] = {
-        "code": "{{ params.code }}",
-        "root": root,
-        "pipeline": pipeline or pipeline_name_of(code),
-        "spark_conn_id": spark_conn_id,
-        "storage_conn_id": storage_conn_id,
-    }
+    where = {**place, "code": "{{ params.code }}", "pipeline": pipeline or pipeline_name_of(code)}
     with DAG(dag_id, **{**BY_HAND, "params": {"code": proposed, **_PARAMS}, "doc_md": _DOC, **dag_arguments}) as dag:
         tried = TryCodeOperator(
             task_id="try",

@@ -42,10 +42,7 @@ def _written(path: Path) -> datetime:
 
 
 def of_checkpoints(root: Path, pipeline: str) -> dict[int, str]:
-    """Return, for each checkpoint with Data Docs, the path of its page with all checks by checkpoint id.
-
-    A checkpoint that an earlier release validated has pages of Great Expectations only. The newest one is returned.
-    """
+    """Return the path of each checkpoint's page with all checks, or else of its page of Great Expectations."""
     found: dict[int, str] = {}
     if "/" in pipeline or pipeline.startswith("."):
         return found

@@ -14,7 +14,7 @@ from cairn_ui.read_logs import Look, Reading, Stored
 from cairn_ui.run_bars import Bars
 from state_backend.checkpoint.log import Log
 from state_backend.checkpoint.newest_state import newest_of, newest_state, valid_states
-from state_backend.inspection.describe import describe_entry, load_states, state_of
+from state_backend.inspection.describe import describe_entry, load_states, source_of, state_of
 from state_backend.inspection.pipeline_status import describe_status
 from state_backend.values.airflow_commands import backfill_command, heal_command, local_command
 from state_backend.values.airflow_runs import DagSchedule
@@ -232,7 +232,7 @@ def overview(
     completed, validated, back = (None if found is None else found.id for found in (newest, passed, restored))
     taken = savepoint["checkpoint"] if savepoint and isinstance(savepoint.get("checkpoint"), int) else None
     where = str(savepoint.get("savepoint") or "") if savepoint else ""
-    came = "" if restored is None else _restored_from(restored)
+    came = "" if restored is None else f"from {source_of(restored.content)}"
     # The title of a card, its checkpoint, a remark, and the remark if there is none.
     cards = [
         ("Latest completed", completed, ago, "No checkpoint was committed yet"),
@@ -267,13 +267,6 @@ def latest_usable(reading: Reading) -> Record | None:
     """Return the newest state, which the next interval starts from; None if no checkpoint is valid."""
     newest = newest_state(reading.log)
     return None if newest is None else reading.log.whole(newest.id)
-
-
-def _restored_from(record: Record) -> str:
-    content = record.content
-    if content.restored_from is not None:
-        return f"from savepoint {content.restored_from}"
-    return f"back to checkpoint {content.base_id}" if content.base_id is not None else "from another pipeline"
 
 
 def counts_of(log: Log) -> tuple[tuple[str, int], ...]:

@@ -49,10 +49,7 @@ _ZSTD = pa.Codec("zstd", 1)
 def write_segment(file: BinaryIO, ranges: Sequence[tuple[bytes, bytes]], entries: Iterable[Pair]) -> int:
     """Write one complete segment, and return the number of its ranges and entries together.
 
-    Args:
-        file: The file to write to.
-        ranges: The deleted ranges, with an excluded end.
-        entries: The pairs of key and value, None for a deleted key. Keys must ascend.
+    `ranges` are deleted, each with an excluded end. A value of None in `entries` is a deleted key. Keys must ascend.
     """
     file.write(MAGIC)
     written = 0

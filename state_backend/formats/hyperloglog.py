@@ -87,7 +87,6 @@ class Sketches:
     registers is dense (form 2): the ranks of all its registers are held.
 
     Attributes:
-        precision: The binary logarithm of the number of registers of a sketch.
         count: The number of rows, with and without a sketch.
         entries: The registers of all sparse sketches, each as `owner << 32 | register << 6 | rank`, ascending. Each
             register of an owner occurs once.
@@ -104,10 +103,6 @@ class Sketches:
     @classmethod
     def decode(cls, column: pa.Array, precision: int) -> Sketches:
         """Decode a binary column of encoded sketches. A null stands for a row without a sketch: no distinct values.
-
-        Args:
-            column: The encoded sketches.
-            precision: The precision that each sketch must have.
 
         Raises:
             CorruptFile: A value is no sketch.

@@ -26,10 +26,6 @@ def encode_json_key(text: str, schema: StructType) -> bytes:
     In the JSON, binary values are strings of hex digits. Decimals and dates are strings. Timestamps are strings in ISO
     8601, with a time zone for `timestamp`.
 
-    Args:
-        text: The JSON object, with one field for each column of the key.
-        schema: The schema of the key.
-
     Raises:
         UsageError: The text is no JSON object with exactly the key's columns, or a value does not fit its column.
     """
@@ -48,10 +44,8 @@ def encode_json_key(text: str, schema: StructType) -> bytes:
 def parse_key(text: str, schema: StructType) -> tuple[Any, ...]:
     """Parse a key as a person writes it.
 
-    Args:
-        text: A JSON object as for `encode_json_key`; `column=value` for each column, with commas between them; or only
-            the value, if the key has one column.
-        schema: The schema of the key.
+    That is a JSON object as for `encode_json_key`; `column=value` for each column, with commas between them; or only
+    the value, if the key has one column.
 
     Raises:
         UsageError: The text does not name the key's columns, or a value does not fit its column.

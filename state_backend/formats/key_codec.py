@@ -57,7 +57,6 @@ class KeyCodec:
     """Codec of the keys of one schema.
 
     Attributes:
-        schema: The schema of the key columns.
         what: How error messages name the key, such as "key" or "user key of state 'x'".
         encode: Function that encodes a row or tuple of the key's columns as bytes. It raises `StateTypeError` with the
             column's name.
@@ -115,9 +114,7 @@ class KeyCodec:
 def check_key_schema(key_schema: StructType, what: str = "key") -> None:
     """Check that each column of a schema can be part of a key: equal values must always be encoded as equal bytes.
 
-    Args:
-        key_schema: The schema of the key columns.
-        what: The keys' name at the beginning of error messages, such as "key" or "user key of state 'x'".
+    `what` is the keys' name at the beginning of error messages, such as "key" or "user key of state 'x'".
 
     Raises:
         KeyTypeError: The schema has no columns. Or it contains a map, whose equal values may differ in order, or

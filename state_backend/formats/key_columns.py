@@ -42,7 +42,6 @@ class KeyColumns:
     """Codec of many keys of one schema. It raises the errors of `KeyCodec`.
 
     Attributes:
-        schema: The schema of the key columns.
         what: The keys' name at the beginning of error messages, such as "key" or "user key of state 'x'".
     """
 

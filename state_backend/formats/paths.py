@@ -243,11 +243,8 @@ def published_id(path: str) -> int | None:
 def settled(interval: Interval, checkpoint_id: int, kind: str) -> str:
     """Return the path of the file in `settled/commits/` that tells what a commit did to an interval.
 
-    Args:
-        interval: The interval.
-        checkpoint_id: The id of the commit's record.
-        kind: `replaced` if the commit replaced the interval's earlier output; otherwise the kind of the commit:
-            `interval`, `consolidate`, `restore` or `forget`.
+    `kind` is `replaced` if the commit replaced the interval's earlier output; otherwise the kind of the commit:
+    `interval`, `consolidate`, `restore` or `forget`.
     """
     folder = _settled_folder(settled_level(interval), _period(settled_level(interval), interval.start_ms))
     return f"{folder}{interval_name(interval)}-{checkpoint_id}-{kind}.json"
@@ -348,12 +345,8 @@ def validated_id(path: str) -> tuple[int, str] | None:
 def lease(checkpoint_id: int, seconds: int, lease: str) -> str:
     """Return the path of a lease on a checkpoint.
 
-    A clean-up only lists the leases and does not read them, so the name contains all that it needs.
-
-    Args:
-        checkpoint_id: The checkpoint whose files the lease keeps.
-        seconds: How long the lease lasts after its last write.
-        lease: The lease's uuid.
+    A clean-up only lists the leases and does not read them, so the name contains all that it needs. The lease lasts
+    `seconds` after its last write.
     """
     return f"{LEASES}{checkpoint_id:020d}-{seconds}-{lease}.json"
 

@@ -154,11 +154,6 @@ def encode(value: object) -> bytes:
 def decode(data: bytes, path: str, *expected: type[T]) -> T:
     """Return the value in `data`, which must be one of the `expected` types.
 
-    Args:
-        data: The bytes of the file.
-        path: The path of the file, for errors.
-        *expected: The types that the caller accepts.
-
     Raises:
         CorruptRecord: The file is damaged or has another type. The message names the path and the problem.
         UnsupportedFormat: Another release of Cairn wrote the file in a format that this release does not read.

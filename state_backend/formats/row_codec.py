@@ -76,9 +76,6 @@ class RowCodec:
     `encode` and `decode` are closures instead of methods for speed, because they run once for each entry.
 
     Attributes:
-        state_name: The name of the state, for errors.
-        schema: The schema of the rows.
-        schema_version: The number of the schema version, 0 .. 255.
         encode: The encoder. It takes a dict by name, or another iterable by position. It raises `StateTypeError` with
             state, field, expected and found type.
         decode: The decoder. It takes the bytes of `encode` and returns a tuple. It raises `CorruptFile` for other bytes

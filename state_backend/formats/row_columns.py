@@ -45,8 +45,6 @@ class RowColumns:
     """Codec of many rows of one state at one version of its schema. It raises the errors of `RowCodec`.
 
     Attributes:
-        state_name: The name of the state, for errors.
-        schema: The schema of the rows.
         arrow_schema: The schema of decoded rows. `encode` takes rows of this schema, or rows that can be cast without
             loss.
     """

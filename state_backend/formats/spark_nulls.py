@@ -72,14 +72,7 @@ def nulling_encoder(
 ) -> Callable[[Any], bytes]:
     """Return a row encoder that stores NULL for values for which Spark stores NULL, and counts these values.
 
-    Rows that fit need no more time than with `encode` alone.
-
-    Args:
-        state_name: The name of the state, for messages.
-        schema: The schema of the rows.
-        zone: The zone of naive datetimes for timestamps.
-        encode: The row encoder to wrap.
-        counts: The counts to add to.
+    Rows that fit need no more time than with `encode` alone. Naive datetimes for timestamps are in `zone`.
 
     Raises:
         StateTypeError: The returned function gets a value that does not fit, and for which Spark does not store NULL.

@@ -119,9 +119,7 @@ class UnsupportedType:
     The parser keeps the type instead of raising, because the code that later refuses the type knows the field's name.
 
     Attributes:
-        name: The name of the type for messages.
         why: The reason, which completes "can't be stored: …".
-        json_text: The JSON that the type was parsed from.
     """
 
     name: str

@@ -63,7 +63,7 @@ class TableDifference:
         names = [c.name for c in self.columns if c.changed]
         for position, other in self.changed[:limit]:
             before, after = _row(self.old, position), _row(self.new, other)
-            columns = {n: [before[n], after[n]] for n in names if _differ(before[n], after[n])}
+            columns = {n: [before[n], after[n]] for n in names if repr(before[n]) != repr(after[n])}
             found.append({"change": "changed", "key": {k: before[k] for k in self.key}, "columns": columns})
         for change, table, positions in (("only_old", self.old, self.only_old), ("only_new", self.new, self.only_new)):
             found += [{"change": change, "row": _row(table, n)} for n in positions[:limit]]
@@ -97,13 +97,13 @@ def compare_tables(old: pa.Table, new: pa.Table, key: Sequence[str] = ()) -> Tab
         raise UsageError(
             f"the key column {missing[0]!r} is not in the output of both sides\nColumns of both: {', '.join(common) or 'none of them'}"
         )
-    codes = {name: _codes(old.column(name), new.column(name)) for name in common}
-    whole = _combine([codes[name] for name in common], old.num_rows, new.num_rows)
+    codes = {name: codes_of(old.column(name), new.column(name)) for name in common}
+    whole = combine_codes([codes[name] for name in common], old.num_rows, new.num_rows)
     # For each row: True if no row of the other table is its partner by key. These rows are matched as a whole below.
     alone = np.ones(old.num_rows, bool), np.ones(new.num_rows, bool)
     pairs, repeated = np.empty((0, 2), np.int64), 0
     if key:
-        by_key = _combine([codes[name] for name in key], old.num_rows, new.num_rows)
+        by_key = combine_codes([codes[name] for name in key], old.num_rows, new.num_rows)
         pairs, repeated = _pairs(*by_key)
         alone[0][pairs[:, 0]] = alone[1][pairs[:, 1]] = False
     only_old, only_new = _find_unmatched(*(np.where(side, c, -1) for side, c in zip(alone, whole, strict=True)))
@@ -124,7 +124,7 @@ def compare_tables(old: pa.Table, new: pa.Table, key: Sequence[str] = ()) -> Tab
     )
 
 
-def _codes(old: pa.ChunkedArray, new: pa.ChunkedArray) -> tuple[Numbers, Numbers]:
+def codes_of(old: pa.ChunkedArray, new: pa.ChunkedArray) -> tuple[Numbers, Numbers]:
     """Return a code for each value of both columns: two codes are equal if and only if the values are equal."""
     try:
         if old.type != new.type:
@@ -142,13 +142,14 @@ def _codes(old: pa.ChunkedArray, new: pa.ChunkedArray) -> tuple[Numbers, Numbers
     return numbers[: len(old)], numbers[len(old) :]
 
 
-def _combine(codes: Sequence[tuple[Numbers, Numbers]], old_rows: int, new_rows: int) -> tuple[Numbers, Numbers]:
+def combine_codes(codes: Sequence[tuple[Numbers, Numbers]], old_rows: int, new_rows: int) -> tuple[Numbers, Numbers]:
     """Return one code for each row of both tables. Two rows have equal codes if their codes are equal in every
     column."""
     made = np.zeros(old_rows + new_rows, np.int64)
     for old, new in codes:
         both = np.concatenate([old, new])
-        _, made = np.unique(made * (both.max(initial=0) + 1) + both, return_inverse=True)
+        numbers = pa.array(made * (both.max(initial=0) + 1) + both).dictionary_encode().indices
+        made = numbers.to_numpy().astype(np.int64)
     return made[:old_rows], made[old_rows:]
 
 
@@ -176,7 +177,7 @@ def _find_unmatched(old: Numbers, new: Numbers) -> tuple[Numbers, Numbers]:
 
 
 def _rank(codes: Numbers) -> Numbers:
-    """Return for each row the number of earlier rows with the same code. Equal rows have the same code (`_codes`)."""
+    """Return for each row the number of earlier rows with the same code. Equal rows have the same code (`codes_of`)."""
     order = np.argsort(codes, kind="stable")
     ordered = codes[order]
     begins = np.flatnonzero(np.r_[True, ordered[1:] != ordered[:-1]]) if len(codes) else np.empty(0, np.int64)
@@ -223,7 +224,3 @@ def _structs(table: pa.Table, positions: pa.ChunkedArray) -> pa.Array:
 def _row(table: pa.Table, position: int) -> dict[str, Any]:
     found: dict[str, Any] = plain(table.slice(int(position), 1).to_pylist()[0])
     return found
-
-
-def _differ(before: Any, after: Any) -> bool:
-    return repr(before) != repr(after)

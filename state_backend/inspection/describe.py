@@ -126,13 +126,18 @@ def origin_of(record: Record) -> str | None:
             return f"checkpoint {base}, consolidated"
         case Content(kind="forget", base_id=base):
             return f"checkpoint {base} without forgotten keys"
-        case Content(kind="restore", restored_from=str(savepoint)):
-            return f"restored from savepoint {savepoint}"
-        case Content(kind="restore", base_id=int(base)):
+        case Content(kind="restore", restored_from=None, base_id=int(base)):
             return f"went back to checkpoint {base}"
-        case Content(kind="restore"):
-            return "forked from another pipeline"
+        case Content(kind="restore", restored_from=savepoint) as content:
+            return f"{'forked' if savepoint is None else 'restored'} from {source_of(content)}"
     return None if record.reproduces is None else f"same result as checkpoint {record.reproduces}"
+
+
+def source_of(content: Content) -> str:
+    """Return where a `restore` record got its state from."""
+    if content.restored_from is not None:
+        return f"savepoint {content.restored_from}"
+    return f"checkpoint {content.base_id}" if content.base_id is not None else "another pipeline"
 
 
 def _mode(content: Content) -> str:
@@ -381,11 +386,11 @@ def _plain(value: Any) -> dict[str, Any]:
 def summarise(record: Record) -> dict[str, Any]:
     """Return the most important figures of a checkpoint: ids, interval, counts and bytes."""
     content = record.content
-    counts = {name: getattr(content.totals, name) for name in _SUMMARY}
+    counts = {name: getattr(content.totals, name) for name in COUNTS}
     return {"checkpoint": record.id, "base": content.base_id, "interval": str(content.interval), **counts}
 
 
-_SUMMARY = (
+COUNTS = (
     *("changed_bytes", "uploaded_bytes", "state_bytes", "state_files", "keys", "keys_touched"),
     *("input_rows", "output_rows", "late_rows"),
 )

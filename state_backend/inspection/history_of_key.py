@@ -19,7 +19,7 @@ from state_backend.checkpoint.dropped_checkpoint import check_retained, telling_
 from state_backend.checkpoint.log import Log, attempt_of, base_of, kind_of, run_of
 from state_backend.checkpoint.parallel import at_once
 from state_backend.formats.rocksdb_table import UnknownTable
-from state_backend.inspection.describe import code_name, plain, start_and_end, state_of
+from state_backend.inspection.describe import code_name, plain, source_of, start_and_end, state_of
 from state_backend.inspection.key_entries import KeyEntries, SearchedKey, entries_of, read_key, spans_of
 from state_backend.inspection.key_rows import read_key_rows
 from state_backend.inspection.key_versions import KeyFiles, KeyVersions
@@ -212,7 +212,7 @@ class _Steps:
             between=between,
             unknown=unknown,
             changes=tuple(changes),
-            fired_ms=self._find_fired(record, since, changes),
+            fired_ms=self._find_fired(record, changes),
             output=output,
             late=late,
         )
@@ -221,7 +221,7 @@ class _Steps:
         """Find the checkpoint to compare a checkpoint with."""
         content, between, first = self._contents[checkpoint_id], 0, min(self._log.retained)
         if content.kind == "restore":
-            return None, 0, f"the state was restored from {_origin(content)}"
+            return None, 0, f"the state was restored from {source_of(content)}"
         base = content.base_id
         if base is None:
             return None, 0, None
@@ -268,29 +268,10 @@ class _Steps:
         ]
         return found[0], found[1]
 
-    def _find_fired(self, record: Record, since: int | None, changes: list[EntryChange]) -> tuple[int, ...]:
-        base = self._contents[since] if since is not None else None
-        due_ms = due_until_ms(record.content, base)
+    def _find_fired(self, record: Record, changes: list[EntryChange]) -> tuple[int, ...]:
+        due_ms = record.content.time.fired_until_ms
         gone = [c.before.value["at_ms"] for c in changes if c.state == layout.TIMERS_NAME and c.before is not None]
         return tuple(at_ms for at_ms in gone if at_ms <= due_ms)
-
-
-def due_until_ms(content: Content, base: Content | None) -> int:
-    """Return the time up to which an interval fired timers, in milliseconds since the epoch."""
-    time = content.time
-    if time.mode != "event":
-        return time.processing_time_ms
-    # With `watermark="observed"`, the record has a second watermark, for late rows. Timers then fire up to the
-    # watermark of the base.
-    if time.late_watermark_ms is not None:
-        return (base.time.watermark_ms if base is not None else 0) or 0
-    return time.watermark_ms or 0
-
-
-def _origin(content: Content) -> str:
-    if content.restored_from is not None:
-        return f"savepoint {content.restored_from}"
-    return f"checkpoint {content.base_id}" if content.base_id is not None else "another pipeline"
 
 
 def _any(rows: pa.Table | None) -> bool:

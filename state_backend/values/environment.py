@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from enum import StrEnum
 
 
@@ -93,7 +95,6 @@ class Variable(StrEnum):
     PYTHON_PATH = "CAIRN_PYTHON_PATH", "", "set by Cairn: the import path of a task, for its driver"
 
     def __new__(cls, name: str, default: str, meaning: str) -> Variable:
-        """Make a member from name, default and meaning."""
         made = str.__new__(cls, name)
         made._value_, made.default, made.meaning = name, default, meaning
         return made
@@ -102,3 +103,18 @@ class Variable(StrEnum):
     def given(self) -> str | None:
         """The value in this process's environment; None if the variable is not set or empty."""
         return os.environ.get(self) or None
+
+
+@contextmanager
+def environment(given: Mapping[str, str]) -> Iterator[None]:
+    """Set variables of this process's environment within the block."""
+    before = {name: os.environ.get(name) for name in given}
+    os.environ.update(given)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value

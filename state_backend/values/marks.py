@@ -22,10 +22,8 @@ class Settled:
     The path of the file repeats id, kind and interval. A listing of paths therefore answers most questions.
 
     Attributes:
-        id: The number of the commit.
         kind: The kind of the commit; `replaced` if the commit is of another interval and replaced the output that an
             older commit had made of this interval.
-        interval: The interval.
         outputs: The output files of the commit. They are repeated here, because retention may drop the commit's record
             while its output is current.
         collected: True if a later commit replaced these output files, and the files are deleted.
@@ -43,7 +41,6 @@ class AttemptEnd:
     """The content of a file in `settled/attempts/`: which record ended an attempt.
 
     Attributes:
-        attempt: The uuid of the attempt.
         id: The id of the attempt's commit, or of the record of the sweep that abandoned the attempt.
     """
 
@@ -71,7 +68,6 @@ class Names:
 
     Attributes:
         folder: The path of the folder, with a `/` at the end.
-        names: The names of the files, without the folder.
     """
 
     folder: str
@@ -83,7 +79,6 @@ class Quarantine:
     """The mark on a checkpoint that validation or a person refused.
 
     Attributes:
-        id: The id of the checkpoint.
         reason: Why the checkpoint is refused, for people.
         findings: A sentence for each problem that validation found.
         dropped: True after a person has dropped the checkpoint: the next commit does not retain it.
@@ -103,11 +98,6 @@ class Released:
     """The content of a quarantine mark after a release: the checkpoint counts as usable again.
 
     The mark stays, because a missing mark would look like a lost file.
-
-    Attributes:
-        id: The id of the checkpoint.
-        reason: Why the checkpoint was refused.
-        findings: The findings of the validation that refused it.
     """
 
     id: int
@@ -117,13 +107,7 @@ class Released:
 
 @frozen
 class Refused:
-    """The mark on a prepared attempt that validation refused. The attempt is never committed.
-
-    Attributes:
-        attempt: The uuid of the attempt.
-        reason: Why the attempt is refused, for people.
-        findings: A sentence for each problem that validation found.
-    """
+    """The mark on a prepared attempt that validation refused. The attempt is never committed."""
 
     attempt: str
     reason: str
@@ -138,7 +122,6 @@ class Validated:
     from a quarantined checkpoint do not count.
 
     Attributes:
-        id: The id of the checkpoint.
         mode: `fast` if validation checked the files, `full` if validation also restored and checked the state.
     """
 
@@ -151,8 +134,6 @@ class Lease:
     """A file that keeps a checkpoint's files while a long reader reads them.
 
     Attributes:
-        id: The id of the checkpoint.
-        lease: The uuid of the lease.
         seconds: Seconds that the lease lasts after its last write. The reader renews the lease, or ends it early by
             deleting the file.
         holder: A text for people: the reader, its host and its process.
@@ -166,12 +147,7 @@ class Lease:
 
 @frozen
 class Published:
-    """The content of a file in `published/`: the user's sink has got this output of an interval, or needs no call.
-
-    Attributes:
-        id: The commit that made or replaced the output.
-        interval: The interval.
-    """
+    """The content of a file in `published/`: the user's sink has got this output of an interval, or needs no call."""
 
     id: int
     interval: Interval
@@ -185,10 +161,6 @@ class CanonicalFile:
 
     Attributes:
         state: The name of the state; `$timers` for the timers.
-        shard: The number of the shard.
-        key_groups: The key groups of the shard.
-        handle: The file.
-        rows: The number of rows.
     """
 
     state: str
@@ -203,12 +175,8 @@ class Savepoint:
     """A copy of the state that belongs to the user. Every handle is relative to the savepoint's own folder.
 
     Attributes:
-        savepoint: The uuid of the savepoint.
         format: `native`: the content's shards hold the state. `canonical`: `files` hold the state, and the content has
             no shards.
-        checkpoint_id: The checkpoint that the savepoint copies.
-        content: The content of that checkpoint.
-        files: The Parquet files of a canonical savepoint.
     """
 
     savepoint: str
@@ -225,7 +193,6 @@ class Claim:
     Only this pipeline restores the savepoint from then on, because it may delete the files.
 
     Attributes:
-        savepoint: The uuid of the savepoint.
         owner: The URL of the pipeline's folder.
         attempt: The uuid of the attempt that restores the savepoint.
     """
@@ -241,7 +208,6 @@ class TrialBase:
 
     Attributes:
         id: A checkpoint of production or, with `savepoint`, of the pipeline from which the savepoint was taken.
-        digest: The digest of the state.
         savepoint: The URL of the savepoint; None if the trial began from a checkpoint.
     """
 
@@ -255,13 +221,10 @@ class Trial:
     """The record of a trial: intervals of a pipeline that other code processes, in a root of their own.
 
     Attributes:
-        name: The name of the trial.
-        pipeline: The name of the pipeline.
         code: The tried pipeline, as module:NAME.
         code_hash: The hash of the tried code, as in `Content`.
         code_version: The name of the tried code for people, as in `Content`.
         span: The time from the start of the first interval to the end of the last interval.
-        length_ms: The length of each interval in milliseconds.
         attempt: The uuid of the attempt that forked production's state into the trial. It tells trials of one name
             apart.
         base: The state that the trial began from; None for empty state.

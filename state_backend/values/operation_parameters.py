@@ -9,10 +9,9 @@ The module imports neither Typer nor Spark nor rocksdict, because Airflow's sche
 
 from __future__ import annotations
 
-import json
-from dataclasses import MISSING, asdict, dataclass, field, fields
+from dataclasses import MISSING, dataclass, field
 from datetime import datetime, timedelta
-from typing import Any, ClassVar, Literal, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Literal, get_args
 from uuid import uuid4
 
 from state_backend.values.environment import Variable
@@ -406,30 +405,13 @@ class Call:
 
 
 def to_json(value: Any) -> str:
-    given = {f.name: getattr(value, f.name) for f in fields(value)}
-    return json.dumps({f.name: _plain(given[f.name]) for f in fields(value) if given[f.name] != f.default})
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(type(value)).dump_json(value, exclude_defaults=True).decode()
 
 
 def from_json(kind: type[Any], text: str) -> Any:
     """Decode a request or a call of a kind."""
-    hints = get_type_hints(kind)
-    return kind(**{name: _parsed(hints[name], value) for name, value in json.loads(text).items()})
+    from pydantic import TypeAdapter
 
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, datetime):
-        return value.isoformat()
-    if isinstance(value, timedelta):
-        return value.total_seconds()
-    return asdict(value) if isinstance(value, Permissions | RunRef) else value
-
-
-def _parsed(hint: Any, value: Any) -> Any:
-    for kind in (hint, *get_args(hint)):
-        if kind is datetime:
-            return datetime.fromisoformat(value)
-        if kind is timedelta:
-            return timedelta(seconds=value)
-        if kind in (Permissions, RunRef):
-            return kind(**value)
-    return tuple(value) if get_origin(hint) is tuple else value
+    return TypeAdapter(kind).validate_json(text)

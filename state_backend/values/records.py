@@ -33,7 +33,6 @@ class SchemaVersion:
 
     Attributes:
         version: The number of the schema, which each entry stores.
-        value: The schema of the values.
         user_key: The schema of the map's keys; None if the state is no map.
     """
 
@@ -47,8 +46,6 @@ class StateDescriptor:
     """The recorded declaration of one state variable.
 
     Attributes:
-        name: The name of the state.
-        kind: The kind of the state.
         state_id: The byte that stands for the state in every stored key. No state with another name gets this byte.
         ttl_ms: Milliseconds until an entry expires; None if entries never expire.
         versions: All schemas that entries of the state may have been written with.
@@ -68,7 +65,6 @@ class LocalFile:
     Attributes:
         name: The name of the file inside the RocksDB store, like `000012.sst`. The number is local to one store: two
             restores of one checkpoint write different files with the same number.
-        handle: The file in `shared/`.
     """
 
     name: str
@@ -77,12 +73,7 @@ class LocalFile:
 
 @frozen
 class InlineFile:
-    """A small RocksDB file whose bytes the manifest itself contains. No other manifest shares the file.
-
-    Attributes:
-        name: The name of the file inside the RocksDB store.
-        data: The content of the file.
-    """
+    """A small RocksDB file whose bytes the manifest itself contains. No other manifest shares the file."""
 
     name: str
     data: bytes
@@ -97,7 +88,6 @@ class Segment:
     Attributes:
         handle: The file below `shared/`; None for an inline segment.
         data: The bytes of an inline segment; None for a segment in a file.
-        changes: The number of deleted ranges and entries.
         content_bytes: The size of the changed keys and values before compression. This size determines the cost of a
             replay, and the thresholds for consolidation apply to it.
     """
@@ -121,7 +111,6 @@ class KeyGroupState:
     """The counts and the digest of one key group.
 
     Attributes:
-        key_group: The number of the key group.
         entries: The number of values, list elements and map pairs by state name. The timers count as `$timers`.
         digest: The sum of the hashes of all entries.
         size_bytes: The size of all stored keys and values before compression, including those of indexes and of the
@@ -139,10 +128,6 @@ class ShardManifest:
     """All that is needed to open one shard: the files, and the segments to replay on top of them in order.
 
     Attributes:
-        shard: The number of the shard.
-        key_groups: The key groups of the shard.
-        files: The RocksDB files that are stored below `shared/`.
-        inline_files: The RocksDB files whose bytes the manifest contains.
         segments: The changelog segments, in the order of their replay.
         key_group_states: The non-empty key groups, ascending.
     """
@@ -189,7 +174,6 @@ class ShardChanges:
     manifest again.
 
     Attributes:
-        segments: All current segments, including those in the manifest file.
         key_group_states: The key groups that changed, ascending. A key group that became empty is listed, without
             `entries`.
     """
@@ -207,8 +191,6 @@ class InSegment:
 
     Attributes:
         offset: The byte at which the manifest begins.
-        changes: `Segment.changes` of the newest segment.
-        content_bytes: `Segment.content_bytes` of the newest segment.
     """
 
     offset: int
@@ -236,8 +218,6 @@ class FiledShard:
     """A shard of a checkpoint whose manifest lies in a file, which several checkpoints may share.
 
     Attributes:
-        shard: The number of the shard.
-        manifest: The file.
         changes: The changes of the shard since an earlier checkpoint wrote the file; None if there are none.
         in_segment: The place of the manifest in a changelog segment; None if the file holds only the manifest.
         inline: Always None. `InlineShard` has the manifest here.
@@ -259,13 +239,7 @@ ShardRef = InlineShard | FiledShard
 
 @frozen
 class RunRef:
-    """One try of one Airflow run. The pair (clear_number, try_number) orders the tries of a run.
-
-    Attributes:
-        run_id: Airflow's id of the DAG run.
-        clear_number: How often a person has cleared the run.
-        try_number: Airflow's number of the task's try.
-    """
+    """One try of one Airflow run. The pair (clear_number, try_number) orders the tries of a run."""
 
     run_id: str
     clear_number: int
@@ -316,9 +290,6 @@ class OutputFile:
     """One immutable Parquet file of an attempt, with output rows or late rows.
 
     Attributes:
-        handle: The file.
-        rows: The number of rows in the file.
-        late: True if the file holds late rows. Late rows and output rows are in separate files.
         schema_version: The position, from 1, of the file's schema in the newest record's `output_schemas`, or in its
             `input_schemas` for late rows. None before the commit, and for files of releases that did not record it.
     """
@@ -334,8 +305,6 @@ class LogicalTime:
     """The clock of an interval, and the watermarks with which the next interval begins.
 
     Attributes:
-        mode: The time mode of the processor.
-        processing_time_ms: The processing time, in milliseconds since the epoch.
         watermark_ms: The watermark that handlers of the next interval see; None outside event time.
         late_watermark_ms: Rows of the next interval up to this event time are late. None means `watermark_ms`.
         zone: The time zone in which the processor ran; None if it was not recorded.
@@ -347,21 +316,29 @@ class LogicalTime:
     late_watermark_ms: int | None = None
     zone: str | None = None
 
+    @property
+    def late_until_ms(self) -> int | None:
+        return self.watermark_ms if self.late_watermark_ms is None else self.late_watermark_ms
+
+    @property
+    def fired_until_ms(self) -> int:
+        """The time up to which timers fired in the interval, in milliseconds since the epoch.
+
+        With `Pipeline(watermark="observed")` that is the watermark of the base, up to which rows are late next.
+        """
+        return (self.late_until_ms or 0) if self.mode == "event" else self.processing_time_ms
+
 
 @frozen
 class Totals:
     """Counts of an interval and of the resulting state.
 
     Attributes:
-        input_rows: Rows of input.
         output_rows: Rows of output, without late rows.
         late_rows: Late rows.
-        keys_touched: Keys that the interval processed.
         keys: The number of keys in the value state with the most entries; 0 without a value state.
-        entries: Entries of all states.
         changed_bytes: Size of the keys and values of the entries that the interval changed.
         uploaded_bytes: Bytes of state that the interval wrote to the storage.
-        uploaded_files: Files of state that the interval wrote to the storage.
         state_bytes: Size of all files of the state.
         state_files: Number of files of the state.
         downloaded_bytes: Bytes that the restore of the base read from the storage.
@@ -392,8 +369,6 @@ class ForgottenKey:
         salt: Random bytes as hex digits, new for each record, so that equal keys have different hashes in other
             records.
         key_hash: SHA-256, as hex digits, of the salt's bytes and the encoded key.
-        key_group: The key's group among `max_parallelism` groups.
-        max_parallelism: The number of key groups when the key was removed.
         until_ms: The latest end of all intervals that were committed before the removal, in milliseconds since the
             epoch. A re-run of an interval that starts before this time may read rows with the key, and so bring the key
             back.
@@ -414,8 +389,6 @@ class RewrittenOutput:
     """The output of one commit after `cairn erase` has removed the rows of the forgotten keys.
 
     Attributes:
-        id: The id of the commit that made the output.
-        interval: The interval of that commit.
         outputs: All output files of the commit after the removal: new files, and old files without rows of these keys.
         replaces: The paths of the old files with rows of these keys, which are deleted.
     """
@@ -448,24 +421,12 @@ class Content:
     """The result of an attempt, before and after its commit.
 
     Attributes:
-        kind: The operation that made the attempt.
-        pipeline: The name of the pipeline.
-        pipeline_start_ms: `Pipeline.start`, in milliseconds since the epoch.
         interval: The interval. The state is the state at its end.
-        run: The Airflow run and try.
         attempt: The uuid of the attempt.
         base_id: The checkpoint from which the attempt started; None for empty state.
-        permissions: The permissions with which the attempt began.
-        parallelism: The number of shards.
-        max_parallelism: The number of key groups.
         key_schema: The key columns, a `StructType` as JSON.
-        states: The state variables.
-        time: The clock of the interval and the watermarks of the next one.
         source_position: The JSON by which the source says which input it read; empty if it recorded none.
         code_hash: A hash of the processor's source code and of the user's modules that the processor imports.
-        totals: Counts of the interval and of the state.
-        digest: The digest of the state.
-        shards: The shards, with their manifests.
         outputs: The files of output rows and of late rows.
         durations_us: Microseconds by phase. The phases within a shard are those of the slowest shard.
         worker_pids: The processes that wrote the shards.
@@ -540,7 +501,6 @@ class Prepared:
 
     Attributes:
         h0: The highest id in the log when the attempt began; 0 for an empty log.
-        content: The result of the attempt.
         written: Every file of the attempt, so that a commit need not read all manifests; None if not recorded.
     """
 
@@ -557,7 +517,6 @@ class Retained:
     """A checkpoint that a record retains.
 
     Attributes:
-        id: The id of the checkpoint.
         stale_by: The id of the commit that made the checkpoint stale; None if it is not stale.
     """
 
@@ -570,7 +529,6 @@ class Unpublished:
     """An interval whose output the user's sink may not have got yet.
 
     Attributes:
-        interval: The interval.
         id: The commit that made or replaced the interval's output.
     """
 
@@ -583,7 +541,6 @@ class Superseded:
     """A retained checkpoint that was replaced: its interval has a later commit with another state.
 
     Attributes:
-        id: The id of the checkpoint.
         by: The ids of the later commits of the same interval that left another state.
     """
 
@@ -596,14 +553,9 @@ class Kept:
     """The facts about a retained checkpoint that planning needs without reading the checkpoint's record.
 
     Attributes:
-        id: The id of the checkpoint.
-        kind: The operation that made the checkpoint.
-        interval: The interval of the checkpoint.
-        attempt: The uuid of the attempt.
         base_id: The checkpoint from which the attempt started; None for empty state.
         quarantine_allowed: True if the commit had the permission `allow_quarantined`. Then quarantine of its base or of
             earlier ancestors does not apply to this checkpoint.
-        digest: The digest of the state.
         watermark_ms: The watermark after the interval, as in `LogicalTime`.
         late_watermark_ms: The event time up to which rows of the next interval are late, as in `LogicalTime`.
         descriptors_hash: A hash of the state's declarations: names, kinds, schemas, expiry and key.
@@ -626,7 +578,6 @@ class Judged:
     """A checkpoint that is quarantined or descends from a quarantined checkpoint.
 
     Attributes:
-        id: The id of the checkpoint.
         by: The id of the nearest quarantined checkpoint among the checkpoint itself and its ancestors.
     """
 
@@ -641,7 +592,6 @@ class Forgotten:
     Attributes:
         id: The id of the record that removed the key. No checkpoint with this id or a higher one holds entries that the
             key got from rows before `key.until_ms`.
-        key: The key, by its hash.
     """
 
     id: int
@@ -655,7 +605,6 @@ class Summary:
     Attributes:
         dropping: Earlier ids that are no longer retained or whose output was replaced, and whose files may still exist.
         unpublished: Intervals whose output the user's sink may not have got yet.
-        superseded: The retained checkpoints that were replaced: their interval has a later commit with another state.
         marks: The ids of the checkpoints that had a file in `quarantine/` when the record was written, because
             validation refused them.
         refused: The checkpoints that are quarantined or descend from a quarantined checkpoint, among the retained
@@ -692,11 +641,8 @@ class Record:
     """The file of one commit in the log. The newest record's `retained` lists the checkpoints that count.
 
     Attributes:
-        id: The number of the record.
-        retained: The checkpoints that the record retains.
         reproduces: The earlier commit of the same interval that left the same state. In this case the commit made no
             checkpoint stale. None if there is no such commit.
-        content: The result of the attempt.
         output_schemas: All schemas that the pipeline's output has had so far, oldest first. Readers use the list of the
             newest commit for all files.
         input_schemas: The same for the input. Late rows have the input's columns.
@@ -733,11 +679,7 @@ class SweepRecord:
     The record is no checkpoint. It copies `retained` from the record before it.
 
     Attributes:
-        id: The number of the record.
-        retained: The checkpoints that the record retains.
         sweep: The uuid of the sweep. In the record of a release: `RELEASE`, followed by the checkpoint's id.
-        abandoned: The attempts that the sweep abandons.
-        summary: The facts about earlier records.
     """
 
     id: int
@@ -760,14 +702,8 @@ class Tombstone:
     output need.
 
     Attributes:
-        id: The number of the record.
-        kind: The operation that made the attempt.
-        interval: The interval of the commit.
-        run: The Airflow run and try.
-        attempt: The uuid of the attempt.
         base_id: The checkpoint from which the attempt started; None for empty state. Also None if the commit had the
             permission `allow_quarantined`: quarantine of the base does not apply to this checkpoint then.
-        digest: The digest of the state.
         watermark_ms: The watermark after the interval, as in `LogicalTime`.
         late_watermark_ms: The event time up to which rows of the next interval are late, as in `LogicalTime`.
         reproduces: The id of the earlier commit of the same interval that left the same state; None without one.

@@ -126,19 +126,17 @@ def name_of(rules: tzinfo | None) -> str:
 @contextmanager
 def local_zone(zone: Zone) -> Iterator[None]:
     """Run the block with the process's local time in the zone, and restore TZ afterwards."""
-    before = os.environ.get("TZ")
-    if before == zone.posix:
+    if os.environ.get("TZ") == zone.posix:
         time.tzset()
         yield
         return
+    from state_backend.values.environment import environment  # Not needed where DAGs are parsed.
+
     try:
-        _set_local(zone)
-        yield
+        with environment({"TZ": zone.posix}):
+            _set_local(zone)
+            yield
     finally:
-        if before is None:
-            os.environ.pop("TZ", None)
-        else:
-            os.environ["TZ"] = before
         time.tzset()
 
 
@@ -148,17 +146,14 @@ def _set_local(zone: Zone) -> None:
     for value in (zone.posix, *_list_packaged(zone.name)):
         os.environ["TZ"] = value
         time.tzset()
-        if all(datetime.fromtimestamp(at).astimezone().utcoffset() == _offset(zone, at) for at in _PROBES_S):
+        here = [datetime.fromtimestamp(at).astimezone().utcoffset() for at in _PROBES_S]
+        if here == [datetime.fromtimestamp(at, zone.rules).utcoffset() for at in _PROBES_S]:
             return
     raise UsageError(f"this host has no data for the time zone {zone.name!r}; install the system's tzdata package")
 
 
 # Instants in January and July 2024: in a zone with daylight saving time, their offsets differ.
 _PROBES_S = (1_704_067_200, 1_719_792_000)
-
-
-def _offset(zone: Zone, at_s: int) -> timedelta | None:
-    return datetime.fromtimestamp(at_s, zone.rules).utcoffset()
 
 
 def _list_packaged(name: str) -> list[str]:

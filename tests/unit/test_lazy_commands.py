@@ -30,9 +30,8 @@ HEAVY = (
 
 
 @pytest.mark.parametrize("row", COMMANDS, ids=lambda row: row.name)
-def test_the_table_has_the_first_paragraph_of_the_command_s_docstring(row: Row) -> None:
-    first, *_ = (inspect.getdoc(row.load()) or "").split("\n\n")
-    assert row.help == " ".join(first.split())
+def test_a_command_s_help_is_its_row_and_then_its_docstring(row: Row) -> None:
+    assert row.command().help == "\n\n".join(filter(None, (row.help, inspect.getdoc(row.load()))))
 
 
 @pytest.mark.parametrize("arguments", [("--help",), ("checkpoints",), ("status",)], ids=" ".join)

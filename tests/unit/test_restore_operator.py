@@ -11,6 +11,7 @@ import pytest
 from airflow.sdk.exceptions import AirflowFailException, TaskAwaitingInput
 
 from cairn_operators import RestoreStateOperator, restore_pipeline
+from cairn_operators.ask_person import agreed_key
 from cairn_operators.request_of import run_of
 from state_backend.adapters.local_storage import LocalStorage
 from state_backend.adapters.open_storage import open_storage
@@ -150,7 +151,7 @@ def test_what_was_committed_meanwhile_was_not_agreed_to(folder: Folder, driver: 
 
 def test_a_retry_asks_again_if_it_would_discard_more(folder: Folder, driver: list[Any], asked: list[Any]) -> None:
     made, where = operator("2"), context()
-    where["task_state_store"].set(made._agreed_key(where), [3, 4])
+    where["task_state_store"].set(agreed_key(where, made._agreed_key), [3, 4])
     folder.run(day(5), "a5")
     park(made, where)
     assert len(asked) == 1 and not driver and folder.coordinator.log().head_id == 5

@@ -63,11 +63,7 @@ def backfill(
     airflow: Airflow = Variable.AIRFLOW.default,
     as_json: Json = False,
 ) -> int:
-    """Run a chosen range of a DAG's intervals in order, again if they ran before, by a backfill of Airflow. Unpause the
-    DAG.
-
-    The command checks that the backfill has a run for each interval. `cairn heal` runs only what needs a repair.
-    """
+    """The command checks that the backfill has a run for each interval. `cairn heal` runs only what needs a repair."""
     rest = AirflowRest(airflow)
     for option, text in (("--from", from_), ("--to", to)):
         first_instant(option, text)  # A wrong text is told before Airflow is asked.

@@ -42,9 +42,7 @@ def check(
     ] = False,
     as_json: Json = False,
 ) -> int:
-    """Check the log, every file that it names, and the state in the files. Change nothing.
-
-    The state is restored shard by shard into a temporary folder. `cairn validate` also evaluates the expectations of
+    """The state is restored shard by shard into a temporary folder. `cairn validate` also evaluates the expectations of
     the pipeline's code, and quarantines a checkpoint with findings.
     """
     storage = open_storage(join_url(root, pipeline))

@@ -24,7 +24,8 @@ Exit codes: 0 success, 1 the command found a problem or can't use the state, the
 """
 LOOK, RUN, REPAIR, COPY, TRY = "Look", "Run", "Repair", "Copy", "Try"
 
-# Each command: what the user types, the function, the group in `cairn --help`, the docstring's first paragraph.
+# Each command: what the user types, the function, the group in `cairn --help`, and its help; the function's docstring
+# is the rest of `cairn COMMAND --help`.
 COMMANDS = (
     Row(
         "status",

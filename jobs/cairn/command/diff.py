@@ -35,10 +35,7 @@ def diff(
     ] = False,
     as_json: Json = False,
 ) -> int:
-    """Show what changed from one checkpoint to another: totals, states, key groups, files, and keys.
-
-    Only key groups that differ are read.
-    """
+    """Only key groups that differ are read."""
     sources = [find_state(which, root=root, pipeline=pipeline) for which in (first, second)]
     found = _metadata_diff(sources)
     if not fast:

@@ -32,7 +32,6 @@ def erase(
     dry_run: DryRun = False,
     as_json: Json = False,
 ) -> int:
-    """Remove keys from the newest state and its timers, and list the places that may still hold the keys."""
     said = erase_keys(request, dry_run=dry_run or not yes)
     text = _lines(said, request, done=not said["dry_run"])
     if not dry_run and not yes:

@@ -60,14 +60,9 @@ def _on_ctrl_c(*_: object) -> NoReturn:
 
 
 def code_of(error: CairnError) -> int:
-    """Return the exit code of a command that raised an error."""
-    if isinstance(error, PermissionRefused):
+    if isinstance(error, PermissionRefused | RetryableError | StorageError):
         return STORAGE
-    if isinstance(error, NoSuchCheckpoint):
-        return USAGE
-    if isinstance(error, UsageError):
-        return USAGE
-    return STORAGE if isinstance(error, RetryableError | StorageError) else FINDINGS
+    return USAGE if isinstance(error, NoSuchCheckpoint | UsageError) else FINDINGS
 
 
 def _print_error(error: CairnError, options: Mapping[str, object]) -> None:

@@ -11,7 +11,6 @@ from state_backend.values.operation_parameters import Export
 
 
 def export(request: Export, as_json: Json = False) -> int:
-    """Write state as Parquet files, one folder for each state."""
     with progress("exporting", "shards") as on_progress:
         said = carry_out_export(request, on_progress)
     if as_json:

@@ -71,9 +71,7 @@ def heal(
     airflow: Airflow = Variable.AIRFLOW.default,
     as_json: Json = False,
 ) -> int:
-    """Run every stale, failed, quarantined and missing interval up to a date, in order.
-
-    The intervals run in Airflow, or without it in this process: see --code. In Airflow, the command waits for queued
+    """The intervals run in Airflow, or without it in this process: see --code. In Airflow, the command waits for queued
     and running runs, adopts or ends open backfills, and unpauses the DAG. If it is killed, call it again: it continues.
     """
     root, pipeline, to, dag = request.root, request.pipeline, request.last, request.dag

@@ -52,10 +52,8 @@ def key(
     ] = False,
     as_json: Json = False,
 ) -> int:
-    """Show all states and timers of one key, or with --history the checkpoints that changed the key.
-
-    Exit code 1 says that the key has no state, or that no retained checkpoint changed the key. Only the files that can
-    hold the key are read, without Spark.
+    """Exit code 1 says that the key has no state, or that no retained checkpoint changed the key. Only the files that
+    can hold the key are read, without Spark.
     """
     if history:
         return show_history(key_, root, pipeline, whole=all_, as_json=as_json)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
+from inspect import getdoc
 from typing import Any, ClassVar
 
 import typer
@@ -38,8 +39,9 @@ class Row:
         """Import the command's module and return the command with its options, for Click."""
         from cairn.command.from_request import with_options  # Not needed for `cairn --help`.
 
-        one = typer.Typer(add_completion=False)
-        one.command(self.name)(exit_codes(with_options(self.load()), self.leaves))
+        one, function = typer.Typer(add_completion=False), self.load()
+        text = "\n\n".join(filter(None, (self.help, getdoc(function))))
+        one.command(self.name, help=text)(exit_codes(with_options(function), self.leaves))
         command: Any = typer.main.get_command(one)
         for parameter in command.params:
             if parameter.param_type_name == "argument" and parameter.metavar is None:

@@ -31,7 +31,6 @@ def checkpoints(
     limit: Annotated[int | None, typer.Option(min=1, help="List only this many, the newest; left out: all.")] = None,
     as_json: Json = False,
 ) -> int:
-    """List the checkpoints, newest first; or show everything that Cairn has recorded about one."""
     if checkpoint is not None:
         return show_checkpoint(root, pipeline, checkpoint, as_json=as_json)
     storage, log = open_log(root, pipeline)

@@ -257,10 +257,7 @@ def new(
         Path | None, typer.Option(help="Root folder of the repository to write into; left out: the current folder.")
     ] = None,
 ) -> int:
-    """Write a new pipeline that can run at once: code, DAG, tests and sample data. Never overwrite a file.
-
-    The command asks for a name, schedule, key and template that are left out.
-    """
+    """The command asks for a name, schedule, key and template that are left out."""
     into = (folder or Path.cwd()).resolve()
     if not ((into / "jobs" / "pipelines").is_dir() and (into / "dags").is_dir()):
         raise UsageError(

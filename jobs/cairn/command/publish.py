@@ -64,9 +64,6 @@ def publish(
     ] = False,
     as_json: Json = False,
 ) -> int:
-    """Call the sink for output that it has not accepted yet; or mark such output as published (--skip), compare the
-    sink's table with the output (--check), or fill the table again (--rebuild).
-    """
     storage, log = open_log(root, pipeline)
     coordinator = Coordinator(storage, pipeline)
     if check or rebuild:

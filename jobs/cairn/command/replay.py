@@ -52,10 +52,8 @@ def replay(
     spark: Annotated[str, spark_option(" if the source needs it")] = LOCAL_SPARK,
     as_json: Json = False,
 ) -> int:
-    """Run one key of one committed interval again in this process, and compare the result with the committed one.
-
-    State comes from the checkpoint that the interval started from, rows from the source, clock and watermark from the
-    records. Exit code 1 says that the results differ. Nothing is written below the root.
+    """State comes from the checkpoint that the interval started from, rows from the source, clock and watermark from
+    the records. Exit code 1 says that the results differ. Nothing is written below the root.
     """
     from cairn.replay.debug import Debugger
     from cairn.replay.replay_key import replay_key

@@ -19,9 +19,7 @@ def run(
     spark: Spark = LOCAL_SPARK,
     as_json: Json = False,
 ) -> int:
-    """Process and commit intervals of a pipeline here and now, without Airflow.
-
-    With --to, run a range: an interval keeps its result if code and input are unchanged. After a failure, the same
+    """With --to, run a range: an interval keeps its result if code and input are unchanged. After a failure, the same
     command continues after the last commit (not with --reprocess all). Without --to, an interval that ran before runs
     again, from the same checkpoint.
     """

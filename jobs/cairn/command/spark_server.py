@@ -56,9 +56,7 @@ def spark(
         ),
     ] = False,
 ) -> int:
-    """Run a Spark Connect server in the foreground, until Ctrl-C; or with --prepare make Spark start faster.
-
-    With --prepare, the command runs a small pipeline on a Spark server, and writes an archive into the Python
+    """With --prepare, the command runs a small pipeline on a Spark server, and writes an archive into the Python
     environment. Drivers and servers of this environment use the archive. Prepare again after an update of Java or
     PySpark.
     """

@@ -47,7 +47,6 @@ def savepoint(
     spark: Spark = LOCAL_SPARK,
     as_json: Json = False,
 ) -> int:
-    """Copy a checkpoint into a folder of its own, which needs no other file and which retention never deletes."""
     if stop and request.checkpoint != "latest":
         raise UsageError(
             f"--stop saves the newest checkpoint, not checkpoint {request.checkpoint}; leave out --stop or the checkpoint"
@@ -87,10 +86,7 @@ def restore(
     spark: Annotated[str, spark_option(" for --savepoint")] = LOCAL_SPARK,
     as_json: Json = False,
 ) -> int:
-    """Make a savepoint or an earlier checkpoint the state that the next interval starts from.
-
-    Later checkpoints become stale, and their intervals must run again.
-    """
+    """Later checkpoints become stale, and their intervals must run again."""
     if (request.savepoint is None) == (request.checkpoint is None):
         raise UsageError("give either a checkpoint, as in: cairn restore 7, or --savepoint URL")
     if request.checkpoint is not None:
@@ -127,10 +123,7 @@ def _rewind(request: Restore, dag: str | None, *, yes: bool, as_json: bool) -> i
 
 
 def fork(request: Fork, as_json: Json = False) -> int:
-    """Give a checkpoint or a native savepoint to a new pipeline, of another name or in another root.
-
-    The storage links or copies the files. Afterwards neither pipeline depends on the other.
-    """
+    """The storage links or copies the files. Afterwards neither pipeline depends on the other."""
     said = fork_state(request)
     if request.dry_run:
         text = (

@@ -30,11 +30,8 @@ def status(
     dag: Dag = None,
     as_json: Json = False,
 ) -> int:
-    """Show the next interval, whether it can start, all stale, quarantined and unpublished intervals, and the command
-    that repairs them; or list all pipelines of the root, those with problems first.
-
-    A stale interval ran before an earlier interval got another result, or before an earlier state was restored. With a
-    pipeline, exit code 1 says that something needs a repair.
+    """A stale interval ran before an earlier interval got another result, or before an earlier state was restored. With
+    a pipeline, exit code 1 says that something needs a repair.
     """
     if all_ or pipeline is None:
         return list_pipelines(root, as_json=as_json)

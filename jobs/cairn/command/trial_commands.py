@@ -29,10 +29,7 @@ OfTrial = Annotated[str | None, option_of(PromoteTrial, "trial")]
 
 
 def try_(request: TryCode, spark: Spark = LOCAL_SPARK, as_json: Json = False) -> int:
-    """Run intervals with other code beside production, from production's state before them. Production does not change.
-
-    No sink is called. After a failure the same command continues.
-    """
+    """No sink is called. After a failure the same command continues."""
     from cairn.trials.try_code import carry_out_try
 
     said = carry_out_try(request, Terminal(spark, silent=as_json))
@@ -52,7 +49,6 @@ def trials(
     ] = None,
     as_json: Json = False,
 ) -> int:
-    """List the trials of a pipeline with their intervals, code and end; or with --remove delete one."""
     if remove is not None:
         removed = remove_trial(root, find_trial(root, pipeline, remove))
         if as_json:
@@ -95,9 +91,7 @@ def compare(
     ] = None,
     as_json: Json = False,
 ) -> int:
-    """Show what a trial changes: output rows, late rows and states beside production's, interval by interval.
-
-    --match names the columns by which output rows of the trial and of production are matched. Results with equal
+    """--match names the columns by which output rows of the trial and of production are matched. Results with equal
     digests are not read. Needs no Spark.
     """
     start = None if interval is None else first_instant("interval", interval)
@@ -121,11 +115,8 @@ def promote(
     spark: Spark = LOCAL_SPARK,
     as_json: Json = False,
 ) -> int:
-    """Check that a trial's code can continue from production's state; with --past, also run the trial's intervals again
-    in production.
-
-    Without --past, nothing is written: production changes when its DAG runs the code, from the next interval on. With
-    --past, an interval is committed only if its result equals the trial's.
+    """Without --past, nothing is written: production changes when its DAG runs the code, from the next interval on.
+    With --past, an interval is committed only if its result equals the trial's.
     """
     from cairn.trials.promote_trial import carry_out_promotion
 

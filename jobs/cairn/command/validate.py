@@ -30,11 +30,7 @@ def validate(
     spark: Annotated[str, spark_option(" without --fast")] = LOCAL_SPARK,
     as_json: Json = False,
 ) -> int:
-    """Validate a checkpoint: files, restored state, and the expectations of the pipeline's code. Quarantine it if there
-    are findings.
-
-    Exit code 1 says that there are findings.
-    """
+    """Exit code 1 says that there are findings."""
     from cairn.operations.validation.validate_checkpoint import carry_out_validation
 
     said = carry_out_validation(request, Terminal(spark, silent=as_json))
@@ -69,9 +65,6 @@ def quarantine(
     dry_run: DryRun = False,
     as_json: Json = False,
 ) -> int:
-    """Quarantine a checkpoint, so that no interval starts from it or from its descendants; or end its quarantine
-    (--release), or let its state be deleted (--drop).
-    """
     coordinator = Coordinator.of(root, pipeline)
     log, record = coordinator.log(), coordinator.record(checkpoint)
     if release and drop:

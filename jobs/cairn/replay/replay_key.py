@@ -105,9 +105,10 @@ def replay_key(
         if not comparison.same:
             with quiet_logs():
                 again, _ = once("second", lambda processor: None)
+            same = (again.entries.stored, again.output.to_pylist()) == (run.entries.stored, run.output.to_pylist())
             now = would_be_made_of(planned.session, pipeline, content.interval, planned.read, content.permissions)
             now = replace(now, code_version=planned.plan.job.content.code_version)
-            reasons = reasons_for(content, now, deterministic=_same_run(run, again))
+            reasons = reasons_for(content, now, deterministic=same)
     return Replay(
         pipeline=pipeline,
         key=searched,
@@ -165,10 +166,6 @@ def _committed_rows(
         for late in (False, True)
     )
     return output, late
-
-
-def _same_run(first: KeyRun, second: KeyRun) -> bool:
-    return (first.entries.stored, first.output.to_pylist()) == (second.entries.stored, second.output.to_pylist())
 
 
 def _notes(

@@ -93,7 +93,9 @@ class _Search:
         self.found[name] = module
         if "." in name:
             yield name.rpartition(".")[0]
-        source = module.source or (spec and _source_of(spec)) or b""
+        source = module.source
+        if not source and spec is not None and (spec.origin or "").endswith(".py"):
+            source = bytes_of(spec)
         if source:
             yield from _find_imports(source, name, name if module.folders is not None else name.rpartition(".")[0])
 
@@ -181,10 +183,6 @@ def bytes_of(spec: ModuleSpec) -> bytes:
                 f"the module {spec.name} of the processor can no longer be read: {gone}\nPut the file back, or restart this process without the module"
             ) from None
         return data
-
-
-def _source_of(spec: ModuleSpec) -> bytes:
-    return bytes_of(spec) if spec.origin is not None and spec.origin.endswith(".py") else b""
 
 
 @lru_cache(maxsize=1024)

@@ -156,7 +156,8 @@ class DeltaSink(TableSink):
 
     def _new_owner(self, table: Any, owner: Owner, *, takes_over: bool = False) -> dict[str, int]:
         """Return the transaction identifier that makes this writer the owner; empty if it is the owner already."""
-        new = {f"cairn/{owner.name}/log": _hash_of(owner.log)}
+        hash_of_log = hashlib.blake2b(owner.log.encode(), digest_size=7).digest()
+        new = {f"cairn/{owner.name}/log": int.from_bytes(hash_of_log, "big")}
         if table is None:
             return new
         description = table.metadata().description
@@ -202,10 +203,6 @@ def _generation(table: Any, pipeline: str) -> int:
 
 def _app_id(pipeline: str, generation: int, interval: Interval) -> str:
     return f"cairn/{pipeline}/{generation}/{format_instant(interval.start)}/{format_instant(interval.end)}"
-
-
-def _hash_of(log: str) -> int:
-    return int.from_bytes(hashlib.blake2b(log.encode(), digest_size=7).digest(), "big")
 
 
 def _instants(partition: Mapping[str, Any]) -> tuple[Any, Any]:

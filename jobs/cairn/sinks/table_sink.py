@@ -56,12 +56,8 @@ class Owner:
 def must_store_owner(stored: str, owner: Owner, table: str, *, takes_over: bool = False) -> bool:
     """Return True if the sink must store `owner` as the table's owner; False if the table stores `owner` already.
 
-    Args:
-        stored: The owner that the table stores, as text. Releases before this check stored only the name: the first
-            pipeline of this name then becomes the owner.
-        owner: The writer.
-        table: The table, for the message.
-        takes_over: True if the writer deletes all rows: then the pipeline of this name in another root loses the table.
+    Releases before this check stored only the name: the first pipeline of this name then becomes the owner. With
+    `takes_over`, the writer deletes all rows: then the pipeline of this name in another root loses the table.
 
     Raises:
         UsageError: The table belongs to another pipeline, or to this pipeline in another root.
@@ -116,7 +112,6 @@ class Publication:
         interval: The interval. Its rows in the table are replaced.
         checkpoint_id: Id of the commit that made the output. If the interval of another commit replaced the output: the
             id of that commit, without files.
-        root_url: URL of the pipeline's folder.
         files: The Parquet files of the output without late rows, or those of the late rows; empty if the interval has
             no such rows.
         late: True if the rows are late rows.

@@ -16,9 +16,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from importlib.util import find_spec
 from pathlib import Path
+
+from state_backend.values.environment import environment as set_within
 
 _PREFIX, _SUFFIX, _NEW = "spark-classes-", ".jsa", "new-"
 _VARIABLE = "SPARK_SUBMIT_OPTS"
@@ -62,18 +64,10 @@ def recording(environment: Mapping[str, str], archive: Path) -> dict[str, str]:
     return {**environment, _VARIABLE: f"-XX:ArchiveClassesAtExit={archive} -Xlog:cds=off -Xlog:cds+dynamic=off"}
 
 
-@contextmanager
-def archive_in_use() -> Iterator[None]:
+def archive_in_use() -> AbstractContextManager[None]:
     """Let PySpark start JVMs of this process with the archive, within the block."""
-    before = os.environ.get(_VARIABLE)
-    os.environ.update(with_archive(os.environ))
-    try:
-        yield
-    finally:
-        if before is None:
-            os.environ.pop(_VARIABLE, None)
-        else:
-            os.environ[_VARIABLE] = before
+    made = with_archive(os.environ)
+    return set_within({_VARIABLE: made[_VARIABLE]} if _VARIABLE in made else {})
 
 
 def install(made: Path, path: Path) -> None:

@@ -24,7 +24,7 @@ from cairn.spark.java_runtime import require_java
 from cairn.spark.last_words import FAULT_HANDLER
 from cairn.spark.local_server_secret import LOOPBACK, check_address, checked_token, find_secret
 from state_backend.adapters.work_folders import work_folder
-from state_backend.values.environment import Variable
+from state_backend.values.environment import Variable, environment
 from state_backend.values.errors import CairnError, StorageUnavailable, UsageError
 
 if TYPE_CHECKING:
@@ -276,20 +276,14 @@ def _properties(conf: Mapping[str, str]) -> Iterator[None]:
     if not conf:
         yield
         return
-    before = os.environ.get("PYSPARK_SUBMIT_ARGS")
     with work_folder("conf") as folder:  # Only this user can open the folder.
         file = folder / "spark.conf"
         file.touch(mode=0o600)
         file.write_text("".join(f"{_property(key)}={_property(value)}\n" for key, value in conf.items()))
         arguments = f"--load-spark-defaults --properties-file {shlex.quote(str(file))}"
-        os.environ["PYSPARK_SUBMIT_ARGS"] = f"{arguments} {before or 'pyspark-shell'}"
-        try:
+        own = os.environ.get("PYSPARK_SUBMIT_ARGS") or "pyspark-shell"
+        with environment({"PYSPARK_SUBMIT_ARGS": f"{arguments} {own}"}):
             yield
-        finally:
-            if before is None:
-                del os.environ["PYSPARK_SUBMIT_ARGS"]
-            else:
-                os.environ["PYSPARK_SUBMIT_ARGS"] = before
 
 
 def _property(text: str) -> str:

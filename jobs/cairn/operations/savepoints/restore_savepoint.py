@@ -112,7 +112,11 @@ def restore_savepoint(
         delete_savepoint(source, savepoint)
     coordinator.clean_up()
     record = _find_committed(coordinator, attempt)
-    _log_restored(record, savepoint.format, savepoint_path)
+    log.info(
+        "%s: checkpoint %d is the %s savepoint in %s: the state at the end of %s, %d entries",
+        *(pipeline.name, record.id, savepoint.format, savepoint_path),
+        *(record.content.interval, record.content.totals.entries),
+    )
     return record
 
 
@@ -122,14 +126,6 @@ def _check_same_savepoint(begun: object, savepoint: Savepoint, path: str) -> Non
             f"attempt {begun.attempt} began to restore savepoint {begun.restored_from}, but {path} holds savepoint {savepoint.savepoint}; "
             "use a new uuid"
         )
-
-
-def _log_restored(record: Record, format: str, savepoint_path: str) -> None:
-    log.info(
-        "%s: checkpoint %d is the %s savepoint in %s: the state at the end of %s, %d entries",
-        *(record.content.pipeline, record.id, format, savepoint_path),
-        *(record.content.interval, record.content.totals.entries),
-    )
 
 
 def _finish_claim(source: Storage, owner: str, coordinator: Coordinator) -> Record | None:

@@ -28,25 +28,19 @@ from great_expectations.expectations.metrics.map_metric_provider import (
 )
 
 from cairn.operations.validation import arrow_conditions as conditions
-from cairn.operations.validation.checks import MOST_KEYS, FailingRows, short_key
+from cairn.operations.validation.checks import MOST_KEYS, FailingRows, FailingStore
 from cairn.operations.validation.expectation_suites import metric_value
 from cairn.operations.validation.row_json import row_json
-from state_backend.adapters.open_storage import join_url, open_storage
+from state_backend.adapters.open_storage import open_storage
 from state_backend.adapters.work_folders import work_folder
-from state_backend.formats import paths
 from state_backend.values.frozen import frozen
 
 
 @frozen
-class ArrowRows:
+class ArrowRows(FailingStore):
     """Arrow tables, for `Suites`."""
 
     zone: str
-    # URL of the pipeline's folder, where failing rows are stored; None stores none.
-    root: str | None
-    attempt: str
-    # Why failing rows are not stored, if `root` is None.
-    not_stored: str = ""
 
     def source(self, context: Any) -> Any:
         source = context.data_sources.add_pandas("state_in_memory")
@@ -63,18 +57,14 @@ class ArrowRows:
         rows = pa.Table.from_pandas(batch.data.dataframe.loc[fails.index[fails]], preserve_index=False)
         texts = row_json(rows, identity, self.zone)
         first = pc.select_k_unstable(texts, MOST_KEYS, [("", "ascending")])
-        keys = tuple(short_key(text) for text in texts.take(first).to_pylist())
-        if self.root is None:
-            return FailingRows(number=rows.num_rows, keys=keys, not_stored=self.not_stored)
-        folder = paths.failing(self.attempt, str(uuid.uuid4()))
-        try:
+
+        def store(root: str, folder: str) -> int:
             with work_folder("failing") as work:
                 pq.write_table(rows, work / "rows.parquet")
-                open_storage(self.root).upload(f"{folder}{uuid.uuid4()}.parquet", work / "rows.parquet")
-        except Exception as error:
-            reason = str(error).strip().partition("\n")[0]
-            return FailingRows(number=rows.num_rows, keys=keys, not_stored=f"the rows could not be stored: {reason}")
-        return FailingRows(number=rows.num_rows, keys=keys, url=join_url(self.root, folder.rstrip("/")))
+                open_storage(root).upload(f"{folder}{uuid.uuid4()}.parquet", work / "rows.parquet")
+            return int(rows.num_rows)
+
+        return self.keep(texts.take(first).to_pylist(), lambda: int(rows.num_rows), store)
 
 
 class ArrowEngine(PandasExecutionEngine):  # type: ignore[misc]  # Great Expectations is not type-checked here.

@@ -15,6 +15,7 @@ from cairn.operations.validation.row_json import row_json
 from state_backend.adapters.open_storage import open_storage
 from state_backend.adapters.work_folders import work_folder
 from state_backend.formats.arrow_columns import Int64s
+from state_backend.inspection.compare_tables import codes_of, combine_codes
 from state_backend.inspection.state_table import StateSource, read_shard, table_schema
 
 Removable = Callable[[pa.Table], pa.Array]
@@ -103,27 +104,14 @@ def _match(left: pa.Table, right: pa.Table) -> tuple[pa.Array, pa.Array]:
 
     A row without a partner has null on the other side. Rows of `left` come first.
     """
-    codes = np.zeros(left.num_rows + right.num_rows, np.int64)
-    for name in left.column_names:
-        column = pa.chunked_array([*left[name].chunks, *right[name].chunks], left[name].type).combine_chunks()
-        encoded = column.dictionary_encode(null_encoding="encode")
-        codes = _dense(codes * max(len(encoded.dictionary), 1) + encoded.indices.to_numpy().astype(np.int64))
-    number = int(codes.max(initial=-1)) + 1
-    first = np.full(number, -1, np.int64)
-    second = np.full(number, -1, np.int64)
-    first[codes[: left.num_rows]] = np.arange(left.num_rows)
-    second[codes[left.num_rows :]] = np.arange(right.num_rows)
-    order = np.concatenate([codes[: left.num_rows], codes[left.num_rows :][first[codes[left.num_rows :]] < 0]])
+    codes = combine_codes(
+        [codes_of(left[name], right[name]) for name in left.column_names], left.num_rows, right.num_rows
+    )
+    number = int(max(side.max(initial=-1) for side in codes)) + 1
+    first, second = np.full((2, number), -1, np.int64)
+    first[codes[0]], second[codes[1]] = np.arange(left.num_rows), np.arange(right.num_rows)
+    order = np.concatenate([codes[0], codes[1][first[codes[1]] < 0]])
     return _numbers(first[order]), _numbers(second[order])
-
-
-def _dense(codes: Int64s) -> Int64s:
-    """Replace each value by the number of the distinct value, from 0.
-
-    A product with the next column's values then fits 64 bits.
-    """
-    numbers: Int64s = pa.array(codes).dictionary_encode().indices.to_numpy().astype(np.int64)
-    return numbers
 
 
 def _numbers(rows: Int64s) -> pa.Array:

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import uuid
+from collections.abc import Callable, Iterable
+
+from state_backend.adapters.open_storage import join_url
+from state_backend.formats import paths
 from state_backend.values.frozen import frozen
 
 MOST_KEYS = 20
@@ -23,6 +28,32 @@ class FailingRows:
         return "; ".join(
             [text, *([f"all rows: {self.url}"] if self.url else [self.not_stored] if self.not_stored else [])]
         )
+
+
+@frozen
+class FailingStore:
+    # URL of the pipeline's folder, where failing rows are stored; None stores none.
+    root: str | None
+    attempt: str
+    # Why failing rows are not stored, if `root` is None.
+    not_stored: str = ""
+
+    def keep(self, keys: Iterable[str], count: Callable[[], int], store: Callable[[str, str], int]) -> FailingRows:
+        """Store failing rows by a function of root and folder, which returns their number.
+
+        A failure to store the rows raises no error, because the validation would then mark nothing: the result says why
+        the rows are not stored.
+        """
+        shown = (*map(_short_key, keys),)
+        if self.root is None:
+            return FailingRows(number=count(), keys=shown, not_stored=self.not_stored)
+        folder = paths.failing(self.attempt, str(uuid.uuid4()))
+        try:
+            number = store(self.root, folder)
+        except Exception as error:
+            reason = str(error).strip().partition("\n")[0]
+            return FailingRows(number=count(), keys=shown, not_stored=f"the rows could not be stored: {reason}")
+        return FailingRows(number=number, keys=shown, url=join_url(self.root, folder.rstrip("/")))
 
 
 @frozen
@@ -48,6 +79,5 @@ class Check:
         return f"{said}; {self.failing}" if self.failing is not None else said
 
 
-def short_key(key: str) -> str:
-    """Return the JSON of a key, cut after 300 characters."""
+def _short_key(key: str) -> str:
     return key if len(key) <= _LONGEST_KEY else f"{key[:_LONGEST_KEY]}…"

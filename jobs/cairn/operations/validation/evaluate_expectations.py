@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -29,7 +29,7 @@ from state_backend.inspection.state_table import StateSource, table_schema
 from state_backend.state.layout import TIMERS_NAME
 from state_backend.values.errors import UsageError
 from state_backend.values.frozen import frozen
-from state_backend.values.records import LogicalTime, Record
+from state_backend.values.records import Record
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -80,16 +80,8 @@ class StateTables(Protocol):
         """Return the table of changes since the base."""
 
 
-# A function that opens the tables of a state. True asks for the base's table too.
-Opens = Callable[[str, bool], AbstractContextManager[StateTables]]
-
-
-@frozen
-class Engine:
-    """A kind of tables, and where it gets them from."""
-
-    rows: Rows
-    opens: Opens
+# For a state: the kind of its tables, and its tables. True asks for the base's table too.
+EngineOf = Callable[[str, bool], tuple[Rows, AbstractContextManager[StateTables]]]
 
 
 @frozen
@@ -103,7 +95,7 @@ def evaluate(
     pipeline: Pipeline,
     rules: Declared,
     compared: Compared,
-    engine_of: Callable[[str], Engine],
+    engine_of: EngineOf,
     *,
     run_name: str,
     docs: Path | None,
@@ -111,33 +103,23 @@ def evaluate(
     suites = Suites(pipeline, run_name, docs)
     for state in rules.states:
         over_time = rules.over_time.get(state)
-        base, engine = compared.base_of(state, over_time), engine_of(state)
+        base = compared.base_of(state, over_time)
         if base is None and over_time is not None and compared.before is not None:
             log.info("state %r is new: the base does not have it, so ChangeExpectations is not evaluated", state)
-        with engine.opens(state, base is not None) as tables:
+        rows, opened = engine_of(state, base is not None)
+        with opened as tables:
             expectations = list(rules.suites.get(state, ()))
             if over_time is not None and base is not None:
                 expectations += _growth(over_time, tables, base.checkpoint_id)
             with_expectations = [Table("", tables.flat(), tables.identity, expectations)]
             if over_time is not None and base is not None and over_time.needs_pairs:
-                now_ms = expired_until_ms(state, compared.now.content.time)
+                time = compared.now.content.time
+                # All rows expire by the processing time, except timers, which fire.
+                now_ms = time.fired_until_ms if state == TIMERS_NAME else time.processing_time_ms
                 changes = tables.changes(now_ms, over_time.removable)
                 with_expectations.append(Table(OVER_TIME, changes, tables.identity, over_changes(over_time)))
-            suites.run(state, with_expectations, engine.rows)
+            suites.run(state, with_expectations, rows)
     return Evaluated(checks=tuple(suites.checks), counts=suites.counts, pages=suites.build_docs())
-
-
-def expired_until_ms(state: str, time: LogicalTime) -> int:
-    """Return the time up to which rows of the base have expired or, as timers, have fired, in ms since the epoch.
-
-    All rows expire by the processing time, except event-time timers. These fire up to a watermark. With
-    `Pipeline(watermark="interval")` that is the interval's new watermark, `time.watermark_ms`. With
-    `watermark="observed"` it is the watermark of the base, which the record keeps as `time.late_watermark_ms`.
-    """
-    if state != TIMERS_NAME or time.mode != "event":
-        return time.processing_time_ms
-    fired_until_ms = time.watermark_ms if time.late_watermark_ms is None else time.late_watermark_ms
-    return fired_until_ms or 0
 
 
 def _growth(over_time: ChangeExpectations, tables: StateTables, base_id: int) -> Iterator[Any]:
@@ -158,7 +140,7 @@ def _growth(over_time: ChangeExpectations, tables: StateTables, base_id: int) ->
 
 
 class SparkState:
-    """The tables of one state as Spark DataFrames, each of which is cached. `release` ends the caching."""
+    """The tables of one state as Spark DataFrames, which are cached until `close`."""
 
     def __init__(self, now: DataFrame, before: DataFrame | None) -> None:
         self.now, self.before = now.cache(), before.cache() if before is not None else None
@@ -177,18 +159,9 @@ class SparkState:
         self._held.append(state_tables.pairs(self.before, self.now, now_ms=now_ms, removable=removable).cache())
         return self._held[-1]
 
-    def release(self) -> None:
+    def close(self) -> None:
         for frame in self._held:
             frame.unpersist()
-
-
-@contextmanager
-def spark_state(now: DataFrame, before: DataFrame | None) -> Iterator[SparkState]:
-    state = SparkState(now, before)
-    try:
-        yield state
-    finally:
-        state.release()
 
 
 @frozen
@@ -291,23 +264,31 @@ def try_expectations(
             )
     # The size is not limited, so the numbers of entries, which serve to estimate it, are not needed.
     tables = read_compared(dict.fromkeys(rules.states, 0), rules, compared, zone=zone) or {}
-    rows: Rows
-    if spark is None:
-        from cairn.operations.validation.arrow_rows import ArrowRows
+    stored: dict[str, Any] = {"root": None, "attempt": record.content.attempt}
 
-        rows = ArrowRows(zone=zone, root=None, attempt=record.content.attempt)
-        engine = Engine(rows=rows, opens=lambda state, with_base: nullcontext(tables[state]))
-    else:
-        from cairn.operations.validation.failing_rows import SparkRows
+    def engine_of(state: str, with_base: bool) -> tuple[Rows, AbstractContextManager[StateTables]]:
+        if spark is None:
+            return _arrow_rows(zone, stored), nullcontext(tables[state])
+        return _spark_rows(stored), _on_spark(spark, tables[state])
 
-        rows = SparkRows(root=None, attempt=record.content.attempt)
-        engine = Engine(rows=rows, opens=lambda state, with_base: _on_spark(spark, tables[state]))
-    return evaluate(pipeline, rules, compared, lambda state: engine, run_name=who, docs=None).checks
+    return evaluate(pipeline, rules, compared, engine_of, run_name=who, docs=None).checks
+
+
+def _arrow_rows(zone: str, stored: Mapping[str, Any]) -> Rows:
+    from cairn.operations.validation.arrow_rows import ArrowRows
+
+    return ArrowRows(zone=zone, **stored)
+
+
+def _spark_rows(stored: Mapping[str, Any]) -> Rows:
+    from cairn.operations.validation.failing_rows import SparkRows
+
+    return SparkRows(**stored)
 
 
 def _on_spark(spark: SparkSession, tables: ArrowState) -> AbstractContextManager[SparkState]:
     before = None if tables.before is None else _frame(spark, tables.before)
-    return spark_state(_frame(spark, tables.now), before)
+    return closing(SparkState(_frame(spark, tables.now), before))
 
 
 def _frame(spark: SparkSession, table: pa.Table) -> DataFrame:
@@ -355,24 +336,16 @@ class Engines:
             log.info("Spark evaluates the expectations: the states need more than %d bytes of memory", most_bytes)
         return {s: replace(tables, selects=partial(_select, self._spark)) for s, tables in (found or {}).items()}
 
-    def __call__(self, state: str) -> Engine:
-        if state in self._in_memory:
-            from cairn.operations.validation.arrow_rows import ArrowRows
-
-            return Engine(rows=ArrowRows(zone=self._zone, **self._stored), opens=self._open_in_memory)
-        from cairn.operations.validation.failing_rows import SparkRows
-
-        return Engine(rows=SparkRows(**self._stored), opens=self._open_on_spark)
-
-    @contextmanager
-    def _open_in_memory(self, state: str, with_base: bool) -> Iterator[StateTables]:
-        yield self._in_memory.pop(state)  # So that the memory is free when the block ends.
-
-    def _open_on_spark(self, state: str, with_base: bool) -> AbstractContextManager[SparkState]:
-        now, before = self._options
+    def __call__(self, state: str, with_base: bool) -> tuple[Rows, AbstractContextManager[StateTables]]:
+        if (tables := self._in_memory.pop(state, None)) is not None:
+            return _arrow_rows(self._zone, self._stored), nullcontext(tables)
         spark = open_now(self._spark)
-        frames = [state_tables.state_table(spark, options, state) for options in (now, before)[: 1 + with_base]]
-        return spark_state(frames[0], frames[1] if with_base else None)
+        now, before = (
+            state_tables.state_table(spark, options, state) if wanted else None
+            for options, wanted in zip(self._options, (True, with_base), strict=True)
+        )
+        assert now is not None
+        return _spark_rows(self._stored), closing(SparkState(now, before))
 
 
 def _select(spark: SparkSession | SessionOnDemand, condition: str, table: pa.Table) -> pa.Array:

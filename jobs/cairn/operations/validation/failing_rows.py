@@ -15,13 +15,12 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from cairn.operations.validation.checks import MOST_KEYS, FailingRows, short_key
+from cairn.operations.validation.checks import MOST_KEYS, FailingRows, FailingStore
 from cairn.operations.validation.expectation_suites import metric_value
 from cairn.spark.first_cause import first_cause
 from cairn.spark.idle_daemon import end_idle_daemon
-from state_backend.adapters.open_storage import join_url, open_storage
+from state_backend.adapters.open_storage import open_storage
 from state_backend.adapters.work_folders import work_folder
-from state_backend.formats import paths
 from state_backend.values.frozen import frozen
 
 if TYPE_CHECKING:
@@ -29,14 +28,8 @@ if TYPE_CHECKING:
 
 
 @frozen
-class SparkRows:
+class SparkRows(FailingStore):
     """Tables of Spark, for `Suites`."""
-
-    # URL of the pipeline's folder, where failing rows are stored; None stores none.
-    root: str | None
-    attempt: str
-    # Why failing rows are not stored, if `root` is None.
-    not_stored: str = ""
 
     def source(self, context: Any) -> Any:
         return context.data_sources.add_spark("restored_state", persist=False)  # the caller caches the tables
@@ -45,47 +38,26 @@ class SparkRows:
         return table
 
     def failing(self, batch: Any, expectation: Any, metric: str, identity: Sequence[str]) -> FailingRows:
+        from pyspark.sql import functions as F
+
         condition, domain, column = metric_value(batch, expectation, f"{metric}.condition")
         table = batch.data.execution_engine.get_domain_records(domain_kwargs={**domain, **column})
         # The condition may hold a window function, which a filter refuses.
         rows = table.withColumn(_FAILS, condition).filter(f"`{_FAILS}`").drop(_FAILS)
-        return describe_failing(rows, identity, self)
+        columns = [F.col(f"`{name}`") for name in identity]
+        key = F.to_json(F.struct(*columns), {"ignoreNullFields": "false"}).alias("key")
+        first = rows.select(key).orderBy("key").limit(MOST_KEYS).collect()
+        return self.keep((row.key for row in first), rows.count, partial(_store, rows))
 
 
 _FAILS = "cairn_fails"
-
-
-def describe_failing(failing: DataFrame, identity: Sequence[str], kind: SparkRows) -> FailingRows:
-    """Name up to 20 keys of the failing rows, and store all rows as Parquet.
-
-    A failure to store the rows raises no error, because the validation would then mark nothing: the result says why the
-    rows are not stored.
-    """
-    from pyspark.sql import functions as F
-
-    columns = [F.col(f"`{name}`") for name in identity]
-    key = F.to_json(F.struct(*columns), {"ignoreNullFields": "false"})
-    rows = failing.select(key.alias("key")).orderBy("key").limit(MOST_KEYS).collect()
-    keys = tuple(short_key(row.key) for row in rows)
-    root = kind.root
-    if root is None:
-        return FailingRows(number=failing.count(), keys=keys, not_stored=kind.not_stored)
-    folder = paths.failing(kind.attempt, str(uuid.uuid4()))
-    try:
-        with first_cause():
-            number = _store(failing, root, folder)
-    except Exception as error:
-        reason = str(error).strip().partition("\n")[0]
-        return FailingRows(number=failing.count(), keys=keys, not_stored=f"the rows could not be stored: {reason}")
-    return FailingRows(number=number, keys=keys, url=join_url(root, folder.rstrip("/")))
-
-
 _FILE = pa.schema([("path", pa.string()), ("rows", pa.int64())])
 
 
 def _store(failing: DataFrame, root: str, folder: str) -> int:
     """Write the rows into a folder, one file for each partition with rows, and return the number of rows."""
-    files = failing.mapInArrow(partial(_write, root, folder), "path string, rows long").collect()
+    with first_cause():
+        files = failing.mapInArrow(partial(_write, root, folder), "path string, rows long").collect()
     storage, written = open_storage(root), {file.path for file in files}
     for info in storage.list(folder):
         if info.path not in written:  # A task wrote this file, and failed before it ended.
