@@ -71,7 +71,7 @@ def versions_in(table: memoryview, spans: Sequence[Span]) -> Versions:
     """
     try:
         return _versions(table, spans)
-    except (LookupError, ValueError, struct.error, pa.ArrowException) as error:
+    except (LookupError, ValueError, OverflowError, MemoryError, OSError, struct.error, pa.ArrowException) as error:
         raise UnknownTable(f"can't parse the table: {error}") from error
 
 
