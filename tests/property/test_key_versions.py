@@ -99,10 +99,16 @@ def test_the_versions_in_files_give_what_a_store_has(
     versions = KeyVersions(SPANS, storage, tmp_path)
     options = EngineOptions(compression=compression, metadata_dir=None)  # type: ignore[arg-type]
     manifests = []
-    with RocksStore(tmp_path / "store", options) as store:
+    with RocksStore(tmp_path / "store", options) as store, RocksStore(tmp_path / "copy", options) as copy:
+        change(copy, chance)
+        copy.delete_range(b"", b"\xff")
         for n in range(8):
             change(store, chance)
             manifests.append(manifest_of(store, storage, tmp_path, n))
+        store.copy_range(copy, b"", None)  # as in a restore to fewer shards, above deleted ranges
+        for n in range(8, 12):
+            manifests.append(manifest_of(copy, storage, tmp_path, n))
+            change(copy, chance)
     for n in range(2):
         last = manifests[-1]
         manifests.append(replace(last, segments=(*last.segments, segment(chance, storage, inline=n == 0))))
