@@ -36,8 +36,8 @@ from cairn.command.key import look_up
 from cairn.pipeline import Interval, Pipeline
 from cairn.replay.replay_key import replay_key
 from cairn.testing import PipelineTester
-from state_backend.adapters.gcs_storage import GcsStorage
 from state_backend.adapters.local_storage import LocalStorage
+from state_backend.adapters.object_store import ObjectStore
 from state_backend.adapters.open_storage import join_url, open_storage
 from state_backend.adapters.work_folders import work_folder
 from state_backend.checkpoint.log import read_newest
@@ -117,7 +117,7 @@ def counted() -> Iterator[list[int]]:
 @contextmanager
 def _patched(counts: list[int]) -> Iterator[None]:
     """Replace `read` and `download` of both storages by methods that also count."""
-    before = [(of, of.read, of.download) for of in (LocalStorage, GcsStorage)]
+    before = [(of, of.read, of.download) for of in (LocalStorage, ObjectStore)]
 
     def reading(method: Any) -> Any:
         def read(self: Any, path: str, **more: Any) -> bytes:

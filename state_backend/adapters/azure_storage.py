@@ -36,11 +36,12 @@ from requests.adapters import HTTPAdapter
 from state_backend.adapters.local_storage import CHUNK_BYTES
 from state_backend.adapters.object_store import (
     Answer,
+    ChecksumStore,
+    Cloud,
     Failure,
     Found,
     Interrupted,
     LostUpload,
-    ObjectStore,
     Page,
     Patience,
     Write,
@@ -48,6 +49,7 @@ from state_backend.adapters.object_store import (
     etag_of,
     generation_of,
     never_connected,
+    send,
 )
 from state_backend.values.environment import Variable
 from state_backend.values.errors import CairnError, PermissionRefused, UsageError
@@ -72,8 +74,7 @@ _EXPECTED = (
 logging.getLogger("azure").setLevel(logging.WARNING)
 
 
-def open_url(url: str, *, credentials: Mapping[str, str] | None = None) -> AzureStorage:
-    """Open a URL with the login of the environment."""
+def open_url(url: str, *, credentials: Mapping[str, str] | None = None) -> ChecksumStore:
     scheme, _, rest = url.rstrip("/").partition("://")
     container, _, prefix = rest.partition("/")
     name, _, host = container.partition("@")
@@ -82,12 +83,11 @@ def open_url(url: str, *, credentials: Mapping[str, str] | None = None) -> Azure
             f"not a container: {container!r}; expected az://container/prefix or "
             "abfss://container@account.dfs.core.windows.net/prefix"
         )
-    return AzureStorage(name, prefix, host=host, credentials=credentials)
+    return ChecksumStore(AzureCloud(name, prefix, host=host, credentials=credentials))
 
 
-class AzureStorage(ObjectStore):
-    """Storage below a prefix of a container. `host`: the host of an `abfss` URL; empty: the account of the
-    environment."""
+class AzureCloud(Cloud):
+    """Requests to a container. `host`: that of an `abfss` URL; empty: that of the environment's account."""
 
     scheme = "az"
     batch = 256
@@ -111,33 +111,28 @@ class AzureStorage(ObjectStore):
             )
         except (OSError, ValueError):
             raise UsageError(f"can't log in to Azure: {Variable.AZURE_LOGIN} names no JSON file: {file}") from None
-        key = ("azure", bucket, host, self._patience, *login.items())
-        self._clients = clients_of(key, (), partial(_open, bucket, host, login, self._patience))
-
-    def checksum(self, path: str) -> int | None:
-        """Return the checksum that the write of the file stored, as `TellsChecksums.checksum` specifies."""
-        found = self._look(path, f"read the checksum of {path!r} of {self.url}")
-        return None if found is None else found.crc32c
+        key = ("azure", bucket, host, self.patience, *login.items())
+        self._clients = clients_of(key, (), partial(_open, bucket, host, login, self.patience))
 
     def _container(self) -> ContainerClient:
         client: ContainerClient = self._clients.of_this_process()
         return client
 
     def _blob(self, path: str) -> BlobClient:
-        return self._container().get_blob_client(self._name(path))
+        return self._container().get_blob_client(self.name(path))
 
-    def _head(self, path: str, timeout_s: float) -> Found:
+    def head(self, path: str, timeout_s: float) -> Found:
         properties = self._blob(path).get_blob_properties()
         return Found(self._info(properties), _crc32c(properties), properties.metadata.get(_WRITE))
 
-    def _get(self, path: str, at: int, generation: int | None, timeout_s: float) -> Answer:
+    def get(self, path: str, at: int, generation: int | None, timeout_s: float) -> Answer:
         body = self._blob(path).download_blob(
             offset=at or None, **({} if generation is None else _condition(generation))
         )
         told = body.properties
         return Answer(told.size, generation_of(told.etag), _crc32c(told), lambda size, _: body.read(size), lambda: None)
 
-    def _page(self, start: str, token: str | None, timeout_s: float, *, delimiter: str = "", limit: int = 0) -> Page:
+    def page(self, start: str, token: str | None, timeout_s: float, *, delimiter: str = "", limit: int = 0) -> Page:
         asked: dict[str, Any] = {"name_starts_with": start, "include": ["metadata"], "results_per_page": limit or None}
         container = self._container()
         listed = container.walk_blobs(delimiter=delimiter, **asked) if delimiter else container.list_blobs(**asked)
@@ -152,19 +147,19 @@ class AzureStorage(ObjectStore):
         ]
         return Page(files, [one.name for one in found if isinstance(one, BlobPrefix)], pages.continuation_token or None)
 
-    def _put(self, handle: Handle, data: bytes, nonce: str, generation: int, timeout_s: float) -> None:
+    def put(self, handle: Handle, data: bytes, nonce: str, generation: int, timeout_s: float) -> None:
         self._blob(handle.path).upload_blob(
             data, length=len(data), metadata=_metadata(nonce, handle), validate_content=True, overwrite=True,
             **_condition(generation),
         )  # fmt: skip
 
-    def _begin(self, path: str, nonce: str, generation: int, timeout_s: float) -> _Blocks:
+    def begin(self, path: str, nonce: str, generation: int, timeout_s: float) -> _Blocks:
         return _Blocks(self, path, nonce, generation)
 
-    def _copy(self, source: AzureStorage, found: Found, handle: Handle, write: Write, doing: str) -> None:
-        self._send(doing, partial(self._copy_once, source, found, handle, write), write)
+    def copy(self, source: AzureCloud, found: Found, handle: Handle, write: Write, doing: str) -> None:
+        send(self, doing, partial(self._copy_once, source, found, handle, write), write)
 
-    def _copy_once(self, source: AzureStorage, found: Found, handle: Handle, write: Write, timeout_s: float) -> None:
+    def _copy_once(self, source: AzureCloud, found: Found, handle: Handle, write: Write, timeout_s: float) -> None:
         original, given = source._blob(found.info.path), dict[str, Any]()
         url, credential = original.url, original.credential
         if hasattr(credential, "account_key"):
@@ -181,12 +176,12 @@ class AzureStorage(ObjectStore):
             source_etag=etag_of(found.info.generation), source_match_condition=MatchConditions.IfNotModified, **given,
         )  # fmt: skip
 
-    def _remove(self, path: str, generation: int, timeout_s: float) -> None:
+    def remove(self, path: str, generation: int, timeout_s: float) -> None:
         self._blob(path).delete_blob(**_condition(generation))
 
-    def _remove_many(self, waiting: set[str], gone: set[str], timeout_s: float) -> None:
+    def remove_many(self, waiting: set[str], gone: set[str], timeout_s: float) -> None:
         paths = sorted(waiting)
-        answers = self._container().delete_blobs(*map(self._name, paths), raise_on_any_failure=False)
+        answers = self._container().delete_blobs(*map(self.name, paths), raise_on_any_failure=False)
         failed = None
         for path, answer in zip(paths, answers, strict=False):
             missing = answer.headers.get("x-ms-error-code") == "ContainerNotFound"
@@ -198,16 +193,13 @@ class AzureStorage(ObjectStore):
         if failed is not None or waiting:
             raise failed or Interrupted("the server answered only a part of the batch")
 
-    def _server_copies(self, source: AzureStorage, handle: Handle) -> bool:
+    def copies_from(self, source: AzureCloud, handle: Handle) -> bool:
         return source.url.split("/")[2] == self.url.split("/")[2] and 0 < handle.size_bytes <= SERVER_COPIES_BYTES
 
-    def _part_bytes(self, number: int) -> int:
+    def part_bytes(self, number: int) -> int:
         return PART_BYTES
 
-    def _is_generation(self, generation: int) -> bool:
-        return etag_of(generation) is not None
-
-    def _failure(self, error: Exception) -> Failure | None:
+    def failure(self, error: Exception) -> Failure | None:
         # The SDK fails itself on errors whose body it does not understand, such as those of a proxy.
         found: BaseException | None = error
         while found is not None and not isinstance(found, AzureError):
@@ -236,7 +228,7 @@ class AzureStorage(ObjectStore):
             refused = (
                 PermissionRefused,
                 (
-                    f"give this identity the role Storage Blob Data Contributor on the container {self._bucket!r}, wait some "
+                    f"give this identity the role Storage Blob Data Contributor on the container {self.bucket!r}, wait some "
                     "minutes, then try again"
                 ),
             )
@@ -252,7 +244,7 @@ class AzureStorage(ObjectStore):
     def _info(self, properties: Any) -> FileInfo:
         # Azure reports whole seconds. The last millisecond of the second is never before the write.
         return FileInfo(
-            path=properties.name.removeprefix(self._root),
+            path=properties.name.removeprefix(self.root),
             size_bytes=properties.size,
             generation=generation_of(properties.etag),
             modified_ms=int(properties.last_modified.timestamp()) * 1000 + 999,
@@ -263,20 +255,20 @@ class AzureStorage(ObjectStore):
 class _Blocks:
     """Blocks of a file. Azure deletes blocks that no list of blocks names after a week."""
 
-    def __init__(self, store: AzureStorage, path: str, nonce: str, generation: int) -> None:
-        self._store, self._path, self._nonce, self._generation = store, path, nonce, generation
+    def __init__(self, cloud: AzureCloud, path: str, nonce: str, generation: int) -> None:
+        self._cloud, self._path, self._nonce, self._generation = cloud, path, nonce, generation
         self._blocks: list[BlobBlock] = []
 
     def send(self, data: bytes, last: bool, timeout_s: float) -> None:
         """Send the next block. All ids of a file's blocks have the same length."""
         block = b64encode(f"{self._nonce}{len(self._blocks):06}".encode()).decode()
-        self._store._blob(self._path).stage_block(block, data, length=len(data), validate_content=True)
+        self._cloud._blob(self._path).stage_block(block, data, length=len(data), validate_content=True)
         self._blocks.append(BlobBlock(block))
 
     def finish(self, handle: Handle, timeout_s: float) -> None:
         """Make a file of the blocks. Another write of the same name may have discarded them."""
         try:
-            self._store._blob(self._path).commit_block_list(
+            self._cloud._blob(self._path).commit_block_list(
                 self._blocks, metadata=_metadata(self._nonce, handle), **_condition(self._generation)
             )
         except HttpResponseError as error:

@@ -37,6 +37,7 @@ from state_backend.adapters.object_store import (
     WRITE_KEY,
     Answer,
     Clients,
+    Cloud,
     Failure,
     Found,
     Interrupted,
@@ -49,6 +50,7 @@ from state_backend.adapters.object_store import (
     clients_of,
     crc32c_of,
     never_connected,
+    send,
 )
 from state_backend.values.errors import CairnError, PermissionRefused, StorageUnavailable, UsageError
 from state_backend.values.handles import FileInfo, Handle
@@ -144,15 +146,13 @@ def credentials_in(key_file: str) -> Credentials:
         ) from None
 
 
-def open_url(url: str, *, credentials: Mapping[str, str] | None = None) -> GcsStorage:
+def open_url(url: str, *, credentials: Mapping[str, str] | None = None) -> ObjectStore:
     """Open `gs://bucket/prefix` with the key in a file, or with application default credentials."""
     key_file = (credentials or {}).get("GOOGLE_APPLICATION_CREDENTIALS")
-    return GcsStorage.open_url(url, credentials=credentials_in(key_file) if key_file else None)
+    return ObjectStore(GcsCloud.at(url, credentials=credentials_in(key_file) if key_file else None))
 
 
-class GcsStorage(ObjectStore):
-    """Storage below `gs://<bucket>/<prefix>`."""
-
+class GcsCloud(Cloud):
     scheme = "gs"
     batch = 100
 
@@ -179,18 +179,18 @@ class GcsStorage(ObjectStore):
         client: Client = self._clients.of_this_process()
         return client
 
-    def _head(self, path: str, timeout_s: float) -> Found:
+    def head(self, path: str, timeout_s: float) -> Found:
         blob = self._blob(path)
         blob.reload(timeout=timeout_s, retry=None)
         return self._found(blob)
 
-    def _get(self, path: str, at: int, generation: int | None, timeout_s: float) -> Answer:
-        name = quote(self._name(path), safe="")
+    def get(self, path: str, at: int, generation: int | None, timeout_s: float) -> Answer:
+        name = quote(self.name(path), safe="")
         parameters = {"alt": "media"} | ({"generation": str(generation)} if generation is not None else {})
         if self._project is not None:
             parameters["userProject"] = self._project
         response: requests.Response = self._client()._http.get(
-            f"{self._client().api_endpoint}/download/storage/v1/b/{self._bucket}/o/{name}",
+            f"{self._client().api_endpoint}/download/storage/v1/b/{self.bucket}/o/{name}",
             params=parameters,
             headers={"Accept-Encoding": "identity"} | ({"Range": f"bytes={at}-"} if at else {}),
             stream=True,
@@ -213,7 +213,7 @@ class GcsStorage(ObjectStore):
             response.close,  # The connection is used again if nothing was left to read.
         )
 
-    def _page(self, start: str, token: str | None, timeout_s: float, *, delimiter: str = "", limit: int = 0) -> Page:
+    def page(self, start: str, token: str | None, timeout_s: float, *, delimiter: str = "", limit: int = 0) -> Page:
         found = self._client().list_blobs(
             self._bucket_of(), prefix=start, delimiter=delimiter or None, page_token=token,
             fields=_FOLDERS if delimiter else _LISTED, page_size=limit or None, timeout=timeout_s, retry=None,
@@ -222,7 +222,7 @@ class GcsStorage(ObjectStore):
         files = [self._found(blob).info for blob in blobs if not blob.name.endswith("/")]
         return Page(files, found.prefixes, found.next_page_token)
 
-    def _put(self, handle: Handle, data: bytes, nonce: str, generation: int, timeout_s: float) -> Found:
+    def put(self, handle: Handle, data: bytes, nonce: str, generation: int, timeout_s: float) -> Found:
         blob = self._blob(handle.path, nonce)
         blob.upload_from_string(
             data, content_type="application/octet-stream", if_generation_match=generation, checksum="crc32c",
@@ -230,18 +230,14 @@ class GcsStorage(ObjectStore):
         )  # fmt: skip
         return self._found(blob)
 
-    def _begin(self, path: str, nonce: str, generation: int, timeout_s: float) -> _Session:
-        """Begin an upload session.
-
-        The server deletes a session that is never completed, and the session leaves no file.
-        """
+    def begin(self, path: str, nonce: str, generation: int, timeout_s: float) -> _Session:
         url: str = self._blob(path, nonce).create_resumable_upload_session(
             content_type="application/octet-stream", if_generation_match=generation, checksum=None,
             timeout=timeout_s, retry=None,
         )  # fmt: skip
         return _Session(self, url)
 
-    def _copy(self, source: GcsStorage, found: Found, handle: Handle, write: Write, doing: str) -> Found:
+    def copy(self, source: GcsCloud, found: Found, handle: Handle, write: Write, doing: str) -> Found:
         token: str | None = None
 
         def rewrite(timeout_s: float) -> Blob:
@@ -253,15 +249,15 @@ class GcsStorage(ObjectStore):
             token = copy.rewrite(pinned, token=token, if_generation_match=0, timeout=timeout_s, retry=None)[0]
             return copy
 
-        copy = self._send(doing, rewrite, write)
+        copy = send(self, doing, rewrite, write)
         while token is not None:
-            copy = self._send(doing, rewrite, write)
+            copy = send(self, doing, rewrite, write)
         return self._found(copy)
 
-    def _remove(self, path: str, generation: int, timeout_s: float) -> None:
+    def remove(self, path: str, generation: int, timeout_s: float) -> None:
         self._blob(path).delete(if_generation_match=generation, timeout=timeout_s, retry=None)
 
-    def _remove_many(self, waiting: set[str], gone: set[str], timeout_s: float) -> None:
+    def remove_many(self, waiting: set[str], gone: set[str], timeout_s: float) -> None:
         """Send one batch request that deletes files.
 
         Source: https://cloud.google.com/storage/docs/batch
@@ -270,7 +266,7 @@ class GcsStorage(ObjectStore):
         payer = "" if self._project is None else f"?userProject={quote(self._project, safe='')}"
         parts = [
             f"--{boundary}\r\nContent-Type: application/http\r\nContent-ID: <{n}>\r\n\r\n"
-            f"DELETE /storage/v1/b/{self._bucket}/o/{quote(self._name(path), safe='')}{payer} HTTP/1.1\r\n\r\n\r\n"
+            f"DELETE /storage/v1/b/{self.bucket}/o/{quote(self.name(path), safe='')}{payer} HTTP/1.1\r\n\r\n\r\n"
             for n, path in enumerate(every)
         ]
         response = self._client()._http.post(
@@ -289,13 +285,16 @@ class GcsStorage(ObjectStore):
         if failure is not None or waiting:
             raise failure or Interrupted("the server answered only a part of the batch")
 
-    def _server_copies(self, source: GcsStorage, handle: Handle) -> bool:
+    def copies_from(self, source: GcsCloud, handle: Handle) -> bool:
         return source._clients is self._clients
 
-    def _part_bytes(self, number: int) -> int:
+    def part_bytes(self, number: int) -> int:
         return STEP_BYTES
 
-    def _failure(self, error: Exception) -> Failure | None:
+    def is_generation(self, generation: int) -> bool:
+        return generation > 0
+
+    def failure(self, error: Exception) -> Failure | None:
         transient, refused = _is_transient(error), None
         if not transient and not isinstance(error, GoogleAPICallError | GoogleAuthError):
             return None
@@ -308,7 +307,7 @@ class GcsStorage(ObjectStore):
         elif _is_refusal(error):
             refused = (
                 PermissionRefused,
-                f"give this identity the role Storage Object User on the bucket {self._bucket!r}, wait some minutes, then "
+                f"give this identity the role Storage Object User on the bucket {self.bucket!r}, wait some minutes, then "
                 "try again",
             )
         return Failure(
@@ -320,17 +319,17 @@ class GcsStorage(ObjectStore):
         )
 
     def _bucket_of(self) -> Bucket:
-        return self._client().bucket(self._bucket, user_project=self._project)
+        return self._client().bucket(self.bucket, user_project=self._project)
 
     def _blob(self, path: str, nonce: str | None = None, generation: int | None = None) -> Blob:
-        blob = self._bucket_of().blob(self._name(path), generation=generation)
+        blob = self._bucket_of().blob(self.name(path), generation=generation)
         if nonce is not None:
             blob.metadata = {WRITE_KEY: nonce}
         return blob
 
     def _found(self, blob: Blob) -> Found:
         info = FileInfo(
-            path=blob.name.removeprefix(self._root),
+            path=blob.name.removeprefix(self.root),
             size_bytes=blob.size or 0,  # Some servers leave out a size of 0.
             generation=blob.generation,
             modified_ms=int(blob.time_created.timestamp() * 1000),
@@ -345,8 +344,8 @@ class _Session:
     Source: https://cloud.google.com/storage/docs/performing-resumable-uploads
     """
 
-    def __init__(self, store: GcsStorage, url: str) -> None:
-        self._store, self._url = store, url
+    def __init__(self, cloud: GcsCloud, url: str) -> None:
+        self._cloud, self._url = cloud, url
         self._at = 0  # of the bytes that are to be sent
         self._data = b""
         self._tried = False
@@ -396,7 +395,7 @@ class _Session:
         self, body: bytes, content_range: str, headers: dict[str, str], timeout_s: float
     ) -> tuple[dict[str, Any] | None, int]:
         """Send bytes, and return the stored file (None if bytes are missing) and how many bytes the server has."""
-        response = self._store._client()._http.put(
+        response = self._cloud._client()._http.put(
             self._url, data=body, headers={**headers, "Content-Range": content_range}, timeout=timeout_s,
             allow_redirects=False,
         )  # fmt: skip

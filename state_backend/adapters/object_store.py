@@ -1,4 +1,4 @@
-"""The storage port over an object store: one class, of which a cloud adds some eight requests.
+"""The storage port over an object store, which holds the requests of a cloud.
 
     <bucket>/<prefix>/<path>    one object per file; its metadata `cairn-write` is the uuid of the write that made it
 
@@ -6,7 +6,7 @@ Every write has a precondition: the file is absent, or still has the given gener
 nothing. If the server's answer to a write is lost, the server refuses the repeat. Then the uuid shows whether this
 write made the file. If neither can be shown, the write raises `UnknownOutcome`.
 
-A request sends once. `ObjectStore._send` repeats a request while a repeat may help. Error messages contain no URLs,
+A request sends once. `send` repeats a request while a repeat may help. Error messages contain no URLs,
 because the URL of an upload session is a credential.
 """
 
@@ -154,13 +154,11 @@ class LostUpload(Exception):
     """The server does not know an upload any more."""
 
 
-class ObjectStore(ABC):
-    """Storage below `<scheme>://<bucket>/<prefix>`; the prefix may be empty.
+class Cloud(ABC):
+    """The files below `<scheme>://<bucket>/<prefix>`, and the requests of a cloud.
 
-    Methods raise `UsageError` if there are no credentials, the server refuses them, or the bucket does not exist.
+    A request sends once, and raises the errors of the cloud's library. A handle's path is that of the file to write.
     """
-
-    lists_what_is_there = True
 
     scheme: ClassVar[str]
     # The most files that one request deletes.
@@ -173,78 +171,86 @@ class ObjectStore(ABC):
             raise UsageError(
                 f"not a bucket: {bucket!r}; expected {self.scheme}://bucket or {self.scheme}://bucket/prefix"
             )
-        self._root = f"{check_path(prefix)}/" if prefix else ""
+        self.root = f"{check_path(prefix)}/" if prefix else ""
         self.url = f"{self.scheme}://{bucket}/{prefix}".rstrip("/")
-        self._bucket = bucket
-        self._patience = patience or Patience()
-        self._bucket_seen = False
+        self.bucket = bucket
+        self.patience = patience or Patience()
+        # True once an answer has shown that the bucket exists.
+        self.bucket_seen = False
 
     @classmethod
-    def open_url(cls, url: str, **options: Any) -> Self:
-        """Open `<scheme>://bucket/prefix`."""
+    def at(cls, url: str, **options: Any) -> Self:
         bucket, _, prefix = url.removeprefix(f"{cls.scheme}://").rstrip("/").partition("/")
         return cls(bucket, prefix, **options)
 
-    # --- the requests of a cloud: each sends once, and raises the errors of its library -------------------------------
+    def name(self, path: str) -> str:
+        name = self.root + check_path(path)
+        if len(name.encode()) > _MAX_NAME_BYTES:
+            raise UsageError(f"{name!r} is longer than {_MAX_NAME_BYTES} bytes; use a shorter name")
+        return name
 
     @abstractmethod
-    def _head(self, path: str, timeout_s: float) -> Found:
-        """Return the metadata of a file."""
+    def head(self, path: str, timeout_s: float) -> Found: ...
 
     @abstractmethod
-    def _get(self, path: str, at: int, generation: int | None, timeout_s: float) -> Answer:
+    def get(self, path: str, at: int, generation: int | None, timeout_s: float) -> Answer:
         """Begin to read a file from a byte on, and only in the given generation."""
 
     @abstractmethod
-    def _page(self, start: str, token: str | None, timeout_s: float, *, delimiter: str = "", limit: int = 0) -> Page:
-        """Return a part of the listing of objects, or with a delimiter of the folders. `limit` 0: as many as one answer
-        holds."""
+    def page(self, start: str, token: str | None, timeout_s: float, *, delimiter: str = "", limit: int = 0) -> Page:
+        """Return a part of the listing of objects, or with a delimiter of the folders. `limit` 0: as many as fit."""
 
     @abstractmethod
-    def _put(self, handle: Handle, data: bytes, nonce: str, generation: int, timeout_s: float) -> Found | None:
+    def put(self, handle: Handle, data: bytes, nonce: str, generation: int, timeout_s: float) -> Found | None:
         """Write a file. Return what the server stored, if it says so. Generation 0: the file must be absent."""
 
     @abstractmethod
-    def _begin(self, path: str, nonce: str, generation: int, timeout_s: float) -> Upload:
-        """Begin an upload in parts."""
+    def begin(self, path: str, nonce: str, generation: int, timeout_s: float) -> Upload: ...
 
     @abstractmethod
-    def _copy(self, source: Self, found: Found, handle: Handle, write: Write, doing: str) -> Found | None:
-        """Let the server copy a file to `handle.path`, by several requests through `_send`."""
+    def copy(self, source: Self, found: Found, handle: Handle, write: Write, doing: str) -> Found | None:
+        """Let the server copy a file, by several requests through `send`."""
 
     @abstractmethod
-    def _remove(self, path: str, generation: int, timeout_s: float) -> None:
-        """Delete a file in a generation."""
+    def remove(self, path: str, generation: int, timeout_s: float) -> None: ...
 
     @abstractmethod
-    def _remove_many(self, waiting: set[str], gone: set[str], timeout_s: float) -> None:
-        """Delete the waiting files. Take each that is deleted out of `waiting`, and add it to `gone` if it was
-        there."""
+    def remove_many(self, waiting: set[str], gone: set[str], timeout_s: float) -> None:
+        """Delete waiting files. Take each that is deleted out of `waiting`, and add it to `gone` if it was there."""
 
     @abstractmethod
-    def _failure(self, error: Exception) -> Failure | None:
+    def failure(self, error: Exception) -> Failure | None:
         """Return what an error means; None for an error that no request raises."""
 
     @abstractmethod
-    def _server_copies(self, source: Self, handle: Handle) -> bool:
-        """Return True if this login may read the other storage, and a copy by the server is worth its requests."""
+    def copies_from(self, source: Self, handle: Handle) -> bool:
+        """Return True if this login may read the source, and a copy by the server is worth its requests."""
 
-    def _part_bytes(self, number: int) -> int:
+    @abstractmethod
+    def part_bytes(self, number: int) -> int:
         """Return the size of a part of an upload, counted from 0. A smaller file is written by one request."""
-        raise NotImplementedError
 
-    def _is_generation(self, generation: int) -> bool:
-        """Return True if a file may have this generation."""
-        return generation > 0
+    def is_generation(self, generation: int) -> bool:
+        return etag_of(generation) is not None
 
-    def _before_write(self, doing: str) -> None:  # noqa: B027  # Most servers keep them.
+    def before_write(self, doing: str) -> None:  # noqa: B027  # Most servers keep them.
         """Check that the server keeps its preconditions, where that is not certain."""
 
-    # --- reading ------------------------------------------------------------------------------------------------------
+
+class ObjectStore:
+    """The storage port over a cloud.
+
+    Methods raise `UsageError` if there are no credentials, the server refuses them, or the bucket does not exist.
+    """
+
+    lists_what_is_there = True
+
+    def __init__(self, cloud: Cloud) -> None:
+        self.cloud = cloud
+        self.url = cloud.url
 
     def read(self, path: str, *, offset: int = 0) -> bytes:
-        """Return the bytes of a file from `offset` on, as `Storage.read` specifies."""
-        body = _Body(self, path, f"read {path!r} of {self.url}", offset)
+        body = _Body(self.cloud, path, f"read {path!r} of {self.url}", offset)
         data = b"".join(body)
         if body.crc32c not in (None, found := google_crc32c.value(data)):
             raise StorageUnavailable(
@@ -254,150 +260,77 @@ class ObjectStore(ABC):
         return data
 
     def download(self, handle: Handle, destination: Path) -> None:
-        """Copy a file to a local path and check its bytes, as `Storage.download` specifies."""
-        body = _Body(self, handle.path, f"download {handle.path!r} of {self.url}")
+        body = _Body(self.cloud, handle.path, f"download {handle.path!r} of {self.url}")
         write_verified(body, handle, destination, url=self.url)
 
     def stat(self, path: str) -> FileInfo | None:
-        """Return the metadata of a file, or None if it is absent, as `Storage.stat` specifies."""
-        found = self._look(path, f"stat {path!r} of {self.url}")
+        found = look(self.cloud, path, f"stat {path!r} of {self.url}")
         return None if found is None else found.info
 
     def list(self, prefix: str) -> Iterator[FileInfo]:
-        """Return the files whose path begins with a prefix, sorted by path, as `Storage.list` specifies.
-
-        Objects whose names end in `/` are left out: consoles create them as folders.
-        """
-        start, doing = self._root + check_prefix(prefix), f"list {prefix!r} of {self.url}"
-        return (file for page in self._pages(start, doing) for file in page.files)
+        """Leave out objects whose names end in `/`, which consoles create as folders."""
+        start, doing = self.cloud.root + check_prefix(prefix), f"list {prefix!r} of {self.url}"
+        return (file for page in _pages(self.cloud, start, doing) for file in page.files)
 
     def folders(self, path: str) -> tuple[str, ...]:
-        """Return the sorted names of the folders in a folder. The path "" is the storage itself.
-
-        The server answers with one name for all files of a folder, so the cost does not grow with these files.
-        """
-        start = self._root + (f"{check_path(path)}/" if path else "")
+        """Return the sorted names of the folders in a folder. The server answers with one name for all its files."""
+        start = self.cloud.root + (f"{check_path(path)}/" if path else "")
         doing, found = f"list the folders in {path!r} of {self.url}", set[str]()
-        for page in self._pages(start, doing, delimiter="/"):
+        for page in _pages(self.cloud, start, doing, delimiter="/"):
             found |= {*page.folders}
         return tuple(sorted(name.removeprefix(start).rstrip("/") for name in found))
 
-    def _pages(self, start: str, doing: str, *, delimiter: str = "", limit: int = 0) -> Iterator[Page]:
-        token = None
-        while True:
-            request = functools.partial(self._page, start, token, delimiter=delimiter, limit=limit)
-            try:
-                page = self._send(doing, request)
-            except NotFound:
-                raise self._no_bucket(doing) from None
-            self._bucket_seen = True
-            yield page
-            if not (token := page.token):
-                return
-
-    def _look(self, path: str, doing: str) -> Found | None:
-        """Return the metadata of a file, or None if it is absent."""
-        try:
-            found = self._send(doing, functools.partial(self._head, path))
-        except NotFound:
-            self._require_bucket(doing)
-            return None
-        self._bucket_seen = True
-        return found
-
-    def _require_bucket(self, doing: str) -> None:
-        """Raise `UsageError` if the bucket does not exist, after the server answered that a file does not.
-
-        The server gives the same answer for both. This method lists one file to tell the two cases apart. It sends no
-        request if an earlier answer has shown that the bucket exists.
-        """
-        if not self._bucket_seen:
-            next(self._pages(self._root, doing, limit=1))
-
-    def _no_bucket(self, doing: str) -> UsageError:
-        return UsageError(f"can't {doing}: the bucket {self._bucket!r} does not exist; create it first")
-
-    # --- writing ------------------------------------------------------------------------------------------------------
-
     def create(self, path: str, data: bytes) -> Handle:
-        """Write a new file, as `Storage.create` specifies."""
-        return self._write(path, (data,), 0, f"create {path!r} of {self.url}")
+        return _write(self.cloud, path, (data,), 0, f"create {path!r} of {self.url}")
 
     def upload(self, path: str, local: Path) -> Handle:
-        """Write a new file from a local file, as `Storage.upload` specifies.
+        """Write a new file from a local file, a large one in parts.
 
-        A large file is sent in parts. If this process dies, the parts stay in the bucket, where no listing shows them,
-        until the server or a lifecycle rule of the bucket deletes them.
+        If this process dies, the parts stay in the bucket, where no listing shows them, until the server or a lifecycle
+        rule of the bucket deletes them.
         """
         check_path(path)
         chunks = read_chunks(local, f"read {local} to upload it to {self.url}")
-        return self._write(path, chunks, 0, f"create {path!r} of {self.url}")
+        return _write(self.cloud, path, chunks, 0, f"create {path!r} of {self.url}")
 
     def replace(self, path: str, data: bytes, *, generation: int) -> Handle:
-        """Rewrite a file that still has the given generation, as `Storage.replace` specifies."""
         doing = f"replace {path!r} of {self.url}"
-        if not self._is_generation(generation):
-            raise _mismatch(self._look(path, doing), doing)
-        return self._write(path, (data,), generation, doing)
+        if not self.cloud.is_generation(generation):
+            raise _mismatch(look(self.cloud, path, doing), doing)
+        return _write(self.cloud, path, (data,), generation, doing)
 
     def delete(self, path: str, *, generation: int | None = None) -> bool:
-        """Delete one file; return False if it is absent. `Storage.delete` describes the arguments and the errors.
-
-        Without a generation, this method reads the file's generation first. So a repeated request can't delete a newer
-        file.
-        """
-        doing = f"delete {path!r} of {self.url}"
-        if generation is not None and self.tells_absence and self._is_generation(generation):
-            return self._delete(path, generation, doing)
-        while (found := self._look(path, doing)) is not None:
+        """Without a generation, read the file's first. So a repeated request can't delete a newer file."""
+        doing, cloud = f"delete {path!r} of {self.url}", self.cloud
+        if generation is not None and cloud.tells_absence and cloud.is_generation(generation):
+            return _delete(cloud, path, generation, doing)
+        while (found := look(cloud, path, doing)) is not None:
             if generation not in (None, found.info.generation):
                 raise _mismatch(found, doing)
             # The file was rewritten after its generation was read: read the generation again.
             with suppress(PreconditionFailed):
-                return self._delete(path, found.info.generation, doing)
+                return _delete(cloud, path, found.info.generation, doing)
         return False
 
-    def _delete(self, path: str, generation: int, doing: str) -> bool:
-        write = Write()
-        try:
-            self._send(doing, functools.partial(self._remove, path, generation), write)
-        except NotFound:
-            if not write.uncertain:
-                self._require_bucket(doing)
-            return write.uncertain
-        except PreconditionFailed:
-            found = self._look(path, doing)
-            # An earlier request may have deleted the file before another process wrote a new one.
-            if found is not None:
-                raise (unknown_outcome(doing) if write.uncertain else _mismatch(found, doing)) from None
-            return write.uncertain
-        return True
-
     def delete_many(self, paths: Sequence[str]) -> int:
-        """Delete files, a batch by one request, as `DeletesMany.delete_many` specifies.
-
-        The requests have no generation, because no process ever writes files of these names again.
-        """
+        """Delete files without their generations, because no process ever writes files of these names again."""
         doing, gone = f"delete {len(paths)} files of {self.url}", set[str]()
-        for first in range(0, len(paths), self.batch):
-            waiting = set(paths[first : first + self.batch])
-            self._send(doing, functools.partial(self._remove_many, waiting, gone), Write())
+        for first in range(0, len(paths), self.cloud.batch):
+            waiting = set(paths[first : first + self.cloud.batch])
+            send(self.cloud, doing, functools.partial(self.cloud.remove_many, waiting, gone), Write())
         return len(gone)
 
     def copy_from(self, source: Storage, handle: Handle, path: str) -> Handle:
-        """Copy a file of another storage to a new file, as `Storage.copy_from` specifies.
-
-        The server copies a large file if both storages have the same login. Otherwise one login might not have access
-        to both storages. So this method downloads the file into a local folder, and uploads it from there.
-        """
+        """Let the server copy a large file if both storages have the same login. Otherwise download and upload it."""
         check_path(path)
-        if not (isinstance(source, type(self)) and self._server_copies(source, handle)):
+        cloud, of = self.cloud, source.cloud if isinstance(source, ObjectStore) else None
+        if not (isinstance(of, type(cloud)) and cloud.copies_from(of, handle)):
             with work_folder("copy") as folder:
                 source.download(handle, folder / "file")
                 return self.upload(path, folder / "file")
         doing, write = f"copy {handle.path!r} of {source.url} to {path!r} of {self.url}", Write()
         copied = changed(handle, path=path)
-        found = source._look(handle.path, doing)
+        found = look(of, handle.path, doing)
         if found is None:
             raise NotFound(f"can't {doing}: the file does not exist")
         if not found.matches(handle):
@@ -405,163 +338,223 @@ class ObjectStore(ABC):
                 f"{handle.path!r} of {source.url} is damaged: expected {_bytes_of(handle.size_bytes, handle.crc32c)}, found {found}; restore an older "
                 "checkpoint, or put the file back from a copy"
             )
-        self._before_write(doing)
+        cloud.before_write(doing)
         try:
-            stored = self._copy(source, found, copied, write, doing)
+            stored = cloud.copy(of, found, copied, write, doing)
         except (NotFound, PreconditionFailed, LostUpload) as error:
             if isinstance(error, NotFound) and not write.uncertain:
-                self._require_bucket(doing)
+                require_bucket(cloud, doing)
                 raise
-            if isinstance(error, PreconditionFailed) and not write.uncertain and self._look(path, doing) is None:
+            if isinstance(error, PreconditionFailed) and not write.uncertain and look(cloud, path, doing) is None:
                 raise StorageUnavailable(f"can't {doing}: the source was rewritten meanwhile; try again") from None
-            stored = self._settle(error, path, 0, write, doing)
-        return self._compared(stored, copied, 0, doing)
+            stored = _settle(cloud, error, path, 0, write, doing)
+        return compared(cloud, stored, copied, 0, doing)
 
-    def _write(self, path: str, chunks: Iterable[bytes], generation: int, doing: str) -> Handle:
-        """Write a file, a large one in parts."""
-        self._name(path)
-        pieces, write = self._pieces(chunks), Write()
-        data, whole = next(pieces)
-        handle = Handle(path=path, size_bytes=len(data), crc32c=google_crc32c.value(data))
-        self._before_write(doing)
+
+class ChecksumStore(ObjectStore):
+    """An object store whose listings leave out the checksums that it keeps."""
+
+    def checksum(self, path: str) -> int | None:
+        found = look(self.cloud, path, f"read the checksum of {path!r} of {self.url}")
+        return None if found is None else found.crc32c
+
+
+def _pages(cloud: Cloud, start: str, doing: str, *, delimiter: str = "", limit: int = 0) -> Iterator[Page]:
+    token = None
+    while True:
+        request = functools.partial(cloud.page, start, token, delimiter=delimiter, limit=limit)
         try:
-            if whole:
-                put = functools.partial(self._put, handle, data, write.nonce, generation)
-                stored = self._send(doing, put, write)
-            else:
-                upload = self._send(doing, functools.partial(self._begin, path, write.nonce, generation))
-                with self._aborted_on_error(upload, write, doing):
-                    self._send(doing, functools.partial(upload.send, data, False))
-                    for data, last in pieces:
-                        crc32c = google_crc32c.extend(handle.crc32c, data)
-                        handle = changed(handle, size_bytes=handle.size_bytes + len(data), crc32c=crc32c)
-                        self._send(doing, functools.partial(upload.send, data, last))
-                    stored = self._send(doing, functools.partial(upload.finish, handle), write)
-        except (NotFound, PreconditionFailed, LostUpload) as error:
-            stored = self._settle(error, path, generation, write, doing)
-        return self._compared(stored, handle, generation, doing)
-
-    def _pieces(self, chunks: Iterable[bytes]) -> Iterator[tuple[bytes, bool]]:
-        """Yield the bytes in pieces for the parts of an upload, at least one piece. True marks the last piece."""
-        waiting, number = bytearray(), 0
-        for chunk in chunks:
-            waiting += chunk
-            while len(waiting) > (size := self._part_bytes(number)):
-                yield bytes(waiting[:size]), False
-                del waiting[:size]
-                number += 1
-        yield bytes(waiting), True
-
-    @contextmanager
-    def _aborted_on_error(self, upload: Upload, write: Write, doing: str) -> Iterator[None]:
-        try:
-            yield
-        except BaseException:
-            if not write.uncertain:
-                with suppress(CairnError):
-                    self._send(doing, upload.abort)
-            raise
-
-    def _settle(self, error: Exception, path: str, generation: int, write: Write, doing: str) -> Found:
-        """Find out if a write took effect, after the server refused the write's last request.
-
-        A request is repeated if its answer is lost. If the first request did write the file, the server refuses the
-        repeat, because the file's generation is no longer `generation`.
-        """
-        if write.uncertain:
-            try:
-                found = self._look(path, doing)
-            except CairnError:
-                found = None
-            if found is None or found.nonce != write.nonce:
-                raise unknown_outcome(doing)
-            return found
-        if isinstance(error, PreconditionFailed):
-            if generation == 0:
-                raise AlreadyExists(f"can't {doing}: the file exists already")
-            raise _mismatch(self._look(path, doing), doing)
-        if isinstance(error, NotFound):  # The bucket or the file to replace does not exist.
-            next(self._pages(self._root, doing, limit=1))
-            if generation != 0:
-                raise error
-        elif generation == 0 and self._look(path, doing) is not None:
-            raise AlreadyExists(f"can't {doing}: the file exists already")
-        raise StorageUnavailable(f"can't {doing}: the server lost the upload; try again")
-
-    def _compared(self, stored: Found | None, handle: Handle, generation: int, doing: str) -> Handle:
-        """Check that the server stored the expected bytes, and return `handle`.
-
-        If the write created a file with other bytes, the file is deleted. If the write replaced a file, the file stays.
-        """
-        self._bucket_seen = True
-        if stored is None or stored.matches(handle):
-            return handle
-        problem = f"can't {doing}: expected {_bytes_of(handle.size_bytes, handle.crc32c)}, the server has {stored}"
-        if generation != 0:
-            raise UnknownOutcome(f"{problem}; check the file before you go on")
-        remove = functools.partial(self._remove, handle.path, stored.info.generation)
-        try:
-            self._send(doing, remove, Write(uncertain=True))
+            page = send(cloud, doing, request)
         except NotFound:
-            pass
-        except PreconditionFailed:
-            raise unknown_outcome(doing) from None
-        raise StorageUnavailable(f"{problem}; they were deleted, try again")
+            raise _no_bucket(cloud, doing) from None
+        cloud.bucket_seen = True
+        yield page
+        if not (token := page.token):
+            return
 
-    # --- requests -----------------------------------------------------------------------------------------------------
 
-    def _name(self, path: str) -> str:
-        name = self._root + check_path(path)
-        if len(name.encode()) > _MAX_NAME_BYTES:
-            raise UsageError(f"{name!r} is longer than {_MAX_NAME_BYTES} bytes; use a shorter name")
-        return name
+def look(cloud: Cloud, path: str, doing: str) -> Found | None:
+    """Return the metadata of a file, or None if it is absent."""
+    try:
+        found = send(cloud, doing, functools.partial(cloud.head, path))
+    except NotFound:
+        require_bucket(cloud, doing)
+        return None
+    cloud.bucket_seen = True
+    return found
 
-    def _send(self, doing: str, request: Callable[[float], R], write: Write | None = None) -> R:
-        """Send a request, and retry while a retry may help."""
-        patience, began_s = self._patience, time.monotonic()
-        ends_s = {"no": 0.0, "for permission": began_s + patience.permission_s, "yes": began_s + patience.deadline_s}
-        for repeats in count():
-            left_s = ends_s["yes"] - time.monotonic()
-            try:
-                return request(max(0.01, min(patience.request_s, left_s)))
-            except (CairnError, LostUpload) as error:
-                lost = write is not None and write.uncertain and not isinstance(error, LostUpload)
-                raised: Exception = unknown_outcome(doing, str(error)) if lost else error
-                break
-            except Exception as error:
-                raised = error
-            failure = self._failure_of(raised)
-            if write is not None and failure.may_have_effect:
-                write.uncertain = True
-            delay_s = patience.delay_s(repeats)
-            if time.monotonic() + delay_s >= ends_s[failure.repeat]:
-                raised = self._translate(doing, failure, write) or raised
-                break
-            time.sleep(delay_s)
-        # Raise outside the except block: inside, the traceback would also show the cause, which holds URLs and the
-        # request.
-        raise raised
 
-    def _failure_of(self, error: Exception) -> Failure:
-        if isinstance(error, Interrupted):
-            return Failure(said=str(error), repeat="yes")
-        return self._failure(error) or Failure(said=type(error).__name__, kind="unknown")
+def require_bucket(cloud: Cloud, doing: str) -> None:
+    """Raise `UsageError` if the bucket does not exist, after the server answered that a file does not.
 
-    def _translate(self, doing: str, failure: Failure, write: Write | None) -> CairnError | None:
-        """Return the error of a request; None if its own error tells more."""
-        if failure.kind == "precondition":
-            return PreconditionFailed(f"can't {doing}: another process has rewritten the file meanwhile")
-        if failure.kind == "no bucket":
-            return self._no_bucket(doing)
-        if failure.kind == "absent":
-            return NotFound(f"can't {doing}: the file does not exist")
-        if write is not None and write.uncertain:
-            return unknown_outcome(doing, failure.said)
-        if failure.kind == "unknown":
-            return None
-        kind, advice = failure.refused or (StorageUnavailable, "check the network and the bucket, then try again")
-        gave_up = f" for {self._patience.deadline_s:g} s" if failure.repeat == "yes" else ""
-        return kind(f"can't {doing}: {failure.said}{gave_up}; {advice}")
+    The server gives the same answer for both. A listing of one file tells the two cases apart.
+    """
+    if not cloud.bucket_seen:
+        next(_pages(cloud, cloud.root, doing, limit=1))
+
+
+def _no_bucket(cloud: Cloud, doing: str) -> UsageError:
+    return UsageError(f"can't {doing}: the bucket {cloud.bucket!r} does not exist; create it first")
+
+
+def _delete(cloud: Cloud, path: str, generation: int, doing: str) -> bool:
+    write = Write()
+    try:
+        send(cloud, doing, functools.partial(cloud.remove, path, generation), write)
+    except NotFound:
+        if not write.uncertain:
+            require_bucket(cloud, doing)
+        return write.uncertain
+    except PreconditionFailed:
+        found = look(cloud, path, doing)
+        # An earlier request may have deleted the file before another process wrote a new one.
+        if found is not None:
+            raise (unknown_outcome(doing) if write.uncertain else _mismatch(found, doing)) from None
+        return write.uncertain
+    return True
+
+
+def _write(cloud: Cloud, path: str, chunks: Iterable[bytes], generation: int, doing: str) -> Handle:
+    """Write a file, a large one in parts."""
+    cloud.name(path)
+    pieces, write = pieces_of(chunks, cloud.part_bytes), Write()
+    data, whole = next(pieces)
+    handle = Handle(path=path, size_bytes=len(data), crc32c=google_crc32c.value(data))
+    cloud.before_write(doing)
+    try:
+        if whole:
+            stored = send(cloud, doing, functools.partial(cloud.put, handle, data, write.nonce, generation), write)
+        else:
+            upload = send(cloud, doing, functools.partial(cloud.begin, path, write.nonce, generation))
+            with aborted_on_error(cloud, upload, write, doing):
+                send(cloud, doing, functools.partial(upload.send, data, False))
+                for data, last in pieces:
+                    crc32c = google_crc32c.extend(handle.crc32c, data)
+                    handle = changed(handle, size_bytes=handle.size_bytes + len(data), crc32c=crc32c)
+                    send(cloud, doing, functools.partial(upload.send, data, last))
+                stored = send(cloud, doing, functools.partial(upload.finish, handle), write)
+    except (NotFound, PreconditionFailed, LostUpload) as error:
+        stored = _settle(cloud, error, path, generation, write, doing)
+    return compared(cloud, stored, handle, generation, doing)
+
+
+def pieces_of(chunks: Iterable[bytes], part_bytes: Callable[[int], int]) -> Iterator[tuple[bytes, bool]]:
+    """Yield the bytes in pieces for the parts of an upload, at least one piece. True marks the last piece."""
+    waiting, number = bytearray(), 0
+    for chunk in chunks:
+        waiting += chunk
+        while len(waiting) > (size := part_bytes(number)):
+            yield bytes(waiting[:size]), False
+            del waiting[:size]
+            number += 1
+    yield bytes(waiting), True
+
+
+@contextmanager
+def aborted_on_error(cloud: Cloud, upload: Upload, write: Write, doing: str) -> Iterator[None]:
+    """Abort an upload after an error, unless it may be finished."""
+    try:
+        yield
+    except BaseException:
+        if not write.uncertain:
+            with suppress(CairnError):
+                send(cloud, doing, upload.abort)
+        raise
+
+
+def _settle(cloud: Cloud, error: Exception, path: str, generation: int, write: Write, doing: str) -> Found:
+    """Find out if a write took effect, after the server refused its last request.
+
+    A request is repeated if its answer is lost. If the first request did write the file, the server refuses the repeat,
+    because the file's generation is no longer `generation`.
+    """
+    if write.uncertain:
+        try:
+            found = look(cloud, path, doing)
+        except CairnError:
+            found = None
+        if found is None or found.nonce != write.nonce:
+            raise unknown_outcome(doing)
+        return found
+    if isinstance(error, PreconditionFailed):
+        if generation == 0:
+            raise AlreadyExists(f"can't {doing}: the file exists already")
+        raise _mismatch(look(cloud, path, doing), doing)
+    if isinstance(error, NotFound):  # The bucket or the file to replace does not exist.
+        next(_pages(cloud, cloud.root, doing, limit=1))
+        if generation != 0:
+            raise error
+    elif generation == 0 and look(cloud, path, doing) is not None:
+        raise AlreadyExists(f"can't {doing}: the file exists already")
+    raise StorageUnavailable(f"can't {doing}: the server lost the upload; try again")
+
+
+def compared(cloud: Cloud, stored: Found | None, handle: Handle, generation: int, doing: str) -> Handle:
+    """Return the handle if the server stored its bytes. Delete a new file with other bytes, but no replaced one."""
+    cloud.bucket_seen = True
+    if stored is None or stored.matches(handle):
+        return handle
+    problem = f"can't {doing}: expected {_bytes_of(handle.size_bytes, handle.crc32c)}, the server has {stored}"
+    if generation != 0:
+        raise UnknownOutcome(f"{problem}; check the file before you go on")
+    remove = functools.partial(cloud.remove, handle.path, stored.info.generation)
+    try:
+        send(cloud, doing, remove, Write(uncertain=True))
+    except NotFound:
+        pass
+    except PreconditionFailed:
+        raise unknown_outcome(doing) from None
+    raise StorageUnavailable(f"{problem}; they were deleted, try again")
+
+
+def send(cloud: Cloud, doing: str, request: Callable[[float], R], write: Write | None = None) -> R:
+    """Send a request, and retry while a retry may help."""
+    patience, began_s = cloud.patience, time.monotonic()
+    ends_s = {"no": 0.0, "for permission": began_s + patience.permission_s, "yes": began_s + patience.deadline_s}
+    for repeats in count():
+        left_s = ends_s["yes"] - time.monotonic()
+        try:
+            return request(max(0.01, min(patience.request_s, left_s)))
+        except (CairnError, LostUpload) as error:
+            lost = write is not None and write.uncertain and not isinstance(error, LostUpload)
+            raised: Exception = unknown_outcome(doing, str(error)) if lost else error
+            break
+        except Exception as error:
+            raised = error
+        failure = failure_of(cloud, raised)
+        if write is not None and failure.may_have_effect:
+            write.uncertain = True
+        delay_s = patience.delay_s(repeats)
+        if time.monotonic() + delay_s >= ends_s[failure.repeat]:
+            raised = translate(cloud, doing, failure, write) or raised
+            break
+        time.sleep(delay_s)
+    # Raise outside the except block: inside, the traceback would also show the cause, which holds URLs and the
+    # request.
+    raise raised
+
+
+def failure_of(cloud: Cloud, error: Exception) -> Failure:
+    if isinstance(error, Interrupted):
+        return Failure(said=str(error), repeat="yes")
+    return cloud.failure(error) or Failure(said=type(error).__name__, kind="unknown")
+
+
+def translate(cloud: Cloud, doing: str, failure: Failure, write: Write | None) -> CairnError | None:
+    """Return the error of a request; None if its own error tells more."""
+    if failure.kind == "precondition":
+        return PreconditionFailed(f"can't {doing}: another process has rewritten the file meanwhile")
+    if failure.kind == "no bucket":
+        return _no_bucket(cloud, doing)
+    if failure.kind == "absent":
+        return NotFound(f"can't {doing}: the file does not exist")
+    if write is not None and write.uncertain:
+        return unknown_outcome(doing, failure.said)
+    if failure.kind == "unknown":
+        return None
+    kind, advice = failure.refused or (StorageUnavailable, "check the network and the bucket, then try again")
+    gave_up = f" for {cloud.patience.deadline_s:g} s" if failure.repeat == "yes" else ""
+    return kind(f"can't {doing}: {failure.said}{gave_up}; {advice}")
 
 
 class _Body:
@@ -570,25 +563,24 @@ class _Body:
     If a connection breaks, a new request continues where it broke, with the same generation.
     """
 
-    def __init__(self, store: ObjectStore, path: str, doing: str, offset: int = 0) -> None:
+    def __init__(self, cloud: Cloud, path: str, doing: str, offset: int = 0) -> None:
         # The checksum of the whole file, once its first byte has arrived; None if the server does not say.
         self.crc32c: int | None = None
-        self._store, self._path, self._doing, self._at = store, path, doing, offset
+        self._cloud, self._path, self._doing, self._at = cloud, path, doing, offset
         self._answer: Answer | None = None
         self._generation: int | None = None
         self._size_bytes: int | None = None
         self._piece = bytearray()
 
     def __iter__(self) -> Iterator[bytes]:
-        store = self._store
         try:
-            while piece := store._send(self._doing, self._next_piece):
+            while piece := send(self._cloud, self._doing, self._next_piece):
                 self._piece.clear()
                 yield piece
         except PreconditionFailed:
             raise StorageUnavailable(f"can't {self._doing}: the file was rewritten meanwhile; try again") from None
         except NotFound:
-            store._require_bucket(self._doing)
+            require_bucket(self._cloud, self._doing)
             raise
         finally:
             self._close()
@@ -618,13 +610,13 @@ class _Body:
         return bytes(self._piece)
 
     def _open(self, timeout_s: float) -> Answer:
-        answer = self._answer = self._store._get(self._path, self._at, self._generation, timeout_s)
+        answer = self._answer = self._cloud.get(self._path, self._at, self._generation, timeout_s)
         if self._size_bytes is None and answer.size_bytes is not None:
             self._size_bytes = self._at + answer.size_bytes
         if not self._at:
             self.crc32c = answer.crc32c
         self._generation = self._generation if answer.generation is None else answer.generation
-        self._store._bucket_seen = True
+        self._cloud.bucket_seen = True
         return answer
 
 

@@ -41,19 +41,23 @@ from state_backend.adapters.local_storage import CHUNK_BYTES
 from state_backend.adapters.object_store import (
     WRITE_KEY,
     Answer,
+    ChecksumStore,
     Clients,
+    Cloud,
     Failure,
     Found,
     LostUpload,
-    ObjectStore,
     Page,
     Patience,
     Write,
+    aborted_on_error,
     base64_of,
     clients_of,
     crc32c_of,
     etag_of,
     generation_of,
+    require_bucket,
+    send,
 )
 from state_backend.values.environment import Variable
 from state_backend.values.errors import (
@@ -141,17 +145,12 @@ def _open(patience: Patience, given: Mapping[str, str]) -> Any:
 _conditional: set[tuple[str, str]] = set()
 
 
-def open_url(url: str, *, credentials: Mapping[str, str] | None = None) -> S3Storage:
-    """Open `s3://bucket/prefix` with the credentials that the AWS SDK finds."""
-    return S3Storage.open_url(url, credentials=credentials)
+def open_url(url: str, *, credentials: Mapping[str, str] | None = None) -> ChecksumStore:
+    """Open a storage with the given credentials, or with those that the AWS SDK finds."""
+    return ChecksumStore(S3Cloud.at(url, credentials=credentials))
 
 
-class S3Storage(ObjectStore):
-    """Storage below `s3://<bucket>/<prefix>`.
-
-    Methods also raise `UsageError` if the server ignores preconditions.
-    """
-
+class S3Cloud(Cloud):
     scheme = "s3"
     batch = 1000
     tells_absence = False
@@ -166,10 +165,10 @@ class S3Storage(ObjectStore):
     ) -> None:
         super().__init__(bucket, prefix, patience=patience)
         given = dict(credentials or {})
-        opens = partial(_open, self._patience, given)
-        self._clients = Clients(opens) if given else clients_of(("s3", self._patience), _LOGIN, opens)
+        opens = partial(_open, self.patience, given)
+        self._clients = Clients(opens) if given else clients_of(("s3", self.patience), _LOGIN, opens)
         if given:  # Read the files while they exist.
-            self._send(f"open {self.url}", lambda _: self._clients.of_this_process())
+            send(self, f"open {self.url}", lambda _: self._clients.of_this_process())
         payer = Variable.S3_REQUEST_PAYER.given
         self._payer = {"RequestPayer": payer} if payer else {}
         encryption, key = Variable.S3_ENCRYPTION.given, Variable.S3_KMS_KEY_ID.given
@@ -177,27 +176,21 @@ class S3Storage(ObjectStore):
         if key:
             self._encryption["SSEKMSKeyId"] = key
 
-    def checksum(self, path: str) -> int | None:
-        """Return the checksum that S3 compared when the file was written, as `TellsChecksums.checksum` specifies."""
-        found = self._look(path, f"read the checksum of {path!r} of {self.url}")
-        return None if found is None else found.crc32c
-
     def _ask(self, operation: str, timeout_s: float = 0.0, /, **arguments: Any) -> dict[str, Any]:
-        """Send a request. Its time limits are those of the client."""
         client = self._clients.of_this_process()
-        answer: dict[str, Any] = getattr(client, operation)(Bucket=self._bucket, **self._payer, **arguments)
+        answer: dict[str, Any] = getattr(client, operation)(Bucket=self.bucket, **self._payer, **arguments)
         return answer
 
-    def _head(self, path: str, timeout_s: float) -> Found:
-        answer = self._ask("head_object", Key=self._name(path), ChecksumMode="ENABLED")
+    def head(self, path: str, timeout_s: float) -> Found:
+        answer = self._ask("head_object", Key=self.name(path), ChecksumMode="ENABLED")
         info, crc32c = _info(path, answer, answer["ContentLength"]), _whole_crc32c(answer)
         return Found(info, crc32c, answer.get("Metadata", {}).get(WRITE_KEY))
 
-    def _get(self, path: str, at: int, generation: int | None, timeout_s: float) -> Answer:
+    def get(self, path: str, at: int, generation: int | None, timeout_s: float) -> Answer:
         arguments = {"Range": f"bytes={at}-"} if at else {}
         if generation is not None:
             arguments |= _condition(generation)
-        answer = self._ask("get_object", Key=self._name(path), ChecksumMode="ENABLED", **arguments)
+        answer = self._ask("get_object", Key=self.name(path), ChecksumMode="ENABLED", **arguments)
         body = answer["Body"]
         return Answer(
             answer["ContentLength"],
@@ -207,74 +200,69 @@ class S3Storage(ObjectStore):
             body.close,
         )
 
-    def _page(self, start: str, token: str | None, timeout_s: float, *, delimiter: str = "", limit: int = 0) -> Page:
+    def page(self, start: str, token: str | None, timeout_s: float, *, delimiter: str = "", limit: int = 0) -> Page:
         arguments: dict[str, Any] = {"ContinuationToken": token} if token else {}
         arguments |= {"MaxKeys": limit} if limit else {}
         page = self._ask("list_objects_v2", Prefix=start, Delimiter=delimiter, **arguments)
         files = [
-            _info(item["Key"].removeprefix(self._root), item, item["Size"])
+            _info(item["Key"].removeprefix(self.root), item, item["Size"])
             for item in page.get("Contents", ())
             if not item["Key"].endswith("/")
         ]
         folders = [item["Prefix"] for item in page.get("CommonPrefixes", ())]
         return Page(files, folders, page["NextContinuationToken"] if page.get("IsTruncated") else None)
 
-    def _put(self, handle: Handle, data: bytes, nonce: str, generation: int, timeout_s: float) -> None:
-        self._ask(
-            "put_object", Key=self._name(handle.path), **_body(data), **self._new(nonce), **_condition(generation)
-        )
+    def put(self, handle: Handle, data: bytes, nonce: str, generation: int, timeout_s: float) -> None:
+        self._ask("put_object", Key=self.name(handle.path), **_body(data), **self._new(nonce), **_condition(generation))
 
-    def _begin(self, path: str, nonce: str, generation: int, timeout_s: float) -> _Upload:
+    def begin(self, path: str, nonce: str, generation: int, timeout_s: float) -> _Upload:
         begun = self._ask(
-            "create_multipart_upload", Key=self._name(path), ChecksumAlgorithm="CRC32C", ChecksumType="FULL_OBJECT",
+            "create_multipart_upload", Key=self.name(path), ChecksumAlgorithm="CRC32C", ChecksumType="FULL_OBJECT",
             **self._new(nonce),
         )  # fmt: skip
-        where = {"Key": self._name(path), "UploadId": begun["UploadId"]}
+        where = {"Key": self.name(path), "UploadId": begun["UploadId"]}
         return _Upload(partial(self._ask, **where), _condition(generation))
 
     def _new(self, nonce: str) -> dict[str, Any]:
         return {"ContentType": "application/octet-stream", "Metadata": {WRITE_KEY: nonce}, **self._encryption}
 
-    def _copy(self, source: S3Storage, found: Found, handle: Handle, write: Write, doing: str) -> None:
-        name = {"Bucket": source._bucket, "Key": source._name(found.info.path)}
-        upload = self._send(doing, partial(self._begin, handle.path, write.nonce, 0))
-        with self._aborted_on_error(upload, write, doing):
+    def copy(self, source: S3Cloud, found: Found, handle: Handle, write: Write, doing: str) -> None:
+        name = {"Bucket": source.bucket, "Key": source.name(found.info.path)}
+        upload = send(self, doing, partial(self.begin, handle.path, write.nonce, 0))
+        with aborted_on_error(self, upload, write, doing):
             for start in range(0, handle.size_bytes, COPIED_PART_BYTES):
                 end = min(start + COPIED_PART_BYTES, handle.size_bytes) - 1
                 copied = {"CopySource": name, "CopySourceIfMatch": etag_of(found.info.generation)}
                 copied["CopySourceRange"] = f"bytes={start}-{end}"
-                self._send(doing, partial(upload.copy, copied))
-            self._send(doing, partial(upload.finish, handle), write)
+                send(self, doing, partial(upload.copy, copied))
+            send(self, doing, partial(upload.finish, handle), write)
 
-    def _remove(self, path: str, generation: int, timeout_s: float) -> None:
-        self._ask("delete_object", Key=self._name(path), **_condition(generation))
+    def remove(self, path: str, generation: int, timeout_s: float) -> None:
+        self._ask("delete_object", Key=self.name(path), **_condition(generation))
 
-    def _remove_many(self, waiting: set[str], gone: set[str], timeout_s: float) -> None:
-        names = [{"Key": self._name(path)} for path in waiting]
+    def remove_many(self, waiting: set[str], gone: set[str], timeout_s: float) -> None:
+        names = [{"Key": self.name(path)} for path in waiting]
         answer = self._ask("delete_objects", Delete={"Objects": names, "Quiet": True})
         if errors := answer.get("Errors"):
             raise ClientError({"Error": errors[0]}, "DeleteObjects")
         gone |= waiting
 
-    def _server_copies(self, source: S3Storage, handle: Handle) -> bool:
+    def copies_from(self, source: S3Cloud, handle: Handle) -> bool:
         return source._clients is self._clients and handle.size_bytes > SERVER_COPIES_BYTES
 
-    def _part_bytes(self, number: int) -> int:
+    def part_bytes(self, number: int) -> int:
         return PART_BYTES << (number // PARTS_OF_ONE_SIZE)
 
-    def _is_generation(self, generation: int) -> bool:
-        return etag_of(generation) is not None
-
-    def _before_write(self, doing: str) -> None:
+    def before_write(self, doing: str) -> None:
         """Raise `UsageError` if the server ignores preconditions. Amazon's own endpoints are not tested.
 
         The requests create a file twice, then replace and delete the file with a wrong ETag. The server must refuse all
         but the first.
         """
-        endpoint = self._send(doing, lambda _: self._clients.of_this_process().meta.endpoint_url)
-        if endpoint.endswith((".amazonaws.com", ".amazonaws.com.cn")) or (endpoint, self._bucket) in _conditional:
+        endpoint = send(self, doing, lambda _: self._clients.of_this_process().meta.endpoint_url)
+        if endpoint.endswith((".amazonaws.com", ".amazonaws.com.cn")) or (endpoint, self.bucket) in _conditional:
             return
-        name, refused = f"{self._root}{uuid4().hex}.probe", []
+        name, refused = f"{self.root}{uuid4().hex}.probe", []
         try:
             for operation, arguments in (
                 ("put_object", {**_body(b"1"), "IfNoneMatch": "*"}),
@@ -283,16 +271,16 @@ class S3Storage(ObjectStore):
                 ("delete_object", {"IfMatch": '"0"'}),
             ):
                 try:
-                    self._send(doing, partial(self._ask, operation, Key=name, **arguments))
+                    send(self, doing, partial(self._ask, operation, Key=name, **arguments))
                     refused.append(False)
                 except PreconditionFailed:
                     refused.append(True)
         except NotFound:
-            self._require_bucket(doing)
+            require_bucket(self, doing)
             raise
         finally:
             with suppress(CairnError):
-                self._send(doing, partial(self._ask, "delete_object", Key=name))
+                send(self, doing, partial(self._ask, "delete_object", Key=name))
         if refused != [False, True, True, True]:
             ignored = ["create", "create", "replace", "delete"][refused.index(False, 1)]
             raise UsageError(
@@ -300,9 +288,9 @@ class S3Storage(ObjectStore):
                 "Two writers could overwrite each other's files. Use a release of the server that supports conditional "
                 "requests, or another storage"
             )
-        _conditional.add((endpoint, self._bucket))
+        _conditional.add((endpoint, self.bucket))
 
-    def _failure(self, error: Exception) -> Failure | None:
+    def failure(self, error: Exception) -> Failure | None:
         if isinstance(error, ClientError):
             return self._refusal(error)
         if not isinstance(error, BotoCoreError | ValueError):  # boto raises ValueError for an endpoint that is no URL.
@@ -320,7 +308,6 @@ class S3Storage(ObjectStore):
         )
 
     def _refusal(self, error: ClientError) -> Failure:
-        """Return what an error of the server means."""
         status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode")
         code = str(error.response.get("Error", {}).get("Code", ""))
         kind: Any = "other"
@@ -338,7 +325,7 @@ class S3Storage(ObjectStore):
                 PermissionRefused,
                 (
                     "give this identity s3:GetObject, s3:PutObject, s3:DeleteObject and s3:AbortMultipartUpload on "
-                    f"arn:aws:s3:::{self._bucket}/*, and s3:ListBucket on the bucket, then try again"
+                    f"arn:aws:s3:::{self.bucket}/*, and s3:ListBucket on the bucket, then try again"
                 ),
             )
         # 409: another write of the same file is under way. After that write, the precondition decides.

@@ -14,7 +14,8 @@ from azure.core.exceptions import ClientAuthenticationError, HttpResponseError, 
 from azure.identity import ClientSecretCredential, DefaultAzureCredential
 
 from state_backend.adapters import azure_storage
-from state_backend.adapters.azure_storage import AzureStorage
+from state_backend.adapters.azure_storage import AzureCloud
+from state_backend.adapters.object_store import ChecksumStore, failure_of, translate
 from state_backend.adapters.open_storage import open_storage
 from state_backend.values.errors import (
     CairnError,
@@ -38,8 +39,8 @@ def server() -> Iterator[FaultyProxy]:
         yield server
 
 
-def fresh() -> AzureStorage:
-    return AzureStorage(BUCKET, f"own/{uuid4().hex}")
+def fresh() -> ChecksumStore:
+    return ChecksumStore(AzureCloud(BUCKET, f"own/{uuid4().hex}"))
 
 
 def test_folders_of_a_hierarchical_namespace_are_no_files(server: FaultyProxy) -> None:
@@ -156,17 +157,17 @@ def test_each_refusal_has_an_error_with_its_next_step(
     answer: Any = HttpResponseError(message="secret", response=_Answer(status))
     answer.error_code = code
     storage = fresh()
-    made = storage._translate("read 'a'", storage._failure_of(answer), None)
+    made = translate(storage.cloud, "read 'a'", failure_of(storage.cloud, answer), None)
     assert isinstance(made, error) and says in str(made) and "secret" not in str(made)
 
 
 def test_other_errors_of_the_sdk(server: FaultyProxy) -> None:
-    storage = fresh()
-    made = storage._failure_of(ClientAuthenticationError("no login"))
+    cloud = fresh().cloud
+    made = failure_of(cloud, ClientAuthenticationError("no login"))
     assert made.refused is not None and "AZURE_STORAGE_ACCOUNT" in made.refused[1] and not made.may_have_effect
-    assert storage._failure_of(HttpResponseError(response=_Answer(202))).may_have_effect
-    assert storage._failure_of(ServiceRequestError("lost")).may_have_effect
-    assert storage._failure_of(KeyError()).kind == "unknown"
+    assert failure_of(cloud, HttpResponseError(response=_Answer(202))).may_have_effect
+    assert failure_of(cloud, ServiceRequestError("lost")).may_have_effect
+    assert failure_of(cloud, KeyError()).kind == "unknown"
 
 
 def test_urls_and_logins(server: FaultyProxy, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

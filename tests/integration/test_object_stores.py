@@ -55,17 +55,15 @@ MISSING_BUCKET = "no-such-bucket"
 class Cloud:
     """A running server, and storages on it."""
 
-    def __init__(self, store: Store, server: FaultyProxy, bucket: str) -> None:
-        self.store, self.server, self.bucket = store, server, bucket
+    def __init__(self, store: Store, server: FaultyProxy) -> None:
+        self.store, self.server = store, server
 
     def fresh(self, patience: Patience | None = HURRY) -> ObjectStore:
-        storage = self.store.open(f"faults/{uuid4().hex}", patience=patience)
-        assert isinstance(storage, ObjectStore)
-        return storage
+        return self.store.open(f"faults/{uuid4().hex}", patience=patience)
 
     def calm(self, storage: ObjectStore) -> ObjectStore:
         """Return the same folder, without hurry."""
-        return type(storage)(self.bucket, storage._root.rstrip("/"))
+        return self.store.open(storage.cloud.root.rstrip("/"))
 
     def prepared(self, storage: ObjectStore, folder: Path) -> None:
         folder.mkdir()
@@ -88,9 +86,8 @@ def cloud(request: pytest.FixtureRequest) -> Iterator[Cloud]:
     store = STORES[request.param]
     with store.server() as server:
         # The first write of a process tests the preconditions of S3's server, by requests that no test shall break.
-        first: Any = store.open("first")
-        first.create("a", NEW)
-        yield Cloud(store, server, first._bucket)
+        store.open("first").create("a", NEW)
+        yield Cloud(store, server)
 
 
 @pytest.fixture(autouse=True)
@@ -102,7 +99,7 @@ def _small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def only_of(storage: ObjectStore) -> Callable[[Request], bool]:
-    folder = storage._root.rstrip("/")
+    folder = storage.cloud.root.rstrip("/")
     return lambda r: folder in unquote(r.target) or folder.encode() in r.body
 
 
@@ -252,9 +249,10 @@ def test_a_source_that_is_rewritten_during_its_copy_is_told(cloud: Cloud, monkey
     """The error must not be that the destination exists: `copy_output` would then skip a file that is not there."""
     storage = cloud.fresh(PATIENT)
     handle = storage.create("large", LARGE)
-    before = storage._look("large", "look")
+    head = storage.cloud.head
+    before = head("large", 1.0)
     storage.replace("large", NEW * 1000, generation=generation(storage, "large"))
-    look, forward = storage._look, cloud.server.forward
+    forward = cloud.server.forward
 
     def as_s3(request: Request) -> Answer:
         """moto copies whatever the source is now."""
@@ -264,7 +262,7 @@ def test_a_source_that_is_rewritten_during_its_copy_is_told(cloud: Cloud, monkey
 
     with monkeypatch.context() as patch:
         patch.setattr(cloud.server, "forward", as_s3)
-        patch.setattr(storage, "_look", lambda path, doing: before if path == "large" else look(path, doing))
+        patch.setattr(storage.cloud, "head", lambda path, time_s: before if path == "large" else head(path, time_s))
         with pytest.raises((StorageUnavailable, NotFound)):
             storage.copy_from(storage, handle, "there")
     assert storage.stat("there") is None
@@ -330,7 +328,7 @@ def every_call(storage: ObjectStore, folder: Path) -> list[Callable[[], object]]
 def test_a_bucket_that_does_not_exist_is_named(cloud: Cloud, tmp_path: Path) -> None:
     """F65: a bad root is an error of its own, never an empty storage."""
     for number in range(12):
-        storage = type(cloud.fresh())(f"{MISSING_BUCKET}-{number}", "a")
+        storage = ObjectStore(type(cloud.fresh().cloud)(f"{MISSING_BUCKET}-{number}", "a"))
         with pytest.raises(UsageError, match=f"{MISSING_BUCKET}-{number}' does not exist; create it first"):
             every_call(storage, tmp_path)[number]()
 

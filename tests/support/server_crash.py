@@ -14,10 +14,10 @@ from typing import Any, Literal, get_args
 from urllib.parse import unquote
 from uuid import uuid4
 
-from state_backend.adapters.azure_storage import AzureStorage
-from state_backend.adapters.gcs_storage import GcsStorage
-from state_backend.adapters.object_store import Patience
-from state_backend.adapters.s3_storage import S3Storage
+from state_backend.adapters.azure_storage import AzureCloud
+from state_backend.adapters.gcs_storage import GcsCloud
+from state_backend.adapters.object_store import Cloud, ObjectStore, Patience
+from state_backend.adapters.s3_storage import S3Cloud
 from state_backend.ports.storage import Storage
 from state_backend.values.errors import CairnError
 from tests.support import azure_server, gcs_server, s3_server
@@ -44,13 +44,16 @@ class Store:
     """A kind of storage: its test server, and its adapter."""
 
     server: Callable[[], AbstractContextManager[FaultyProxy]]
-    open: Callable[..., Storage]
+    cloud: Callable[..., Cloud]
+
+    def open(self, prefix: str, patience: Patience | None = None) -> ObjectStore:
+        return ObjectStore(self.cloud(prefix=prefix, patience=patience))
 
 
 STORES = {
-    "gcs": Store(server=gcs_server.gcs_server, open=partial(GcsStorage, gcs_server.BUCKET)),
-    "s3": Store(server=s3_server.s3_server, open=partial(S3Storage, s3_server.BUCKET)),
-    "azure": Store(server=azure_server.azure_server, open=partial(AzureStorage, azure_server.BUCKET)),
+    "gcs": Store(server=gcs_server.gcs_server, cloud=partial(GcsCloud, gcs_server.BUCKET)),
+    "s3": Store(server=s3_server.s3_server, cloud=partial(S3Cloud, s3_server.BUCKET)),
+    "azure": Store(server=azure_server.azure_server, cloud=partial(AzureCloud, azure_server.BUCKET)),
 }
 # Patience for a fault that is over soon, and for one that is not.
 HURRY = Patience(deadline_s=20.0, connect_s=1.0, request_s=0.5, first_delay_s=0.01, longest_delay_s=0.05)
