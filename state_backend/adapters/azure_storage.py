@@ -30,7 +30,14 @@ from azure.core.exceptions import (
 )
 from azure.core.pipeline.transport import RequestsTransport
 from azure.identity import ClientSecretCredential, DefaultAzureCredential
-from azure.storage.blob import BlobBlock, BlobClient, BlobPrefix, BlobSasPermissions, ContainerClient, generate_blob_sas
+from azure.storage.blob import (
+    BlobBlock,
+    BlobClient,
+    BlobPrefix,
+    BlobSasPermissions,
+    ContainerClient,
+    generate_blob_sas,
+)
 from requests.adapters import HTTPAdapter
 
 from state_backend.adapters.local_storage import CHUNK_BYTES
@@ -157,7 +164,7 @@ class AzureCloud(Cloud):
         return _Blocks(self, path, nonce, generation)
 
     def copy(self, source: AzureCloud, found: Found, handle: Handle, write: Write, doing: str) -> None:
-        send(self, doing, partial(self._copy_once, source, found, handle, write), write)
+        send(self, doing, self._copy_once, source, found, handle, write, write=write)
 
     def _copy_once(self, source: AzureCloud, found: Found, handle: Handle, write: Write, timeout_s: float) -> None:
         original, given = source._blob(found.info.path), dict[str, Any]()

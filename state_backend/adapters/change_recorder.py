@@ -39,7 +39,6 @@ class ChangeRecorder:
         self._given_up = False
 
     def write(self, changes: Sequence[Pair]) -> None:
-        """Record puts, and deletions (value None)."""
         if self._given_up:
             return
         self._forget_deleted()
@@ -53,19 +52,17 @@ class ChangeRecorder:
                 self._spill()
 
     def delete_range(self, start: bytes, end: bytes) -> None:
-        """Record the deletion of all keys with start <= key < end."""
         if not self._given_up and start < end:
             self._ranges.append((start, end))
             self._new_ranges.append((start, end))
 
     def content_bytes(self) -> int | None:
-        """Return the bytes of keys and values in the changes."""
         self._forget_deleted()
         total = self._spilled_bytes + content_bytes(self._net.items()) + content_bytes(self._ranges)
         return None if self._given_up or total > self._limit_bytes else total
 
     def changes(self) -> tuple[list[tuple[bytes, bytes]], Iterator[Pair]]:
-        """Return the deleted ranges in their order, and the entries to put or delete, ascending by key."""
+        """Return the deleted ranges in their order, and the last writes of entries, ascending by key."""
         self._forget_deleted()
         if self._spilled is None:
             return self._ranges, iter(sorted(self._net.items()))
@@ -80,11 +77,7 @@ class ChangeRecorder:
             self._spilled.close()
 
     def _forget_deleted(self) -> None:
-        """Remove the recorded entries that new range deletions cover.
-
-        All ranges since the last call are applied together, because each call sorts the entries. When a state is
-        dropped, there is one range for each key group.
-        """
+        """Remove the entries that new range deletions cover: all ranges together, because each call sorts entries."""
         if not self._new_ranges:
             return
         keys = sorted(self._net)
@@ -96,11 +89,7 @@ class ChangeRecorder:
         self._new_ranges.clear()
 
     def _spill(self) -> None:
-        """Move the entries from memory to a RocksDB in the folder.
-
-        The RocksDB sorts the entries and keeps the last write of each key. The recorder gives up if the entries exceed
-        `limit_bytes`.
-        """
+        """Move the entries from memory to a RocksDB in the folder, or give up above `limit_bytes`."""
         if self._spilled is None:
             self._spilled = RocksStore(self._folder, _SPILL)
         self._spilled.write((key, b"" if value is None else b"\x01" + value) for key, value in self._net.items())

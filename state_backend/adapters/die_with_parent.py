@@ -14,11 +14,9 @@ _PR_SET_PDEATHSIG = 1
 
 
 def die_with_parent(signal_number: int) -> Callable[[], None] | None:
-    """Return a `preexec_fn` for `Popen` that lets the kernel signal the child when its parent ends.
+    """Return a `preexec_fn` for `Popen`. The kernel sends the signal when the thread that started the child ends.
 
-    The kernel sends the signal when the thread that started the child ends. This function loads libc before the fork,
-    because the child of a threaded process must not take locks. The child exits if its parent died before the child
-    could ask the kernel for the signal.
+    This function loads libc before the fork, because the child of a threaded process must not take locks.
     """
     if sys.platform != "linux":
         return None

@@ -17,7 +17,6 @@ from pathlib import Path
 
 
 def make_locked_folder(parent: str, prefix: str) -> tuple[Path, int]:
-    """Make a new locked folder."""
     while True:
         folder = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
         try:
@@ -46,7 +45,6 @@ def lock_folder(folder: Path | str, above: int | None = None) -> int | None:
 
 
 def remove_unlocked(folder: Path | str, above: int | None = None) -> bool:
-    """Delete a folder that no process has locked."""
     lock = lock_folder(folder, above)
     if lock is None:
         return False

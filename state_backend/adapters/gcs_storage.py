@@ -23,8 +23,16 @@ import google.auth
 import requests
 import urllib3
 from google.api_core.client_info import ClientInfo
-from google.api_core.exceptions import GoogleAPICallError, from_http_response, from_http_status
-from google.auth.credentials import AnonymousCredentials, Credentials, with_scopes_if_required
+from google.api_core.exceptions import (
+    GoogleAPICallError,
+    from_http_response,
+    from_http_status,
+)
+from google.auth.credentials import (
+    AnonymousCredentials,
+    Credentials,
+    with_scopes_if_required,
+)
 from google.auth.exceptions import GoogleAuthError, TransportError
 from google.auth.transport.requests import AuthorizedSession
 from google.cloud.storage import Blob, Bucket, Client
@@ -52,7 +60,12 @@ from state_backend.adapters.object_store import (
     never_connected,
     send,
 )
-from state_backend.values.errors import CairnError, PermissionRefused, StorageUnavailable, UsageError
+from state_backend.values.errors import (
+    CairnError,
+    PermissionRefused,
+    StorageUnavailable,
+    UsageError,
+)
 from state_backend.values.handles import FileInfo, Handle
 
 STEP_BYTES = 8 * CHUNK_BYTES
@@ -62,6 +75,8 @@ They stay in memory until the server confirms them."""
 
 _OVERLOAD = ("rateLimitExceeded", "userRateLimitExceeded", "quotaExceeded")
 _TRANSIENT = (408, 429, 500, 502, 503, 504)
+_LOST = (requests.RequestException, urllib3.exceptions.HTTPError, HTTPException, ConnectionError, TimeoutError)
+_RENEW = "the credentials are refused: renew them, or set GOOGLE_APPLICATION_CREDENTIALS to another key file"
 _FOLDERS = "prefixes,nextPageToken"
 _LISTED = "items(name,size,generation,timeCreated,crc32c),nextPageToken"
 
@@ -92,7 +107,6 @@ class Session(AuthorizedSession):  # type: ignore[misc]
 
 
 def receive(response: requests.Response, at_most: int, until_s: float, *, decode: bool) -> bytes:
-    """Wait for bytes of an answer, and return them."""
     data: bytes = response.raw.read1(at_most, decode_content=decode)
     if time.monotonic() > until_s:
         raise requests.ReadTimeout("the server answers too slowly")
@@ -249,9 +263,9 @@ class GcsCloud(Cloud):
             token = copy.rewrite(pinned, token=token, if_generation_match=0, timeout=timeout_s, retry=None)[0]
             return copy
 
-        copy = send(self, doing, rewrite, write)
+        copy = send(self, doing, rewrite, write=write)
         while token is not None:
-            copy = send(self, doing, rewrite, write)
+            copy = send(self, doing, rewrite, write=write)
         return self._found(copy)
 
     def remove(self, path: str, generation: int, timeout_s: float) -> None:
@@ -295,26 +309,39 @@ class GcsCloud(Cloud):
         return generation > 0
 
     def failure(self, error: Exception) -> Failure | None:
-        transient, refused = _is_transient(error), None
-        if not transient and not isinstance(error, GoogleAPICallError | GoogleAuthError):
+        if isinstance(error, GoogleAPICallError):
+            return self._refusal(error)
+        refused: tuple[type[CairnError], str] | None = None
+        if isinstance(error, GoogleAuthError):
+            may_have_effect = False
+            if not isinstance(error, TransportError) and not error.retryable:
+                refused = UsageError, _RENEW
+        elif isinstance(error, _LOST):
+            may_have_effect = not (isinstance(error, requests.ConnectionError) and never_connected(error))
+        else:
             return None
-        status = error.code if isinstance(error, GoogleAPICallError) else None
-        if status == 401 or (isinstance(error, GoogleAuthError) and not transient):
-            refused = (
-                UsageError,
-                "the credentials are refused: renew them, or set GOOGLE_APPLICATION_CREDENTIALS to another key file",
-            )
-        elif _is_refusal(error):
+        repeat: Any = "yes" if refused is None else "no"
+        return Failure(said=type(error).__name__, repeat=repeat, may_have_effect=may_have_effect, refused=refused)
+
+    def _refusal(self, error: GoogleAPICallError) -> Failure:
+        status, told = error.code, [e for e in error.errors if isinstance(e, dict)]
+        refused: tuple[type[CairnError], str] | None = None
+        # Some 403 answers mean an overload.
+        if status == 403 and not any(e.get("reason") in _OVERLOAD for e in told):
             refused = (
                 PermissionRefused,
                 f"give this identity the role Storage Object User on the bucket {self.bucket!r}, wait some minutes, then "
                 "try again",
             )
+        elif status == 401:
+            refused = UsageError, _RENEW
+        repeat: Any = "for permission" if refused else "yes"
+        message = next((f": {e['message']}" for e in told if e.get("message")), "")
         return Failure(
-            said=_said(error),
+            said=f"HTTP {status}{message}",
             kind="absent" if status in (404, 410) else "precondition" if status == 412 else "other",
-            repeat="yes" if transient else "for permission" if _is_refusal(error) else "no",
-            may_have_effect=not _without_effect(error),
+            repeat=repeat if status == 403 or status in _TRANSIENT else "no",
+            may_have_effect=status is None or status >= 500 or status == 408,
             refused=refused,
         )
 
@@ -358,7 +385,6 @@ class _Session:
             self._at, self._tried = self._at + len(data), False
 
     def finish(self, handle: Handle, timeout_s: float) -> Found:
-        """Send the last piece."""
         made = self._push(str(handle.size_bytes), {"x-goog-hash": f"crc32c={base64_of(handle.crc32c)}"}, timeout_s)
         if made is None:
             raise Interrupted("the server stored only a part of the bytes")
@@ -410,7 +436,6 @@ class _Session:
 
 
 def _answers_of(batch: requests.Response) -> Iterator[tuple[int, int, str]]:
-    """Parse the answer to a batch request."""
     head = f"Content-Type: {batch.headers.get('Content-Type', '')}\r\n\r\n"
     for part in message_from_bytes(head.encode() + batch.content).walk():
         number = re.search(r"(\d+)>?$", part.get("Content-ID", ""))
@@ -426,38 +451,3 @@ def _failure(status: int, body: str) -> GoogleAPICallError:
         return from_http_status(status, str(told.get("message", "")), errors=told.get("errors", ()))
     except (ValueError, KeyError, TypeError, AttributeError):
         return from_http_status(status, "")
-
-
-def _is_transient(error: BaseException) -> bool:
-    """Return True if a retry of the same request may succeed."""
-    if isinstance(error, GoogleAPICallError):
-        return error.code in _TRANSIENT or (error.code == 403 and not _is_refusal(error))
-    if isinstance(error, GoogleAuthError):
-        return isinstance(error, TransportError) or error.retryable
-    return isinstance(
-        error, requests.RequestException | urllib3.exceptions.HTTPError | HTTPException | ConnectionError | TimeoutError
-    )
-
-
-def _is_refusal(error: BaseException) -> bool:
-    """Return True if the error says that a permission is missing. Some 403 answers mean an overload instead."""
-    if not isinstance(error, GoogleAPICallError) or error.code != 403:
-        return False
-    return not any(isinstance(e, dict) and e.get("reason") in _OVERLOAD for e in error.errors)
-
-
-def _without_effect(error: Exception) -> bool:
-    """Return True if the failed request certainly changed nothing, because it was refused or never sent."""
-    if isinstance(error, GoogleAPICallError):
-        return error.code is not None and error.code < 500 and error.code != 408
-    if isinstance(error, requests.ConnectionError):
-        return never_connected(error)
-    return isinstance(error, GoogleAuthError | CairnError)
-
-
-def _said(error: BaseException) -> str:
-    """Return a short reason for the failure, without URLs."""
-    if not isinstance(error, GoogleAPICallError):
-        return str(error) if isinstance(error, CairnError) else type(error).__name__
-    told = next((str(e["message"]) for e in error.errors if isinstance(e, dict) and e.get("message")), "")
-    return f"HTTP {error.code}{': ' + told if told else ''}"

@@ -54,8 +54,6 @@ def _system_ms() -> int:
 
 
 class MemoryStorage:
-    """Storage that holds files in a dictionary."""
-
     lists_what_is_there = True
 
     def __init__(self, url: str = "memory://", *, now_ms: Callable[[], int] = _system_ms) -> None:
@@ -67,18 +65,15 @@ class MemoryStorage:
         self._lock = threading.Lock()
 
     def below(self, folder: str) -> MemoryStorage:
-        """Return a storage of the same files whose root is the given folder."""
         view = copy.copy(self)
         view._prefix = f"{self._prefix}{check_path(folder)}/"
         view.url = f"{self.url.rstrip('/')}/{folder}"
         return view
 
     def read(self, path: str, *, offset: int = 0) -> bytes:
-        """Return the bytes of a file from `offset` on, as `Storage.read` specifies."""
         return self._get(path).data[offset:]
 
     def create(self, path: str, data: bytes) -> Handle:
-        """Write a new file, as `Storage.create` specifies."""
         key = self._key(path)
         with self._lock:
             if key in self._files:
@@ -86,43 +81,36 @@ class MemoryStorage:
             return self._put(path, data)
 
     def replace(self, path: str, data: bytes, *, generation: int) -> Handle:
-        """Rewrite a file that still has the given generation, as `Storage.replace` specifies."""
         with self._lock:
             self._expect(path, self._get(path), generation)
             return self._put(path, data)
 
     def upload(self, path: str, local: Path) -> Handle:
-        """Write a new file from a local file, as `Storage.upload` specifies."""
         check_path(path)
         return self.create(path, b"".join(read_chunks(local, f"read {local} to upload it to {self.url}")))
 
     def download(self, handle: Handle, destination: Path) -> None:
-        """Copy a file to a local path and check its bytes, as `Storage.download` specifies."""
         data = self._get(handle.path).data
         chunks = (data[at : at + CHUNK_BYTES] for at in range(0, len(data), CHUNK_BYTES))
         write_verified(chunks, handle, destination, url=self.url)
 
     def copy_from(self, source: Storage, handle: Handle, path: str) -> Handle:
-        """Copy a file of another storage to a new file, as `Storage.copy_from` specifies."""
         check_path(path)
         with work_folder("copy") as folder:
             source.download(handle, folder / "file")
             return self.upload(path, folder / "file")
 
     def stat(self, path: str) -> FileInfo | None:
-        """Return the metadata of a file, or None if it is absent, as `Storage.stat` specifies."""
         file = self._files.get(self._key(path))
         return None if file is None else _info(path, file)
 
     def list(self, prefix: str) -> Iterator[FileInfo]:
-        """Return the files whose path begins with a prefix, sorted by path, as `Storage.list` specifies."""
         start = self._prefix + check_prefix(prefix)
         with self._lock:
             found = [(key, self._files[key]) for key in sorted(self._files) if key.startswith(start)]
         return (_info(key.removeprefix(self._prefix), file) for key, file in found)
 
     def delete(self, path: str, *, generation: int | None = None) -> bool:
-        """Delete one file; return False if it is absent. See `Storage.delete`."""
         key = self._key(path)
         with self._lock:
             if key not in self._files:

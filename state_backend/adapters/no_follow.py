@@ -37,7 +37,6 @@ def open_root(root: Path) -> int:
 
 
 def open_below(above: int, name: str, path: str) -> int:
-    """Open a folder inside an open folder."""
     try:
         return _open(name, above)
     except LinkInPath:
@@ -55,14 +54,21 @@ def open_lock(above: int, name: str, path: str) -> int:
 
 
 def names_in(folder: int) -> list[str]:
-    """Return the names of all files and folders in an open folder."""
     with os.scandir(folder) as entries:
         return [entry.name for entry in entries]
 
 
+def sync_folder(folder: int) -> None:
+    try:
+        os.fsync(folder)
+    except OSError as error:
+        # Some file systems can't sync a directory, and do not need it. Source: restic, internal/backend/local.
+        if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):
+            raise
+
+
 @contextmanager
 def closing(descriptor: int) -> Iterator[int]:
-    """Yield a descriptor, and close it after the block."""
     try:
         yield descriptor
     finally:

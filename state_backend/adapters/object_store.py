@@ -12,7 +12,6 @@ because the URL of an upload session is a credential.
 
 from __future__ import annotations
 
-import functools
 import os
 import threading
 import time
@@ -31,7 +30,11 @@ from uuid import uuid4
 import google_crc32c
 import urllib3
 
-from state_backend.adapters.local_storage import CHUNK_BYTES, read_chunks, write_verified
+from state_backend.adapters.local_storage import (
+    CHUNK_BYTES,
+    read_chunks,
+    write_verified,
+)
 from state_backend.adapters.work_folders import work_folder
 from state_backend.ports.storage import Storage, check_path, check_prefix
 from state_backend.values.errors import (
@@ -69,7 +72,7 @@ class Patience:
     longest_delay_s: float = 20.0
 
     def delay_s(self, repeats: int) -> float:
-        """Return a random delay before the next retry, in seconds. `repeats` is the number of earlier retries."""
+        """Return a random delay before the next retry."""
         return uniform(0, min(self.first_delay_s * 2.0 ** min(repeats, 30), self.longest_delay_s))
 
 
@@ -82,8 +85,6 @@ class Write:
 
 
 class Found(NamedTuple):
-    """An object as the server describes it."""
-
     info: FileInfo
     # None if the server does not say. `info` has no checksum where listings have none.
     crc32c: int | None
@@ -99,8 +100,6 @@ class Found(NamedTuple):
 
 
 class Page(NamedTuple):
-    """A part of a listing."""
-
     files: Sequence[FileInfo]
     folders: Iterable[str]
     # Where the next page begins; None after the last page.
@@ -317,7 +316,7 @@ class ObjectStore:
         doing, gone = f"delete {len(paths)} files of {self.url}", set[str]()
         for first in range(0, len(paths), self.cloud.batch):
             waiting = set(paths[first : first + self.cloud.batch])
-            send(self.cloud, doing, functools.partial(self.cloud.remove_many, waiting, gone), Write())
+            send(self.cloud, doing, self.cloud.remove_many, waiting, gone, write=Write())
         return len(gone)
 
     def copy_from(self, source: Storage, handle: Handle, path: str) -> Handle:
@@ -332,7 +331,7 @@ class ObjectStore:
         copied = changed(handle, path=path)
         found = look(of, handle.path, doing)
         if found is None:
-            raise NotFound(f"can't {doing}: the file does not exist")
+            raise _mismatch(found, doing)
         if not found.matches(handle):
             raise CorruptFile(
                 f"{handle.path!r} of {source.url} is damaged: expected {_bytes_of(handle.size_bytes, handle.crc32c)}, found {found}; restore an older "
@@ -362,9 +361,8 @@ class ChecksumStore(ObjectStore):
 def _pages(cloud: Cloud, start: str, doing: str, *, delimiter: str = "", limit: int = 0) -> Iterator[Page]:
     token = None
     while True:
-        request = functools.partial(cloud.page, start, token, delimiter=delimiter, limit=limit)
         try:
-            page = send(cloud, doing, request)
+            page = send(cloud, doing, cloud.page, start, token, delimiter=delimiter, limit=limit)
         except NotFound:
             raise _no_bucket(cloud, doing) from None
         cloud.bucket_seen = True
@@ -376,7 +374,7 @@ def _pages(cloud: Cloud, start: str, doing: str, *, delimiter: str = "", limit: 
 def look(cloud: Cloud, path: str, doing: str) -> Found | None:
     """Return the metadata of a file, or None if it is absent."""
     try:
-        found = send(cloud, doing, functools.partial(cloud.head, path))
+        found = send(cloud, doing, cloud.head, path)
     except NotFound:
         require_bucket(cloud, doing)
         return None
@@ -400,7 +398,7 @@ def _no_bucket(cloud: Cloud, doing: str) -> UsageError:
 def _delete(cloud: Cloud, path: str, generation: int, doing: str) -> bool:
     write = Write()
     try:
-        send(cloud, doing, functools.partial(cloud.remove, path, generation), write)
+        send(cloud, doing, cloud.remove, path, generation, write=write)
     except NotFound:
         if not write.uncertain:
             require_bucket(cloud, doing)
@@ -423,16 +421,16 @@ def _write(cloud: Cloud, path: str, chunks: Iterable[bytes], generation: int, do
     cloud.before_write(doing)
     try:
         if whole:
-            stored = send(cloud, doing, functools.partial(cloud.put, handle, data, write.nonce, generation), write)
+            stored = send(cloud, doing, cloud.put, handle, data, write.nonce, generation, write=write)
         else:
-            upload = send(cloud, doing, functools.partial(cloud.begin, path, write.nonce, generation))
+            upload = send(cloud, doing, cloud.begin, path, write.nonce, generation)
             with aborted_on_error(cloud, upload, write, doing):
-                send(cloud, doing, functools.partial(upload.send, data, False))
+                send(cloud, doing, upload.send, data, False)
                 for data, last in pieces:
                     crc32c = google_crc32c.extend(handle.crc32c, data)
                     handle = changed(handle, size_bytes=handle.size_bytes + len(data), crc32c=crc32c)
-                    send(cloud, doing, functools.partial(upload.send, data, last))
-                stored = send(cloud, doing, functools.partial(upload.finish, handle), write)
+                    send(cloud, doing, upload.send, data, last)
+                stored = send(cloud, doing, upload.finish, handle, write=write)
     except (NotFound, PreconditionFailed, LostUpload) as error:
         stored = _settle(cloud, error, path, generation, write, doing)
     return compared(cloud, stored, handle, generation, doing)
@@ -497,9 +495,8 @@ def compared(cloud: Cloud, stored: Found | None, handle: Handle, generation: int
     problem = f"can't {doing}: expected {_bytes_of(handle.size_bytes, handle.crc32c)}, the server has {stored}"
     if generation != 0:
         raise UnknownOutcome(f"{problem}; check the file before you go on")
-    remove = functools.partial(cloud.remove, handle.path, stored.info.generation)
     try:
-        send(cloud, doing, remove, Write(uncertain=True))
+        send(cloud, doing, cloud.remove, handle.path, stored.info.generation, write=Write(uncertain=True))
     except NotFound:
         pass
     except PreconditionFailed:
@@ -507,14 +504,16 @@ def compared(cloud: Cloud, stored: Found | None, handle: Handle, generation: int
     raise StorageUnavailable(f"{problem}; they were deleted, try again")
 
 
-def send(cloud: Cloud, doing: str, request: Callable[[float], R], write: Write | None = None) -> R:
-    """Send a request, and retry while a retry may help."""
+def send(
+    cloud: Cloud, doing: str, request: Callable[..., R], *arguments: Any, write: Write | None = None, **options: Any
+) -> R:
+    """Send a request with a timeout as its last argument, and retry while a retry may help."""
     patience, began_s = cloud.patience, time.monotonic()
     ends_s = {"no": 0.0, "for permission": began_s + patience.permission_s, "yes": began_s + patience.deadline_s}
     for repeats in count():
         left_s = ends_s["yes"] - time.monotonic()
         try:
-            return request(max(0.01, min(patience.request_s, left_s)))
+            return request(*arguments, max(0.01, min(patience.request_s, left_s)), **options)
         except (CairnError, LostUpload) as error:
             lost = write is not None and write.uncertain and not isinstance(error, LostUpload)
             raised: Exception = unknown_outcome(doing, str(error)) if lost else error
@@ -542,12 +541,10 @@ def failure_of(cloud: Cloud, error: Exception) -> Failure:
 
 def translate(cloud: Cloud, doing: str, failure: Failure, write: Write | None) -> CairnError | None:
     """Return the error of a request; None if its own error tells more."""
-    if failure.kind == "precondition":
-        return PreconditionFailed(f"can't {doing}: another process has rewritten the file meanwhile")
+    if failure.kind in ("absent", "precondition"):
+        return _mismatch(failure.kind == "precondition", doing)
     if failure.kind == "no bucket":
         return _no_bucket(cloud, doing)
-    if failure.kind == "absent":
-        return NotFound(f"can't {doing}: the file does not exist")
     if write is not None and write.uncertain:
         return unknown_outcome(doing, failure.said)
     if failure.kind == "unknown":
@@ -621,8 +618,7 @@ class _Body:
 
 
 class Clients:
-    """Clients of a cloud's SDK with one login, one for each process: a forked process can't share its parent's
-    sockets."""
+    """Clients with one login, one for each process: a forked process can't share its parent's sockets."""
 
     def __init__(self, open_client: Callable[[], Any]) -> None:
         self._open = open_client
@@ -630,7 +626,6 @@ class Clients:
         self._lock = threading.Lock()
 
     def of_this_process(self) -> Any:
-        """Return the client of this process."""
         process = os.getpid()
         client = self._clients.get(process)
         if client is None:
@@ -649,14 +644,14 @@ _clients_lock = threading.Lock()
 
 
 def clients_of(key: Any, variables: Iterable[str], open_client: Callable[[], Any]) -> Clients:
-    """Return the clients of a login, which `key` and the present values of the environment variables identify."""
+    """Return the clients of the login that `key` and the present values of the variables identify."""
     login = (key, *(os.environ.get(name) for name in variables))
     with _clients_lock:
         return _clients.setdefault(login, Clients(open_client))
 
 
-def _mismatch(found: Found | None, doing: str) -> CairnError:
-    if found is None:
+def _mismatch(found: object, doing: str) -> CairnError:
+    if not found:
         return NotFound(f"can't {doing}: the file does not exist")
     return PreconditionFailed(f"can't {doing}: another process has rewritten the file meanwhile")
 
@@ -666,7 +661,6 @@ def _bytes_of(size_bytes: int, crc32c: int | None) -> str:
 
 
 def unknown_outcome(doing: str, found: str = "the server's answer was lost") -> UnknownOutcome:
-    """Return the error of a write that may have taken effect."""
     return UnknownOutcome(
         f"can't tell whether this took effect: {doing} ({found}); check the file before you try again"
     )
@@ -697,5 +691,4 @@ def base64_of(crc32c: int) -> str:
 
 
 def crc32c_of(text: str | None) -> int | None:
-    """Return the checksum that `base64_of` encodes."""
     return None if text is None else int.from_bytes(b64decode(text), "big")

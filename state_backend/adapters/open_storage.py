@@ -55,20 +55,14 @@ def remove_all(url: str, *, dry_run: bool = False) -> tuple[int, int]:
 
 
 def remove_empty(url: str, *, up_to: str) -> None:
-    """Delete empty folders of a local storage, unless a file exists below the URL.
-
-    Object stores have no folders, so nothing happens there.
-    """
+    """Delete empty folders of a local storage, unless a file exists below the URL. Object stores have no folders."""
     storage, last = open_storage(url), open_storage(up_to)
     if isinstance(storage, LocalStorage) and isinstance(last, LocalStorage):
         storage.remove_empty(last)
 
 
 def folders_in(url: str, path: str) -> list[str]:
-    """Return the sorted names of the folders in a folder.
-
-    On a local disk this includes folders without files, but no symbolic links.
-    """
+    """Return the sorted names of the folders in a folder: on a disk also empty ones, but no symbolic links."""
     storage = open_storage(url)
     if hasattr(storage, "folders"):  # An adapter has this method if it can list folders without their files.
         return list(storage.folders(path))
@@ -78,8 +72,7 @@ def folders_in(url: str, path: str) -> list[str]:
 
 
 def list_own(storage: Storage) -> list[FileInfo]:
-    """Return the files below a storage's root. Of a folder behind a symbolic link, only files directly in it are
-    listed.
+    """Return the files below a storage's root. Of a folder behind a symbolic link, only files directly in it.
 
     A link may lead anywhere, such as to a whole disk. These files have `behind_link`.
     """
@@ -99,7 +92,6 @@ def check_outside(folder: str, to: str, what: str) -> None:
 
 
 def join_url(url: str, *segments: str) -> str:
-    """Return the URL of a folder below a root."""
     check_url(url)
     for segment in segments:
         url = f"{url if url.endswith('/') else url + '/'}{check_path(segment)}"

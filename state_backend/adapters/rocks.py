@@ -108,7 +108,6 @@ class EngineOptions:
         return Path(self.cache_dir.replace("{temp}", tempfile.gettempdir()).replace("{uid}", str(os.getuid())))
 
     def to_options(self) -> rocksdict.Options:
-        """Return these settings as options of rocksdict."""
         table = rocksdict.BlockBasedOptions()
         table.set_bloom_filter(self.bloom_bits_per_key, False)
         table.set_block_cache(rocksdict.Cache(self.block_cache_bytes))
@@ -149,13 +148,13 @@ class Recorder(Protocol):
     """An object that a `RocksStore` calls after each write, such as `ChangeRecorder`."""
 
     def write(self, changes: Sequence[tuple[bytes, bytes | None]]) -> None:
-        """Take note of changes that the `RocksStore` has just written."""
+        """Take note of changes that were just written."""
 
     def delete_range(self, start: bytes, end: bytes) -> None:
-        """Take note that the `RocksStore` has just deleted all keys with start <= key < end."""
+        """Take note that all keys with start <= key < end were just deleted."""
 
     def close(self) -> None:
-        """End this recorder. `RocksStore.close` calls this method, and the recorder then gets no more changes."""
+        """End this recorder, which gets no more changes."""
 
 
 @frozen
@@ -239,19 +238,17 @@ class RocksStore:
         self.close()
 
     def get(self, key: bytes) -> bytes | None:
-        """Return the value of a key; None if the store does not have the key."""
         with self._reading:
             value: bytes | None = self._db.get(key)
         return value
 
     def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        """Return the value of each key by one multi-get, None for an absent key. Ascending keys are fastest."""
+        """Return the value of each key; None for an absent key. Ascending keys are fastest."""
         with self._reading:
             values: list[bytes | None] = self._db.get(list(keys))
         return values
 
     def write(self, changes: Iterable[tuple[bytes, bytes | None]]) -> None:
-        """Write puts and deletions (value None) as one atomic batch."""
         pairs = list(changes)
         self.write_columns([key for key, _ in pairs], [value for _, value in pairs])
 
@@ -278,10 +275,9 @@ class RocksStore:
             self.recorder.write(list(zip(keys, values, strict=True)))
 
     def scan(self, start: bytes, end: bytes | None) -> Iterator[tuple[bytes, bytes]]:
-        """Yield the entries with start <= key < end, ascending. If `end` is None, yield all entries from `start` on.
+        """Yield the entries with start <= key < end, ascending, in chunks of which each shows the store as it is then.
 
-        Entries are read in chunks. Each chunk shows the store at the time when the chunk is read. No iterator stays
-        open between chunks, because an open iterator keeps the store locked after `close`.
+        No iterator stays open between chunks: it would keep the store locked after `close`.
         """
         ended = False
         while not ended:
@@ -293,12 +289,10 @@ class RocksStore:
     def read_range(
         self, start: bytes, end: bytes | None, *, rows: int = _SCAN_ROWS, most_bytes: int = _SCAN_BYTES
     ) -> tuple[list[bytes], list[bytes], bool]:
-        """Read the first entries with start <= key < end, ascending."""
+        """Read the first entries with start <= key < end, ascending. True: there are no more."""
         keys: list[bytes] = []
         values: list[bytes] = []
-        read = rocksdict.ReadOptions()
-        if end is not None:
-            read.set_iterate_upper_bound(end)
+        read = _before(end)
         with self._reading:
             iterator = self._db.iter(read)
             iterator.seek(start)
@@ -317,7 +311,7 @@ class RocksStore:
         return keys, values, True
 
     def read_keys(self, start: bytes, end: bytes, *, rows: int = sys.maxsize) -> tuple[list[bytes], bool]:
-        """Read the first stored keys with start <= key < end, ascending, in half the time of `read_range`."""
+        """Read only the keys, in half the time of `read_range`."""
         read = _before(end)
         with self._reading:
             keys: list[bytes] = list(islice(self._db.keys(from_key=start, read_opt=read), rows))
@@ -335,7 +329,6 @@ class RocksStore:
         return keys, True
 
     def last_key(self, start: bytes, end: bytes) -> bytes | None:
-        """Return the greatest stored key with start <= key < end; None if there is no such key."""
         read = _before(end)
         with self._reading:
             iterator = self._db.iter(read)
@@ -346,11 +339,7 @@ class RocksStore:
         return last if last is not None and last >= start else None
 
     def read_wanted(self, wanted: Sequence[bytes], most_bytes: int = sys.maxsize) -> list[bytes | None]:
-        """Read the values of ascending keys by one scan from the first key to the last.
-
-        A scan is faster than a multi-get where the wanted keys are a good part of all keys between the first and the
-        last.
-        """
+        """Read the values of ascending keys by one scan: faster than a multi-get if most keys between are wanted."""
         entries: list[bytes | None] = []
         if not wanted:
             return entries
@@ -389,7 +378,7 @@ class RocksStore:
     def read_prefixes(
         self, prefixes: Sequence[bytes], rows: int = sys.maxsize
     ) -> tuple[list[bytes], list[bytes], list[int]]:
-        """Read the entries whose keys begin with the given prefixes."""
+        """Read up to `rows` entries below each prefix. The result's counts are those of the prefixes."""
         keys: list[bytes] = []
         values: list[bytes] = []
         counts: list[int] = []
@@ -416,21 +405,17 @@ class RocksStore:
         return keys, values, counts
 
     def delete_range(self, start: bytes, end: bytes) -> None:
-        """Delete all keys with start <= key < end."""
         with self._writing:
             self._db.delete_range(start, end)
         if self.recorder is not None:
             self.recorder.delete_range(start, end)
 
     def copy_range(self, destination: RocksStore, start: bytes, end: bytes | None) -> None:
-        """Copy the entries with start <= key < end to another store, which must have no keys in this range.
+        """Copy the entries with start <= key < end to another store on the same disk without keys in this range.
 
-        The entries are written as new SSTs, which the destination adopts in its lowest level. Ordinary writes would
-        also be sorted, flushed and merged. Both stores must be on one file system.
+        The destination adopts new SSTs in its lowest level. Ordinary writes would be sorted, flushed and merged too.
         """
-        read = rocksdict.ReadOptions()
-        if end is not None:
-            read.set_iterate_upper_bound(end)
+        read = _before(end)
         files: list[str] = []
         with _Failures(f"can't copy from {self.directory} to {destination.directory}"):
             self._db.flush()
@@ -456,11 +441,7 @@ class RocksStore:
                 destination._db.ingest_external_file(files, moved)
 
     def sorted_runs(self, *, flushed: bool = True) -> list[SortedRun]:
-        """Return the store's sorted runs, newest first.
-
-        Waits for running compactions first: the method calls RocksDB several times, and a compaction would change the
-        files in between.
-        """
+        """Return the sorted runs, newest first, after the end of compactions, which would change files meanwhile."""
         runs = []
         with self._reading:
             if flushed:
@@ -472,29 +453,20 @@ class RocksStore:
                 raw_bytes = counts["raw key size"] + counts["raw value size"]
                 of_level = list(files)
                 size_bytes = sum(f["size"] for f in of_level)
-                if level == 0:
-                    runs += [
-                        SortedRun(
-                            size_bytes=f["size"],
-                            entries=f["num_entries"],
-                            deletions=f["num_deletions"],
-                            raw_bytes=raw_bytes * f["size"] // size_bytes,
-                        )
-                        for f in of_level
-                    ]
-                else:
-                    runs.append(
-                        SortedRun(
-                            size_bytes=size_bytes,
-                            entries=counts["# entries"],
-                            deletions=counts["# deletions"],
-                            raw_bytes=raw_bytes,
-                        )
+                whole = {"size": size_bytes, "num_entries": counts["# entries"], "num_deletions": counts["# deletions"]}
+                runs += [
+                    SortedRun(
+                        size_bytes=f["size"],
+                        entries=f["num_entries"],
+                        deletions=f["num_deletions"],
+                        raw_bytes=raw_bytes * f["size"] // size_bytes,
                     )
+                    for f in ([whole] if level else of_level)
+                ]
         return runs
 
     def range_deletions(self) -> int:
-        """Return the number of range deletions in the files. `compact` removes all of them."""
+        """Return the number in the files, which `compact` removes."""
         with self._reading:
             return self._table_properties("")["# range deletions"]
 
@@ -540,10 +512,7 @@ class RocksStore:
             time.sleep(0.001)
 
     def compact(self) -> None:
-        """Merge all sorted runs into one, without deleted entries, in as few files as the target size allows.
-
-        The target size of a file grows with the state, up to four times `target_file_bytes`.
-        """
+        """Merge all sorted runs into one, without deleted entries, in files of up to 4 times `target_file_bytes`."""
         needed_bytes = sum(run.size_bytes for run in self.sorted_runs())
         free_bytes = shutil.disk_usage(self.directory).free
         if needed_bytes > free_bytes:
@@ -562,8 +531,7 @@ class RocksStore:
             self._await_compactions(600.0)  # Raises the errors of the compaction's jobs; `compact_range` does not.
 
     def capture(self, destination: Path, *, deadline_s: float = 600.0) -> tuple[list[Path], list[Path]]:
-        """Write all entries to files, and hard-link the store's files into a new folder, from which a checkpoint takes
-        them.
+        """Write all entries to files, and hard-link them into a new folder.
 
         The method waits for compactions that the flush started. Otherwise chance would decide whether the next
         checkpoint uploads small or merged files. RocksDB's own checkpoint call can't be used, because it refuses a
@@ -582,7 +550,7 @@ class RocksStore:
         return ssts, small
 
     def close(self) -> None:
-        """Close the store and its recorder, and release the directory's lock. A second call does nothing."""
+        """Close the store and its recorder. A second call does nothing."""
         if self.recorder is not None:
             self.recorder.close()
         try:
@@ -600,10 +568,9 @@ class RocksStore:
 
 
 class _Failures:
-    """Context manager that turns rocksdict's errors in the `with` block into errors of this project.
+    """Turn rocksdict's errors in the block into errors of this project.
 
-    `doing` begins the messages. This is a class, because a generator-based context manager takes 1 µs, as long as a
-    single read.
+    This is a class, because a generator-based context manager takes 1 µs, as long as a single read.
     """
 
     __slots__ = ("_doing",)
@@ -620,14 +587,11 @@ class _Failures:
             raise _translate(error, self._doing) from error
 
 
-def _before(end: bytes) -> rocksdict.ReadOptions:
-    """Return read options for an iterator that ends before `end`.
-
-    The caller must keep the options as long as the iterator. The options own the bound, and the iterator does not keep
-    the options alive.
-    """
+def _before(end: bytes | None) -> rocksdict.ReadOptions:
+    """Return options for an iterator. The caller must keep them as long as the iterator: they own the bound."""
     read = rocksdict.ReadOptions()
-    read.set_iterate_upper_bound(end)
+    if end is not None:
+        read.set_iterate_upper_bound(end)
     return read
 
 
@@ -641,15 +605,11 @@ def _link_or_copy(source: Path, destination: Path) -> None:
 
 
 def _needed_files(folder: Path) -> list[str]:
-    """Return the names of the files, other than SSTs, that are needed to open a store."""
     return ["CURRENT", _manifest_in(folder), "rocksdict-config.json"]
 
 
 def _manifest_in(folder: Path) -> str:
-    """Return the name of the MANIFEST that is in use.
-
-    RocksDB opens the file that CURRENT names, even outside of the folder.
-    """
+    """Return the name of the MANIFEST that RocksDB would open, if it lies in the folder."""
     current = (folder / "CURRENT").read_bytes()
     if not re.fullmatch(rb"MANIFEST-[0-9]+\n", current):
         raise CorruptFile(f"CURRENT names {current[:60]!r}, expected a MANIFEST in its folder")

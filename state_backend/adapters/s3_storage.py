@@ -228,14 +228,14 @@ class S3Cloud(Cloud):
 
     def copy(self, source: S3Cloud, found: Found, handle: Handle, write: Write, doing: str) -> None:
         name = {"Bucket": source.bucket, "Key": source.name(found.info.path)}
-        upload = send(self, doing, partial(self.begin, handle.path, write.nonce, 0))
+        upload = send(self, doing, self.begin, handle.path, write.nonce, 0)
         with aborted_on_error(self, upload, write, doing):
             for start in range(0, handle.size_bytes, COPIED_PART_BYTES):
                 end = min(start + COPIED_PART_BYTES, handle.size_bytes) - 1
                 copied = {"CopySource": name, "CopySourceIfMatch": etag_of(found.info.generation)}
                 copied["CopySourceRange"] = f"bytes={start}-{end}"
-                send(self, doing, partial(upload.copy, copied))
-            send(self, doing, partial(upload.finish, handle), write)
+                send(self, doing, upload.copy, copied)
+            send(self, doing, upload.finish, handle, write=write)
 
     def remove(self, path: str, generation: int, timeout_s: float) -> None:
         self._ask("delete_object", Key=self.name(path), **_condition(generation))
@@ -271,7 +271,7 @@ class S3Cloud(Cloud):
                 ("delete_object", {"IfMatch": '"0"'}),
             ):
                 try:
-                    send(self, doing, partial(self._ask, operation, Key=name, **arguments))
+                    send(self, doing, self._ask, operation, Key=name, **arguments)
                     refused.append(False)
                 except PreconditionFailed:
                     refused.append(True)
@@ -280,7 +280,7 @@ class S3Cloud(Cloud):
             raise
         finally:
             with suppress(CairnError):
-                send(self, doing, partial(self._ask, "delete_object", Key=name))
+                send(self, doing, self._ask, "delete_object", Key=name)
         if refused != [False, True, True, True]:
             ignored = ["create", "create", "replace", "delete"][refused.index(False, 1)]
             raise UsageError(
@@ -345,8 +345,6 @@ class S3Cloud(Cloud):
 
 
 class _Upload:
-    """A multipart upload."""
-
     def __init__(self, ask: Callable[..., dict[str, Any]], condition: dict[str, Any]) -> None:
         self._ask, self._condition = ask, condition
         self._parts: list[dict[str, Any]] = []

@@ -60,7 +60,6 @@ ACCEPTED = " or ".join(scheme.form for scheme in SCHEMES.values() if scheme.form
 
 
 def scheme_of(url: str) -> Scheme | None:
-    """Return the kind of storage that a URL or an absolute path names; None for any other text."""
     name, separator, rest = url.partition("://")
     if not separator:
         return SCHEMES["file"] if url.startswith("/") else None

@@ -44,52 +44,36 @@ FULL_DISK = f"the local disk of {socket.gethostname()} is full (not the storage)
 
 @contextmanager
 def work_folder(what: str) -> Iterator[Path]:
-    """Yield a local folder for this task alone, and delete it afterwards.
+    """Yield a local folder for this task alone, and delete it afterwards. `what`: its purpose, for people.
 
-    Args:
-        what: A part of the folder's name that tells a person its purpose.
-
-    Raises:
-        StorageUnavailable: A disk is full or over quota (ENOSPC or EDQUOT), while the folder is made or anywhere in the
-            `with` block. The message names the host.
+    A full disk, also in the block, raises `StorageUnavailable` with the name of this host.
     """
     try:
-        with _work_folder(what) as folder:
+        parent = _parent()
+        # Without a parent folder, because another user owns its name or the disk fails, the work folder is made
+        # directly in the temp folder, and no abandoned folder is removed.
+        if parent is None:
+            with tempfile.TemporaryDirectory(prefix=f"cairn-{what}-", ignore_cleanup_errors=True) as name:
+                yield Path(name)
+            return
+        with suppress(OSError):
+            remove_abandoned(parent, kernel(), touched_s(parent))
+        folder, lock = _make(parent, what)
+        try:
             yield folder
+        finally:
+            # The lock is released last: another task may delete a folder without a lock.
+            shutil.rmtree(folder, ignore_errors=True)
+            if lock is not None:
+                os.close(lock)
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
         raise StorageUnavailable(f"{tempfile.gettempdir()}: {FULL_DISK}: {error}") from error
 
 
-@contextmanager
-def _work_folder(what: str) -> Iterator[Path]:
-    parent = _parent()
-    # Without a parent folder, because another user owns its name or the disk fails, the work folder is made directly in
-    # the temp folder, and no abandoned folder is removed.
-    if parent is None:
-        with tempfile.TemporaryDirectory(prefix=f"cairn-{what}-", ignore_cleanup_errors=True) as name:
-            yield Path(name)
-        return
-    with suppress(OSError):
-        remove_abandoned(parent, kernel(), touched_s(parent))
-    folder, lock = _make(parent, what)
-    try:
-        yield folder
-    finally:
-        # The lock is released last: another task may delete a folder without a lock.
-        shutil.rmtree(folder, ignore_errors=True)
-        if lock is not None:
-            os.close(lock)
-
-
 def remove_abandoned(parent: Path, kernel: str, now_s: float) -> None:
-    """Delete up to 16 work folders of this user whose tasks were killed; check at most 1,024 folders.
-
-    A folder whose name begins with this host's boot id is deleted if no live task holds its lock. A folder of another
-    boot id, or of a disk without locks, is deleted if no file was created or deleted in it for seven days. If its lock
-    is visible and held, the folder stays.
-    """
+    """Delete up to 16 abandoned work folders of this user; check at most 1,024 folders."""
     left = _MOST_REMOVED
     # Where other users may rename files in the temp folder, the parent may be a link by now. `no_follow` refuses a
     # link.
@@ -102,10 +86,7 @@ def remove_abandoned(parent: Path, kernel: str, now_s: float) -> None:
 
 
 def touched_s(folder: Path | int) -> float:
-    """Return the present time by the clock of a folder's file system, in seconds since the epoch.
-
-    The function sets the folder's mtime to the present time and reads it back. A network disk uses its server's clock.
-    """
+    """Set a folder's mtime to the present time by the clock of its file system, and return it."""
     os.utime(folder)
     return os.stat(folder).st_mtime  # noqa: PTH116
 
@@ -118,8 +99,7 @@ def _remove_if_abandoned(above: int, name: str, kernel: str, now_s: float) -> bo
     if now_s - _changed_s(above, name) < _MIN_AGE_S:
         return False
     try:
-        # The folder is old enough. If its task lives and its lock is visible here, the folder stays. On a disk without
-        # locks (OSError), only the age decides.
+        # A visible lock of a live task keeps the folder. On a disk without locks (OSError), only the age decides.
         return remove_unlocked(name, above)
     except OSError:
         shutil.rmtree(name, ignore_errors=True, dir_fd=above)
@@ -127,17 +107,12 @@ def _remove_if_abandoned(above: int, name: str, kernel: str, now_s: float) -> bo
 
 
 def is_locked_by(name: str, kernel: str) -> bool:
-    """Return True if a live task would hold a lock on this work folder that this process could see.
-
-    Only names are compared; the lock itself is not checked. Processes under one running kernel see each other's locks,
-    and the name of a work folder begins with the boot id of its task's kernel. Locks of another host may be invisible.
-    So if this function returns False, `remove_abandoned` deletes the folder only after seven days without change.
-    """
+    """Return True if this process could see the lock of the folder's task: under the same running kernel."""
     return kernel != _UNLOCKED and name.partition("-")[0] == kernel
 
 
 def _changed_s(above: int, name: str) -> float:
-    """Return when a file was last created or deleted in a work folder or its subfolders, in seconds since the epoch."""
+    """Return when a file was last created or deleted in a work folder or its subfolders."""
     times_s = [os.stat(name, dir_fd=above, follow_symlinks=False).st_mtime]
     with no_follow.closing(no_follow.open_below(above, name, name)) as folder, os.scandir(folder) as entries:
         for entry in entries:
@@ -167,11 +142,7 @@ def _make(parent: Path, what: str) -> tuple[Path, int | None]:
 
 @cache
 def kernel() -> str:
-    """Return the first part of the names of new work folders: 8 hex digits that identify the running kernel.
-
-    The digits are the first ones of the kernel's boot id. Without a boot id, the result is `unlocked`: the work folders
-    then have no lock, and count as abandoned after seven days without change.
-    """
+    """Return the first part of the names of new work folders: the boot id of the running kernel, or `unlocked`."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text()[:8]
     except OSError:

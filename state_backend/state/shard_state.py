@@ -288,18 +288,18 @@ class ShardState:
         self.write(stored_key, entry)
         self.changed_maps.setdefault(start, set()).add(stored_key)
 
-    def scan_map(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
+    def scan_map(self, prefix: bytes, rows: int = _FIRST_SCAN_ROWS) -> Iterator[tuple[bytes, bytes]]:
         """Yield all entries of one key's map, or all timers of a key, ascending. Expired entries are included.
 
         The caller gets the entries as they are when it asks for the first one: later writes and flushes do not change
-        the result. The store is read only as far as the caller iterates.
+        the result. The store is read only as far as the caller iterates, `rows` at first.
         """
         changed = self._changes_to_scan(prefix)
         scan = _Scan(prefix, layout.after(prefix), {key: self.cache[key] for key in changed})
         if (listed := self._listed.get(prefix)) is not None:
             yield from _overlaid(listed, scan.over, None)
             return
-        rows, ended = _FIRST_SCAN_ROWS, False
+        ended = False
         while not ended:
             self.relieve()
             keys, entries, ended = self.store.read_range(scan.start, scan.end, rows=rows)
@@ -322,21 +322,6 @@ class ShardState:
             return changed
         self._write_changes()
         return _NO_CHANGES
-
-    def holds_any(self, prefix: bytes) -> bool:
-        """Return True if one key's map has an entry that has not expired."""
-        changed = self._changes_to_scan(prefix)
-        if any(layout.visible(self.cache[key], self.now_ms) is not None for key in changed):
-            return True
-        start, end, rows, ended = prefix, layout.after(prefix), _FIRST_SCAN_ROWS, False
-        while not ended:
-            keys, entries, ended = self.store.read_range(start, end, rows=rows)
-            for key, entry in zip(keys, entries, strict=True):
-                if key not in changed and layout.visible(entry, self.now_ms) is not None:
-                    return True
-            if not ended:
-                start, rows = keys[-1] + b"\x00", min(8 * rows, _MOST_SCAN_ROWS)
-        return False
 
 
 _NO_CHANGES: set[bytes] = set()

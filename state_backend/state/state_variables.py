@@ -213,7 +213,9 @@ class MapState(_KeyedState):
         )
 
     def exists(self) -> bool:
-        return self._shard.holds_any(self._stored_key())
+        shard = self._shard
+        entries = (entry for _, entry in shard.scan_map(self._stored_key(), rows=1))
+        return any(layout.visible(entry, shard.now_ms) is not None for entry in entries)
 
     def get_value(self, key: Any) -> tuple[Any, ...] | None:
         """Return the value of a user key; None if the user key has no value or the value has expired."""

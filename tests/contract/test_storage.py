@@ -750,7 +750,7 @@ def test_a_file_that_is_visible_but_maybe_not_durable_is_an_unknown_outcome(
     def refuse(_: Path) -> None:
         raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr("state_backend.adapters.local_storage._sync_folder", refuse)
+    monkeypatch.setattr("state_backend.adapters.no_follow.sync_folder", refuse)
     with pytest.raises(UnknownOutcome):
         storage.create("a", b"data")
     with pytest.raises(UnknownOutcome):

@@ -45,9 +45,10 @@ def fresh() -> ChecksumStore:
 
 def test_folders_of_a_hierarchical_namespace_are_no_files(server: FaultyProxy) -> None:
     storage = fresh()
+    assert isinstance(storage.cloud, AzureCloud)
     storage.create("a/b", NEW)
     for path, metadata in (("a", {"hdi_isfolder": "true"}), ("c/", {})):
-        storage._container().upload_blob(storage._root + path, b"", metadata=metadata)
+        storage.cloud._container().upload_blob(storage.cloud.root + path, b"", metadata=metadata)
     assert [file.path for file in storage.list("")] == ["a/b"]
     assert storage.folders("") == ("a", "c")
 
