@@ -180,7 +180,7 @@ def test_urls_and_logins(server: FaultyProxy, monkeypatch: pytest.MonkeyPatch, t
         storage: Any = open_storage(url, credentials={"CAIRN_AZURE_LOGIN": str(file)})
         file.unlink()  # The login is read while the file exists.
         assert storage.url == url
-        client = storage._container()
+        client = storage.cloud._container()
         assert client.url.startswith("https://acc.blob.core.windows.net/box")
         return client.credential or client.url
 
