@@ -21,8 +21,8 @@ from google.api_core.exceptions import from_http_status
 from google.auth.credentials import AnonymousCredentials
 
 from state_backend.adapters import gcs_storage
-from state_backend.adapters.gcs_storage import EMULATOR_VARIABLE, GcsStorage
-from state_backend.adapters.object_store import Patience
+from state_backend.adapters.gcs_storage import EMULATOR_VARIABLE, GcsCloud
+from state_backend.adapters.object_store import ObjectStore, Patience, failure_of
 from state_backend.values.errors import (
     AlreadyExists,
     CairnError,
@@ -57,30 +57,30 @@ def small_steps(server: GcsServer, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def storage(small_steps: None) -> GcsStorage:
+def storage(small_steps: None) -> ObjectStore:
     return in_a_hurry(deadline_s=1.2)
 
 
-def in_a_hurry(*, deadline_s: float) -> GcsStorage:
+def in_a_hurry(*, deadline_s: float) -> ObjectStore:
     """In a folder of its own."""
     patience = changed(HURRY, deadline_s=deadline_s)
-    return GcsStorage(BUCKET, f"faults/{uuid4().hex}", patience=patience)
+    return ObjectStore(GcsCloud(BUCKET, f"faults/{uuid4().hex}", patience=patience))
 
 
-def folder_of(storage: GcsStorage) -> str:
+def folder_of(storage: ObjectStore) -> str:
     return storage.url.removeprefix(f"gs://{BUCKET}/")
 
 
-def calm(storage: GcsStorage) -> GcsStorage:
+def calm(storage: ObjectStore) -> ObjectStore:
     """The same folder, without hurry."""
-    return GcsStorage(BUCKET, folder_of(storage))
+    return ObjectStore(GcsCloud(BUCKET, folder_of(storage)))
 
 
 # --- every call under every fault -----------------------------------------------------------------------------------------
 
 
 def test_of_many_deletes_only_those_that_failed_are_sent_again(
-    storage: GcsStorage, monkeypatch: pytest.MonkeyPatch
+    storage: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The server answers in any order."""
     storage = calm(storage)
@@ -93,10 +93,10 @@ def test_of_many_deletes_only_those_that_failed_are_sent_again(
 
     answers_of = gcs_storage._answers_of
     monkeypatch.setattr(gcs_storage, "_answers_of", answers)
-    paths = [f"many/{n:03d}" for n in range(GcsStorage.batch + 2)]
+    paths = [f"many/{n:03d}" for n in range(GcsCloud.batch + 2)]
     for path in paths[-4:]:
         storage.create(path, b"")
-    assert storage.delete_many(paths) == 4 and asked == [GcsStorage.batch, 1, 2]
+    assert storage.delete_many(paths) == 4 and asked == [GcsCloud.batch, 1, 2]
     assert not [*storage.list("many/")]
 
 
@@ -104,7 +104,7 @@ def test_of_many_deletes_only_those_that_failed_are_sent_again(
 
 
 def test_an_upload_goes_on_where_the_server_stopped_taking(
-    storage: GcsStorage, server: GcsServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    storage: ObjectStore, server: GcsServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gcs_storage, "STEP_BYTES", 4 * STEP_BYTES)
     data = os.urandom(9 * STEP_BYTES)
@@ -114,7 +114,7 @@ def test_an_upload_goes_on_where_the_server_stopped_taking(
     assert storage.read("a") == data
 
 
-def test_a_piece_that_arrives_twice_is_stored_once(storage: GcsStorage, server: GcsServer, tmp_path: Path) -> None:
+def test_a_piece_that_arrives_twice_is_stored_once(storage: ObjectStore, server: GcsServer, tmp_path: Path) -> None:
     """The server gets both the request that timed out and the client's repeat of it."""
     (tmp_path / "file").write_bytes(LARGE)
 
@@ -129,7 +129,7 @@ def test_a_piece_that_arrives_twice_is_stored_once(storage: GcsStorage, server: 
 
 
 def test_an_upload_whose_session_is_gone_can_be_begun_again(
-    storage: GcsStorage, server: GcsServer, tmp_path: Path
+    storage: ObjectStore, server: GcsServer, tmp_path: Path
 ) -> None:
     (tmp_path / "file").write_bytes(LARGE)
 
@@ -147,7 +147,7 @@ def test_an_upload_whose_session_is_gone_can_be_begun_again(
     assert storage.upload("a", tmp_path / "file") == handle_of("a", LARGE)
 
 
-def test_of_two_uploads_in_steps_one_wins(storage: GcsStorage, server: GcsServer, tmp_path: Path) -> None:
+def test_of_two_uploads_in_steps_one_wins(storage: ObjectStore, server: GcsServer, tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(LARGE)
 
     def overtaken(r: Request) -> bool:
@@ -160,7 +160,7 @@ def test_of_two_uploads_in_steps_one_wins(storage: GcsStorage, server: GcsServer
     assert storage.read("a") == NEW
 
 
-def test_a_download_goes_on_where_the_connection_broke(storage: GcsStorage, server: GcsServer, tmp_path: Path) -> None:
+def test_a_download_goes_on_where_the_connection_broke(storage: ObjectStore, server: GcsServer, tmp_path: Path) -> None:
     data = os.urandom(5_000_000)
     handle = calm(storage).create("a", data)
     before = len(server.requests)
@@ -175,12 +175,12 @@ def test_a_download_goes_on_where_the_connection_broke(storage: GcsStorage, serv
 
 
 def test_a_file_rewritten_during_its_download_is_not_mixed(
-    storage: GcsStorage, server: GcsServer, tmp_path: Path
+    storage: ObjectStore, server: GcsServer, tmp_path: Path
 ) -> None:
     first, second = os.urandom(3_000_000), os.urandom(3_000_000)
     patient = calm(storage)
     # Enough for a busy machine; the download ends when it sees another generation.
-    storage = GcsStorage(BUCKET, folder_of(storage), patience=changed(HURRY, deadline_s=10.0, request_s=2.0))
+    storage = ObjectStore(GcsCloud(BUCKET, folder_of(storage), patience=changed(HURRY, deadline_s=10.0, request_s=2.0)))
     handle = patient.create("a", first)
 
     def rewritten(r: Request) -> bool:
@@ -197,22 +197,22 @@ def test_a_file_rewritten_during_its_download_is_not_mixed(
 
 
 def test_a_permission_that_was_just_granted_is_waited_for(
-    storage: GcsStorage, server: GcsServer, tmp_path: Path
+    storage: ObjectStore, server: GcsServer, tmp_path: Path
 ) -> None:
     """Not all servers know of it at once; and some kinds of overload are told by 403 too."""
     with server.broken("403", times=3) as refused:
         assert storage.create("a", b"1") == handle_of("a", b"1")
     assert refused.struck == 3
     error = from_http_status(403, "", errors=[{"reason": "userRateLimitExceeded", "message": "slow down"}])
-    assert gcs_storage._is_transient(error)
-    assert not gcs_storage._is_refusal(error)
+    overload = failure_of(storage.cloud, error)
+    assert overload.repeat == "yes" and overload.refused is None and not overload.may_have_effect
 
 
 def test_without_credentials_the_ways_to_give_them_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv(EMULATOR_VARIABLE, raising=False)
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "absent.json"))
     with pytest.raises(UsageError, match="gcloud auth application-default login"):
-        GcsStorage("some-bucket").read("a")
+        ObjectStore(GcsCloud("some-bucket")).read("a")
 
 
 def test_a_process_is_who_the_key_file_in_its_environment_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -229,9 +229,10 @@ def test_a_process_is_who_the_key_file_in_its_environment_says(monkeypatch: pyte
         made = {"type": "service_account", "client_email": email, "private_key": pem, "private_key_id": "1"}
         file.write_text(json.dumps({**made, "token_uri": "http://127.0.0.1:1/token", "project_id": "p"}))
         monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(file))
-        storage = GcsStorage("some-bucket", patience=HURRY)
-        found.append(storage._clients)
-        assert storage._client()._credentials.service_account_email == email
+        storage = ObjectStore(GcsCloud("some-bucket", patience=HURRY))
+        assert isinstance(storage.cloud, GcsCloud)
+        found.append(storage.cloud._clients)
+        assert storage.cloud._client()._credentials.service_account_email == email
         with pytest.raises(CairnError) as raised:
             storage.read("a")  # nobody gives it a token
         told = "".join(traceback.format_exception(raised.value))
@@ -244,7 +245,7 @@ def test_credentials_go_to_the_server_and_nowhere_else(server: GcsServer) -> Non
         def before_request(self, request: object, method: str, url: str, headers: dict[str, str]) -> None:
             headers["authorization"] = "Bearer s3cret"
 
-    storage = GcsStorage(BUCKET, "token", credentials=Token(), project="billed", patience=HURRY)
+    storage = ObjectStore(GcsCloud(BUCKET, "token", credentials=Token(), project="billed", patience=HURRY))
     path = uuid4().hex
     storage.create(path, b"1")
     assert storage.read(path) == b"1"
@@ -260,16 +261,16 @@ def test_credentials_go_to_the_server_and_nowhere_else(server: GcsServer) -> Non
 def test_an_emulator_may_be_named_without_a_scheme(server: GcsServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(EMULATOR_VARIABLE, server.url.removeprefix("http://"))
     path = uuid4().hex
-    GcsStorage(BUCKET).create(path, b"1")
-    assert GcsStorage(BUCKET).read(path) == b"1"
+    ObjectStore(GcsCloud(BUCKET)).create(path, b"1")
+    assert ObjectStore(GcsCloud(BUCKET)).read(path) == b"1"
 
 
-def test_names_too_long_for_the_server_are_a_wrong_call(storage: GcsStorage) -> None:
+def test_names_too_long_for_the_server_are_a_wrong_call(storage: ObjectStore) -> None:
     with pytest.raises(UsageError, match="shorter"):
         storage.create("ü" * 600, b"")
 
 
-def test_a_list_of_many_pages(storage: GcsStorage, server: GcsServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_list_of_many_pages(storage: ObjectStore, server: GcsServer, monkeypatch: pytest.MonkeyPatch) -> None:
     names = [f"shared/{n:02d}" for n in range(7)]
     for name in reversed(names):
         calm(storage).create(name, b"")
@@ -286,22 +287,22 @@ def test_a_list_of_many_pages(storage: GcsStorage, server: GcsServer, monkeypatc
     assert len(pages) == 3
 
 
-def test_folders_that_the_console_made_are_no_files(storage: GcsStorage, server: GcsServer) -> None:
+def test_folders_that_the_console_made_are_no_files(storage: ObjectStore, server: GcsServer) -> None:
     storage.create("checkpoints/1", b"")
     marker = json.dumps({"name": f"{folder_of(storage)}/checkpoints/"}).encode()
     url = f"{server.url}/upload/storage/v1/b/{BUCKET}/o?uploadType=multipart"
     body = b"--x\r\nContent-Type: application/json\r\n\r\n" + marker + b"\r\n--x\r\n\r\n\r\n--x--\r\n"
     urlopen(UrlRequest(url, body, {"Content-Type": "multipart/related; boundary=x"}), timeout=5).close()
-    assert len(list(GcsStorage(BUCKET).list(folder_of(storage)))) == 1
+    assert len(list(ObjectStore(GcsCloud(BUCKET)).list(folder_of(storage)))) == 1
     assert [info.path for info in storage.list("")] == ["checkpoints/1"]
 
 
 # --- copies ---------------------------------------------------------------------------------------------------------------
 
 
-def test_a_copy_within_the_server_moves_no_bytes(storage: GcsStorage, server: GcsServer, tmp_path: Path) -> None:
+def test_a_copy_within_the_server_moves_no_bytes(storage: ObjectStore, server: GcsServer, tmp_path: Path) -> None:
     handle = storage.create("large", LARGE)
-    target = GcsStorage(BUCKET, f"copies/{uuid4().hex}", patience=HURRY)
+    target = ObjectStore(GcsCloud(BUCKET, f"copies/{uuid4().hex}", patience=HURRY))
     before = len(server.requests)
     assert target.copy_from(storage, handle, "here") == handle_of("here", LARGE)
     assert all(len(r.body) < 1000 and "alt=media" not in r.target for r in server.requests[before:])

@@ -22,8 +22,17 @@ from cairn.command.cli import app
 from cairn.testing import PipelineTester
 from state_backend.adapters import s3_storage
 from state_backend.adapters.local_storage import LocalStorage
-from state_backend.adapters.object_store import Found, Patience, etag_of, generation_of
-from state_backend.adapters.s3_storage import S3Storage
+from state_backend.adapters.object_store import (
+    ChecksumStore,
+    Found,
+    Patience,
+    etag_of,
+    failure_of,
+    generation_of,
+    pieces_of,
+    translate,
+)
+from state_backend.adapters.s3_storage import S3Cloud
 from state_backend.checkpoint import leases
 from state_backend.checkpoint.log import read_log
 from state_backend.checkpoint.sweep_files import sweep
@@ -66,7 +75,7 @@ OF_AMAZON = ("bucket_that_does_not_exist", "settings_reach", "ignores_conditions
 def server() -> Iterator[S3Server]:
     with s3_server() as server:
         # The first write of a process tests the server's preconditions, by requests that no test shall break.
-        S3Storage(BUCKET, "first").create("a", NEW)
+        ChecksumStore(S3Cloud(BUCKET, "first")).create("a", NEW)
         yield server
 
 
@@ -77,13 +86,13 @@ def _small_parts(server: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(s3_storage, "SERVER_COPIES_BYTES", STEP_BYTES)
 
 
-def fresh(patience: Patience | None = None) -> S3Storage:
-    return S3Storage(BUCKET, f"faults/{uuid4().hex}", patience=patience)
+def fresh(patience: Patience | None = None) -> ChecksumStore:
+    return ChecksumStore(S3Cloud(BUCKET, f"faults/{uuid4().hex}", patience=patience))
 
 
-def calm(storage: S3Storage) -> S3Storage:
+def calm(storage: ChecksumStore) -> ChecksumStore:
     """The same folder, without hurry."""
-    return S3Storage(BUCKET, storage.url.removeprefix(f"s3://{BUCKET}/"))
+    return ChecksumStore(S3Cloud(BUCKET, storage.url.removeprefix(f"s3://{BUCKET}/")))
 
 
 def test_a_delete_sent_again_succeeds_where_a_store_refuses_absent_files(
@@ -172,7 +181,7 @@ def test_each_refusal_has_an_error_with_its_next_step(
 ) -> None:
     answer = {"Error": {"Code": code, "Message": "secret"}, "ResponseMetadata": {"HTTPStatusCode": status}}
     storage = fresh()
-    made = storage._translate("read 'a'", storage._failure_of(ClientError(answer, "GetObject")), None)
+    made = translate(storage.cloud, "read 'a'", failure_of(storage.cloud, ClientError(answer, "GetObject")), None)
     assert isinstance(made, error) and says in str(made) and "secret" not in str(made)
 
 
@@ -181,10 +190,10 @@ def test_without_credentials_the_ways_to_give_them_are_named(tmp_path: Path, mon
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "absent"))
     with pytest.raises(UsageError, match="set AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"):
-        S3Storage("some-bucket").read("a")
+        ChecksumStore(S3Cloud("some-bucket")).read("a")
     monkeypatch.setenv("AWS_PROFILE", "absent")
     with pytest.raises(UsageError, match="ProfileNotFound; expected credentials"):
-        S3Storage("some-bucket").read("a")
+        ChecksumStore(S3Cloud("some-bucket")).read("a")
 
 
 def test_settings_reach_the_server(server: S3Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -217,10 +226,9 @@ def test_a_copy_within_the_server_moves_no_bytes(server: S3Server) -> None:
     with pytest.raises(CorruptFile, match=f"expected {len(LARGE)} bytes"):
         target.copy_from(storage, handle, "there")
     # As a server does that reports checksums: the size alone would fit.
-    look = storage._look
     with pytest.MonkeyPatch.context() as patch:
-        other = replace(look("large", "look").info, size_bytes=len(LARGE))
-        patch.setattr(storage, "_look", lambda *_: Found(other, 0))
+        other = replace(storage.cloud.head("large", 1.0).info, size_bytes=len(LARGE))
+        patch.setattr(storage.cloud, "head", lambda *_: Found(other, 0))
         with pytest.raises(CorruptFile, match=r"found .* bytes with crc32c 00000000"):
             target.copy_from(storage, handle, "there")
     assert [info.path for info in target.list("")] == ["here"]
@@ -234,16 +242,17 @@ def test_parts_of_a_failed_upload_are_removed(server: S3Server, tmp_path: Path) 
     storage.create("a", NEW)
     with pytest.raises(AlreadyExists):
         storage.upload("a", tmp_path / "file")
-    found = storage._ask("list_multipart_uploads", Prefix=storage.url.removeprefix(f"s3://{BUCKET}/"))
+    assert isinstance(storage.cloud, S3Cloud)
+    found = storage.cloud._ask("list_multipart_uploads", Prefix=storage.url.removeprefix(f"s3://{BUCKET}/"))
     assert "Uploads" not in found
 
 
 def test_parts_grow_so_that_ten_thousand_are_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(s3_storage, "PART_BYTES", 2)
     monkeypatch.setattr(s3_storage, "PARTS_OF_ONE_SIZE", 2)
-    pieces = [*fresh()._pieces([b"0123456789", b"abcdef"])]
+    pieces = [*pieces_of([b"0123456789", b"abcdef"], fresh().cloud.part_bytes)]
     assert pieces == [(b"01", False), (b"23", False), (b"4567", False), (b"89ab", False), (b"cdef", True)]
-    assert [*fresh()._pieces([])] == [(b"", True)]
+    assert [*pieces_of([], fresh().cloud.part_bytes)] == [(b"", True)]
 
 
 def test_an_etag_is_a_generation_and_back() -> None:
@@ -254,7 +263,7 @@ def test_an_etag_is_a_generation_and_back() -> None:
 
 def test_checksums_are_compared_without_a_download(server: S3Server, tmp_path: Path) -> None:
     prefix = f"checksums/{uuid4().hex}"
-    storage = S3Storage(BUCKET, f"{prefix}/accounts")
+    storage = ChecksumStore(S3Cloud(BUCKET, f"{prefix}/accounts"))
     PipelineTester(accounts(), input_schema=SCHEMA, root=f"s3://{BUCKET}/{prefix}").run(DAYS[1], day(1))
     content = read_log(storage).completed()[-1].content
     output = content.outputs[0].handle
@@ -310,7 +319,7 @@ def test_retention_deletes_on_a_bucket_with_object_lock(
     tester = PipelineTester(accounts(retention=KeepLast(2)), input_schema=SCHEMA, root=root)
     for n, rows in DAYS.items():
         tester.run(rows, day(n))
-    storage = S3Storage(bucket, "root/accounts")
+    storage = ChecksumStore(S3Cloud(bucket, "root/accounts"))
     assert len(read_log(storage).retained) == 2
     assert verify_pipeline(storage).success
     markers, kept = deleted_and_kept(client, bucket)
@@ -342,7 +351,7 @@ def test_a_refused_delete_leaves_the_commit_and_is_told(server: S3Server, monkey
     monkeypatch.setattr(server, "forward", forwarded)
     prefix = f"refused-{uuid4().hex}"
     tester = PipelineTester(accounts(retention=KeepLast(2)), input_schema=SCHEMA, root=f"s3://{BUCKET}/{prefix}")
-    storage = S3Storage(BUCKET, f"{prefix}/accounts")
+    storage = ChecksumStore(S3Cloud(BUCKET, f"{prefix}/accounts"))
     for n in (1, 2):
         tester.run(DAYS[n], day(n))
     for n in (3, 4):
