@@ -207,9 +207,7 @@ def damage_of_copies(cache: FileCache | None, url: str, manifests: Iterable[Shar
     try:
         yield
     except CorruptFile as error:
-        handles = [f.handle for m in manifests for f in m.files]
-        handles += [s.handle for m in manifests for s in m.segments if s.handle is not None]
-        if cache is not None and cache.forget(url, handles):
+        if cache is not None and cache.forget(url, [handle for m in manifests for handle in m.handles]):
             raise DamagedCopy(str(error)) from error
         raise
 

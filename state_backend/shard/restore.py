@@ -18,7 +18,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from pathlib import Path
 
-from state_backend.adapters.rocks import SST_SUFFIX, EngineOptions, RocksStore
+from state_backend.adapters.rocks import EngineOptions, RocksStore
 from state_backend.formats import changelog
 from state_backend.ports.storage import Storage
 from state_backend.shard.file_cache import FileCache
@@ -27,7 +27,7 @@ from state_backend.state.layout import key_group_bounds
 from state_backend.values.errors import CorruptFile, InvariantViolated, NotFound
 from state_backend.values.frozen import frozen
 from state_backend.values.key_groups import KeyGroupRange
-from state_backend.values.records import KeyGroupState, LocalFile, ShardManifest
+from state_backend.values.records import KeyGroupState, ShardManifest
 
 
 @frozen
@@ -42,18 +42,16 @@ class RestorePlan:
 
 @frozen
 class RestoredShard:
-    """Open store with the state of its range, and the files that it was opened from."""
+    """Open store with the state of its range, and the manifest that it was opened from."""
 
     store: RocksStore
-    # The manifest with exactly the key groups of this shard, to which the checkpoint may add a segment. None if the
-    # shard was restored from manifests with other key groups.
-    base: ShardManifest | None
     key_group_states: tuple[KeyGroupState, ...]
-    opened: tuple[LocalFile, ...]
-    # The names of SSTs whose bytes were in the manifest itself (inline), not in files on the storage.
-    opened_inline: frozenset[str]
+    # The manifest whose files were opened; None if the store was empty.
+    opened: ShardManifest | None = None
+    # The same manifest, if it has exactly the key groups of this shard: the checkpoint may add a segment to it.
+    base: ShardManifest | None = None
     # The number of bytes that the storage delivered.
-    downloaded_bytes: int
+    downloaded_bytes: int = 0
     # The number of bytes that the host's cache had.
     cached_bytes: int = 0
 
@@ -95,10 +93,7 @@ def restore_shard(
     states = tuple(s for m in manifests for s in m.key_group_states if s.key_group in target)
     states = tuple(sorted(states, key=lambda s: s.key_group))
     if plan.first is None:
-        store = RocksStore(directory, options)
-        return RestoredShard(
-            store=store, base=None, key_group_states=(), opened=(), opened_inline=frozenset(), downloaded_bytes=0
-        )
+        return RestoredShard(store=RocksStore(directory, options), key_group_states=())
     try:
         downloaded_bytes, cached_bytes = fetch(plan.first, storage, directory, cache)
         store = RocksStore(directory, options, partial=partial)
@@ -125,10 +120,9 @@ def restore_shard(
         raise
     return RestoredShard(
         store=store,
-        base=plan.first if plan.first.key_groups == target else None,
         key_group_states=states,
-        opened=plan.first.files,
-        opened_inline=frozenset(f.name for f in plan.first.inline_files if f.name.endswith(SST_SUFFIX)),
+        opened=plan.first,
+        base=plan.first if plan.first.key_groups == target else None,
         downloaded_bytes=downloaded_bytes,
         cached_bytes=cached_bytes,
     )

@@ -46,12 +46,4 @@ def rewrite_without(
     finally:
         old.close()
         shutil.rmtree(old.directory, ignore_errors=True)
-    rewritten = replace(
-        restored,
-        store=store,
-        base=None,
-        key_group_states=removed.key_group_states,
-        opened=(),
-        opened_inline=frozenset(),
-    )
-    return rewritten, removed
+    return replace(restored, store=store, key_group_states=removed.key_group_states, opened=None, base=None), removed

@@ -62,15 +62,13 @@ class Snapshot:
     changes: ShardChanges | None = None
 
 
-def plan_snapshot(
-    sizes: dict[str, int], opened: Sequence[LocalFile], *, full: bool, inline_budget_bytes: int
-) -> SnapshotPlan:
+def plan_snapshot(sizes: dict[str, int], opened: Sequence[LocalFile], *, inline_budget_bytes: int) -> SnapshotPlan:
     """Plan for each of the store's SSTs: share the base's file, put the SST into the manifest (inline), or upload it.
 
     A file of the base is shared only if the store was opened from it under the same name. RocksDB never uses a file
     number twice within one store, but two stores that were opened from one checkpoint both continue at the same number.
     """
-    known = {} if full else {f.name: f for f in opened}
+    known = {f.name: f for f in opened}
     shared, inline, upload = [], [], []
     for name, size_bytes in sorted(sizes.items()):
         base = known.get(name)
@@ -99,18 +97,16 @@ def take_snapshot(
     key_groups: KeyGroupRange,
     key_group_states: tuple[KeyGroupState, ...],
     inline_budget_bytes: int,
-    opened: Sequence[LocalFile] = (),
-    opened_inline: frozenset[str] = frozenset(),
-    full: bool = False,
+    opened: ShardManifest | None = None,
     cache: FileCache | None = None,
 ) -> Snapshot:
     """Flush the store, link its files into the folder `image`, and upload the files that the base lacks.
 
-    `opened` and `opened_inline` are the base's files. Without them, or with `full`, all files are uploaded.
+    `opened` is the manifest that the store was opened from. Without it, all files are uploaded.
     """
     ssts, small = store.capture(image)
     sizes = {f.name: f.stat().st_size for f in ssts}
-    plan = plan_snapshot(sizes, opened, full=full, inline_budget_bytes=inline_budget_bytes)
+    plan = plan_snapshot(sizes, opened.files if opened else (), inline_budget_bytes=inline_budget_bytes)
     uploads = [(paths.shared(attempt, shard, task, n, "sst"), image / name) for n, name in enumerate(plan.upload)]
     handles: list[Handle] = upload_all(storage, uploads)
     if cache is not None and handles:
@@ -118,7 +114,8 @@ def take_snapshot(
     new = [LocalFile(name=name, handle=handle) for name, handle in zip(plan.upload, handles, strict=True)]
     inline = [InlineFile(name=name, data=(image / name).read_bytes()) for name in plan.inline]
     metadata = [InlineFile(name=f.name, data=f.read_bytes()) for f in small]
-    fresh = [f for f in inline if f.name not in opened_inline]
+    known = {f.name for f in opened.inline_files} if opened else set()
+    fresh = [f for f in inline if f.name not in known]
     return Snapshot(
         manifest=ShardManifest(
             shard=shard,

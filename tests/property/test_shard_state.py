@@ -304,9 +304,7 @@ class StateMachine(RuleBasedStateMachine):
             task=0,
             key_groups=owned,
             key_group_states=states,
-            opened=restored.opened,
-            opened_inline=restored.opened_inline,
-            full=mode == "full",
+            opened=restored.opened if mode != "full" else None,
             inline_budget_bytes=inline_budget_bytes,
         )
 

@@ -111,8 +111,6 @@ def go_on(folder: Path, storage: MemoryStorage, taken: Sequence[Taken], owned: K
             key_groups=owned,
             key_group_states=(),
             opened=restored.opened,
-            opened_inline=restored.opened_inline,
-            full=False,
             inline_budget_bytes=1 << 20,
         )
     with restore_shard(owned, [snapshot.manifest], storage, folder / "again", ENGINE).store as store:

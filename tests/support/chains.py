@@ -136,9 +136,7 @@ class Chain:
                     task=shard,
                     key_groups=owned,
                     key_group_states=states,
-                    opened=restored.opened,
-                    opened_inline=restored.opened_inline,
-                    full=mode in ("full", "savepoint"),
+                    opened=restored.opened if mode not in ("full", "savepoint") else None,
                     inline_budget_bytes=self.inline_budget_bytes,
                 )
         shutil.rmtree(scratch)

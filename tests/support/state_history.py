@@ -188,8 +188,6 @@ class History:
             key_groups=range_of(shard, parallelism, MAX_PARALLELISM),
             key_group_states=states,
             opened=restored.opened,
-            opened_inline=restored.opened_inline,
-            full=False,
             inline_budget_bytes=INLINE_RECORD_BYTES // parallelism,
             cache=self.cache,
         )

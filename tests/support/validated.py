@@ -185,9 +185,6 @@ class Checkpointed:
                 task=0,
                 key_groups=before.key_groups,
                 key_group_states=states,
-                opened=(),
-                opened_inline=frozenset(),
-                full=True,
                 inline_budget_bytes=0,
             ).manifest
         shutil.rmtree(work)

@@ -293,8 +293,6 @@ def test_a_checkpoint_of_files_drops_the_segments_and_holds_what_they_said(shard
             key_groups=ALL,
             key_group_states=(),
             opened=restored.opened,
-            opened_inline=restored.opened_inline,
-            full=False,
             inline_budget_bytes=0,
         )
     assert made.manifest.segments == ()

@@ -357,8 +357,6 @@ def test_expired_entries_leave_the_files(tmp_path: Path) -> None:
             key_groups=owned,
             key_group_states=groups,
             opened=restored.opened,
-            opened_inline=restored.opened_inline,
-            full=False,
             inline_budget_bytes=0,
         )
         restored.store.close()

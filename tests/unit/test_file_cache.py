@@ -345,9 +345,6 @@ def checkpoint(storage: FaultyStorage, folder: Path, cache: FileCache | None) ->
             task=0,
             key_groups=OWNED,
             key_group_states=(),
-            opened=(),
-            opened_inline=frozenset(),
-            full=False,
             inline_budget_bytes=0,
             cache=cache,
         ).manifest

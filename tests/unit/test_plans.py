@@ -53,15 +53,8 @@ def test_impossible_parallelism_is_refused(parallelism: int, max_parallelism: in
 
 def test_only_files_of_the_opened_base_are_shared() -> None:
     """F1, F37: a file is new unless this very store was opened from one of that name."""
-    plan = plan_snapshot(
-        {"1.sst": BIG, "2.sst": BIG, "3.sst": 10}, [shared("1.sst")], full=False, inline_budget_bytes=100
-    )
+    plan = plan_snapshot({"1.sst": BIG, "2.sst": BIG, "3.sst": 10}, [shared("1.sst")], inline_budget_bytes=100)
     assert (plan.shared, plan.inline, plan.upload) == ((shared("1.sst"),), ("3.sst",), ("2.sst",))
-
-
-def test_full_shares_nothing() -> None:
-    plan = plan_snapshot({"1.sst": BIG}, [shared("1.sst")], full=True, inline_budget_bytes=100)
-    assert (plan.shared, plan.upload) == ((), ("1.sst",))
 
 
 @pytest.mark.parametrize(
@@ -76,7 +69,7 @@ def test_full_shares_nothing() -> None:
 )
 def test_small_files_are_inlined_within_the_budget(sizes: dict[str, int], budget: int, inline: tuple[str, ...]) -> None:
     """F66: below, at and above the threshold."""
-    plan = plan_snapshot(sizes, [], full=False, inline_budget_bytes=budget)
+    plan = plan_snapshot(sizes, [], inline_budget_bytes=budget)
     assert plan.inline == inline
     assert set(plan.inline) | set(plan.upload) == set(sizes)
 
@@ -84,7 +77,7 @@ def test_small_files_are_inlined_within_the_budget(sizes: dict[str, int], budget
 def test_a_shared_file_of_another_size_is_a_bug() -> None:
     """S18: a name that stands for other bytes than the base's must never be shared."""
     with pytest.raises(InvariantViolated, match=r"1\.sst"):
-        plan_snapshot({"1.sst": BIG + 1}, [shared("1.sst")], full=False, inline_budget_bytes=0)
+        plan_snapshot({"1.sst": BIG + 1}, [shared("1.sst")], inline_budget_bytes=0)
 
 
 def over_files(size_bytes: int, *segments: Segment) -> ShardManifest:

@@ -67,14 +67,7 @@ def run_key(
         base = entries_of(key, job.content.states, ())
     with local_zone(zone_of(job.zone)), closing(RocksStore(work / "db", EngineOptions(cache_dir=None))) as store:
         store.write([*base.stored, *((index, b"") for index in index_keys(base.stored))])
-        restored = RestoredShard(
-            store=store,
-            base=None,
-            key_group_states=(counts_of(base, key.group),),
-            opened=(),
-            opened_inline=frozenset(),
-            downloaded_bytes=0,
-        )
+        restored = RestoredShard(store=store, key_group_states=(counts_of(base, key.group),))
         owned = range_of(0, 1, job.max_parallelism)
         computed = job.compute(iter(batches), job.open_state(restored), owned, work, StopWatch())
         return KeyRun(

@@ -68,7 +68,6 @@ class ConsolidationJob(JobOnContent):
                         key_groups=before.key_groups,
                         key_group_states=before.key_group_states,
                         opened=restored.opened,
-                        opened_inline=restored.opened_inline,
                         inline_budget_bytes=inline_budget_bytes(content.parallelism),
                         cache=cache,
                     )

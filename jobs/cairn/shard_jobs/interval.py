@@ -272,9 +272,7 @@ class IntervalJob(JobOnContent):
             task=task,
             key_groups=owned,
             key_group_states=key_group_states,
-            opened=restored.opened,
-            opened_inline=restored.opened_inline,
-            full=self.mode == "full",
+            opened=restored.opened if self.mode != "full" else None,
             inline_budget_bytes=inline_budget_bytes(self.parallelism),
             cache=open_cache(self.engine),
         )
