@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
-
-import pytest
 
 from benchmarks.report import (
     Check,
     Question,
     Run,
-    as_table,
     build_report,
     number,
-    passed,
 )
 from benchmarks.report_summary import MAIN_LINES, as_main_table
 
@@ -35,7 +30,6 @@ SLOW = Question(
     peers=("spark", "spark tuned"),
     against=("spark",),
 )
-BOUND = Question(section="rss", label="peak", metric="peak_mib", unit="MiB", higher_is_better=False, at_most=1024)
 
 
 def measured(section: str, variant: str, **samples: tuple[float, ...]) -> Run:
@@ -71,54 +65,6 @@ def test_ratio_is_of_medians_and_to_the_better_peer() -> None:
     # The tuned peer is better, but only the default one is asked for.
     assert (slow["peers"], slow["best_peer"], slow["ratio"]) == ({"spark": 300, "spark tuned": 50}, "spark", 150)
     assert slow["verdict"] == "no target"
-
-
-@pytest.mark.parametrize(
-    ("question", "ours", "verdict"),
-    [
-        (FAST, 80.0, "met"),
-        (FAST, 79.9, "missed"),
-        (replace(FAST, at_least=100.0), 90.0, "missed"),
-        (replace(FAST, at_least=100.0, at_least_ratio=None), 100.0, "met"),
-        (replace(FAST, at_most=90.0), 91.0, "missed"),
-        (replace(FAST, at_least_ratio=None), 80.0, "no target"),
-    ],
-)
-def test_verdicts(question: Question, ours: float, verdict: str) -> None:
-    runs = (measured("row", "cairn", keys_per_s=(ours,)), measured("row", "spark", keys_per_s=(2.0,)))
-    assert report(*runs, questions=(question,))["lines"][0]["verdict"] == verdict
-    small = report(*runs, questions=(question,), judged=False)["lines"][0]["verdict"]
-    assert small == ("no target" if verdict == "no target" else "not judged")
-
-
-def test_an_upper_bound_of_our_own() -> None:
-    for peak, verdict in ((1024.0, "met"), (1025.0, "missed")):
-        (line,) = report(measured("rss", "cairn", peak_mib=(peak,)), questions=(BOUND,))["lines"]
-        assert (line["verdict"], line["target"], line["ratio"]) == (verdict, "<= 1,024", None)
-
-
-@pytest.mark.parametrize("status", ["not built", "failed"])
-@pytest.mark.parametrize("missing", ["cairn", "spark"])
-def test_what_was_not_measured_is_said_and_not_judged(status: Any, missing: str) -> None:
-    runs = [
-        Run(section="row", variant=variant, status=status, note="log\nwhy")
-        if variant == missing
-        else measured("row", variant, keys_per_s=(1.0,))
-        for variant in ("cairn", "spark")
-    ]
-    made = report(*runs, questions=(FAST, BOUND))
-    (line,) = made["lines"]  # the section that did not run at all is left out
-    assert line["verdict"] == "not measured"
-    assert line["ratio"] is None
-    assert line["note"] == f"{missing}: {status}; spark tuned: not run"
-    assert passed(made) is (status == "not built")
-    assert f"row/{missing}: {status}: why" in as_table(made)
-
-
-def test_engines_that_differ_fail_the_suite() -> None:
-    for equal, expected in ((True, True), (None, True), (False, False)):
-        made = report(*ROW_RUNS, questions=(FAST,), checks=(Check(section="row", label="state", equal=equal),))
-        assert passed(made) is expected
 
 
 def test_the_main_table_of_the_docs_quotes_the_report() -> None:

@@ -6,10 +6,9 @@ from itertools import pairwise
 
 import pytest
 
-from local_stack.demo import activity_of
-from local_stack.demo_report import DayResult, sums_of, table_of, verdict_of
+from local_stack.demo_report import DayResult, verdict_of
 from local_stack.patience import Patience
-from local_stack.progress_lines import WIDTH, ProgressLines, fold
+from local_stack.progress_lines import ProgressLines
 
 
 class Clock:
@@ -64,16 +63,6 @@ def test_a_long_silence_is_filled_and_a_short_one_is_not() -> None:
     assert max(later - earlier for (earlier, _), (later, _) in pairwise([(0, ""), *told])) <= 7.5
 
 
-def test_lines_fit_80_columns_and_paths_stay_whole() -> None:
-    told: list[str] = []
-    ProgressLines(clock=Clock(), write=told.append).say("kill -9 of the driver, after a while " * 5 + "\nsecond")
-    first, *others = told[0].split("\n")
-    assert len(first) > 60 and all(len(line) <= WIDTH for line in [first, *others])
-    assert others[-1] == "          second" and all(line.startswith(" " * 10) for line in others)
-    path = "/folder" * 20
-    assert path in fold(f"failed; log: {path}").split("\n")
-
-
 def day(number: int, tries: int = 1, expectations: int | None = 9) -> DayResult:
     return DayResult(
         day=f"2013-01-{number:02}",
@@ -112,30 +101,3 @@ def day(number: int, tries: int = 1, expectations: int | None = 9) -> DayResult:
 )
 def test_the_verdict_has_measured_numbers_only(results: list[DayResult], killed: str | None, verdict: str) -> None:
     assert verdict_of(results, killed) == verdict
-
-
-def test_the_report_fits_80_columns() -> None:
-    results = [day(1), day(2, tries=2)]
-    lines = [*table_of(results), *(line for text in sums_of(results) for line in fold(text).split("\n"))]
-    assert max(map(len, lines)) <= WIDTH
-    assert lines[2].split() == ["2013-01-02", "2", "842", "1,892", "37", "100", "12.3", "2"]
-    assert sums_of([day(1, expectations=None)]) == [
-        "Uploaded in total: 37 bytes. Full checkpoints would have been 100 bytes."
-    ]
-
-
-@pytest.mark.parametrize(
-    ("tasks", "activity"),
-    [
-        ([], "Airflow starts the next day"),
-        ([("d", "process", None), ("d", "validate", None)], "d: Airflow schedules the next task"),
-        (
-            [("d", "process", "success"), ("d", "savepoint", "skipped"), ("d", "validate", "running")],
-            "d: validate runs",
-        ),
-        ([("d", "validate", "queued"), ("d", "savepoint", "running")], "d: savepoint runs"),
-        ([("d", "process", "up_for_retry"), ("d", "checkpoint", None)], "d: process is up for retry"),
-    ],
-)
-def test_the_activity_names_the_task(tasks: list[tuple[str, str, str | None]], activity: str) -> None:
-    assert activity_of(tasks) == activity

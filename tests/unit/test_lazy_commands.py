@@ -79,23 +79,3 @@ def test_help_all_shows_and_counts_the_commands_and_their_options() -> None:
     assert said.splitlines()[-1] == f"{len(COMMANDS)} commands, {len(defaults)} options"
     assert len(COMMANDS) <= 24 and len(defaults) <= 60
     assert {name for name, of in defaults.items() if len(of) > 1} == {"--limit", "--reprocess"}
-
-
-OLD = (
-    ["list"], ["show"], ["get", "a"], ["history", "a"], ["pipelines"], ["verify"], ["forget"], ["deploy"], ["prepare-spark"],
-    ["trials", "list"], ["diff", "1", "--metadata"], ["checkpoints", "--newest", "2"], ["key", "a", "--follow-output"],
-    ["restore", "--checkpoint", "2"], ["savepoint", "--to", "/s"], ["fork", "--start", "2024-01-01"], ["export", "--to", "/x"],
-    ["compare", "--key", "user"], ["try", "--name", "t"], ["publish", "--retry", "2024-01-01"], ["heal", "--local"],
-    ["run", "--start", "2024-01-01"], ["run", "--spark-log", "error"], ["spark", "--master", "local[2]"], ["new", "--into", "/x"],
-)  # fmt: skip
-
-
-@pytest.mark.parametrize("words", OLD, ids=" ".join)
-def test_an_old_name_is_refused_by_its_name(words: list[str]) -> None:
-    """Nothing was released, so no old name of CHANGELOG's table works, not even half."""
-    refused = CliRunner().invoke(
-        app, words, env={"CAIRN_ROOT": "memory://x", "CAIRN_PIPELINE": "p", "CAIRN_CODE": "m:P"}
-    )
-    old = next((word for word in words if word.startswith("--")), words[-1] if words[0] == "trials" else words[0])
-    assert refused.exit_code == 2 and old in refused.stderr, refused.output
-    assert any(said in refused.stderr for said in ("No such command", "No such option", "unexpected extra argument"))
