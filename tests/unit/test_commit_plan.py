@@ -10,7 +10,7 @@ from state_backend.checkpoint.clean_up_dropped import tombstone_of
 from state_backend.checkpoint.decide_commit import Adopted, AlreadyCommitted, Create, plan_commit
 from state_backend.checkpoint.log import Entry, Log
 from state_backend.checkpoint.quarantine_consequences import computed_without, hidden_by_release
-from state_backend.values.errors import BaseMoved, CorruptRecord, Fenced, StorageUnavailable, Swept
+from state_backend.values.errors import BaseMoved, CorruptRecord, Fenced, StorageUnavailable
 from state_backend.values.intervals import Interval
 from state_backend.values.marks import Quarantine
 from state_backend.values.records import Permissions, Prepared, Record, Retained, SweepRecord
@@ -32,36 +32,6 @@ def log_of(*entries: Entry, **options: Any) -> Log:
 
 def mine(interval: Interval, base_id: int | None, h0: int, **changes: Any) -> Prepared:
     return Prepared(h0=h0, content=content(interval, changes.pop("attempt", "mine"), base_id, **changes))
-
-
-def test_the_first_commit_creates_record_1() -> None:
-    made = plan(log_in_memory(entries={}), mine(day(1), None, 0))
-    assert isinstance(made, Create)
-    assert (made.record.id, made.record.retained) == (1, (Retained(id=1, stale_by=None),))
-
-
-def test_the_next_commit_takes_the_next_id_and_carries_what_is_retained() -> None:
-    made = plan(log_of(C1, C2), mine(day(3), 2, 2))
-    assert isinstance(made, Create)
-    assert [r.id for r in made.record.retained] == [1, 2, 3]
-
-
-@pytest.mark.parametrize("shrunk", [False, True])
-def test_an_attempt_in_the_log_is_committed_dropped_or_not(shrunk: bool) -> None:
-    """Failure 4: X commits 2 and crashes, 3 builds on it, 2 is dropped. X must not think that it lost."""
-    two = tombstone_of(C2) if shrunk else C2
-    three = record(3, day(3), 2, {3: None})
-    assert plan(log_of(tombstone_of(C1), two, three), mine(day(2), 1, 1, attempt="a2")) == AlreadyCommitted(id=2)
-
-
-@pytest.mark.parametrize("shrunk", [False, True])
-def test_another_run_that_committed_the_interval_fences(shrunk: bool) -> None:
-    """F55, S40: of two writers of one interval the first to commit wins."""
-    entries: list[Entry] = [C1, C2, record(3, day(3), 2, {1: None, 3: None})]
-    if shrunk:
-        entries[1] = tombstone_of(C2)
-    with pytest.raises(Fenced, match="checkpoint 2"):
-        plan(log_of(*entries), mine(day(2), 1, 1))
 
 
 @pytest.mark.parametrize(
@@ -132,14 +102,6 @@ def sweep(id: int, *abandoned: str) -> SweepRecord:
     return SweepRecord(id=id, retained=kept, sweep="s", abandoned=abandoned)
 
 
-def test_a_sweep_after_the_begin_abandons_those_that_it_names() -> None:
-    with pytest.raises(Swept, match="sweep"):
-        plan(log_of(C1, sweep(2, "mine")), mine(day(2), 1, 1))
-    assert isinstance(plan(log_of(C1, sweep(2, "other")), mine(day(2), 1, 1)), Create)
-    with pytest.raises(Swept, match="sweep"):  # a try of the same name that began anew
-        plan(log_of(C1, sweep(2, "mine")), mine(day(2), 1, 2))
-
-
 def test_a_sweep_carries_what_is_retained_and_is_no_checkpoint() -> None:
     made = plan(log_of(C1, sweep(2)), mine(day(2), 1, 1))
     assert isinstance(made, Create)
@@ -171,13 +133,6 @@ def test_a_dropped_base_has_moved(shrunk: bool) -> None:
             plan(log_of(C1, C2), mine(day(3), other, 2))
 
 
-@pytest.mark.parametrize("refused", [1, 2])
-def test_a_quarantined_base_or_ancestor_has_moved(refused: int) -> None:
-    log = log_of(C1, C2, quarantined={refused: Quarantine(id=refused, reason="wrong")})
-    with pytest.raises(BaseMoved, match="quarantined"):
-        plan(log, mine(day(3), 2, 2))
-
-
 def test_a_consolidation_of_the_base_is_the_base() -> None:
     log = log_of(C1, C2, record(3, day(2), 2, kind="consolidate", reproduces=2))
     assert isinstance(plan(log, mine(day(3), 2, 2)), Create)
@@ -189,20 +144,6 @@ def test_permissions_cover_what_was_stale_at_begin_and_no_more() -> None:
     assert isinstance(plan(log, mine(day(3), 2, 3, permissions=allowed)), Create)
     with pytest.raises(BaseMoved):
         plan(log, mine(day(3), 2, 2, permissions=allowed))
-
-
-def test_a_re_run_marks_what_follows_as_stale() -> None:
-    made = plan(log_of(C1, C2, C3), mine(day(2), 1, 3))
-    assert isinstance(made, Create)
-    marks = {r.id: r.stale_by for r in made.record.retained}
-    assert (marks[1], marks[3], marks[4]) == (None, 4, None)
-
-
-def test_a_reproduction_makes_nothing_stale_and_says_so() -> None:
-    made = plan(log_of(C1, C2, C3), mine(day(2), 1, 3, digest=C2.content.digest))
-    assert isinstance(made, Create)
-    assert made.record.reproduces == 2
-    assert {r.stale_by for r in made.record.retained} == {None}
 
 
 def test_decisions_do_not_depend_on_what_has_been_shrunk() -> None:

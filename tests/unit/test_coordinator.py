@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 
@@ -17,10 +17,8 @@ from state_backend.checkpoint.log import read_log
 from state_backend.checkpoint.record_reader import Fact, RecordReader, read_settled
 from state_backend.checkpoint.sweep_files import sweep
 from state_backend.formats import paths, record_codec
-from state_backend.ports.storage import Storage
 from state_backend.values.errors import (
     AlreadyExists,
-    BaseMoved,
     CairnError,
     CorruptFile,
     CorruptRecord,
@@ -31,7 +29,6 @@ from state_backend.values.errors import (
     StateGapError,
     StateUnusable,
     StorageUnavailable,
-    UnknownOutcome,
     UsageError,
 )
 from state_backend.values.handles import FileInfo
@@ -44,30 +41,18 @@ from state_backend.values.records import (
     Record,
     Segment,
     ShardChanges,
-    ShardManifest,
     ShardRef,
     Tombstone,
 )
 from state_backend.values.retention import AnyOf, KeepLast, KeepQuarantined
 from tests.support.checkpoints import PIPELINE, Folder, content, day, run, sst, start_ms
-from tests.support.faulty_storage import Fault, FaultyStorage, StopHere, lost_answer_at, stop_at
-from tests.support.tiers import at_tier, long_after
-
-When = Literal["before", "after"]
+from tests.support.faulty_storage import FaultyStorage
 
 
 def begin(folder: Folder, n: int, **permissions: bool) -> Any:
     return folder.coordinator.begin(
         day(n), permissions=Permissions(**permissions), pipeline_start_ms=start_ms(), attempt="new"
     )
-
-
-def copy_of(storage: MemoryStorage) -> MemoryStorage:
-    """Another storage with the same files."""
-    twin = MemoryStorage()
-    for info in storage.list(""):
-        twin.create(info.path, storage.read(info.path))
-    return twin
 
 
 def memory(folder: Folder) -> MemoryStorage:
@@ -147,18 +132,6 @@ def test_a_commit_of_a_thousand_shards_makes_few_requests() -> None:
         coordinator._verify(Prepared(h0=1, content=made, written=written))
 
 
-def test_a_chain_of_commits() -> None:
-    """F51: ids are dense, ascending, and read back in order."""
-    folder = Folder()
-    results = [folder.run(day(n), f"a{n}") for n in (1, 2, 3)]
-    assert [(r.record.id, r.record.content.base_id, r.outcome) for r in results] == [
-        (1, None, "committed"),
-        (2, 1, "committed"),
-        (3, 2, "committed"),
-    ]
-    assert [r.id for r in folder.coordinator.log().completed()] == [1, 2, 3]
-
-
 def test_committing_again_is_a_no_op() -> None:
     folder = Folder()
     first = folder.run(day(1), "a1")
@@ -212,103 +185,6 @@ def test_a_missing_output_refuses_the_commit() -> None:
         folder.coordinator.commit("a1")
 
 
-class Interleaved(FaultyStorage):
-    """Lets something else happen just before the n-th create of a record."""
-
-    def __init__(self, inner: MemoryStorage, action: Callable[[], object], times: int = 1) -> None:
-        super().__init__(inner, {})
-        self.action = action
-        self.times = times
-
-    def create(self, path: str, data: bytes) -> Any:
-        if path.startswith(paths.CHECKPOINTS) and self.times:
-            self.times -= 1
-            self.action()
-        return super().create(path, data)
-
-
-def test_whoever_loses_the_id_looks_again_and_takes_the_next() -> None:
-    """Two intervals that do not disturb each other: both are committed, in some order."""
-    folder = Folder()
-    folder.run(day(1), "a1")
-    folder.prepare(day(2), "b")
-    folder.prepare(day(1), "c", digest=folder.coordinator.record(1).content.digest)
-    # c reproduces checkpoint 1, so b, which began on it, has to begin again: its base is checkpoint 2 now.
-    with pytest.raises(BaseMoved):
-        folder.over(Interleaved(memory(folder), lambda: folder.coordinator.commit("c"))).commit("b")
-    folder.prepare(day(2), "d")
-    folder.prepare(day(2), "e", digest=1)
-    with pytest.raises(Fenced):
-        folder.over(Interleaved(memory(folder), lambda: folder.coordinator.commit("e"))).commit("d")
-
-
-def test_a_lost_race_that_changes_nothing_is_retried() -> None:
-    folder = Folder()
-    folder.run(day(1), "a1")
-    folder.run(day(2), "a2")
-    folder.prepare(day(2), "c", digest=folder.coordinator.record(2).content.digest)
-    folder.prepare(day(3), "b")
-    folder.prepare(day(1), "d", digest=folder.coordinator.record(1).content.digest)
-    result = folder.over(Interleaved(memory(folder), lambda: folder.coordinator.commit("d"))).commit("b")
-    assert (result.record.id, result.outcome) == (4, "committed")
-
-
-def test_failure_1_a_commit_on_a_dead_branch() -> None:
-    folder = Folder()
-    folder.run(day(1), "a1")
-    folder.run(day(2), "a2")
-    folder.prepare(day(3), "late")
-    folder.run(day(1), "again")
-    before = folder.paths()
-    with pytest.raises(BaseMoved, match="Run again the interval that starts at 2024-01-02") as moved:
-        folder.coordinator.commit("late")
-    assert moved.value.rerun == Rerun(first=day(2).start, last=day(2).start)
-    assert folder.paths() == before
-    with pytest.raises(StaleStateError):
-        begin(folder, 3)
-
-
-def test_failure_2_a_freed_id() -> None:
-    """Y pauses before its create of record 2; 2 and 3 are committed and 2 is dropped. The name 2 is not free."""
-    folder = Folder(policy=KeepLast(1))
-    folder.run(day(1), "a1")
-    folder.prepare(day(2), "y")
-
-    def others() -> None:
-        folder.run(day(2), "x")
-        folder.run(day(3), "z")
-        folder.coordinator.publish(None)
-        folder.coordinator.clean_up()
-
-    with pytest.raises(Fenced):
-        folder.over(Interleaved(memory(folder), others)).commit("y")
-    log = folder.coordinator.log()
-    assert [type(log.entries[i]) for i in (1, 2, 3)] == [Tombstone, Tombstone, Record]
-    assert log.current_outputs()[day(2)][0] == 2
-
-
-def test_failure_4_a_winner_that_does_not_find_its_record_whole_deletes_nothing() -> None:
-    folder = Folder(policy=KeepLast(1))
-    folder.run(day(1), "a1")
-    prepared = folder.prepare(day(2), "x", keep=(sst("a1"),))
-    at = _calls_of_commit(folder, "x").index(("create", paths.record(2)))
-    with pytest.raises(StopHere):  # x commits 2 and crashes before it knows
-        folder.over(FaultyStorage(memory(folder), stop_at(at, "after"))).commit("x")
-    folder.run(day(3), "y", keep=(sst("a1"), sst("x")))
-    folder.coordinator.publish(None)
-    folder.coordinator.clean_up()
-    assert isinstance(folder.coordinator.log().entries[2], Tombstone)
-    folder.coordinator.prepare(prepared)
-    assert folder.coordinator.commit("x").outcome == "already"
-    assert {sst("a1"), sst("x"), sst("y")} <= folder.paths()
-
-
-def _calls_of_commit(folder: Folder, attempt: str) -> list[tuple[str, str]]:
-    trial = FaultyStorage(copy_of(memory(folder)), {})
-    folder.over(trial).commit(attempt)
-    return trial.calls
-
-
 class Before(FaultyStorage):
     """Lets something else happen just before the first read of a path."""
 
@@ -321,22 +197,6 @@ class Before(FaultyStorage):
             self.path = ""
             self.action()
         return super().read(path)
-
-
-def test_a_retry_that_slept_while_its_checkpoint_came_and_went() -> None:
-    """Between its look at the log and at prepared.json another process of the attempt commits, and the checkpoint is dropped."""
-    folder = Folder(policy=KeepLast(1))
-    folder.run(day(1), "a1")
-    folder.prepare(day(2), "x")
-
-    def others() -> None:
-        folder.coordinator.commit("x")
-        folder.run(day(3), "y")
-        folder.coordinator.publish(None)
-        folder.coordinator.clean_up()
-
-    slow = folder.over(Before(memory(folder), paths.prepared("x"), others))
-    assert (slow.commit("x").id, slow.commit("x").outcome) == (2, "already")
 
 
 @pytest.mark.parametrize("head_moves", [True, False])
@@ -365,29 +225,6 @@ def test_a_clean_up_whose_manifest_went_meanwhile_looks_again(head_moves: bool) 
             slow.clean_up()
 
 
-def test_failure_5_publishing_backwards() -> None:
-    """X commits 2 and stalls, Y runs the interval again and publishes 3, X wakes up."""
-    folder = Folder()
-    folder.run(day(1), "a1")
-    folder.coordinator.publish(None)
-    folder.run(day(2), "x")
-    folder.run(day(2), "y")
-    ran: list[int] = []
-    assert folder.coordinator.publish(lambda r: ran.append(r.id)) == [(day(2), 3)]
-    assert folder.coordinator.publish(lambda r: ran.append(r.id)) == []
-    assert ran == [3]
-
-
-def test_failure_5_publishing_never() -> None:
-    """2 dies before it publishes: whoever commits next does it."""
-    folder = Folder()
-    folder.run(day(1), "a1")
-    folder.run(day(2), "a2")
-    ran: list[int] = []
-    assert folder.coordinator.publish(lambda r: ran.append(r.id)) == [(day(1), 1), (day(2), 2)]
-    assert ran == [1, 2]
-
-
 def test_fenced_deletes_its_own_files_and_only_those() -> None:
     """F33, F53, F55: a loser leaves nothing behind, and takes nothing with it."""
     folder = Folder()
@@ -402,49 +239,7 @@ def test_fenced_deletes_its_own_files_and_only_those() -> None:
     }  # fmt: skip
 
 
-def test_one_number_twice_is_two_files() -> None:
-    """F36, F37, S18: two attempts from one base write different files under the same number; both paths stay apart."""
-    folder = Folder()
-    folder.run(day(1), "a1")
-    folder.prepare(day(2), "b", run=run("r", 0, 1))
-    folder.prepare(day(2), "c", run=run("r", 0, 2))
-    folder.coordinator.commit("b")
-    folder.coordinator.commit("c")
-    assert folder.storage.read(sst("b")) != folder.storage.read(sst("c"))
-    assert {r.id for r in folder.coordinator.log().completed()} == {1, 2, 3}
-
-
-def test_a_plain_retry_adopts_the_winner() -> None:
-    folder = Folder()
-    folder.run(day(1), "a1")
-    folder.prepare(day(2), "first", run=run("r", 0, 1))
-    folder.prepare(day(2), "second", run=run("r", 0, 2))
-    folder.coordinator.commit("second")
-    result = folder.coordinator.commit("first")
-    assert (result.record.id, result.record.content.attempt, result.outcome) == (2, "second", "adopted")
-
-
 # --- lost answers and crashes ---------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("when", "ids"), [("before", [1]), ("after", [1, 2])])
-def test_a_lost_answer_of_the_create(when: When, ids: list[int]) -> None:
-    """F54: an ambiguous commit deletes nothing; if the log shows it, it counts, else the caller tries again."""
-    folder = Folder()
-    folder.run(day(1), "a1")
-    folder.prepare(day(2), "a2")
-    before = folder.paths()
-    at = _calls_of_commit(folder, "a2").index(("create", paths.record(2)))
-    other = folder.over(FaultyStorage(memory(folder), lost_answer_at(at, when)))
-    if when == "before":
-        with pytest.raises(UnknownOutcome):
-            other.commit("a2")
-    else:
-        assert other.commit("a2").record.id == 2
-    assert before <= folder.paths()
-    assert [r.id for r in folder.coordinator.log().completed()] == ids
-    assert folder.coordinator.commit("a2").record.id == 2
-    assert folder.coordinator.log().head_id == 2
 
 
 def scenario(inline: bool) -> Folder:
@@ -466,68 +261,6 @@ def finish(coordinator: Any, hook: Callable[[Record], None] | None = None) -> No
 
 def state_of(storage: MemoryStorage) -> dict[str, bytes]:
     return {info.path: storage.read(info.path) for info in storage.list("")}
-
-
-def check_restorable(storage: MemoryStorage) -> None:
-    """Every completed checkpoint has all its files, every current output too, as their handles say."""
-    log = read_log(storage)
-    for record in log.completed():
-        for ref in record.content.shards:
-            made = ref.inline or record_codec.decode(
-                storage.read(ref.manifest.path if ref.manifest else ""), "m", ShardManifest
-            )
-            for handle in made.handles:
-                info = storage.stat(handle.path)
-                assert info is not None, handle.path
-                assert (info.size_bytes, info.crc32c) == (handle.size_bytes, handle.crc32c)
-    for _, outputs in log.current_outputs().values():
-        assert all(storage.stat(o.handle.path) is not None for o in outputs)
-
-
-@pytest.mark.parametrize("inline", [True, False], ids=["inline", "manifest files"])
-@pytest.mark.parametrize("when", at_tier(fast=["after"], ci=["before", "after"], all=["before", "after"]))
-@pytest.mark.parametrize(
-    "late",
-    at_tier(fast=[False], ci=[False, True], all=[False, True]),
-    ids=["", "late listings"][: at_tier(fast=1, ci=2, all=2)],
-)
-def test_a_crash_at_any_call_is_recovered_by_the_next(when: When, inline: bool, late: bool) -> None:
-    """F49, F50, F53, S3, S5, S6: at every call of commit, publish and clean-up the log is exactly old or new, all that is
-    completed can be restored, and another process ends in the very state that no crash would have led to."""
-    folder = scenario(inline)
-    whole = FaultyStorage(copy_of(memory(folder)), {}, late=late)
-    finish(folder.over(whole))
-    assert isinstance(whole.inner, MemoryStorage)
-    expected = state_of(whole.inner)
-    assert {m for m, _ in whole.calls} >= {"create", "delete", "replace"}
-    for at in range(len(whole.calls)):
-        storage = copy_of(memory(folder))
-        ran: list[Record] = []
-        with pytest.raises(StopHere):
-            finish(folder.over(FaultyStorage(storage, stop_at(at, when), late=late)), ran.append)
-        check_restorable(storage)
-        log = read_log(storage)
-        assert log.head_id in (3, 4)
-        assert [r.id for r in log.completed()] == [log.head_id]
-        finish(folder.over(FaultyStorage(storage, {}, late=late)), ran.append)
-        check_restorable(storage)
-        assert state_of(storage) == expected, f"call {at} {whole.calls[at]}"
-        assert 4 in [r.id for r in ran]  # at least once
-
-
-@pytest.mark.long("seconds", runs_in="ci")
-def test_a_storage_that_fails_at_any_call_leaves_the_log_old_or_new() -> None:
-    """S7: an outage is a clean error."""
-    folder = scenario(inline=False)
-    whole = FaultyStorage(copy_of(memory(folder)), {})
-    finish(folder.over(whole))
-    for at in range(len(whole.calls)):
-        storage = copy_of(memory(folder))
-        plan = {at: Fault(error=StorageUnavailable("outage"), when="before")}
-        with pytest.raises(StorageUnavailable, match="outage"):
-            finish(folder.over(FaultyStorage(storage, plan)))
-        check_restorable(storage)
-        finish(folder.over(storage))
 
 
 # --- publish ----------------------------------------------------------------------------------------------------------------------
@@ -715,33 +448,7 @@ def test_clean_up_goes_by_reference_never_by_folder() -> None:
     assert strays <= folder.paths()
 
 
-def test_clean_up_without_anything_to_do() -> None:
-    """F27."""
-    assert Folder().coordinator.clean_up().shrunk == ()
-
-
 # --- the log and reading -----------------------------------------------------------------------------------------------------------
-
-
-def test_an_unreadable_record_is_not_skipped() -> None:
-    """F50: a corrupt cp2 of 3 raises; restoring cp1 instead would be silently old."""
-    folder = Folder()
-    for n in (1, 2, 3):
-        folder.run(day(n), f"a{n}")
-    info = folder.storage.stat(paths.record(2))
-    assert info is not None
-    folder.storage.replace(paths.record(2), b"garbage", generation=info.generation)
-    with pytest.raises(CorruptRecord, match=paths.record(2)):
-        folder.coordinator.record("latest")
-
-
-def test_a_hole_in_the_log_is_not_skipped() -> None:
-    folder = Folder()
-    for n in (1, 2, 3):
-        folder.run(day(n), f"a{n}")
-    folder.storage.delete(paths.record(2))
-    with pytest.raises(CorruptRecord, match=paths.record(2)):
-        folder.coordinator.log()
 
 
 def test_each_missing_record_is_named_and_one_that_a_listing_missed_is_not() -> None:
@@ -814,12 +521,6 @@ def test_latest_passes_over_what_is_quarantined_and_its_descendants() -> None:
         begin(folder, 4)
 
 
-def test_a_fresh_storage_has_nothing() -> None:
-    with pytest.raises(StateUnusable, match="none"):
-        Folder().coordinator.record("latest")
-    assert Folder().coordinator.log().current_outputs() == {}
-
-
 # --- found by reading the code against section 5 -----------------------------------------------------------------------------
 
 
@@ -832,86 +533,6 @@ def test_clean_up_in_doubt_deletes_nothing() -> None:
     with suppress(CairnError):
         folder.coordinator.clean_up()
     assert sst("a1") in folder.paths()
-
-
-def test_what_was_never_published_is_not_shrunk_unpublished() -> None:
-    folder = Folder(policy=KeepLast(1))
-    folder.run(day(1), "a1")
-    folder.run(day(2), "a2")
-    folder.coordinator.clean_up()
-    ran: list[int] = []
-    folder.coordinator.publish(lambda r: ran.append(r.id))
-    assert ran == [1, 2]
-
-
-def test_replaced_output_is_deleted_also_if_the_next_commit_comes_first() -> None:
-    folder = Folder(policy=KeepLast(2))
-    for n in (1, 2, 3, 4):
-        folder.run(day(n), f"a{n}")
-    folder.coordinator.publish(None)
-    folder.coordinator.clean_up()
-    folder.run(day(1), "again")  # and crashes before its clean-up
-    folder.run(day(2), "next")
-    folder.coordinator.clean_up()
-    assert paths.output(day(1), "a1", 0, 0) not in folder.paths()
-
-
-def test_a_hook_that_stalls_does_not_leave_older_output_in_the_sink() -> None:
-    """Failure 5, with the stall inside the hook: Y publishes 2 while X is in the hook of 1."""
-    folder = Folder()
-    folder.run(day(1), "x")
-    sink: list[int] = []
-
-    def slow(record: Record) -> None:
-        if record.id == 1:
-            folder.run(day(1), "y")
-            folder.coordinator.publish(lambda r: sink.append(r.id))
-        sink.append(record.id)
-
-    folder.coordinator.publish(slow)
-    assert sink[-1] == 2
-
-
-def test_reading_the_log_while_another_shrinks_it() -> None:
-    folder = Folder(policy=KeepLast(1))
-    folder.run(day(1), "a1")
-    folder.coordinator.publish(None)
-
-    class Meanwhile(FaultyStorage):
-        done = False
-
-        def read(self, path: str) -> bytes:
-            if path.startswith(paths.CHECKPOINTS) and not self.done:
-                self.done = True
-                folder.run(day(2), "a2")
-                folder.coordinator.clean_up()
-            return super().read(path)
-
-    assert [r.id for r in read_log(Meanwhile(memory(folder), {})).completed()] == [2]
-
-
-def test_a_late_retry_of_what_was_committed_and_dropped_is_told_so() -> None:
-    folder = Folder(policy=KeepLast(1))
-    folder.run(day(1), "a1")
-    folder.run(day(2), "a2")
-    folder.coordinator.publish(None)
-    folder.coordinator.clean_up()
-    assert folder.coordinator.commit("a1").outcome == "already"
-
-
-def test_an_adopted_tombstone_is_not_given_the_losers_content() -> None:
-    folder = Folder(policy=KeepLast(1))
-    folder.run(day(1), "a1")
-    folder.prepare(day(2), "first", run=run("r", 0, 1))
-    folder.run(day(2), "second", run=run("r", 0, 2))
-    folder.run(day(3), "a3")
-    folder.coordinator.publish(None)
-    folder.coordinator.clean_up()
-    try:
-        result = folder.coordinator.commit("first")
-    except CairnError:
-        return
-    assert (result.id, result.record) == (2, None)
 
 
 @pytest.mark.parametrize("gone", [[], ["manifest"], ["manifest", "sst"]])
@@ -928,93 +549,6 @@ def test_a_fenced_attempt_deletes_all_of_its_own_also_behind_a_manifest(gone: li
         folder.coordinator.commit("loser")
     left = {p for p in folder.paths() if "loser" in p}
     assert left == ({sst("loser")} if gone == ["manifest"] else set())
-
-
-def refused_folder() -> Folder:
-    """Day 2 has checkpoints 2 and 3, which differ; 3 is quarantined, so 2 counts. An attempt of day 3 has started from 2."""
-    folder = Folder()
-    folder.run(day(1), "a1")
-    folder.run(day(2), "a2")
-    folder.run(day(2), "again", run=run("other"), digest=77)
-    folder.coordinator.quarantine(3, "a test says so")
-    folder.prepare(day(3), "without 3")
-    return folder
-
-
-def calls_of_a_release() -> int:
-    folder = refused_folder()
-    faulty = FaultyStorage(folder.storage, {})
-    folder.over(faulty).release(3)
-    return len(faulty.calls)
-
-
-@pytest.mark.parametrize("when", long_after(1, ["before", "after"], "seconds", runs_in="ci"))
-@pytest.mark.parametrize("retried", long_after(1, [False, True], "seconds", runs_in="ci"))
-def test_a_release_that_dies_at_any_call_leaves_no_result_on_replaced_state(
-    when: Literal["before", "after"], retried: bool
-) -> None:
-    """The attempt tries to commit after the release died, or after a person called the release again. At the end, day 3 starts from
-    checkpoint 3, or checkpoint 3 is still quarantined."""
-    seen = set()
-    for call in range(calls_of_a_release()):
-        folder = refused_folder()
-        with pytest.raises(StopHere):
-            folder.over(FaultyStorage(folder.storage, stop_at(call, when))).release(3)
-        if retried and 3 in folder.over(folder.storage).log().quarantined:
-            folder.over(folder.storage).release(3)
-        try:
-            folder.over(folder.storage).commit("without 3")
-            came = "committed"
-        except BaseMoved:
-            came = "moved"
-        except StorageUnavailable:
-            came = "refused"
-            folder.over(folder.storage).release(3)
-            with pytest.raises(BaseMoved):
-                folder.over(folder.storage).commit("without 3")
-        log = folder.over(folder.storage).log()
-        assert (3 in log.quarantined) == (came == "committed"), call
-        if came == "committed":
-            with pytest.raises(UsageError, match="was computed without it"):
-                folder.over(folder.storage).release(3)
-        seen.add(came)
-    assert seen == {"moved"} if retried else seen >= {"committed", "refused"}
-
-
-class Meanwhile(FaultyStorage):
-    """Lets another process act right before one call."""
-
-    def __init__(self, inner: Storage, call: int, act: Callable[[], None]) -> None:
-        super().__init__(inner, {})
-        self._at, self._act = call, act
-
-    def _call(self, name: str, path: str, action: Callable[[], Any]) -> Any:
-        if len(self.calls) == self._at:
-            self._at = -1
-            self._act()
-        return super()._call(name, path, action)
-
-
-@pytest.mark.long("half a second", runs_in="ci")
-def test_a_commit_between_two_calls_of_a_release_is_seen() -> None:
-    """The attempt tries to commit right before one of the storage calls that the release makes. If it succeeds, the checkpoint stays
-    quarantined."""
-    seen = set()
-    for call in range(calls_of_a_release()):
-        folder = refused_folder()
-
-        def commit(folder: Folder = folder) -> None:
-            with suppress(BaseMoved, StorageUnavailable):
-                folder.over(folder.storage).commit("without 3")
-
-        with suppress(UsageError):
-            folder.over(Meanwhile(folder.storage, call, commit)).release(3)
-        log = folder.over(folder.storage).log()
-        committed = log.of_attempt("without 3") is not None
-        assert (3 in log.quarantined) == committed, call
-        assert not any(mark.releasing for mark in log.quarantined.values())
-        seen.add(committed)
-    assert seen == {False, True}
 
 
 def test_a_dropped_checkpoint_does_not_take_the_place_of_a_usable_one() -> None:
@@ -1100,16 +634,6 @@ def test_a_file_that_a_stale_listing_left_out_is_not_missing(monkeypatch: pytest
     folder.prepare(day(1), "a1")
     storage.unlisted = {sst("a1")}
     assert folder.coordinator.commit("a1").id == 1
-
-
-def test_a_commit_that_loses_its_id_to_a_record_that_it_does_not_list() -> None:
-    folder, storage = stale_folder()
-    folder.prepare(day(5), "late", run=run("other"))
-    folder.prepare(day(5), "first")
-    folder.coordinator.commit("first")
-    storage.unlisted = {paths.record(5)}
-    with pytest.raises(Fenced, match="committed checkpoint 5 "):
-        folder.coordinator.commit("late")
 
 
 def test_a_log_whose_listed_end_is_shrunk_already_goes_on_behind_it() -> None:

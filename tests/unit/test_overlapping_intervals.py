@@ -19,9 +19,9 @@ from state_backend.checkpoint.sweep_files import sweep
 from state_backend.formats import paths
 from state_backend.inspection import verify
 from state_backend.inspection.verify import VerifiedCheckpoint
-from state_backend.values.errors import BaseMoved, Fenced, Rerun, StaleStateError, StateGapError, UsageError
+from state_backend.values.errors import Rerun, StaleStateError, StateGapError, UsageError
 from state_backend.values.intervals import Interval
-from state_backend.values.records import Permissions, Record
+from state_backend.values.records import Permissions
 from state_backend.values.retention import KeepLast
 from tests.support.checkpoints import DAY, START, Folder, content, day, record, run
 from tests.support.log_in_memory import log_in_memory
@@ -119,37 +119,6 @@ def test_an_interval_and_its_halves_are_not_all_committed() -> None:
     assert current(folder) == [day(1)]
 
 
-def test_of_two_cuts_that_are_computed_at_once_one_is_committed() -> None:
-    folder = days_of(1)
-    folder.prepare(day(2), "day")
-    folder.prepare(halves(2)[0], "half")
-    folder.coordinator.commit("day")
-    with pytest.raises(Fenced):
-        folder.coordinator.commit("half")
-    assert current(folder) == [day(1), day(2)]
-
-
-@pytest.mark.parametrize("allowed", [Permissions(), REPLACE])
-def test_output_that_became_current_again_is_seen_by_the_commit(allowed: Permissions) -> None:
-    """Run again with the same result, an interval fences nobody; its output is there again all the same."""
-    folder = days_of(1)
-    folder.run(TWO_DAYS, "two", permissions=REPLACE)
-    folder.run(day(2), "second", permissions=Permissions(replace_overlapping=True, allow_stale_base=True))
-    folder.prepare(AM, "half", permissions=allowed)
-    same = folder.run(day(1), "again", digest=content(day(1), "d1").digest)
-    assert same.record is not None and same.record.reproduces == 1
-    with pytest.raises(BaseMoved, match="with other boundaries overlaps"):
-        folder.coordinator.commit("half")
-    assert current(folder) == [day(1), day(2)]
-
-
-def test_an_attempt_that_older_code_began_is_refused_by_the_commit() -> None:
-    folder = days_of(1)
-    folder.prepare(AM, "old", h0=1, base_id=None)
-    with pytest.raises(BaseMoved, match="with other boundaries overlaps"):
-        folder.coordinator.commit("old")
-
-
 # --- a schedule that changes -------------------------------------------------------------------------------------------------
 
 
@@ -227,18 +196,6 @@ def test_a_rewind_leaves_output_and_the_way_it_was_cut() -> None:
     assert current(folder) == [day(1), halves(2)[0], day(3)]
 
 
-def test_what_replaces_reproduces_nothing() -> None:
-    """The state is that of an earlier commit of this interval; the other half of the day is without output, so nobody goes on from
-    the day."""
-    folder = days_of(0)
-    folder.run(AM, "am")
-    folder.run(day(1), "day", permissions=REPLACE)
-    again = folder.run(AM, "again", permissions=REPLACE, digest=content(AM, "am").digest)
-    assert again.record is not None and again.record.reproduces is None
-    with pytest.raises(StaleStateError):
-        folder.run(day(2), "d2")
-
-
 def test_sound_before_asks_for_state_only() -> None:
     folder = days_of(3)
     damaged = content(halves(3)[1], "x")
@@ -294,21 +251,3 @@ def test_a_sink_is_told_that_an_interval_has_no_output_any_more() -> None:
     # First what is gone: nobody shall find the morning twice.
     assert calls == [([], day(2), 3), ([f"root/{paths.output(halves(2)[0], 'am', 0, 0)}"], halves(2)[0], 3)]
     assert folder.coordinator.publish(hook) == []
-
-
-def test_a_hook_that_stalls_with_what_was_replaced_meanwhile() -> None:
-    """The sink has the day from a hook that slept; it is told once more that the day has no output."""
-    folder = days_of(1)
-    seen: dict[Interval, int] = {}
-
-    def slow(shown: Record) -> None:
-        if shown.id == 1:
-            folder.run(AM, "am", permissions=REPLACE)
-            folder.coordinator.publish(put)
-        put(shown)
-
-    def put(shown: Record) -> None:
-        seen[shown.content.interval] = shown.id if shown.content.outputs else 0
-
-    folder.coordinator.publish(slow)
-    assert seen == {day(1): 0, AM: 2}

@@ -19,7 +19,6 @@ from state_backend.formats import paths
 from state_backend.ports.storage import Storage
 from state_backend.shard.manifest import manifest_of
 from state_backend.values.errors import (
-    BaseMoved,
     CheckpointDropped,
     CorruptFile,
     Fenced,
@@ -237,22 +236,6 @@ def test_a_rewind_is_done_once() -> None:
         back(folder, 1)
 
 
-@pytest.mark.parametrize("when", ["before", "after"])
-@pytest.mark.long("seconds", runs_in="ci")
-def test_a_rewind_that_dies_at_any_call_is_completed_by_the_same_call(when: When) -> None:
-    whole = FaultyStorage(history().storage, {})
-    folder = history()
-    back(folder, 2, over=whole)
-    for at in range(len(whole.calls)):
-        folder = history()
-        with pytest.raises(StopHere):
-            back(folder, 2, over=FaultyStorage(folder.storage, stop_at(at, when)))
-        log = folder.coordinator.log()
-        assert log.head_id in (4, 5) and {r.id for r in log.completed()} == {*range(1, log.head_id + 1)}
-        assert back(folder, 2).id == 5
-        assert base_of(folder, 3) == 5 and folder.coordinator.log().head_id == 5
-
-
 def outputs(folder: Folder) -> dict[Interval, int]:
     return {i: n for i, (n, _) in folder.coordinator.log().current_outputs().items()}
 
@@ -330,39 +313,6 @@ def test_a_retraction_that_dies_at_any_call_is_completed_by_the_same_call(when: 
         assert back(folder, 2, retract_output=True).id == 5
         assert outputs(folder) == {day(1): 1, day(2): 2}
         assert sorted(told_to_the_sink(folder)) == [(day(3), 5, 0), (day(4), 5, 0)]
-
-
-def test_an_interval_in_flight_does_not_survive_a_rewind() -> None:
-    """Whether it belongs to the interval, or to one behind it."""
-    for n in (2, 3, 4, 5):
-        folder = history()
-        folder.prepare(day(n), "flying")
-        back(folder, 2)
-        with pytest.raises(Fenced if n == 2 else BaseMoved):
-            folder.coordinator.commit("flying")
-
-
-def test_a_rewind_in_flight_sees_what_was_committed_since() -> None:
-    """S2: its target's interval, something before it, or its retention."""
-
-    class Meanwhile(FaultyStorage):
-        def __init__(self, inner: Storage, action: Any) -> None:
-            super().__init__(inner, {})
-            self.action = action
-
-        def create(self, path: str, data: bytes) -> Any:
-            if path.startswith(paths.ATTEMPTS):
-                self.action()
-            return super().create(path, data)
-
-    for interval, error in ((day(3), Fenced), (day(1), BaseMoved)):
-        folder = history()
-        with pytest.raises(error):
-            back(folder, 3, over=Meanwhile(folder.storage, lambda i=interval, f=folder: f.run(i, "meanwhile")))
-    folder = history()
-    tight = Folder(folder.storage, policy=KeepLast(1))
-    with pytest.raises(BaseMoved, match="dropped"):
-        back(folder, 3, over=Meanwhile(folder.storage, lambda: tight.run(day(5), "meanwhile")))
 
 
 # --- fork -----------------------------------------------------------------------------------------------------------------------

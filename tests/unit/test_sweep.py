@@ -35,7 +35,7 @@ from state_backend.values.marks import Savepoint
 from state_backend.values.records import Record, SweepRecord
 from state_backend.values.retention import KeepLast
 from tests.support.checkpoints import PIPELINE, Folder, content, day, files_in, run, sst
-from tests.support.faulty_storage import Fault, FaultyStorage, StaleStorage, StopHere, lost_answer_at, stop_at
+from tests.support.faulty_storage import Fault, FaultyStorage, StaleStorage, lost_answer_at
 
 When = Literal["before", "after"]
 HOUR_MS = 3_600_000
@@ -141,36 +141,6 @@ def test_a_dry_run_plans_and_touches_nothing() -> None:
     assert {name for name, _ in watched.calls} <= {"list", "read", "stat"}
     real = make(folder.storage, clock)
     assert {f.path for f in result.plan.delete} == {f.path for f in real.plan.delete}
-
-
-@pytest.mark.parametrize(
-    "inline",
-    [
-        pytest.param(True, id="inline"),
-        pytest.param(False, id="manifest files", marks=pytest.mark.long("seconds")),
-    ],
-)
-@pytest.mark.long("seconds", runs_in="ci")
-@pytest.mark.parametrize("when", ["before", "after"])
-def test_a_crash_at_any_call_loses_nothing_and_the_next_sweep_finishes(when: When, inline: bool) -> None:
-    clock = Clock()
-    folder, needed = scenario(clock, inline)
-    whole = FaultyStorage(copy_of(memory(folder), clock), {})
-    make(whole, clock)
-    assert {name for name, _ in whole.calls} >= {"list", "create", "delete", "replace"}
-    for at in range(len(whole.calls)):
-        storage = copy_of(memory(folder), clock)
-        with pytest.raises(StopHere):
-            make(FaultyStorage(storage, stop_at(at, when)), clock)
-        check_all_there(storage, needed)
-        make(storage, clock)
-        after = files_in(storage)
-        records = {p for p in after if p.startswith(paths.CHECKPOINTS)}
-        assert after - records == needed - records, f"call {at} {whole.calls[at]}"
-        over = Folder(storage, policy=KeepLast(2)).coordinator
-        assert over.commit("live").outcome == "committed"
-        with pytest.raises(Swept):
-            over.commit("silent")
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
