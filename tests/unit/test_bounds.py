@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from state_backend.adapters.rocks import RocksStore, Stride
+from state_backend.adapters.rocks import RocksStore
 from state_backend.state import shard_state, stored_entries
 from state_backend.state.shard_state import ShardState
 from state_backend.state.state_variables import ListState, MapState, ValueState
@@ -126,15 +126,6 @@ def test_small_entries_count_with_what_python_takes_for_them(
     assert read == 5_000
     assert held <= 100_000 // 200 + 256 + 2
     state.store.close()
-
-
-def test_a_stride_follows_what_was_read() -> None:
-    stride = Stride(size_bytes=1_000, most=100)
-    seen = []
-    for rows, size_bytes in ((4, 0), (16, 16), (64, 64), (100, 10_000), (10, 1_000), (10, 50_000), (1, 10), (4, 40)):
-        stride.seen(rows, size_bytes)
-        seen.append(stride.rows)
-    assert seen == [16, 64, 100, 10, 10, 1, 4, 16]
 
 
 def test_a_round_ends_where_much_was_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

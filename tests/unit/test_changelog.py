@@ -200,15 +200,6 @@ def shard(tmp_path: Path) -> Shard:
     return Shard(tmp_path)
 
 
-def test_segments_are_replayed_in_their_order(shard: Shard) -> None:
-    shard.interval({b"\x00\x00a": b"1", b"\x00\x01a": b"1", b"\x00\x02a": b"1"}, inline_budget_bytes=0)
-    shard.interval({b"\x00\x00a": None, b"\x00\x01a": b"2"}, inline_budget_bytes=0)
-    shard.interval({b"\x00\x00a": b"3"}, deleted=((b"\x00\x02", b"\x00\x03"),), inline_budget_bytes=0)
-    assert [s.changes for s in shard.base.segments] == [3, 2, 2]
-    assert len(shard.base.handles) == 3
-    assert shard.content(shard.base) == {b"\x00\x00a": b"3", b"\x00\x01a": b"2"}
-
-
 def test_a_replay_is_kept_to_the_key_groups_that_are_wanted(shard: Shard) -> None:
     """Ranges too: they may span what another shard had."""
     shard.interval({bytes([0, n]) + b"a": b"1" for n in range(8)}, inline_budget_bytes=0)
@@ -249,12 +240,6 @@ def test_small_segments_gather_inline_and_go_to_one_file_together(shard: Shard) 
     expected = {b"\x00\x00%d" % n: Random(n).randbytes(50) for n in range(40)} | {b"\x00\x00same": b"39"}
     assert shard.content(shard.base) == expected
     assert {info.path for info in shard.storage.list("")} == {h.path for h in shard.base.handles}
-
-
-def test_the_same_keys_again_and_again_do_not_grow(shard: Shard) -> None:
-    sizes = {shard.interval({b"\x00\x00%d" % n: b"%03d" % run for n in range(100)}).uploaded_bytes for run in range(20)}
-    assert len(shard.base.segments) == 1
-    assert max(sizes) < 1.2 * min(sizes)
 
 
 def test_an_inline_segment_counts_with_what_takes_it_over(shard: Shard) -> None:
@@ -302,23 +287,6 @@ def test_a_checkpoint_of_files_drops_the_segments_and_holds_what_they_said(shard
     shard.interval({b"\x00\x00a": None})
     assert shard.base.files == made.manifest.files
     assert shard.content(shard.base) == {b"\x00\x02a": b"2", b"\x00\x03a": b"3"}
-
-
-@pytest.mark.parametrize("damage", ["missing", "other bytes", "shorter", "another segment"])
-def test_a_segment_that_is_not_what_it_should_be_stops_the_restore(shard: Shard, damage: str) -> None:
-    shard.interval({b"\x00\x00a": bytes(range(200))}, inline_budget_bytes=0)
-    path = shard.base.handles[0].path
-    data = shard.storage.read(path)
-    shard.storage.delete(path)
-    if damage == "another segment":
-        shard.storage.create(path, data)
-        counts_more = replace(shard.base.segments[0], changes=2)
-        shard.base = replace(shard.base, segments=(counts_more,))
-    elif damage != "missing":
-        shard.storage.create(path, data[:-1] if damage == "shorter" else data[:50] + b"\xff" + data[51:])
-    with pytest.raises(CorruptFile, match=path):
-        restore_shard(ALL, [shard.base], shard.storage, shard.folder / "db", EngineOptions())
-    assert not (shard.folder / "db").exists()
 
 
 def test_a_damaged_inline_segment_stops_the_restore(shard: Shard) -> None:

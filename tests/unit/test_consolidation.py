@@ -15,7 +15,7 @@ import pytest
 from state_backend.adapters.memory_storage import MemoryStorage
 from state_backend.adapters.rocks import GIB, EngineOptions, RocksStore, SortedRun
 from state_backend.shard.changelog_store import ChangelogOptions
-from state_backend.shard.consolidation import consolidate, count_bytes, live_bytes, most_bytes, plan_consolidation
+from state_backend.shard.consolidation import consolidate, count_bytes, live_bytes, plan_consolidation
 from state_backend.shard.file_cache import FileCache
 from state_backend.shard.restore import restore_shard
 from state_backend.shard.snapshot import take_snapshot
@@ -249,26 +249,6 @@ def test_a_split_shard_goes_on_with_segments(tmp_path: Path) -> None:
     history.update(0.001)
     assert [len(m.segments) for m in history.manifests] == [1] * 4
     assert all(m.size_bytes > 1_500_000 for m in history.manifests)
-
-
-def test_state_of_an_older_version_is_counted_once(tmp_path: Path) -> None:
-    """Its key groups have no bytes: they are counted in the next interval that writes files, and are changed from then on."""
-    history = session_history(tmp_path, 200, 2)
-    history.hour()
-    exact = [m.key_group_states for m in history.manifests]
-    history.manifests = [
-        replace(m, key_group_states=tuple(replace(s, size_bytes=None) for s in m.key_group_states))
-        for m in history.manifests
-    ]
-    for shard, states in enumerate(exact):
-        with history.restored(shard, 2, cache=None) as restored:
-            assert most_bytes(restored.store, restored.key_group_states, EngineOptions()) is None
-            assert count_bytes(restored.store, restored.key_group_states) == states
-    history.hour()
-    for shard, manifest in enumerate(history.manifests):
-        with history.restored(shard, 2, cache=None) as restored:
-            uncounted = [replace(s, size_bytes=None) for s in manifest.key_group_states]
-            assert count_bytes(restored.store, uncounted) == manifest.key_group_states
 
 
 def test_a_count_that_is_too_small_is_counted_anew(tmp_path: Path) -> None:

@@ -68,32 +68,10 @@ def flip(kind: str) -> Mutate:
     return mutate
 
 
-def cut(kind: str) -> Mutate:
-    def mutate(world: Checkpointed, rng: random.Random) -> None:
-        file = rng.choice(files_of(world, kind))
-        data = file.read_bytes()
-        file.write_bytes(data[: rng.randrange(len(data))])
-
-    return mutate
-
-
 def lengthen(kind: str) -> Mutate:
     def mutate(world: Checkpointed, rng: random.Random) -> None:
         file = rng.choice(files_of(world, kind))
         file.write_bytes(file.read_bytes() + rng.randbytes(rng.randrange(1, 50)))
-
-    return mutate
-
-
-def blank(kind: str) -> Mutate:
-    """A piece of zeros, as a disk gives that lost a page."""
-
-    def mutate(world: Checkpointed, rng: random.Random) -> None:
-        file = rng.choice(files_of(world, kind))
-        data = bytearray(file.read_bytes())
-        start = rng.randrange(len(data) // 2)
-        data[start : start + 256] = bytes(len(data[start : start + 256]))
-        file.write_bytes(data)
 
     return mutate
 
@@ -103,37 +81,6 @@ def lose(kind: str) -> Mutate:
         rng.choice(files_of(world, kind)).unlink()
 
     return mutate
-
-
-def swap(kind: str) -> Mutate:
-    """The bytes of two files that differ."""
-
-    def mutate(world: Checkpointed, rng: random.Random) -> None:
-        first, second = rng.sample(files_of(world, kind), 2)
-        one, other = first.read_bytes(), second.read_bytes()
-        first.write_bytes(other)
-        second.write_bytes(one)
-
-    return mutate
-
-
-def replay_old_file(world: Checkpointed, rng: random.Random) -> None:
-    """A newer file gets the bytes of the file of an earlier attempt."""
-    manifest = rng.choice(world.manifests())
-    old, new = manifest.files[0].handle, manifest.files[-1].handle
-    (world.root / new.path).write_bytes((world.root / old.path).read_bytes())
-
-
-def older_manifest_file(world: Checkpointed, rng: random.Random) -> None:
-    shard = rng.randrange(2)
-    old, new = (world.record(n).content.shards[shard].manifest for n in (2, world.ID))
-    assert old is not None and new is not None
-    (world.root / new.path).write_bytes((world.root / old.path).read_bytes())
-
-
-def older_record_file(world: Checkpointed, rng: random.Random) -> None:
-    old = world.root / paths.record(rng.randrange(1, world.ID))
-    (world.root / paths.record(world.ID)).write_bytes(old.read_bytes())
 
 
 # --- what is recorded, with checksums that are right ---------------------------------------------------------------------------
@@ -532,14 +479,9 @@ _OTHER = struct(("a", "double"), ("b", "long"), ("c", "long"))
 MUTATIONS = [
     *[
         Mutation(f"{what} {kind}", True, how(kind))
-        for what, how in (("bit flipped in", flip), ("truncated", cut), ("bytes behind", lengthen), ("missing", lose))
+        for what, how in (("bit flipped in", flip), ("bytes behind", lengthen), ("missing", lose))
         for kind in ("sst", "segment", "manifest", "record", "output")
     ],
-    Mutation("page of zeros in sst", True, blank("sst")),
-    *[Mutation(f"swapped bytes of two {kind}s", True, swap(kind)) for kind in ("sst", "segment", "manifest")],
-    Mutation("newer sst has an older one's bytes", True, replay_old_file),
-    Mutation("manifest file of an older checkpoint", True, older_manifest_file),
-    Mutation("record file of an older checkpoint", True, older_record_file),
     *[
         Mutation(f"total of {name} {change:+d}", True, total(name, change))
         for name in ("entries", "keys", "state_bytes")

@@ -163,18 +163,6 @@ def test_what_a_killed_process_left_goes_and_nothing_else(tmp_path: Path, memory
     assert {path.name for path in memory.iterdir()} == {other_process.name, *(path.name for path in others)}
 
 
-def test_a_store_is_no_abandoned_one_to_another_process(tmp_path: Path, memory: Path) -> None:
-    look = "import sys; from pathlib import Path; from state_backend.adapters import rocks_metadata as m; "
-    look += "m._remove_abandoned(Path(sys.argv[1]))"
-    root = Path(__file__).resolve().parents[2]
-    with RocksStore(tmp_path / "db", options(memory)) as store:
-        store.write([(b"a", b"1")])
-        before = {path.name for path in memory.rglob("*")}
-        subprocess.run([sys.executable, "-c", look, str(memory)], check=True, cwd=root)
-        assert {path.name for path in memory.rglob("*")} == before and "CURRENT" in before
-        store.capture(tmp_path / "image")
-
-
 def test_a_folder_that_goes_before_it_is_locked_is_made_again(
     tmp_path: Path, memory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -298,16 +286,6 @@ def test_the_next_task_removes_what_a_killed_one_left(tmp_path: Path, temp: Path
         assert (found.st_nlink, found.st_mtime_ns) == (2, 10**18)
         assert list(alive.parent.iterdir()) == [alive]
     assert not any(alive.parent.iterdir()) and not any(memory.iterdir())
-
-
-def test_a_loop_of_killed_tasks_leaves_one_folder(tmp_path: Path, temp: Path, memory: Path) -> None:
-    cached = tmp_path / "cached"
-    cached.touch()
-    for _ in range(3):
-        with a_task(temp, memory, cached) as (task, folder):
-            task.kill()
-            task.wait()
-        assert list(folder.parent.iterdir()) == [folder] and len(list(memory.iterdir())) == 1
 
 
 @pytest.mark.long("half a second", runs_in="ci")

@@ -19,7 +19,7 @@ from state_backend.adapters.memory_storage import MemoryStorage
 from state_backend.shard.transfer import download_all, upload_all
 from state_backend.values.errors import AlreadyExists, CorruptFile, StorageUnavailable, UnknownOutcome, UsageError
 from state_backend.values.handles import Handle
-from tests.support.faulty_storage import Fault, FaultyStorage, StopHere, lost_answer_at, stop_at
+from tests.support.faulty_storage import Fault, FaultyStorage, lost_answer_at
 
 
 @pytest.fixture
@@ -89,11 +89,6 @@ def test_all_files_arrive_whole_and_in_order(files: list[tuple[str, Path]], tmp_
     assert len(storage.calls) == 12
 
 
-def test_nothing_to_do() -> None:
-    assert upload_all(MemoryStorage(), []) == []
-    download_all(MemoryStorage(), [])
-
-
 @pytest.mark.parametrize("failing", range(6))
 @pytest.mark.parametrize("parallelism", [1, 4])
 def test_the_first_upload_error_surfaces_and_nothing_is_left(
@@ -136,17 +131,6 @@ def test_an_unknown_outcome_deletes_nothing(files: list[tuple[str, Path]], when:
     assert {name for name, _ in faulty.calls} == {"upload"}
     assert isinstance(faulty.inner, MemoryStorage)
     assert stored(faulty.inner) == [path for path, _ in files[: 3 + (when == "after")]]
-
-
-@pytest.mark.parametrize("when", ["before", "after"])
-@pytest.mark.parametrize("call", range(6))
-def test_a_process_that_dies_in_an_upload_cleans_nothing_up(
-    files: list[tuple[str, Path]], call: int, when: str
-) -> None:
-    inner = MemoryStorage()
-    with pytest.raises(StopHere):
-        upload_all(FaultyStorage(inner, stop_at(call, when)), files, parallelism=1)  # type: ignore[arg-type]
-    assert len(stored(inner)) == call + (when == "after")
 
 
 def test_what_can_not_be_cleaned_up_is_told(files: list[tuple[str, Path]]) -> None:
