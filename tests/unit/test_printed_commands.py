@@ -243,7 +243,6 @@ RUN = {
     "test_its_own_tests_pass_by_the_printed_commands as printed",
     "python -m tests.tools.plant --sample tests/tools/sample.json": "not run: minutes; it is imported here",
     "python -m tests.crash_matrix": "not run: minutes; the suite plays cells of it, and it is imported here",
-    "python -m benchmarks.sinks": "not run: minutes; a PostgreSQL server and a million rows",
     "python -m tests.integration.test_server_crash gcs": "not run: minutes; the suite plays cells of it, and it is imported here",
     "python -m tests.support.request_counts": "tests/unit/test_requests.py::test_the_counts_as_printed",
     "python -m tests.support.commit_scenarios": "not run: minutes; tests/unit/test_commit_interleaved.py runs its scenarios",
