@@ -21,13 +21,14 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from cairn.operations.coordinator_of import coordinator_of
 from cairn.operations.intervals.run_interval import run_interval
 from cairn.operations.intervals.run_intervals import run_intervals
 from cairn.pipeline import Interval
 from cairn.spark.session import connect
 from pipelines import land_flights
 from pipelines.aircraft import AIRCRAFT
+from state_backend.checkpoint.location import locate
+from state_backend.checkpoint.log import read_log
 
 TURN = 5
 
@@ -36,7 +37,7 @@ def results(root: str) -> dict[Interval, Any]:
     """Return the digest and the output checksums of each day whose checkpoint is retained."""
     return {
         record.content.interval: (record.content.digest, [o.handle.crc32c for o in record.content.outputs])
-        for record in coordinator_of(AIRCRAFT, root).log().completed()
+        for record in read_log(locate(root, AIRCRAFT.name).storage).completed()
     }
 
 

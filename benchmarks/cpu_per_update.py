@@ -35,10 +35,11 @@ from pyspark.sql.types import Row
 from benchmarks.engines import START, interval, start_spark
 from benchmarks.processes import cpu_s
 from cairn.arrow_processor import ArrowProcessor, BatchResult, KeyedBatch, with_keys
-from cairn.operations.coordinator_of import coordinator_of
 from cairn.operations.intervals.run_interval import run_interval
 from cairn.operations.intervals.run_intervals import run_intervals
 from cairn.pipeline import Interval, Pipeline
+from state_backend.checkpoint.find_checkpoint import record_of
+from state_backend.checkpoint.location import locate
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -182,7 +183,7 @@ def measure(
     else:
         for one in intervals:
             mark(run_interval(spark, pipeline, one, str(root)))
-    digest = coordinator_of(pipeline, str(root)).record("latest").content.digest
+    digest = record_of(locate(str(root), pipeline.name), "latest").content.digest
     return {kind: samples[_WARM_UP:] for kind, samples in found.items()}, digest
 
 

@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 
     from cairn.arrow_processor import ArrowProcessor
     from cairn.sinks.table_sink import TableSink
-    from state_backend.checkpoint.coordinator import Coordinator
+    from state_backend.checkpoint.location import Location
+    from state_backend.checkpoint.log import Log
 
 __all__ = ["ChangeExpectations", "Interval", "Pipeline"]
 
@@ -305,22 +306,22 @@ class Pipeline:
 
     def call_sink(
         self,
-        coordinator: Coordinator,
+        at: Location,
         spark: SparkSession | None,
-        root_url: str,
         *,
+        after: Log | None = None,
         only: Collection[datetime] | None = None,
         code: str | None = None,
     ) -> list[tuple[Interval, int]]:
-        """Call the sink for every current output that the sink has not accepted, as `Coordinator.publish` does.
+        """Call the sink for every current output that the sink has not accepted, as `publish` does.
 
         Without a sink, all output counts as published. A sink of `cairn.sinks` deletes the rows of replaced intervals
         in the transaction that inserts the new rows, so its calls for replaced intervals come last.
 
         Args:
-            coordinator: Coordinator of the pipeline.
+            at: The pipeline's location.
             spark: The session that the sink gets; None if there is no session.
-            root_url: URL of the pipeline's folder.
+            after: The log as the caller's own commit left it.
             only: Starts of the intervals to publish; None for all.
             code: The pipeline as `module:NAME`, for the commands in the error message; None for the recorded name.
 
@@ -330,8 +331,12 @@ class Pipeline:
         Raises:
             SinkFailed: The sink raised for some interval.
         """
-        return coordinator.publish(
-            self.sink_hook(spark, root_url),
+        from state_backend.checkpoint.publish_output import publish
+
+        return publish(
+            at,
+            self.sink_hook(spark, at.url),
+            after=after,
             in_order=self.sink_in_order,
             replaced_last=self.sink is not None and not callable(self.sink),
             only=only,
@@ -339,7 +344,7 @@ class Pipeline:
         )
 
     def sink_hook(self, spark: SparkSession | None, root_url: str) -> Callable[[Record], None] | None:
-        """Return the sink as a function of one record, as `Coordinator.publish` calls it.
+        """Return the sink as a function of one record, as `publish` calls it.
 
         Args:
             spark: The session that the sink gets; None if there is no session.
@@ -353,7 +358,7 @@ class Pipeline:
             return None
         if not callable(sink):
             from cairn.sinks.table_sink import owner_of, published_output
-            from state_backend.checkpoint.coordinator import ReplacedOutput
+            from state_backend.checkpoint.publish_output import ReplacedOutput
 
             def publish(record: Record) -> None:
                 content, replaced = record.content, isinstance(record, ReplacedOutput)

@@ -9,7 +9,7 @@
         assert tester.state("clicks") == [{"key_user": "ann", "n": 1}, {"key_user": "bob", "n": 1}]
 
 An interval runs the same code as in production. `process_interval` plans it. `IntervalJob.run_shard` restores each
-shard's base, runs the processor and uploads the state. The coordinator commits. Only the source and Spark's JVM are
+shard's base, runs the processor and uploads the state. `commit` commits. Only the source and Spark's JVM are
 replaced: the test passes the rows, and this module places and sorts them as Spark would.
 
 So every interval is a restart: no processor object survives from one interval to the next.
@@ -32,7 +32,6 @@ import pyarrow.parquet as pq
 
 from cairn.change_expectations import ChangeExpectations
 from cairn.literal_state import State, entries_from, in_utc, timers_of, values_of
-from cairn.operations.coordinator_of import coordinator_of
 from cairn.operations.intervals.plan_interval import Attempt
 from cairn.operations.intervals.process_interval import process_interval
 from cairn.operations.intervals.read_source import Read
@@ -53,8 +52,14 @@ from cairn.spark.ddl import parse_ddl_locally
 from state_backend.adapters.memory_storage import forget_memory
 from state_backend.adapters.open_storage import join_url, open_storage
 from state_backend.adapters.work_folders import work_folder
-from state_backend.checkpoint.coordinator import Begun
+from state_backend.checkpoint.begin_attempt import Begun
+from state_backend.checkpoint.clean_up_dropped import clean_up
+from state_backend.checkpoint.commit_attempt import commit as commit_attempt
+from state_backend.checkpoint.find_checkpoint import record_of
+from state_backend.checkpoint.location import locate
+from state_backend.checkpoint.log import read_log
 from state_backend.checkpoint.prepare_content import ShardAck
+from state_backend.checkpoint.publish_output import publish
 from state_backend.formats.json_keys import parse_key
 from state_backend.formats.types import StructType as KeySchema
 from state_backend.formats.types import parse_struct
@@ -305,23 +310,23 @@ class PipelineTester:
             permissions=permissions,
         )
         pipeline = self._as_run(rows, position)
-        coordinator = coordinator_of(pipeline, self.root)
+        at = locate(self.root, pipeline.name)
         session: Any = PlanningSession(self._session_zone)
         here = partial(_on_shards, pipeline.processor)
-        prepared = process_interval(session, pipeline, self.root, attempt, coordinator=coordinator, on_shards=here)
+        prepared = process_interval(session, pipeline, at, attempt, on_shards=here)
         content, record = prepared.content, None
         if commit:
-            result = coordinator.commit(identifier)
-            record = result.record or coordinator.record(result.id)
+            result = commit_attempt(at, identifier, prepared=prepared)
+            record = result.record or record_of(at, result.id)
             self._ended = max(interval.end, self._ended or interval.end)
             content = record.content
             if self._call_sink:
-                pipeline.call_sink(coordinator, None, join_url(self.root, pipeline.name))
+                pipeline.call_sink(at, None)
             else:
-                coordinator.publish(None)
+                publish(at, None)
         files = [(f.late, self._read(f.handle)) for f in content.outputs]
         if commit:
-            coordinator.clean_up()
+            clean_up(at.storage)
         return TestedInterval(
             interval=interval,
             output=[row for late, found in files if not late for row in found],
@@ -397,7 +402,7 @@ class PipelineTester:
         values = parse_key(key, key_schema) if isinstance(key, str) else _key_values(key, key_schema)
         searched = SearchedKey.of(values, key_schema, pipeline.max_parallelism)
         attempt = Attempt(id="replay", interval=interval, run=own_run("replay"))
-        begun = Begun(attempt=attempt.id, h0=0, base=None)
+        begun = Begun(h0=0, base=None)
         session = LocalSession(self._session_zone)
         read = Read(rows=rows, position={})
         planned = plan_read_key(session, pipeline, self.root, attempt, begun, searched, read)
@@ -588,11 +593,11 @@ class PipelineTester:
         return max((record.content.interval.end for record in self._log().completed()), default=None)
 
     def _log(self) -> Any:
-        return coordinator_of(self.pipeline, self.root).log()
+        return read_log(locate(self.root, self.pipeline.name).storage)
 
     def _record(self, checkpoint: str | int | datetime) -> Record:
         try:
-            return coordinator_of(self.pipeline, self.root).record(checkpoint)
+            return record_of(locate(self.root, self.pipeline.name), checkpoint)
         except StateUnusable:
             if self._log().completed():
                 raise

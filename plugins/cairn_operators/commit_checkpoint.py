@@ -21,7 +21,7 @@ from cairn_operators.task_order import COMMITS_FIRST
 from cairn_operators.task_outputs import push_outputs, task_of
 
 if TYPE_CHECKING:
-    from state_backend.checkpoint.coordinator import CommitResult
+    from state_backend.checkpoint.commit_attempt import CommitResult
     from state_backend.values.records import Record
 
 
@@ -127,8 +127,10 @@ class CommitCheckpointOperator(BaseOperator):  # type: ignore[misc]  # Airflow i
         return [*examine, *(one.task_id for one in others if not is_due_in(context, getattr(one, "cadence", None)))]
 
     def _execute(self, context: Any) -> dict[str, Any]:
-        from state_backend.adapters.open_storage import join_url
-        from state_backend.checkpoint.coordinator import Coordinator
+        from state_backend.checkpoint.clean_up_dropped import clean_up
+        from state_backend.checkpoint.commit_attempt import commit
+        from state_backend.checkpoint.location import locate
+        from state_backend.checkpoint.publish_output import publish
         from state_backend.values.errors import AttemptLost, CairnError, CorruptFile, SinkFailed
 
         started_s = time.monotonic()
@@ -142,26 +144,25 @@ class CommitCheckpointOperator(BaseOperator):  # type: ignore[misc]  # Airflow i
             phases_us[phase] = int((time.monotonic() - started_s) * 1e6) - sum(phases_us.values())
 
         try:
-            url = join_url(self.root, self.pipeline)
             pipeline = _pipeline_of(self.sink_of) if self.sink_of else None
-            coordinator = Coordinator.of(self.root, self.pipeline, remembers=True)
+            at = locate(self.root, self.pipeline)
             ended("open")
-            committed = coordinator.commit(self.attempt)
+            committed = commit(at, self.attempt)
             ended("commit")
             self._committed = committed.record
             failed: SinkFailed | None = None
             try:
                 if pipeline is None:
-                    coordinator.publish(None)
+                    publish(at, None, after=committed.log)
                 else:
-                    pipeline.call_sink(coordinator, None, url, code=self.sink_of)
+                    pipeline.call_sink(at, None, after=committed.log, code=self.sink_of)
             except SinkFailed as error:
                 failed = error
             ended("publish")
             if failed is None or committed.id not in failed.ids:
                 self._tables = [] if pipeline is None else _tables_of(pipeline.sink)
             try:
-                coordinator.clean_up()
+                clean_up(at.storage, committed.log)
             except CorruptFile as error:  # A file of another checkpoint is damaged, which does not undo this commit.
                 self.log.warning(
                     "the clean-up deleted nothing: a file that says what is still needed is damaged: %s", error

@@ -21,7 +21,7 @@ from cairn_operators.storage_connection import as_storage_identity
 from state_backend.values.frozen import frozen
 
 if TYPE_CHECKING:
-    from state_backend.checkpoint.coordinator import Coordinator
+    from state_backend.checkpoint.log import Log
     from state_backend.checkpoint.rewind import RewindPlan
 
 _AGREED_KEY = "cairn_agreed"
@@ -125,7 +125,7 @@ class RestoreStateOperator(DriverOperator):
             return self._execute(context)
 
     def _execute(self, context: Any) -> dict[str, Any]:
-        if (done := self._into().log().of_attempt(self._attempt(context))) is not None:
+        if (done := self._log_of_target().of_attempt(self._attempt(context))) is not None:
             return self._committed_before(context, done.id)
         plan = self._plan()
         self.log.info("%s", plan.text)
@@ -225,7 +225,7 @@ class RestoreStateOperator(DriverOperator):
         from state_backend.checkpoint.savepoints import read_savepoint
 
         content = read_savepoint(open_storage(folder)).content
-        discards = frozenset(d.id for d in discarded_by(self._into().log(), content))
+        discards = frozenset(d.id for d in discarded_by(self._log_of_target(), content))
         text = f"{self.pipeline}: restore the state at the end of {content.interval} from the savepoint in {folder}."
         if discards:
             text += f" This discards {len(discards)} checkpoint(s): {', '.join(map(str, sorted(discards)))}."
@@ -277,13 +277,13 @@ class RestoreStateOperator(DriverOperator):
         name = f"cairn:{run.dag_id}:{run.run_id}:{self.task_id}:{run.clear_number or 0}"
         return str(uuid.uuid5(uuid.NAMESPACE_URL, name))
 
-    def _into(self) -> Coordinator:
-        """Return the coordinator of the pipeline that gets the restored state: the fork, or this pipeline."""
-        from state_backend.checkpoint.coordinator import Coordinator
+    def _log_of_target(self) -> Log:
+        """Read the log of the pipeline that gets the restored state: the fork, or this pipeline."""
+        from state_backend.checkpoint.location import locate
+        from state_backend.checkpoint.log import read_log
 
-        if self.fork_as:
-            return Coordinator.of(self.fork_root or self.root, self.fork_as)
-        return Coordinator.of(self.root, self.pipeline)
+        root, pipeline = (self.fork_root or self.root, self.fork_as) if self.fork_as else (self.root, self.pipeline)
+        return read_log(locate(root, pipeline).storage)
 
     @property
     def _agreed_key(self) -> str:

@@ -9,15 +9,15 @@ retains it.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
-from state_backend.checkpoint.append_record import create_settled
+from state_backend.checkpoint.append_record import create_settled, note_head
 from state_backend.checkpoint.fresh_listing import listed_files
 from state_backend.checkpoint.leases import delete_lease, plan_leases
-from state_backend.checkpoint.log import Log, base_with_shared_marks, descriptors_hash, interval_of
+from state_backend.checkpoint.log import Log, base_with_shared_marks, descriptors_hash, interval_of, read_newest
 from state_backend.checkpoint.parallel import at_once
 from state_backend.checkpoint.record_reader import Fact, RecordReader, read_settled
 from state_backend.checkpoint.summary import is_replaced
@@ -54,15 +54,17 @@ class Needed:
         return {p for p in others if not (p.startswith(paths.SHARED) and paths.attempt_of(p) in self.attempts)}
 
 
-def clean_up(storage: Storage, log: Log, read: Callable[[Log], Log]) -> CleanUp:
+def clean_up(storage: Storage, after: Log | None = None) -> CleanUp:
     """Delete the files of dropped checkpoints, and turn their records into tombstones.
 
     A clean-up continues the work of an earlier clean-up that stopped. It is safe beside commits: an id that the newest
-    record does not retain never comes back.
+    record does not retain never comes back. So `after`, the log as the caller's own commit left it, may be old.
     """
+    log = after or read_newest(storage)
+    note_head(storage, log, log.head_id)
     if not log.summary.dropping:
         return CleanUp(deleted_files=0, shrunk=())
-    needed, log = needed_by_retained(storage, log, read)
+    needed, log = needed_by_retained(storage, log)
     # List the leases only after reading the log: a reader first writes its lease, then checks that its checkpoint is
     # retained. So a reader whose lease is missing from this listing sees that its checkpoint is dropped.
     leased, ended = leased_checkpoints(storage, log)
@@ -80,9 +82,7 @@ def clean_up(storage: Storage, log: Log, read: Callable[[Log], Log]) -> CleanUp:
         info = storage.stat(paths.record(checkpoint_id))
         entry = RecordReader(storage, checkpoint_id).fresh(checkpoint_id)
         assert info is not None  # no record is ever deleted, so an id of the log has a file
-        # A sweep's record has no checkpoint. For an unpublished output, the sink call still needs the full record of
-        # the
-        # commit: a later clean-up makes the record a tombstone.
+        # A sweep's record has no checkpoint. The sink call for an unpublished output still needs the whole record.
         if isinstance(entry, SweepRecord) or (isinstance(entry, Record) and checkpoint_id in unpublished):
             continue
         if checkpoint_id in leased:
@@ -108,7 +108,7 @@ def leased_checkpoints(storage: Storage, log: Log) -> tuple[dict[int, Record], l
     return {n: entry for n, entry in dropped.items() if isinstance(entry, Record)}, ended
 
 
-def needed_by_retained(storage: Storage, log: Log, read: Callable[[Log], Log]) -> tuple[Needed, Log]:
+def needed_by_retained(storage: Storage, log: Log) -> tuple[Needed, Log]:
     """Return the files that the retained checkpoints need, and the log that names these checkpoints.
 
     If a manifest is missing because a newer commit dropped its checkpoint, the function reads the log again and returns
@@ -118,7 +118,7 @@ def needed_by_retained(storage: Storage, log: Log, read: Callable[[Log], Log]) -
         try:
             return _find_needed(storage, log), log
         except (CorruptFile, CorruptRecord):
-            newer = read(log)
+            newer = read_newest(storage, log)
             if newer.head_id == log.head_id:
                 raise
             log = newer

@@ -44,10 +44,8 @@ class CurrentOutput:
 def current_output(log: Log, start: datetime | None = None, end: datetime | None = None) -> CurrentOutput:
     """Return the current output of the intervals between two instants."""
     start_ms, end_ms = (None if at is None else to_ms(at) for at in (start, end))
-    if start is not None and end is not None and start < end:
-        found = log.current_outputs_within(Interval(start, end))  # reads only the settled records of these days
-    else:
-        found = log.current_outputs()
+    # With a span, only the settled records of its days are read.
+    found = log.current_outputs(Interval(start, end) if start is not None and end is not None and start < end else None)
     within = {
         interval: found[interval]
         for interval in sorted(found)

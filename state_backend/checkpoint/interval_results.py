@@ -65,7 +65,7 @@ def spoilt_results(log: Log, outputs: Mapping[Interval, int]) -> dict[Interval, 
     # Of a dropped checkpoint, only later commits tell whether it is stale. Their names tell which checkpoints they
     # concern.
     whole = any(n not in log.retained for n in outputs.values())
-    named = log.all_facts() if whole else [Fact(kept.interval, kept.id, kept.kind) for kept in log.kept]
+    named = log.facts(None) if whole else [Fact(kept.interval, kept.id, kept.kind) for kept in log.kept]
     commits = sorted((f.id, f.interval.start) for f in named if f.kind in ("interval", "restore"))
     ids = [n for n, _ in commits]
     earliest_since = [*accumulate((at for _, at in reversed(commits)), min)][::-1]

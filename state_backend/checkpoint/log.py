@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from bisect import bisect_right, insort
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import cached_property
@@ -75,19 +75,8 @@ class Log:
         """Return the record of a retained checkpoint."""
         entry = self.entry(checkpoint_id)
         if not isinstance(entry, Record):
-            raise _shrunk(checkpoint_id)
+            raise shrunk(checkpoint_id)
         return entry
-
-    def contents(self, ids: Iterable[int]) -> dict[int, Content]:
-        """Return the contents of the records of retained checkpoints, by id. The records are read in parallel.
-
-        Faster than `whole`, because the records' lists of other checkpoints are not decoded.
-        """
-        wanted = [*ids]
-        found = dict(zip(wanted, at_once(self.entries.content, wanted), strict=True))
-        if (shrunk := next((n for n, content in found.items() if content is None), None)) is not None:
-            raise _shrunk(shrunk)
-        return {n: content for n, content in found.items() if content is not None}
 
     @property
     def kept(self) -> tuple[Kept, ...]:
@@ -106,14 +95,9 @@ class Log:
         return self.newest.content.schedule if self.newest is not None else None
 
     @property
-    def recorded_code(self) -> str | None:
-        """The pipeline as `module:NAME` in the newest record; None if no commit has recorded it."""
-        return self.newest.content.code if self.newest is not None else None
-
-    @property
     def code(self) -> str:
-        """The recorded code for a printed command, or else the placeholder `module:NAME`."""
-        return self.recorded_code or "module:NAME"
+        """The pipeline's recorded code for a printed command, or else the placeholder `module:NAME`."""
+        return (self.newest.content.code if self.newest is not None else None) or "module:NAME"
 
     def entry(self, checkpoint_id: int) -> Entry | None:
         """Return the record or tombstone of an id, or None if the log has no such id."""
@@ -163,18 +147,6 @@ class Log:
         ended = self.entries.ended(attempt)
         return self.entry(ended) if ended is not None else None
 
-    def ended_attempts(self, asked: Collection[str] = ()) -> set[str]:
-        """Return every attempt that was committed or abandoned.
-
-        The method lists the settled files. A listing may be some seconds old and miss attempts. The attempts in `asked`
-        are therefore looked up by name too.
-        """
-        if not self.head_id:
-            return set()
-        near = [self.entries[n] for n in sorted({self.head_id, *self.retained, *self.summary.dropping})]
-        own = {attempt_of(e) for e in near if not isinstance(e, SweepRecord)}
-        return own.union(self.entries.all_ended(asked), *(e.abandoned for e in near if isinstance(e, SweepRecord)))
-
     # --- intervals ----------------------------------------------------------------------------------------------------
 
     def commits_near(self, interval: Interval, *, after: int = 0) -> list[Record | Tombstone]:
@@ -184,14 +156,10 @@ class Log:
         """
         if after >= self.head_id:
             return []
-        ids = sorted({f.id for f in self._facts(interval) if f.kind != "replaced" and f.id > after})
+        ids = sorted({f.id for f in self.facts(interval) if f.kind != "replaced" and f.id > after})
         self.entries.load(ids)
         found = (self.entries[n] for n in ids)
         return [e for e in found if not isinstance(e, SweepRecord)]
-
-    def committed_intervals(self) -> set[Interval]:
-        """Return the intervals of all commits, dropped ones included, from a listing of `settled/commits/`."""
-        return {f.interval for f in self._facts(None) if f.kind != "replaced"}
 
     def outputs_near(self, interval: Interval) -> list[tuple[Interval, int]]:
         """Return the intervals with current output that overlap this interval, by time.
@@ -199,7 +167,7 @@ class Log:
         Each comes with the id of the commit that made its output. The interval itself may be among them. An interval
         whose output has no rows has output too.
         """
-        last = last_facts(self._facts(interval))
+        last = last_facts(self.facts(interval))
         return sorted((fact.interval, fact.id) for fact in last if fact.kind == "interval")
 
     def outputs_after(self, instant: datetime) -> list[tuple[Interval, int]]:
@@ -208,17 +176,6 @@ class Log:
         if not self.head_id or latest_ms <= to_ms(instant):
             return []
         return self.outputs_near(Interval(instant, from_ms(latest_ms)))
-
-    def publication_of(self, interval: Interval) -> int | None:
-        """Return the id of the last commit that made or replaced the output of exactly this interval."""
-        return next((f.id for f in last_facts(self._facts(interval)) if f.interval == interval), None)
-
-    def superseding(self, candidate: Record | Kept) -> tuple[int, ...]:
-        """Return the ids of later commits of the same interval that left another state than this retained checkpoint.
-
-        The ids of dropped commits are included.
-        """
-        return next((s.by for s in self.summary.superseded if s.id == candidate.id), ())
 
     def outputs(self, checkpoint_id: int) -> tuple[OutputFile, ...]:
         """Return the output files of a commit whose output is current. The commit may be dropped."""
@@ -229,52 +186,22 @@ class Log:
             return ()
         return self.entries.outputs(Fact(entry.interval, checkpoint_id, "interval"))
 
-    def current_outputs(self) -> dict[Interval, tuple[int, tuple[OutputFile, ...]]]:
+    def current_outputs(self, within: Interval | None = None) -> dict[Interval, tuple[int, tuple[OutputFile, ...]]]:
         """Return the current output of each interval: the id of its commit, and the files.
 
-        Only commits of kind `interval` make output; the newest one of an interval counts, also if it is dropped. Output
-        that a commit with `replace_overlapping` replaced, or that a rewind retracted, is not current. The method reads
-        one file for each interval whose commit is dropped.
+        `within`: Only of intervals that lie wholly within this span. One file is read for each interval whose commit is
+        dropped.
         """
-        return self._with_files([f for f in last_facts(self._facts(None)) if f.kind == "interval"])
-
-    def current_outputs_within(self, span: Interval) -> dict[Interval, tuple[int, tuple[OutputFile, ...]]]:
-        """Return the current output of each interval that lies wholly within the span.
-
-        The value of an interval is the id of the commit that made its output, and the output files.
-        """
-        last = [f for f in last_facts(self._facts(span)) if f.kind == "interval"]
-        return self._with_files([f for f in last if span.start <= f.interval.start and f.interval.end <= span.end])
-
-    def _with_files(self, facts: list[Fact]) -> dict[Interval, tuple[int, tuple[OutputFile, ...]]]:
+        facts = [f for f in last_facts(self.facts(within)) if f.kind == "interval"]
+        if within is not None:
+            facts = [f for f in facts if within.start <= f.interval.start and f.interval.end <= within.end]
         whole = {c.id: c.content.outputs for c in self.completed()}
         there = at_once(self.entries.outputs, [f for f in facts if f.id not in whole])
         files = whole | dict(zip((f.id for f in facts if f.id not in whole), there, strict=True))
         return {f.interval: (f.id, files[f.id]) for f in facts}
 
-    def publications(self) -> list[tuple[Interval, int]]:
-        """Return every change of an interval's output, in the order of commits, from a listing of all settled files.
-
-        A commit makes the output of its own interval. With `replace_overlapping`, it also replaces the output of the
-        overlapping intervals with other boundaries, which then have no output. A rewind may retract the output of later
-        intervals.
-        """
-        told = [f for f in self._facts(None) if f.kind in ("interval", "replaced")]
-        return [(f.interval, f.id) for f in sorted(told, key=lambda f: (f.id, f.kind == "interval", f.interval))]
-
-    def all_facts(self) -> list[Fact]:
-        """Return a `Fact` for each commit and its interval, and for each interval whose output a commit replaced.
-
-        The facts come from a listing of `settled/commits/`; no record is read.
-        """
-        return self._facts(None)
-
-    def _facts(self, interval: Interval | None) -> list[Fact]:
-        """Return the facts about the intervals that overlap `interval`; None: about all intervals.
-
-        A `Fact` names an interval and a commit: the commit's own interval, or another interval whose output the commit
-        replaced.
-        """
+    def facts(self, interval: Interval | None) -> list[Fact]:
+        """Return the facts about the intervals that overlap `interval`; None: about all intervals, from a listing."""
         if not self.head_id:
             return []
         if self.entries.lists_late and (interval is None or interval.end - interval.start > LISTED_AT_ONCE):
@@ -357,7 +284,8 @@ class Log:
         return judged if judged in self.quarantined else None
 
 
-def _shrunk(checkpoint_id: int) -> CorruptRecord:
+def shrunk(checkpoint_id: int) -> CorruptRecord:
+    """Return the error about a retained checkpoint whose record is a tombstone."""
     return CorruptRecord(
         f"{paths.record(checkpoint_id)} does not contain a whole record, but the newest record retains its checkpoint\n"
         "Put it back from a backup"

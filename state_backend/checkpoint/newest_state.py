@@ -23,7 +23,7 @@ def is_superseded(log: Log, candidate: Record | Kept) -> bool:
 
     A dropped later commit counts too: otherwise retention would bring back the result that the later commit replaced.
     """
-    return any(log.quarantine_above(n) is None for n in log.superseding(candidate))
+    return any(log.quarantine_above(n) is None for s in log.summary.superseded if s.id == candidate.id for n in s.by)
 
 
 def supersedes(new: Record, old: Kept) -> bool:

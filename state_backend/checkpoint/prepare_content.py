@@ -14,7 +14,8 @@ from dataclasses import field, replace
 from typing import Protocol, TypeVar
 
 from state_backend.checkpoint.clean_up_dropped import rewritten_outputs
-from state_backend.checkpoint.coordinator import Coordinator
+from state_backend.checkpoint.location import Location
+from state_backend.checkpoint.prepared_attempts import create_prepared
 from state_backend.formats import paths, record_codec
 from state_backend.ports.storage import Storage
 from state_backend.shard.manifest import INLINE_MANIFESTS_BYTES, plan_ref
@@ -157,14 +158,13 @@ def entries_of(acks: Sequence[ShardAck]) -> int:
 
 
 def prepare(
-    storage: Storage,
+    at: Location,
     made: Content,
     acks: Sequence[ShardAck],
     *,
     h0: int,
     base: Sequence[ShardRef] = (),
     first_task: int = 0,
-    coordinator: Coordinator | None = None,
 ) -> Prepared:
     """Write `prepared.json` for an attempt, and the manifest files that do not fit into a record."""
     check_whole([ack.summary.key_groups for ack in acks], made.max_parallelism)
@@ -173,13 +173,13 @@ def prepare(
         made,
         totals=_totals(acks, outputs, made.states),
         digest=digest_of(acks),
-        shards=_refs(acks, base, made.attempt, storage, first_task),
+        shards=_refs(acks, base, made.attempt, at.storage, first_task),
         outputs=outputs,
         durations_us={**made.durations_us, **slowest(acks)},
         worker_pids=tuple(ack.pid for ack in acks),
     )
     prepared = Prepared(h0=h0, content=content, written=_written(content, acks))
-    return (coordinator or Coordinator(storage, made.pipeline)).prepare(prepared)
+    return create_prepared(at, prepared)
 
 
 def _written(content: Content, acks: Sequence[ShardAck]) -> tuple[Handle, ...]:

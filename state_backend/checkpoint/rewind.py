@@ -32,12 +32,17 @@ from datetime import datetime
 from typing import Any
 
 from state_backend.adapters.open_storage import open_storage
+from state_backend.checkpoint.begin_attempt import Begun, begin_restore
 from state_backend.checkpoint.choose_base import Discarded, discarded_by, intervals_of, kept, lines_of, why_stale
-from state_backend.checkpoint.coordinator import Begun, CommitResult, Coordinator
+from state_backend.checkpoint.clean_up_dropped import clean_up
+from state_backend.checkpoint.commit_attempt import CommitResult, commit
+from state_backend.checkpoint.find_checkpoint import id_of
 from state_backend.checkpoint.forgotten_keys import check_target, forgets_of
 from state_backend.checkpoint.leases import holding
+from state_backend.checkpoint.location import Location, locate
 from state_backend.checkpoint.log import Log, interval_of, read_log
 from state_backend.checkpoint.newest_state import valid_states
+from state_backend.checkpoint.prepared_attempts import create_prepared, load_prepared
 from state_backend.checkpoint.savepoints import check_unclaimed, native_manifest, read_savepoint
 from state_backend.checkpoint.trials import check_no_trial
 from state_backend.formats import paths
@@ -51,6 +56,7 @@ from state_backend.values.intervals import Interval, format_instant, to_ms
 from state_backend.values.marks import Savepoint
 from state_backend.values.operation_parameters import Fork, Restore
 from state_backend.values.records import (
+    NO_PERMISSIONS,
     Content,
     Permissions,
     Prepared,
@@ -93,7 +99,7 @@ class RewindPlan:
 def plan_rewind(
     log: Log,
     target: int,
-    permissions: Permissions = Permissions(),  # noqa: B008
+    permissions: Permissions = NO_PERMISSIONS,
     *,
     retract_output: bool = False,
 ) -> RewindPlan:
@@ -116,9 +122,9 @@ def plan_rewind(
 
 def plan_restore(request: Restore) -> tuple[Log, RewindPlan]:
     """Return the log of a pipeline, and the plan of the rewind that a request asks for."""
-    coordinator = Coordinator.of(request.root, str(request.pipeline))
-    log, permissions = coordinator.log(), request.of_record("")["permissions"]
-    target = coordinator.id_of(str(request.checkpoint))
+    at = locate(request.root, str(request.pipeline))
+    log, permissions = read_log(at.storage), request.of_record("")["permissions"]
+    target = id_of(at, str(request.checkpoint))
     return log, plan_rewind(log, target, permissions, retract_output=request.retract_output)
 
 
@@ -134,15 +140,15 @@ def describe_rewind(plan: RewindPlan) -> dict[str, Any]:
 
 def restore_checkpoint(request: Restore, plan: RewindPlan) -> dict[str, Any]:
     """Carry out a plan of `plan_restore`. Return the new checkpoint, and the plan, as JSON values."""
-    coordinator = Coordinator.of(request.root, plan.target.content.pipeline)
+    at = locate(request.root, plan.target.content.pipeline)
     made = rewind(
-        coordinator,
+        at,
         plan.target.id,
         agreed=frozenset(d.id for d in plan.discards),
         retract_output=request.retract_output,
         **request.of_record("rewind"),
     )
-    coordinator.clean_up()
+    clean_up(at.storage, made.log)
     return {"checkpoint": made.id, **describe_rewind(plan)}
 
 
@@ -153,7 +159,7 @@ def committed_after(log: Log, end: datetime) -> Rerun | None:
     retention has dropped. If a user ran only the intervals of retained checkpoints again, the missing intervals between
     them would be gaps.
     """
-    later = [i for i in log.committed_intervals() if i.end > end]
+    later = {f.interval for f in log.facts(None) if f.kind != "replaced" and f.interval.end > end}
     return Rerun(first=end, last=max(end, *(i.start for i in later))) if later else None
 
 
@@ -197,12 +203,12 @@ def _ranges(ids: list[int]) -> str:
 
 
 def rewind(
-    coordinator: Coordinator,
+    at: Location,
     target: int,
     *,
     run: RunRef,
     attempt: str,
-    permissions: Permissions = Permissions(),  # noqa: B008
+    permissions: Permissions = NO_PERMISSIONS,
     agreed: frozenset[int] | None = None,
     retract_output: bool = False,
 ) -> CommitResult:
@@ -212,9 +218,9 @@ def rewind(
     rewind copies no file: the new record names the files of `target`. The caller publishes and cleans up as after any
     commit.
     """
-    begun = begun_before(coordinator, attempt)
+    begun = begun_before(at, attempt)
     if begun is None:
-        log = coordinator.log()
+        log = read_log(at.storage)
         plan = plan_rewind(log, target, permissions, retract_output=retract_output)
         more = sorted({d.id for d in plan.discards} - agreed) if agreed is not None else []
         if more:
@@ -232,23 +238,23 @@ def rewind(
             permissions=replace(permissions, replace_overlapping=retract_output),
             shards=plan.target.content.shards,
         )
-        coordinator.prepare(Prepared(h0=log.head_id, content=content))
+        create_prepared(at, Prepared(h0=log.head_id, content=content))
     elif begun.base_id != target:
         raise UsageError(
             f"attempt {attempt} began to go back to checkpoint {begun.base_id}, not {target}; use a new uuid"
         )
-    return coordinator.commit(attempt)
+    return commit(at, attempt)
 
 
 def fork(
     source: Storage,
     target: int | Savepoint,
-    into: Coordinator,
+    into: Location,
     *,
     run: RunRef,
     attempt: str,
     pipeline_start_ms: int | None = None,
-    permissions: Permissions = Permissions(),  # noqa: B008
+    permissions: Permissions = NO_PERMISSIONS,
     parallelism: int = 8,
 ) -> CommitResult:
     """Make a checkpoint or a native savepoint the state of another pipeline.
@@ -256,7 +262,7 @@ def fork(
     The storage links or copies the files. The source stays unchanged, except for a lease during the copy.
     """
     if begun_before(into, attempt) is None:
-        content, manifests, begun = _plan_fork(source, target, into, pipeline_start_ms, permissions, attempt)
+        content, manifests, begun = _plan_fork(source, target, into, pipeline_start_ms, permissions)
         # An earlier call with this attempt's uuid may have left files. File names contain a task number: with the
         # number of these files as task number, this call's names do not exist yet.
         task = sum(1 for _ in into.storage.list(f"{paths.SHARED}{attempt}/"))
@@ -272,13 +278,12 @@ def fork(
             pipeline=into.pipeline,
             run=run,
             attempt=attempt,
-            base_id=None,
             permissions=permissions,
             shards=write_manifests(taken, attempt, into.storage, task=task),
         )
         saved = target.savepoint if isinstance(target, Savepoint) else None
-        into.prepare(Prepared(h0=begun.h0, content=replace(made, restored_from=saved)))
-    return into.commit(attempt)
+        create_prepared(into, Prepared(h0=begun.h0, content=replace(made, restored_from=saved)))
+    return commit(into, attempt)
 
 
 def fork_state(request: Fork) -> dict[str, Any]:
@@ -288,14 +293,14 @@ def fork_state(request: Fork) -> dict[str, Any]:
         source = open_storage(request.savepoint)
         target = read_savepoint(source)
     elif request.pipeline is not None:
-        coordinator = Coordinator.of(request.root, request.pipeline)
-        source, target = coordinator.storage, coordinator.id_of(request.checkpoint)
+        from_ = locate(request.root, request.pipeline)
+        source, target = from_.storage, id_of(from_, request.checkpoint)
     else:
         raise UsageError("give either --pipeline NAME or --savepoint URL")
-    into = Coordinator.of(request.root if request.fork_root is None else request.fork_root, request.fork_as)
+    into = locate(request.root if request.fork_root is None else request.fork_root, request.fork_as)
     start_ms = None if request.start is None else to_ms(parse_instant("--from", request.start))
     of_record = request.of_record("fork")
-    content, *_ = _plan_fork(source, target, into, start_ms, of_record["permissions"], attempt="")
+    content, *_ = _plan_fork(source, target, into, start_ms, of_record["permissions"])
     said = {
         "pipeline": request.fork_as,
         "of": source.url,
@@ -312,10 +317,9 @@ def fork_state(request: Fork) -> dict[str, Any]:
 def _plan_fork(
     source: Storage,
     target: int | Savepoint,
-    into: Coordinator,
+    into: Location,
     pipeline_start_ms: int | None,
     permissions: Permissions,
-    attempt: str,
 ) -> tuple[Content, Callable[[], Iterator[ShardManifest]], Begun]:
     """Return the content that a fork gives to the pipeline `into`, and what its copy needs. Only reads."""
     if into.storage.url == source.url:
@@ -326,7 +330,7 @@ def _plan_fork(
     content, manifests = _source(source, target, into.storage.url, permissions)
     if pipeline_start_ms is not None:
         content = replace(content, pipeline_start_ms=pipeline_start_ms)
-    begun = into.begin_restore(content, pipeline_start_ms=content.pipeline_start_ms, attempt=attempt)
+    begun = begin_restore(into, content, pipeline_start_ms=content.pipeline_start_ms)
     _check_free(into, content)
     return content, manifests, begun
 
@@ -337,9 +341,9 @@ def as_restored(
     pipeline: str,
     run: RunRef,
     attempt: str,
-    base_id: int | None,
-    permissions: Permissions,
-    shards: tuple[ShardRef, ...],
+    base_id: int | None = None,
+    permissions: Permissions = NO_PERMISSIONS,
+    shards: tuple[ShardRef, ...] = (),
 ) -> Content:
     """Return the content of a `restore` record that has the state, time and source position of `content`.
 
@@ -397,18 +401,18 @@ def take_over(
     )
 
 
-def begun_before(coordinator: Coordinator, attempt: str) -> Content | Tombstone | None:
+def begun_before(at: Location, attempt: str) -> Content | Tombstone | None:
     """Return what an earlier call with this attempt prepared or committed; None if it did neither."""
-    log = coordinator.log()
+    log = read_log(at.storage)
     entry = log.of_attempt(attempt)
     if entry is not None:
         return entry.content if isinstance(entry, Record) else entry
     sweep = log.abandoned_by(attempt)
     if sweep is not None:
-        raise Swept(f"{coordinator.pipeline}: sweep {sweep} abandoned attempt {attempt}; use a new uuid")
-    if coordinator.storage.stat(paths.prepared(attempt)) is None:
+        raise Swept(f"{at.pipeline}: sweep {sweep} abandoned attempt {attempt}; use a new uuid")
+    if at.storage.stat(paths.prepared(attempt)) is None:
         return None
-    return coordinator.load_prepared(attempt).content
+    return load_prepared(at, attempt).content
 
 
 def _source(
@@ -428,9 +432,9 @@ def _source(
     return target.content, lambda: (native_manifest(target, n, source) for n in range(target.content.parallelism))
 
 
-def _check_free(into: Coordinator, content: Content) -> None:
+def _check_free(into: Location, content: Content) -> None:
     """Raise `UsageError` if the pipeline has results that the fork would replace or make stale."""
-    overlapping = [e for e in into.log().commits() if content.interval.start < interval_of(e).end]
+    overlapping = [e for e in read_log(into.storage).commits() if content.interval.start < interval_of(e).end]
     if overlapping:
         newest = max(overlapping, key=lambda e: e.id)
         raise UsageError(

@@ -26,7 +26,7 @@ of the log: then the newest record is missing, and its files look like orphans. 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from itertools import count
@@ -35,11 +35,10 @@ from uuid import uuid4
 
 from state_backend.adapters.open_storage import join_url, open_storage
 from state_backend.checkpoint.append_record import append
-from state_backend.checkpoint.clean_up_dropped import delete_file
-from state_backend.checkpoint.coordinator import Coordinator
+from state_backend.checkpoint.clean_up_dropped import clean_up, delete_file
 from state_backend.checkpoint.end_of_log import last_marked
 from state_backend.checkpoint.fresh_listing import note_names
-from state_backend.checkpoint.log import Log, read_log, read_on
+from state_backend.checkpoint.log import Log, attempt_of, read_log, read_on
 from state_backend.checkpoint.parallel import at_once
 from state_backend.checkpoint.record_reader import Fact, read_settled
 from state_backend.checkpoint.settled_files import rebuild_settled
@@ -162,7 +161,7 @@ def plan_sweep(
     """
     _check_end_of_log(files, log)
     oldest_ms = now_ms - min_age_ms
-    finished = log.ended_attempts({a for f in files if (a := _attempt_of(f.path)) is not None})
+    finished = _ended(log, {a for f in files if (a := _attempt_of(f.path)) is not None})
     alive = {a for f in files if f.modified_ms > oldest_ms and (a := _attempt_of(f.path)) is not None} - finished
     outdated, kept = _outdated_marks(files, log), {k.attempt for k in log.kept}
     abandon, delete, unknown = set(), [], []
@@ -230,7 +229,7 @@ def _sweep(
         unknown = tuple(info.path for info in storage.list("") if paths.kind_of(info.path) is None)
         plan = SweepPlan(abandon=(), delete=(), unknown=unknown)
         return SweepResult(plan=plan, record=None, deleted_files=0, deleted_bytes=0, shrunk=(), rebuilt=rebuilt)
-    cleaned = None if dry_run else Coordinator(storage, pipeline).clean_up()
+    cleaned = None if dry_run else clean_up(storage)
     if now_ms is None:
         now_ms = storage_now_ms(storage, dry_run=dry_run)
     files = list(storage.list(""))
@@ -378,6 +377,18 @@ def _attempt_of(path: str) -> str | None:
     return paths.attempt_of(path) if paths.kind_of(path) in _OF_ATTEMPTS else None
 
 
+def _ended(log: Log, asked: Collection[str]) -> set[str]:
+    """Return every attempt that was committed or abandoned.
+
+    A listing of settled files may be some seconds old, so the attempts in `asked` are looked up by name too.
+    """
+    if not log.head_id:
+        return set()
+    near = [log.entries[n] for n in sorted({log.head_id, *log.retained, *log.summary.dropping})]
+    own = {attempt_of(e) for e in near if not isinstance(e, SweepRecord)}
+    return own.union(log.entries.all_ended(asked), *(e.abandoned for e in near if isinstance(e, SweepRecord)))
+
+
 def _outdated_marks(files: Sequence[FileInfo], log: Log) -> set[str]:
     """Return the paths of files in `published/` and `validated/` that are no longer needed.
 
@@ -385,7 +396,9 @@ def _outdated_marks(files: Sequence[FileInfo], log: Log) -> set[str]:
     replaced the output. A file in `validated/` says that a checkpoint passed validation; it is not needed once the
     checkpoint is no longer retained.
     """
-    told = log.publications()
+    # In the order of commits: in `dict(told)`, the last change of an interval's output stays.
+    facts = sorted(log.facts(None), key=lambda f: (f.id, f.kind == "interval", f.interval))
+    told = [(f.interval, f.id) for f in facts if f.kind in ("interval", "replaced")]
     validated = {f.path: mark[0] for f in files if (mark := paths.validated_id(f.path)) is not None}
     return {path for path, n in validated.items() if n <= log.head_id and n not in log.retained} | {
         paths.published(interval, n) for interval, n in {*told} - {*dict(told).items()}

@@ -23,7 +23,9 @@ def find_state(
 ) -> StateSource:
     """Find the state that a user names, and the status of the checkpoint."""
     # These imports bring Arrow and RocksDB, which `cairn.command` need not load to print a help.
-    from state_backend.checkpoint.coordinator import Coordinator
+    from state_backend.checkpoint.find_checkpoint import find_checkpoint
+    from state_backend.checkpoint.location import Location
+    from state_backend.checkpoint.prepared_attempts import load_prepared
     from state_backend.checkpoint.savepoints import read_savepoint
     from state_backend.inspection.describe import state_of
     from state_backend.inspection.state_table import StateSource
@@ -44,8 +46,8 @@ def find_state(
             return StateSource.of_savepoint(path, read_savepoint(storage))
         else:
             path = join_url(path, pipeline)
-    coordinator = Coordinator(open_storage(path), pipeline)
+    at = Location(root=path.rstrip("/").rpartition("/")[0], pipeline=pipeline, storage=open_storage(path))
     if attempt is not None:
-        return StateSource(url=path, content=coordinator.load_prepared(attempt).content, checkpoint_id=0)
-    log, record = coordinator.find(checkpoint)
+        return StateSource(url=path, content=load_prepared(at, attempt).content, checkpoint_id=0)
+    log, record = find_checkpoint(at, checkpoint)
     return replace(StateSource.of_record(path, record), status=state_of(log, record))

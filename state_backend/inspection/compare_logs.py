@@ -101,7 +101,7 @@ def made_within(log: Log, span: Interval) -> dict[Interval, Made]:
         return {}
     found = {}
     states = {interval_of(e): e for e in log.commits_near(span) if log.quarantine_above(e.id) is None}
-    for interval, (n, files) in log.current_outputs_within(span).items():
+    for interval, (n, files) in log.current_outputs(span).items():
         entry = log.entries[n]
         assert not isinstance(entry, SweepRecord) and interval_of(entry) == interval
         state = states.get(interval, entry)

@@ -16,7 +16,7 @@ from typing import Any
 import pyarrow as pa
 
 from state_backend.checkpoint.dropped_checkpoint import check_retained, telling_drops
-from state_backend.checkpoint.log import Log, attempt_of, base_of, kind_of, run_of
+from state_backend.checkpoint.log import Log, attempt_of, base_of, kind_of, run_of, shrunk
 from state_backend.checkpoint.parallel import at_once
 from state_backend.formats.rocksdb_table import UnknownTable
 from state_backend.inspection.describe import code_name, plain, source_of, start_and_end, state_of
@@ -133,7 +133,7 @@ class _Steps:
         """
         missing = sorted({*ids} - self._contents.keys())
         try:
-            self._contents |= self._log.contents(missing)
+            self._contents |= _contents(self._log, missing)
         except CorruptRecord:
             for n in missing:
                 check_retained(self._storage, n)
@@ -313,3 +313,16 @@ def _instants(times_ms: list[int]) -> list[str]:
 
 def _plain_rows(rows: pa.Table | None) -> list[dict[str, Any]] | None:
     return None if rows is None else plain(rows.to_pylist())
+
+
+def _contents(log: Log, ids: Sequence[int]) -> dict[int, Content]:
+    """Return the contents of retained checkpoints, read in parallel.
+
+    Faster than `Log.whole`, because the records' lists of other checkpoints are not decoded.
+    """
+    found = {}
+    for n, content in zip(ids, at_once(log.entries.content, ids), strict=True):
+        if content is None:
+            raise shrunk(n)
+        found[n] = content
+    return found

@@ -93,7 +93,7 @@ print(json.dumps([sorted(before), sorted({*sys.modules} - before), threading.act
     done = subprocess.run([sys.executable, "-c", code], check=False, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     elsewhere, there, threads = json.loads(done.stdout.splitlines()[-1])
-    needed = {"state_backend.checkpoint.coordinator", "cairn_operators.predecessor"}
+    needed = {"state_backend.checkpoint.commit_attempt", "cairn_operators.predecessor"}
     assert needed <= {*there} and not needed & {*elsewhere} and threads == 1
     heavy = {*HEAVY} - {"pyarrow", "state_backend"}
     found = [name for name in there if any(name == h or name.startswith(f"{h}.") for h in heavy)]

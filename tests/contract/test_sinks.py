@@ -42,7 +42,6 @@ from typer.testing import CliRunner
 from cairn import Interval, Pipeline, sinks
 from cairn.command.cli import app
 from cairn.errors import SinkFailed, StateUnusable, UsageError
-from cairn.operations.coordinator_of import coordinator_of
 from cairn.sinks.postgres import wider_type
 from cairn.sinks.table_sink import (
     Owner,
@@ -56,7 +55,6 @@ from cairn.sinks.table_sink import (
 )
 from cairn.testing import PipelineTester
 from state_backend.adapters.open_storage import open_storage
-from state_backend.checkpoint.coordinator import Coordinator
 from state_backend.checkpoint.log import read_log
 from state_backend.checkpoint.rewind import rewind
 from state_backend.values.records import OutputFile, Permissions, RunRef
@@ -75,6 +73,7 @@ from tests.support.clicks_table import (
     run_hours,
     sink_of,
 )
+from tests.support.coordinator import Coordinator, coordinator_of
 from tests.support.postgres_server import postgres_server
 from tests.support.s3_server import BUCKET, SEAWEEDFS, s3_server
 from tests.support.tiers import ALL, REPOSITORY, at_tier
@@ -331,7 +330,7 @@ def restored(tester: PipelineTester, target: int) -> Coordinator:
     """The pipeline went back to a checkpoint, and retracted the output of later intervals. Nobody has called the sink."""
     coordinator = coordinator_of(tester.pipeline, tester.root)
     run = RunRef(run_id="restore", clear_number=0, try_number=1)
-    rewind(coordinator, target, run=run, attempt=str(uuid.uuid4()), retract_output=True)
+    rewind(coordinator.at, target, run=run, attempt=str(uuid.uuid4()), retract_output=True)
     coordinator.clean_up()
     return coordinator
 
@@ -428,7 +427,7 @@ class History:
         alone = all(interval.start >= end for interval, _ in log.outputs_after(end))
         try:
             rewind(
-                self.coordinator,
+                self.coordinator.at,
                 target,
                 run=RunRef(run_id="restore", clear_number=0, try_number=1),
                 attempt=str(uuid.uuid4()),

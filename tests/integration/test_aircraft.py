@@ -11,7 +11,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from cairn.data_sources.keyed_state import KeyedState
-from cairn.operations.coordinator_of import coordinator_of
 from cairn.operations.intervals.plan_range import Progress
 from cairn.operations.intervals.run_interval import run_interval
 from cairn.operations.intervals.run_intervals import Outcome, run_intervals
@@ -20,6 +19,7 @@ from pipelines.aircraft import AIRCRAFT
 from pipelines.land_flights import land
 from state_backend.values.records import Record
 from tests.oracles.aircraft import Expected, expected, row_order
+from tests.support.coordinator import coordinator_of
 from tests.support.validating import validate_checkpoint
 
 if TYPE_CHECKING:

@@ -10,7 +10,6 @@ import pytest
 from pyspark.sql.types import Row
 
 from cairn.data_sources.keyed_state import KeyedState
-from cairn.operations.coordinator_of import coordinator_of
 from cairn.operations.intervals.run_interval import run_interval
 from cairn.operations.savepoints.take_savepoint import take_savepoint
 from cairn.pipeline import Pipeline
@@ -19,6 +18,7 @@ from state_backend.formats import paths
 from state_backend.shard.changelog_store import ChangelogOptions
 from state_backend.shard.manifest import manifest_of
 from state_backend.values.records import Record, ShardManifest
+from tests.support.coordinator import coordinator_of
 from tests.support.counting import DAYS, Counting, counting, day
 from tests.support.validating import validate_checkpoint
 

@@ -29,11 +29,11 @@ import pytest
 from cairn.spark import session as spark_session
 from local_stack.owned_process import command_line
 from state_backend.adapters.open_storage import open_storage
-from state_backend.checkpoint.coordinator import Coordinator
 from state_backend.values.errors import StateUnusable
 from state_backend.values.operation_parameters import ProcessInterval, Request, TakeSavepoint, Validate
 from state_backend.values.records import Record, RunRef
 from tests.conformance.generator import cairn_alone
+from tests.support.coordinator import Coordinator
 from tests.support.drivers import words_of
 from tests.support.local_stack import SparkConnectServer
 from tests.support.reading import read_output

@@ -14,7 +14,6 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, EqualTo, InputP
 
 from cairn.data_sources.keyed_state import KeyedState
 from cairn.data_sources.state_selection import plan_read
-from cairn.operations.coordinator_of import coordinator_of
 from cairn.operations.intervals.run_interval import run_interval
 from cairn.operations.savepoints.take_savepoint import take_savepoint
 from cairn.pipeline import Pipeline
@@ -22,6 +21,7 @@ from state_backend.adapters.open_storage import join_url
 from state_backend.inspection import describe
 from state_backend.values.retention import KeepLast
 from tests.support.both_engines import NAME, comparable, read_states
+from tests.support.coordinator import coordinator_of
 from tests.support.counting import DAYS, START, counting, day
 from tests.support.differential_processors import (
     TYPED_KEY,

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from cairn.command.cli import app
 from cairn.command.new_pipeline import INTERFACES, Form
 from state_backend.adapters.open_storage import open_storage
-from state_backend.checkpoint.coordinator import Coordinator
+from tests.support.coordinator import Coordinator
 from tests.support.layout import copy_layout, run_there
 from tests.support.printed_commands import run_printed
 

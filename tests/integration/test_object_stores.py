@@ -15,7 +15,6 @@ from uuid import uuid4
 
 import pytest
 
-from cairn.operations.coordinator_of import coordinator_of
 from state_backend.adapters import azure_storage, gcs_storage, s3_storage
 from state_backend.adapters.object_store import ObjectStore, Patience
 from state_backend.adapters.open_storage import open_storage
@@ -31,6 +30,7 @@ from state_backend.values.errors import (
     UnknownOutcome,
     UsageError,
 )
+from tests.support.coordinator import coordinator_of
 from tests.support.counting import DAYS, day
 from tests.support.faulty_proxy import Answer, FaultKind, FaultyProxy, Request
 from tests.support.server_crash import STORES, Store

@@ -16,7 +16,6 @@ from pyspark.sql.types import Row, StructType
 
 from cairn.data_sources.keyed_output import KeyedOutput
 from cairn.data_sources.keyed_state import KeyedState
-from cairn.operations.coordinator_of import coordinator_of
 from cairn.operations.intervals.run_interval import run_interval
 from cairn.operations.savepoints.take_savepoint import consolidate_checkpoint, take_savepoint
 from cairn.pipeline import Interval
@@ -25,6 +24,7 @@ from state_backend.adapters.rocks import EngineOptions
 from state_backend.shard.manifest import manifest_of
 from state_backend.values import errors
 from state_backend.values.records import Record, ShardManifest
+from tests.support.coordinator import coordinator_of
 from tests.support.counting import DAYS, INPUT_SCHEMA, Counting, counting, day, read_days
 
 if TYPE_CHECKING:

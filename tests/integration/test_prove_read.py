@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from cairn.operations.coordinator_of import coordinator_of
 from cairn.operations.intervals.run_interval import run_interval
 from cairn.operations.intervals.run_intervals import run_intervals
 from cairn.pipeline import Interval
 from cairn.spark.session import FRESH_TABLES
 from state_backend.values.errors import SourceError
+from tests.support.coordinator import coordinator_of
 from tests.support.counting import INPUT_SCHEMA, counting, day
 
 if TYPE_CHECKING:

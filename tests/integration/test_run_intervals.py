@@ -14,7 +14,6 @@ import pytest
 from typer.testing import CliRunner
 
 from cairn.command.cli import app
-from cairn.operations.coordinator_of import coordinator_of
 from cairn.operations.intervals.plan_range import Progress
 from cairn.operations.intervals.run_interval import run_interval
 from cairn.operations.intervals.run_intervals import Outcome, plan_intervals, run_intervals
@@ -23,6 +22,7 @@ from cairn.spark.session import collect_once
 from state_backend.values.operation_parameters import ProcessInterval
 from state_backend.values.records import RunRef
 from state_backend.values.retention import KeepLast
+from tests.support.coordinator import coordinator_of
 from tests.support.counting import DAYS, INPUT_SCHEMA, counting, day
 from tests.support.drivers import driven
 from tests.support.ranges import files, made, ran

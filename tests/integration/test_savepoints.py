@@ -16,7 +16,6 @@ from typer.testing import CliRunner
 
 from cairn.command.cli import app
 from cairn.data_sources.keyed_state import KeyedState
-from cairn.operations.coordinator_of import coordinator_of
 from cairn.operations.intervals.run_interval import run_interval
 from cairn.operations.savepoints.restore_savepoint import restore_savepoint
 from cairn.operations.savepoints.take_savepoint import take_savepoint
@@ -25,6 +24,7 @@ from state_backend.adapters.open_storage import join_url
 from state_backend.values import errors
 from state_backend.values.operation_parameters import Restore, TakeSavepoint
 from state_backend.values.records import Record
+from tests.support.coordinator import coordinator_of
 from tests.support.counting import DAYS, Counting, counting, day, read_days
 from tests.support.drivers import driven
 from tests.support.tiers import long_after

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from cairn.operations.coordinator_of import coordinator_of
 from cairn.operations.intervals.run_interval import run_interval
 from cairn.operations.savepoints.streaming import continue_from_savepoint, from_streaming_checkpoint, initial_state_of
 from cairn.operations.savepoints.take_savepoint import take_savepoint
@@ -22,6 +21,7 @@ from state_backend.values.errors import SourceError, StateSchemaError, UsageErro
 from state_backend.values.intervals import from_ms
 from state_backend.values.records import Record
 from tests.support.both_engines import NAME, Both, pipeline_of, read_rows, read_states
+from tests.support.coordinator import coordinator_of
 from tests.support.differential_processors import (
     KEY,
     RESULT_SCHEMA,

@@ -24,7 +24,6 @@ from typer.testing import CliRunner
 from cairn.command.cli import app
 from cairn.data_sources import keyed_state
 from cairn.data_sources.keyed_state import KeyedState
-from cairn.operations.coordinator_of import coordinator_of
 from cairn.operations.intervals.plan_interval import Attempt
 from cairn.operations.intervals.process_interval import process_interval
 from cairn.operations.intervals.run_interval import run_interval
@@ -35,9 +34,11 @@ from cairn.testing import PipelineTester
 from pipelines.aircraft import AIRCRAFT, READ_SCHEMA
 from state_backend.adapters.local_storage import LocalStorage
 from state_backend.adapters.open_storage import join_url
+from state_backend.checkpoint.location import locate
 from state_backend.checkpoint.savepoints import read_savepoint
 from state_backend.values import errors
 from state_backend.values.records import Record, RunRef
+from tests.support.coordinator import coordinator_of
 from tests.support.counting import DAYS, START, counting, day, read_days
 from tests.support.tiers import long_after
 from tests.support.validating import validate_attempt, validate_checkpoint, validate_savepoint
@@ -526,7 +527,7 @@ def test_a_wrong_expectation_is_not_bad_data(spark: SparkSession, three_days: tu
 def prepare(spark: SparkSession, pipeline: Pipeline, n: int, root: str) -> str:
     attempt = f"attempt-of-day-{n}"
     run = RunRef(run_id=f"run-{n}", clear_number=0, try_number=1)
-    process_interval(spark, pipeline, root, Attempt(id=attempt, interval=day(n), run=run))
+    process_interval(spark, pipeline, locate(root, pipeline.name), Attempt(id=attempt, interval=day(n), run=run))
     return attempt
 
 

@@ -38,7 +38,6 @@ from state_backend.checkpoint import log as logs
 from state_backend.checkpoint import newest_state as newest_states
 from state_backend.checkpoint import record_reader as readers
 from state_backend.checkpoint import sweep_files as sweeping
-from state_backend.checkpoint.coordinator import Coordinator
 from state_backend.checkpoint.forgotten_keys import forgets_of
 from state_backend.checkpoint.log import Log
 from state_backend.checkpoint.record_reader import Fact
@@ -63,6 +62,7 @@ from state_backend.values.records import (
 )
 from state_backend.values.retention import AnyOf, KeepLast, KeepQuarantined
 from tests.support.checkpoints import content, day, files_in, manifest, sst, start_ms
+from tests.support.coordinator import Coordinator
 from tests.support.faulty_storage import FaultyStorage, StaleStorage, StopHere, lost_answer_at, stop_at
 from tests.support.tiers import ALL, at_tier
 
@@ -525,9 +525,7 @@ class Pipelines(RuleBasedStateMachine):
         expected = model.base(interval, gap=gap, stale=stale, replace=replaces)
         begun = self.happens(
             expected if isinstance(expected, str) else "",
-            lambda: house.coordinator().begin(
-                interval, permissions=permissions, pipeline_start_ms=start_ms(), attempt=name
-            ),
+            lambda: house.coordinator().begin(interval, permissions=permissions, pipeline_start_ms=start_ms()),
         )
         if begun is None:
             return None
@@ -770,7 +768,7 @@ class Pipelines(RuleBasedStateMachine):
 
         def go(over: Storage | None = None) -> Any:
             return rewind(
-                house.coordinator(last, over),
+                house.coordinator(last, over).at,
                 target,
                 run=_run(run),
                 attempt=name,
@@ -849,7 +847,7 @@ class Pipelines(RuleBasedStateMachine):
             return fork(
                 house.storage,
                 target,
-                into,
+                into.at,
                 run=_run((name, 0, 1)),
                 attempt=name,
                 permissions=permissions,
@@ -934,7 +932,7 @@ class Pipelines(RuleBasedStateMachine):
 
         def go(over: Storage | None = None) -> Any:
             into = other.coordinator(3, over)
-            return fork(folder, savepoint, into, run=_run((name, 0, 1)), attempt=name, parallelism=1)
+            return fork(folder, savepoint, into.at, run=_run((name, 0, 1)), attempt=name, parallelism=1)
 
         self.settle_fork(other, source, name, go, at, when, Permissions(), known)
 
@@ -1113,7 +1111,6 @@ class Pipelines(RuleBasedStateMachine):
                         interval,
                         permissions=Permissions(),
                         pipeline_start_ms=start_ms(),
-                        attempt="looks",
                     )
                     found: int | str | None = begun.base.id if begun.base else None
                 except CairnError as error:

@@ -36,7 +36,6 @@ from cairn import sinks
 from cairn.command.cli import app
 from cairn.data_sources.keyed_output import KeyedOutput
 from cairn.data_sources.keyed_state import KeyedState
-from cairn.operations.coordinator_of import coordinator_of
 from cairn.operations.output_files import output_files
 from cairn.operations.savepoints import take_savepoint
 from cairn.operations.savepoints.take_savepoint import consolidate_checkpoint
@@ -60,6 +59,7 @@ from state_backend.values.errors import CairnError
 from state_backend.values.intervals import format_instant
 from state_backend.values.records import Record, RunRef, SweepRecord
 from state_backend.values.retention import AnyOf, KeepLast, KeepQuarantined
+from tests.support.coordinator import coordinator_of
 from tests.support.in_process import run_here
 from tests.support.planted_faults import NEWEST_DECIDES_THE_COLUMNS
 from tests.support.tiers import at_tier
@@ -654,7 +654,7 @@ def _highest_id(log: Log, which: Any) -> int | None:
 
 
 FAULTS: dict[str, Mapping[str, Any]] = {
-    "the highest id is the newest": {"state_backend.checkpoint.coordinator.checkpoint_named": _highest_id},
+    "the highest id is the newest": {"state_backend.checkpoint.find_checkpoint.checkpoint_named": _highest_id},
     "the page goes by ids": {
         "cairn_ui.pipeline_overview.newest_of": lambda states: max(states, key=lambda kept: kept.id, default=None)
     },

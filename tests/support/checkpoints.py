@@ -9,7 +9,7 @@ from typing import Any
 import google_crc32c
 
 from state_backend.adapters.memory_storage import MemoryStorage
-from state_backend.checkpoint.coordinator import CommitResult, Coordinator
+from state_backend.checkpoint.commit_attempt import CommitResult
 from state_backend.checkpoint.log import kept_of
 from state_backend.formats import paths, record_codec
 from state_backend.ports.storage import Storage
@@ -38,6 +38,7 @@ from state_backend.values.records import (
     Summary,
     Totals,
 )
+from tests.support.coordinator import Coordinator
 
 START = datetime(2024, 1, 1, tzinfo=UTC)
 DAY = timedelta(days=1)
@@ -166,7 +167,6 @@ class Folder:
                 interval,
                 permissions=changes.get("permissions", Permissions()),
                 pipeline_start_ms=start_ms(),
-                attempt=attempt,
             )
         base_id = changes.pop("base_id", begun.base.id if begun and begun.base else None)
         new = self.storage.create(sst(attempt, self.suffix), f"state of {attempt}".encode())

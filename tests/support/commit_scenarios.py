@@ -13,7 +13,8 @@ from unittest.mock import patch
 
 from state_backend.adapters.memory_storage import MemoryStorage
 from state_backend.checkpoint import append_record as appending
-from state_backend.checkpoint import coordinator as coordinating
+from state_backend.checkpoint import clean_up_dropped as cleaning
+from state_backend.checkpoint import commit_attempt
 from state_backend.checkpoint import sweep_files as sweeping
 from state_backend.formats import paths
 from state_backend.values.errors import (
@@ -130,7 +131,8 @@ class Scenario:
                 stack.enter_context(patch.object(sweeping, "rebuild_settled", nothing_lost))
             if not self.fine:  # a write more after every commit, of what only tells where to begin to read
                 stack.enter_context(patch.object(appending, "note_head", no_note))
-                stack.enter_context(patch.object(coordinating, "note_head", no_note))
+                stack.enter_context(patch.object(commit_attempt, "note_head", no_note))
+                stack.enter_context(patch.object(cleaning, "note_head", no_note))
             return self._explore(**options)
 
     def _explore(self, **options: Any) -> Figures:

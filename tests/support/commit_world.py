@@ -18,7 +18,6 @@ import google_crc32c
 
 from state_backend.adapters.memory_storage import MemoryStorage
 from state_backend.checkpoint import sweep_files as sweeping
-from state_backend.checkpoint.coordinator import Coordinator
 from state_backend.checkpoint.leases import give_back, take_lease
 from state_backend.checkpoint.log import Log, attempt_of
 from state_backend.checkpoint.newest_state import newest_state
@@ -55,6 +54,7 @@ from state_backend.values.records import (
 )
 from state_backend.values.retention import KeepLast, RetentionPolicy
 from tests.support.checkpoints import PIPELINE, content, day, manifest, run, sst, start_ms
+from tests.support.coordinator import Coordinator
 from tests.support.interleavings import GHOST, LATER_MS, NOW_MS, Actor, Contents, Violation
 from tests.support.log_in_memory import log_in_memory
 
@@ -151,9 +151,7 @@ def prepare(
     column: str | None = None,
 ) -> None:
     """One new file of state beside the base's, one of output, then *prepared*. ``column``: the type of the output's only one."""
-    begun = coordinator(storage, DEFAULT_POLICY).begin(
-        interval, permissions=permissions, pipeline_start_ms=start_ms(), attempt=attempt
-    )
+    begun = coordinator(storage, DEFAULT_POLICY).begin(interval, permissions=permissions, pipeline_start_ms=start_ms())
     old = [h for ref in (begun.base.content.shards if begun.base else ()) for h in _manifest(ref, storage.read).handles]
     new = storage.create(sst(attempt), f"state of {attempt}".encode())
     made = manifest([*old, new])
@@ -179,7 +177,7 @@ def one_column(type_: str) -> dict[str, Any]:
 def rewinder(name: str, target: int, attempt: str, policy: RetentionPolicy, *, retracts: bool = False) -> Actor:
     def back(storage: Storage) -> str:
         how: Any = {"run": run(f"run-of-{attempt}"), "attempt": attempt, "retract_output": retracts}
-        return rewind(coordinator(storage, policy), target, **how).outcome
+        return rewind(coordinator(storage, policy).at, target, **how).outcome
 
     stages = (back, *after_commit(policy))
     return Actor(name=name, stages=stages, may=(AttemptLost, UnknownOutcome, StateUnusable), attempt=attempt)
@@ -272,7 +270,7 @@ def careful(checkpoint_id: int, name: str = "careful") -> Actor:
     def begin(storage: Storage) -> str:
         interval = day(checkpoint_id + 1)
         made = coordinator(storage, DEFAULT_POLICY)
-        begun = made.begin(interval, permissions=Permissions(), pipeline_start_ms=start_ms(), attempt="next")
+        begun = made.begin(interval, permissions=Permissions(), pipeline_start_ms=start_ms())
         base_id = begun.base.id if begun.base is not None else None
         must(base_id != checkpoint_id, "nothing begins on what was quarantined", base_id)
         return "begun"
@@ -732,7 +730,7 @@ def _check_bases(made: Coordinator, history: History) -> None:
     for n in range(1, 6):
         expected, found = history.base_for(day(n)), None
         try:
-            begun = made.begin(day(n), permissions=Permissions(), pipeline_start_ms=start_ms(), attempt="next")
+            begun = made.begin(day(n), permissions=Permissions(), pipeline_start_ms=start_ms())
             found = begun.base.id if begun.base is not None else None
         except (StateUnusable, UsageError) as error:
             found = type(error).__name__

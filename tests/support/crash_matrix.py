@@ -31,7 +31,6 @@ from cairn.pipeline import Pipeline
 from state_backend.adapters.local_storage import LocalStorage
 from state_backend.adapters.memory_storage import MemoryStorage
 from state_backend.adapters.rocks import EngineOptions
-from state_backend.checkpoint.coordinator import Coordinator
 from state_backend.checkpoint.log import read_log
 from state_backend.checkpoint.savepoints import read_savepoint
 from state_backend.checkpoint.sweep_files import sweep
@@ -51,6 +50,7 @@ from state_backend.values.operation_parameters import Erase
 from state_backend.values.records import Content
 from state_backend.values.retention import AnyOf, KeepLast, KeepQuarantined
 from tests.support.checkpoints import PIPELINE, START, day
+from tests.support.coordinator import Coordinator
 from tests.support.faulty_storage import Fault as Planned
 from tests.support.faulty_storage import FaultyStorage, StopHere, lost_answer_at, stop_at
 from tests.support.in_process import run_here
@@ -233,7 +233,7 @@ def forgetting(this: Try) -> None:
     home, encoded = Coordinator(this.folders[HOME], PIPELINE, policy=POLICY), [KEYS.encode(("a",))]
     numbers = count()
     forget(
-        home,
+        home.at,
         encoded,
         Erase(root="", pipeline="", key=(), drop_checkpoints=True, on_rerun="filter"),
         EngineOptions(cache_dir=None),
@@ -308,7 +308,7 @@ def without_spark(folders: Folders) -> Iterator[None]:
                 "shard_jobs.write_savepoint",
             )
         ]
-        for module in (*modules, "state_backend.checkpoint.coordinator"):
+        for module in (*modules, "state_backend.checkpoint.location"):
             stack.enter_context(mock.patch(f"{module}.open_storage", opened))
         for operation, first_task in (("restore_savepoint", 70), ("take_savepoint", 0)):
             run = partial(run_here, first_task=first_task)

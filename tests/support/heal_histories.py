@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from state_backend.adapters.open_storage import open_storage
-from state_backend.checkpoint.coordinator import Coordinator
 from state_backend.values.errors import StorageUnavailable
 from tests.support.checkpoints import day
+from tests.support.coordinator import Coordinator
 from tests.support.local_stack import RestError
 from tests.support.tally import Tally, day_of
 from tests.support.waiting import wait_until

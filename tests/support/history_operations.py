@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from cairn import testing
-from cairn.operations.coordinator_of import coordinator_of
 from cairn.operations.export_state import REPORT, export_state
 from cairn.operations.intervals.plan_interval import Attempt
 from cairn.operations.intervals.process_interval import process_interval
@@ -33,6 +32,7 @@ from state_backend.adapters.work_folders import work_folder
 from state_backend.checkpoint import leases
 from state_backend.checkpoint import prepare_content as preparing
 from state_backend.checkpoint.leases import holding
+from state_backend.checkpoint.location import locate
 from state_backend.checkpoint.log import Log, read_log
 from state_backend.checkpoint.rewind import fork, rewind
 from state_backend.checkpoint.sweep_files import sweep
@@ -51,6 +51,7 @@ from state_backend.shard import changelog_store, manifest, snapshot
 from state_backend.values.errors import CairnError, CheckpointDropped, CorruptFile, NotFound, StorageUnavailable
 from state_backend.values.intervals import to_ms
 from state_backend.values.records import Permissions, Record, RunRef
+from tests.support.coordinator import coordinator_of
 from tests.support.counting import START, day
 from tests.support.disturbed_storage import note, noted
 from tests.support.history_oracle import Difference, Oracle, note_origin, read_states, same, savepoints
@@ -161,7 +162,7 @@ def process(work: Work) -> Any:
     process_interval(
         SESSION,
         pipeline,
-        str(work.root),
+        locate(str(work.root), pipeline.name),
         Attempt(
             id=attempt,
             interval=day(run["day"]),
@@ -180,7 +181,7 @@ def commit(work: Work) -> Any:
     pipeline = work.declared(told["pipeline"])
     coordinator = coordinator_of(pipeline, str(work.root), remembers=True)
     result = coordinator.commit(told["attempt"])
-    finish_commit(SESSION, pipeline, coordinator, result.id, str(work.root))
+    finish_commit(SESSION, pipeline, coordinator.at, result.id, result.log)
     return told, result.id, result.outcome
 
 
@@ -195,7 +196,7 @@ def go_back(work: Work) -> Any:
         return None
     allowed = Permissions(allow_stale_base=work.chosen.random() < 0.5, allow_quarantined=work.chosen.random() < 0.1)
     coordinator = coordinator_of(work.declared(name), str(work.root), remembers=True)
-    made = rewind(coordinator, target.id, run=work.run("rewind"), attempt=str(uuid.uuid4()), permissions=allowed)
+    made = rewind(coordinator.at, target.id, run=work.run("rewind"), attempt=str(uuid.uuid4()), permissions=allowed)
     coordinator.publish(None)
     coordinator.clean_up()
     return name, target.id, made.id
@@ -220,7 +221,9 @@ def fork_off(work: Work) -> Any:
     note_origin(work.history, attempt, work.root, name, target.id)
     coordinator = coordinator_of(work.declared(into, work.codes.get(name, 1)), str(work.root))
     source = open_storage(join_url(str(work.root), name))
-    made = fork(source, target.id, coordinator, run=work.run("fork"), attempt=attempt, pipeline_start_ms=to_ms(START))
+    made = fork(
+        source, target.id, coordinator.at, run=work.run("fork"), attempt=attempt, pipeline_start_ms=to_ms(START)
+    )
     coordinator.publish(None)
     coordinator.clean_up()
     return name, target.id, into, made.id
@@ -483,7 +486,7 @@ def finish(work: Work) -> Any:
     """Brings a pipeline to an end: all days that it has are run, if they are not what they should be."""
     name = work.told["pipeline"]
     log = work.log(name)
-    ends = [i.end for i in log.committed_intervals()]
+    ends = [f.interval.end for f in log.facts(None) if f.kind != "replaced"]
     last = (max(ends) - START).days if ends else 0
     if not last:
         return None

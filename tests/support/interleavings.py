@@ -36,8 +36,15 @@ import google_crc32c
 
 from state_backend.adapters.memory_storage import MemoryStorage
 from state_backend.checkpoint import append_record as appending
+from state_backend.checkpoint import (
+    begin_attempt,
+    commit_attempt,
+    find_checkpoint,
+    prepared_attempts,
+    publish_output,
+    quarantine,
+)
 from state_backend.checkpoint import clean_up_dropped as cleaning
-from state_backend.checkpoint import coordinator as coordinating
 from state_backend.checkpoint import dropped_checkpoint as dropping
 from state_backend.checkpoint import fresh_listing as listing
 from state_backend.checkpoint import leases as leasing
@@ -52,6 +59,7 @@ from state_backend.values.errors import AlreadyExists, CairnError, NotFound, Pre
 from state_backend.values.handles import FileInfo, Handle
 from state_backend.values.marks import AttemptEnd, Head, Published, Settled
 from state_backend.values.records import Tombstone
+from tests.support import coordinator as coordinating
 
 OLD_MS, NOW_MS, LATER_MS = 0, 10_000_000, 1_000_000_000
 """Times of files: from before the actors began, written by them, and when the last sweep looks."""
@@ -601,11 +609,13 @@ def _deterministic() -> Iterator[None]:
     """Sweeps one file at a time and under one name; records are decoded once, marks encoded once, paths built once; a log that was read is one answer."""
     decode = lru_cache(maxsize=100_000)(record_codec.decode)
     with ExitStack() as stack:
-        for module in (coordinating, dropping, sweeping, rewinding):
+        readers_of_all = (coordinating, find_checkpoint, prepared_attempts, quarantine, dropping, sweeping, rewinding)
+        for module in readers_of_all:
             stack.enter_context(mock.patch.object(module, "read_log", _read_log))
-        stack.enter_context(mock.patch.object(coordinating, "read_newest", _read_newest))
+        for module in (coordinating, begin_attempt, commit_attempt, publish_output, cleaning):
+            stack.enter_context(mock.patch.object(module, "read_newest", _read_newest))
         stack.enter_context(mock.patch.object(settling, "read_whole_log", _read_whole))
-        for module in (appending, cleaning, coordinating, listing, logs, readers, settling, sweeping):
+        for module in (appending, cleaning, commit_attempt, listing, logs, readers, settling, sweeping):
             stack.enter_context(
                 mock.patch.object(module, "at_once", lambda work, items: [work(item) for item in items])
             )

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from cairn.operations.coordinator_of import coordinator_of
 from cairn.operations.intervals.run_intervals import Outcome
 from cairn.pipeline import Pipeline
+from tests.support.coordinator import coordinator_of
 
 
 def made(pipeline: Pipeline, root: Path) -> list[Any]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from state_backend.adapters.local_storage import LocalStorage
-from state_backend.checkpoint.coordinator import CommitResult, Coordinator
+from state_backend.checkpoint.commit_attempt import CommitResult
 from state_backend.checkpoint.plan_retention import DEFAULT_POLICY
 from state_backend.formats import paths, record_codec
 from state_backend.formats.spark_hash import key_group
@@ -23,6 +23,7 @@ from state_backend.values.records import FiledShard, InlineShard, OutputFile, Pe
 from state_backend.values.retention import RetentionPolicy
 from tests.support.chains import Chain
 from tests.support.checkpoints import PIPELINE, content, day, start_ms
+from tests.support.coordinator import Coordinator
 from tests.support.shards import KEY_SCHEMA, KEYS, STATES
 
 MAX_PARALLELISM, PARALLELISM = 16, 2
@@ -64,9 +65,7 @@ class RealPipeline:
     ) -> Prepared:
         """What the process task does of the n-th day. A changelog's segments lie in files."""
         interval = day(n)
-        begun = self.coordinator.begin(
-            interval, permissions=Permissions(), pipeline_start_ms=start_ms(), attempt=attempt
-        )
+        begun = self.coordinator.begin(interval, permissions=Permissions(), pipeline_start_ms=start_ms())
         base = [needed_manifest(ref, self.storage) for ref in begun.base.content.shards] if begun.base else []
         work = self.root / "work" / attempt
         shutil.rmtree(work, ignore_errors=True)  # a try that died left it

@@ -13,6 +13,7 @@ import uuid
 from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from typing import Any
 from unittest import mock
@@ -26,13 +27,12 @@ from cairn.shard_jobs import interval as shard_job
 from cairn.spark.ddl import parse_ddl_locally
 from state_backend.adapters.memory_storage import MemoryStorage
 from state_backend.adapters.open_storage import open_storage
-from state_backend.checkpoint import coordinator as opening
-from state_backend.checkpoint.coordinator import Coordinator
 from state_backend.ports.storage import Storage
 from state_backend.values.records import RunRef
 from state_backend.values.retention import RetentionPolicy
 from state_backend.values.zones import zone_of
 from tests.support import gcs_server, s3_server
+from tests.support.coordinator import Coordinator
 from tests.support.counting import INPUT_SCHEMA, counting, day
 from tests.support.faulty_proxy import FaultyProxy
 from tests.support.faulty_storage import FaultyStorage
@@ -86,18 +86,17 @@ def one_interval(storage: Storage, pipeline: Pipeline, n: int, seen: Callable[[]
     attempt = str(uuid.uuid4())
     run = RunRef(run_id=f"day-{n}", clear_number=0, try_number=1)
     opens = partial(_same, counted)
+    task = Coordinator(counted, pipeline.name, remembers=True)
     with ExitStack() as stack:
-        for module in (opening, running, shard_job):
-            stack.enter_context(mock.patch.object(module, "open_storage", opens))
+        stack.enter_context(mock.patch.object(shard_job, "open_storage", opens))
         phase("begin")
         running.process_interval(
             testing.PlanningSession("UTC"),  # type: ignore[arg-type]
             pipeline,
-            "memory://counted",
+            replace(task.at, root="memory://counted"),
             Attempt(id=attempt, interval=day(n), run=run),
             on_shards=on_shards,
         )
-        task = Coordinator(counted, pipeline.name, remembers=True)
         phase("commit")
         task.commit(attempt)
         phase("publish")

@@ -11,7 +11,8 @@ from cairn.shard_jobs.fill_from_savepoint import RestoreJob
 from cairn.shard_jobs.write_savepoint import SavepointJob
 from state_backend.adapters.local_storage import LocalStorage
 from state_backend.adapters.rocks import EngineOptions
-from state_backend.checkpoint.coordinator import Coordinator
+from state_backend.checkpoint.location import Location
+from state_backend.checkpoint.rewind import as_restored
 from state_backend.checkpoint.savepoints import read_savepoint
 from state_backend.formats.spark_hash import key_group
 from state_backend.formats.types import parse_struct
@@ -26,6 +27,7 @@ from state_backend.values.marks import Savepoint
 from state_backend.values.records import Content, InlineShard, Prepared, Record, RunRef, ShardManifest
 from tests.support.chains import Chain
 from tests.support.checkpoints import content, day, start_ms
+from tests.support.coordinator import Coordinator
 from tests.support.in_process import run_here
 from tests.support.shards import KEY_SCHEMA, KEYS, STATES
 
@@ -113,26 +115,31 @@ def restore_task(root: Path, source: Path, attempt: str, parallelism: int, max_p
     """As ``restore_savepoint`` plans it for a pipeline whose folder is ``root``."""
     savepoint = read_savepoint(LocalStorage(source))
     coordinator = Coordinator(LocalStorage(root), root.name)
-    begun = coordinator.begin_restore(savepoint.content, pipeline_start_ms=start_ms(), attempt=attempt)
+    begun = coordinator.begin_restore(savepoint.content, pipeline_start_ms=start_ms())
     if savepoint.format == "native":
         parallelism, max_parallelism = savepoint.content.parallelism, savepoint.content.max_parallelism
-    return RestoreJob(
-        root=str(root),
-        source=str(source),
-        savepoint=savepoint,
+    made = as_restored(
+        savepoint.content,
         pipeline=root.name,
-        pipeline_start_ms=start_ms(),
         run=RunRef(run_id=f"restore__{attempt}", clear_number=0, try_number=1),
         attempt=attempt,
-        h0=begun.h0,
+    )
+    made = replace(
+        made,
+        pipeline_start_ms=start_ms(),
         parallelism=parallelism,
         max_parallelism=max_parallelism,
-        engine=EngineOptions(),
+        restored_from=savepoint.savepoint,
+        retention=None,
+    )
+    return RestoreJob(
+        root=str(root), source=str(source), savepoint=savepoint, made=made, h0=begun.h0, engine=EngineOptions()
     )
 
 
 def prepare(job: RestoreJob) -> None:
-    job.finish(run_here(None, job, first_task=70))
+    at = Location(root=str(Path(job.root).parent), pipeline=job.made.pipeline, storage=LocalStorage(Path(job.root)))
+    job.finish(at, run_here(None, job, first_task=70))
 
 
 def restore(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from state_backend.checkpoint.coordinator import CommitResult
+from state_backend.checkpoint.commit_attempt import CommitResult
 from state_backend.checkpoint.rewind import rewind
 from state_backend.ports.storage import Storage
 from state_backend.values.key_groups import KeyGroupRange
@@ -104,7 +104,7 @@ class ShownFolder:
         discards = frozenset(n for n in self.coordinator.log().retained if n > checkpoint)
         ref = run(f"manual__{attempt}")
         return rewind(
-            self.coordinator, checkpoint, run=ref, attempt=attempt, permissions=Permissions(), agreed=discards
+            self.coordinator.at, checkpoint, run=ref, attempt=attempt, permissions=Permissions(), agreed=discards
         ).id
 
 

@@ -16,16 +16,16 @@ from pathlib import Path
 from typing import Any
 
 from state_backend.adapters.open_storage import open_storage
-from state_backend.checkpoint.coordinator import Coordinator
 from state_backend.checkpoint.log import Log, read_log
 from tests.support.checkpoints import day
+from tests.support.coordinator import Coordinator
 from tests.support.local_stack import AirflowClient
 from tests.support.reading import read_output
 from tests.support.tally_driver import day_name, write_input
 
 _UNDISTURBED = """
 import sys
-from state_backend.checkpoint.coordinator import Coordinator
+from tests.support.coordinator import Coordinator
 from state_backend.values.records import Permissions, RunRef
 from tests.support.checkpoints import day
 from tests.support.tally_driver import prepare

@@ -23,7 +23,6 @@ import pyarrow.parquet as pq
 from cairn.driver import driver
 from state_backend.adapters.open_storage import join_url, open_storage
 from state_backend.adapters.rocks import EngineOptions
-from state_backend.checkpoint.coordinator import Coordinator
 from state_backend.formats import paths
 from state_backend.formats.spark_hash import key_group
 from state_backend.formats.types import parse_struct
@@ -37,6 +36,7 @@ from state_backend.values.operation_parameters import ProcessInterval, from_json
 from state_backend.values.records import InlineShard, LogicalTime, OutputFile, Permissions, Prepared, RunRef
 from tests.support.chains import Chain
 from tests.support.checkpoints import START, content, start_ms
+from tests.support.coordinator import Coordinator
 from tests.support.shards import KEY_SCHEMA, KEYS, descriptor
 
 STATES = (descriptor("value", "value", 1),)
@@ -58,7 +58,7 @@ def prepare(
     folder = Path(os.environ["CAIRN_TALLY"], pipeline)
     day = interval.start.date().isoformat()
     coordinator = Coordinator(open_storage(join_url(root, pipeline)), pipeline)
-    begun = coordinator.begin(interval, permissions=permissions, pipeline_start_ms=start_ms(), attempt=attempt)
+    begun = coordinator.begin(interval, permissions=permissions, pipeline_start_ms=start_ms())
     base_id = begun.base.id if begun.base is not None else None
     if (slow := folder / "slow" / day).exists():
         time.sleep(float(slow.read_text()))

@@ -11,7 +11,6 @@ from pathlib import Path
 from cairn.shard_jobs.check_restored import ValidationJob
 from state_backend.adapters.local_storage import LocalStorage
 from state_backend.adapters.rocks import EngineOptions, RocksStore
-from state_backend.checkpoint.coordinator import Coordinator
 from state_backend.formats import paths, record_codec
 from state_backend.formats.spark_hash import key_group
 from state_backend.formats.types import parse_struct
@@ -39,6 +38,7 @@ from state_backend.values.records import (
 )
 from tests.support.chains import Chain, Mode
 from tests.support.checkpoints import PIPELINE, content, day
+from tests.support.coordinator import Coordinator
 from tests.support.in_process import run_here
 from tests.support.savepoints import some_state
 from tests.support.shards import KEY_SCHEMA, KEYS

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -14,18 +15,17 @@ import pytest
 from state_backend.checkpoint import append_record as appending
 from state_backend.checkpoint import choose_base as lineage
 from state_backend.checkpoint import clean_up_dropped as cleaning
-from state_backend.checkpoint import coordinator as coordinating
+from state_backend.checkpoint import commit_attempt, output_schemas, publish_output
 from state_backend.checkpoint import decide_commit as committing
 from state_backend.checkpoint import leases as leasing
 from state_backend.checkpoint import log as logs
-from state_backend.checkpoint import output_schemas
 from state_backend.checkpoint import plan_retention as retaining
+from state_backend.checkpoint import quarantine as quarantining
 from state_backend.checkpoint import record_reader as readers
 from state_backend.checkpoint import settled_files as settling
 from state_backend.checkpoint import summary as summaries
 from state_backend.checkpoint import sweep_files as sweeping
 from state_backend.checkpoint.clean_up_dropped import Needed, files_of
-from state_backend.checkpoint.coordinator import Coordinator
 from state_backend.checkpoint.leases import plan_leases
 from state_backend.checkpoint.log import Log
 from state_backend.formats import paths, record_codec
@@ -35,6 +35,7 @@ from state_backend.values.records import Record, SweepRecord
 from state_backend.values.retention import KeepLast
 from tests.support import commit_world, interleavings
 from tests.support.commit_scenarios import SCENARIOS, TIGHT, Scenario, nothing_lost
+from tests.support.coordinator import Coordinator
 from tests.support.interleavings import Replay, Violation
 from tests.support.log_in_memory import log_in_memory
 
@@ -152,13 +153,13 @@ def own_attempt_is_not_looked_for() -> Iterator[None]:
 
 @bug("a sweeper that takes them for dead")
 def a_sweep_that_names_me_is_overlooked() -> Iterator[None]:
-    real = coordinating.plan_commit
+    real = commit_attempt.plan_commit
 
     def blind(log: Log, *rest: Any) -> Any:
         entries = {n: replace(e, abandoned=()) if isinstance(e, SweepRecord) else e for n, e in log.entries.items()}
         return real(log_in_memory(entries, log.quarantined), *rest)
 
-    with mock.patch.object(coordinating, "plan_commit", blind):
+    with mock.patch.object(commit_attempt, "plan_commit", blind):
         yield
 
 
@@ -188,7 +189,7 @@ def nothing_becomes_stale() -> Iterator[None]:
 
 @bug("a file that was acked")
 def files_are_not_verified() -> Iterator[None]:
-    with mock.patch.object(Coordinator, "_verify", lambda self, content: None):
+    with mock.patch.object(commit_attempt, "verify_files", lambda storage, prepared: None):
         yield
 
 
@@ -201,13 +202,13 @@ def a_stale_state_is_kept_for_the_newest() -> Iterator[None]:
 @bug("a third committer, tight retention")
 def retention_apart_from_the_commit() -> Iterator[None]:
     """Records retain all; whoever cleans up applies the policy to the log that it read."""
-    plan, clean_up, read = committing.plan_retention, Coordinator.clean_up, Coordinator._newest
+    plan, clean_up = committing.plan_retention, cleaning.clean_up
 
     def keep_all(log: Log, new: Record, marks: Any, *rest: Any) -> Any:
         return plan(log, new, marks, KeepLast(1000))
 
-    def thinned(self: Coordinator, before: Log | None = None) -> Log:
-        log = read(self, before)
+    def thinned(read: Callable[..., Log], *what: Any) -> Log:
+        log = read(*what)
         kept = TIGHT.keep(log.kept)
         head = log.entries[log.head_id]
         assert isinstance(head, Record)
@@ -220,11 +221,11 @@ def retention_apart_from_the_commit() -> Iterator[None]:
         log.__dict__["retained"] = {n: r for n, r in log.retained.items() if n in kept}
         return log
 
-    def apart(self: Coordinator) -> Any:
-        with mock.patch.object(Coordinator, "_newest", thinned):
-            return clean_up(self)
+    def apart(*what: Any) -> Any:
+        with mock.patch.object(cleaning, "read_newest", partial(thinned, cleaning.read_newest)):
+            return clean_up(*what)
 
-    with mock.patch.object(committing, "plan_retention", keep_all), mock.patch.object(Coordinator, "clean_up", apart):
+    with mock.patch.object(committing, "plan_retention", keep_all), mock.patch.object(cleaning, "clean_up", apart):
         yield
 
 
@@ -259,7 +260,7 @@ def whose_base_moved_deletes() -> Iterator[None]:
         try:
             return real(self, attempt)
         except BaseMoved:
-            self._delete_own(self.log(), self.load_prepared(attempt).content)
+            commit_attempt._delete_own(self.storage, self.log(), self.load_prepared(attempt).content)
             raise
 
     with mock.patch.object(Coordinator, "commit", commit):
@@ -295,10 +296,10 @@ def shrunk_before_its_files_are_deleted() -> Iterator[None]:
 
     def clean_up(self: Coordinator) -> Any:
         doomed: list[str] = []
-        with mock.patch.object(type(self._storage), "delete", lambda storage, path, **_: doomed.append(path) or True):
+        with mock.patch.object(type(self.storage), "delete", lambda storage, path, **_: doomed.append(path) or True):
             result = real(self)
         for path in doomed:
-            self._storage.delete(path)
+            self.storage.delete(path)
         return result
 
     with mock.patch.object(Coordinator, "clean_up", clean_up):
@@ -307,31 +308,31 @@ def shrunk_before_its_files_are_deleted() -> Iterator[None]:
 
 @bug("run again while its output is published")
 def marked_before_the_hook_ran() -> Iterator[None]:
-    real = Coordinator._publish
+    real = publish_output._publish
 
-    def publish(self: Coordinator, now: Log, interval: Any, checkpoint_id: int, hook: Any) -> Any:
+    def publish(storage: Any, now: Log, interval: Any, checkpoint_id: int, hook: Any, **more: Any) -> Any:
         mark = record_codec.encode(Published(id=checkpoint_id, interval=interval))
         with suppress(AlreadyExists):
-            self._storage.create(paths.published(interval, checkpoint_id), mark)
-        return real(self, now, interval, checkpoint_id, hook)
+            storage.create(paths.published(interval, checkpoint_id), mark)
+        return real(storage, now, interval, checkpoint_id, hook, **more)
 
-    with mock.patch.object(Coordinator, "_publish", publish):
+    with mock.patch.object(publish_output, "_publish", publish):
         yield
 
 
 @bug("run again while its output is published")
 def what_was_published_meanwhile_is_not_looked_at() -> Iterator[None]:
-    def publish(self: Coordinator, now: Log, interval: Any, checkpoint_id: int, hook: Any) -> Any:
-        entry = self._fresh(checkpoint_id)
+    def publish(storage: Any, now: Log, interval: Any, checkpoint_id: int, hook: Any, **_: Any) -> Any:
+        entry = readers.RecordReader(storage, checkpoint_id).fresh(checkpoint_id)
         if not isinstance(entry, Record):
             return []
         hook(entry)
         with suppress(AlreadyExists):
             mark = record_codec.encode(Published(id=checkpoint_id, interval=interval))
-            self._storage.create(paths.published(interval, checkpoint_id), mark)
+            storage.create(paths.published(interval, checkpoint_id), mark)
         return [checkpoint_id]
 
-    with mock.patch.object(Coordinator, "_publish", publish):
+    with mock.patch.object(publish_output, "_publish", publish):
         yield
 
 
@@ -387,7 +388,7 @@ def what_is_below_is_settled_behind_the_next_record() -> Iterator[None]:
         settle(storage, log)
         return made
 
-    with mock.patch.object(coordinating, "append", append):
+    with mock.patch.object(commit_attempt, "append", append):
         yield
 
 
@@ -399,7 +400,7 @@ def the_hint_comes_before_the_record() -> Iterator[None]:
         appending.note_head(storage, log, entry.id)
         return real(storage, log, entry)
 
-    with mock.patch.object(coordinating, "append", append):
+    with mock.patch.object(commit_attempt, "append", append):
         yield
 
 
@@ -598,7 +599,7 @@ def what_is_settled_is_noted_behind_the_next_record() -> Iterator[None]:
             note(*what)
         return made
 
-    with mock.patch.object(coordinating, "append", append), _no_kept_facts():
+    with mock.patch.object(commit_attempt, "append", append), _no_kept_facts():
         yield
 
 
@@ -610,19 +611,19 @@ def commits_go_on_during_a_release() -> Iterator[None]:
 
 @bug("without the checkpoint, and the next begin")
 def a_release_adds_no_record() -> Iterator[None]:
-    with mock.patch.object(Coordinator, "_append_fence", lambda self, name: None):
+    with mock.patch.object(quarantining, "_append_fence", lambda at, name: None):
         yield
 
 
 @bug("without the checkpoint, and a second release")
 def a_release_looks_only_before_it_begins() -> Iterator[None]:
-    real = Coordinator._check_release
+    real = quarantining._check_release
 
-    def before(self: Coordinator, log: Log, checkpoint_id: int) -> None:
+    def before(at: Any, log: Log, checkpoint_id: int) -> None:
         if not log.quarantined[checkpoint_id].releasing:
-            real(self, log, checkpoint_id)
+            real(at, log, checkpoint_id)
 
-    with mock.patch.object(Coordinator, "_check_release", before):
+    with mock.patch.object(quarantining, "_check_release", before):
         yield
 
 
@@ -686,13 +687,13 @@ def own_files_whoever_needs_them() -> Iterator[None]:
     """Files of an attempt are needed by its own record or by those that started from it, and who finds its own attempt in the
     log, dropped or not, is not fenced."""
 
-    def delete_own(self: Coordinator, now: Log, content: Any) -> None:
-        files = {h.path for h in files_of(content, self.storage, gone_before=True)}
+    def delete_own(storage: Any, now: Log, content: Any) -> None:
+        files = {h.path for h in files_of(content, storage, gone_before=True)}
         for path in sorted(p for p in files if paths.attempt_of(p) == content.attempt):
-            self._storage.delete(path)
-        self._storage.delete(paths.prepared(content.attempt))
+            storage.delete(path)
+        storage.delete(paths.prepared(content.attempt))
 
-    with mock.patch.object(Coordinator, "_delete_own", delete_own):
+    with mock.patch.object(commit_attempt, "_delete_own", delete_own):
         yield
 
 

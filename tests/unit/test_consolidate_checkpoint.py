@@ -18,7 +18,7 @@ from cairn.pipeline import Pipeline
 from cairn.shard_jobs.consolidate import ConsolidationJob
 from state_backend.adapters.rocks import EngineOptions
 from state_backend.checkpoint.choose_base import plan_base
-from state_backend.checkpoint.coordinator import Coordinator
+from state_backend.checkpoint.location import Location
 from state_backend.checkpoint.prepare_content import ShardAck
 from state_backend.formats import paths
 from state_backend.shard.manifest import manifest_of
@@ -26,6 +26,7 @@ from state_backend.values.errors import CheckpointDropped, CorruptFile, Fenced, 
 from state_backend.values.records import Permissions, Record
 from state_backend.values.retention import KeepLast
 from tests.support.checkpoints import PIPELINE, START, day, start_ms
+from tests.support.coordinator import Coordinator
 from tests.support.in_process import run_here
 from tests.support.real_shards import MAX_PARALLELISM, PARALLELISM, RealPipeline
 from tests.support.savepoints import findings
@@ -55,8 +56,8 @@ def meanwhile(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Callable[[], obj
 
     finish = ConsolidationJob.finish
 
-    def finished(job: ConsolidationJob, acks: list[ShardAck]) -> None:
-        finish(job, acks)
+    def finished(job: ConsolidationJob, at: Location, h0: int, acks: list[ShardAck]) -> None:
+        finish(job, at, h0, acks)
         for act in then:
             act()
 

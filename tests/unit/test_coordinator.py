@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from state_backend.adapters.memory_storage import MemoryStorage
-from state_backend.checkpoint import coordinator
-from state_backend.checkpoint.coordinator import Coordinator
+from state_backend.checkpoint import commit_attempt, publish_output
 from state_backend.checkpoint.end_of_log import missing_records
 from state_backend.checkpoint.log import read_log
 from state_backend.checkpoint.record_reader import Fact, RecordReader, read_settled
@@ -46,13 +45,12 @@ from state_backend.values.records import (
 )
 from state_backend.values.retention import AnyOf, KeepLast, KeepQuarantined
 from tests.support.checkpoints import PIPELINE, Folder, content, day, run, sst, start_ms
+from tests.support.coordinator import Coordinator
 from tests.support.faulty_storage import FaultyStorage
 
 
 def begin(folder: Folder, n: int, **permissions: bool) -> Any:
-    return folder.coordinator.begin(
-        day(n), permissions=Permissions(**permissions), pipeline_start_ms=start_ms(), attempt="new"
-    )
+    return folder.coordinator.begin(day(n), permissions=Permissions(**permissions), pipeline_start_ms=start_ms())
 
 
 def memory(folder: Folder) -> MemoryStorage:
@@ -68,7 +66,7 @@ def test_begin_is_not_durable() -> None:
     folder.run(day(1), "a1")
     before = folder.paths()
     begun = begin(folder, 2)
-    assert (begun.attempt, begun.h0, begun.base.id) == ("new", 1, 1)
+    assert (begun.h0, begun.base.id) == (1, 1)
     assert folder.paths() == before
 
 
@@ -76,7 +74,7 @@ def test_the_start_of_a_pipeline_cannot_change() -> None:
     folder = Folder()
     folder.run(day(1), "a1")
     with pytest.raises(UsageError, match="start"):
-        folder.coordinator.begin(day(2), permissions=Permissions(), pipeline_start_ms=start_ms() - 1, attempt="new")
+        folder.coordinator.begin(day(2), permissions=Permissions(), pipeline_start_ms=start_ms() - 1)
 
 
 def test_prepare_again_is_fine_with_the_same_content_only() -> None:
@@ -129,7 +127,7 @@ def test_a_commit_of_a_thousand_shards_makes_few_requests() -> None:
 
     storage.delete(manifests[500].path)
     with pytest.raises(CorruptFile, match="500-7-0"):
-        coordinator._verify(Prepared(h0=1, content=made, written=written))
+        commit_attempt.verify_files(storage, Prepared(h0=1, content=made, written=written))
 
 
 def test_committing_again_is_a_no_op() -> None:
@@ -326,8 +324,8 @@ def test_output_that_is_given_up_is_not_tried_again() -> None:
     with pytest.raises(
         UsageError, match=r"(?s)starts at 2024-01-09T.* has no unpublished output .* start at: 2024-01-02T00:00:00Z"
     ):
-        folder.coordinator.skip_publication([day(2).start, day(9).start])
-    assert folder.coordinator.skip_publication([day(2).start]) == [(day(2), 2)]
+        publish_output.skip_publication(folder.coordinator.at, [day(2).start, day(9).start])
+    assert publish_output.skip_publication(folder.coordinator.at, [day(2).start]) == [(day(2), 2)]
     assert folder.coordinator.publish(sink) == [] and sink.has == [1]
 
 
@@ -628,7 +626,7 @@ def test_a_newest_record_that_a_stale_listing_left_out_is_found_before_anything_
 
 
 def test_a_file_that_a_stale_listing_left_out_is_not_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(coordinator, "_FEW_FILES", 0)  # each folder is listed
+    monkeypatch.setattr(commit_attempt, "_FEW_FILES", 0)  # each folder is listed
     storage = StaleListing()
     folder = Folder(storage)
     folder.prepare(day(1), "a1")
@@ -664,7 +662,7 @@ def requests_of_the_next(folder: Folder, n: int) -> dict[str, int]:
     """Requests of one more interval, and of looking at the newest checkpoints, each by a process of its own."""
     folder.prepare(day(n), f"a{n}")
     works: dict[str, Callable[[Coordinator], Any]] = {
-        "begin": lambda c: c.begin(day(n), permissions=Permissions(), pipeline_start_ms=start_ms(), attempt="looks"),
+        "begin": lambda c: c.begin(day(n), permissions=Permissions(), pipeline_start_ms=start_ms()),
         "commit": lambda c: c.commit(f"a{n}"),
         "publish": lambda c: c.publish(None),
         "clean up": lambda c: c.clean_up(),
@@ -703,7 +701,7 @@ def test_one_process_reads_a_retained_record_once() -> None:
     assert one.log() == folder.coordinator.log() and one.log().head_id == 15
     assert one.log().retained == folder.coordinator.log().retained
     with pytest.raises(StaleStateError):
-        one.begin(day(15), permissions=Permissions(), pipeline_start_ms=start_ms(), attempt="late")
+        one.begin(day(15), permissions=Permissions(), pipeline_start_ms=start_ms())
 
 
 def test_a_retry_of_what_was_dropped_long_ago_is_told_so() -> None:
@@ -787,7 +785,7 @@ def test_whoever_never_gets_an_id_gives_up(monkeypatch: pytest.MonkeyPatch) -> N
 
     folder = Folder()
     folder.prepare(day(1), "a1")
-    monkeypatch.setattr(coordinator, "append", taken)
+    monkeypatch.setattr(commit_attempt, "append", taken)
     with pytest.raises(
         StorageUnavailable, match=r"nothing is committed, because .* faster .* times in a row; try again"
     ):

@@ -16,7 +16,6 @@ import pytest
 
 from cairn.data_sources.keyed_output import _File, _OutputReader
 from state_backend.adapters.local_storage import LocalStorage
-from state_backend.checkpoint.coordinator import Coordinator
 from state_backend.checkpoint.log import read_log
 from state_backend.checkpoint.rewind import fork, rewind
 from state_backend.checkpoint.savepoints import (
@@ -41,6 +40,7 @@ from state_backend.values.errors import CairnError, CorruptFile, CorruptRecord
 from state_backend.values.marks import Claim
 from state_backend.values.retention import KeepLast
 from tests.support.checkpoints import PIPELINE, day, run, trial_of
+from tests.support.coordinator import Coordinator
 from tests.support.crash_matrix import FAR_MS, HOME, NEW, SAVED, Try, live_files, restore, take, values_of
 from tests.support.real_shards import RealPipeline
 
@@ -205,7 +205,7 @@ def tried(original: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     create_trial(str(root), trial)
     for name in ("trial", "removed"):
         own = LocalStorage(Path(root_of_trial(str(root), PIPELINE, name), PIPELINE))
-        fork(LocalStorage(root / PIPELINE), 5, Coordinator(own, PIPELINE), run=run(), attempt="fork")
+        fork(LocalStorage(root / PIPELINE), 5, Coordinator(own, PIPELINE).at, run=run(), attempt="fork")
     return root
 
 
@@ -263,7 +263,7 @@ def use_all(root: Path, *, shards: bool) -> None:
         lambda: coordinator.commit("waiting"),
         lambda: coordinator.publish(None),
         lambda: coordinator.quarantine(coordinator.log().head_id, "a test"),
-        lambda: rewind(coordinator, coordinator.log().head_id, run=run(), attempt="back"),
+        lambda: rewind(coordinator.at, coordinator.log().head_id, run=run(), attempt="back"),
         coordinator.clean_up,
         lambda: sweep_all(root),
         lambda: verify_pipeline(storage, work=root / "work"),

@@ -23,7 +23,6 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from typer.testing import CliRunner, Result
 
 from cairn.command.cli import app
-from cairn.operations.coordinator_of import coordinator_of
 from cairn.operations.erase_keys import forget as forget_keys
 from cairn.operations.erase_keys import newest_content
 from cairn.operations.savepoints.take_savepoint import take_savepoint
@@ -31,7 +30,6 @@ from cairn.pipeline import Interval, Pipeline
 from cairn.testing import PipelineTester
 from state_backend.adapters.local_storage import LocalStorage
 from state_backend.adapters.rocks import EngineOptions
-from state_backend.checkpoint.coordinator import Coordinator
 from state_backend.checkpoint.forgotten_keys import is_key
 from state_backend.checkpoint.log import read_log
 from state_backend.checkpoint.rewind import fork, rewind
@@ -47,6 +45,7 @@ from state_backend.values.operation_parameters import Erase
 from state_backend.values.records import Record, RunRef
 from state_backend.values.retention import KeepLast
 from tests.support import trials
+from tests.support.coordinator import Coordinator, coordinator_of
 from tests.support.counting import DAYS, day
 from tests.support.faulty_storage import FaultyStorage, StopHere, stop_at
 from tests.support.in_process import run_here
@@ -244,19 +243,19 @@ def test_what_would_bring_the_key_back_is_refused(root: Path, tmp_path: Path) ->
     assert "cairn erase --pipeline counting --on-rerun filter JSON" in again
     first = refusal(lambda: run(PIPELINE, root, [0], reprocess="all"))
     assert "rows of before 2024-01-06T00:00:00Z may bring the key back" in first
-    target = refusal(lambda: rewind(coordinator(root), 3, run=RUN, attempt="back"))
+    target = refusal(lambda: rewind(coordinator(root).at, 3, run=RUN, attempt="back"))
     assert "checkpoint 3 may hold a key" in target and "Take one of 6." in target
     into = Coordinator(LocalStorage(root / "fork"), "fork")
-    assert "may hold a key" in refusal(lambda: fork(storage_of(root), 3, into, run=RUN, attempt="fork"))
+    assert "may hold a key" in refusal(lambda: fork(storage_of(root), 3, into.at, run=RUN, attempt="fork"))
     assert "may bring the key back" in refusal(lambda: try_days(PIPELINE, root, [0, 1], trial="tried"))
     saved = read_savepoint(LocalStorage(tmp_path / "saved")).content
     begin = coordinator(root).begin_restore
-    restored = refusal(lambda: begin(saved, pipeline_start_ms=saved.pipeline_start_ms, attempt="restore"))
+    restored = refusal(lambda: begin(saved, pipeline_start_ms=saved.pipeline_start_ms))
     assert "restore it under another name, and run `cairn erase` there" in restored
     assert bytes_of(root / NAME) == before
     # What starts from the state without the key goes on: a rewind, a fork, a trial, the next interval.
-    rewind(coordinator(root), 6, run=RUN, attempt="to the forget")
-    fork(storage_of(root), 6, into, run=RUN, attempt="fork")
+    rewind(coordinator(root).at, 6, run=RUN, attempt="to the forget")
+    fork(storage_of(root), 6, into.at, run=RUN, attempt="fork")
     try_days(PIPELINE, root, [5], trial="later")
     run(PIPELINE, root, [5])
     assert newest(root).content.kind == "interval"
@@ -265,7 +264,7 @@ def test_what_would_bring_the_key_back_is_refused(root: Path, tmp_path: Path) ->
 @pytest.mark.long("half a second", runs_in="ci")
 def test_the_commands_that_are_printed_forget_the_key(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A refusal names the command that filters; the list of places names the one for a pipeline with the same key."""
-    fork(storage_of(root), 5, Coordinator(LocalStorage(root / "twin"), "twin"), run=RUN, attempt="fork")
+    fork(storage_of(root), 5, Coordinator(LocalStorage(root / "twin"), "twin").at, run=RUN, attempt="fork")
     said = forget(root)
     (twin,) = [place["then"] for place in said["places"] if place["what"] == "pipeline with the same key"]
     done = CliRunner().invoke(app, [*shlex.split(twin)[1:], KEY, "--yes"])
@@ -285,7 +284,7 @@ def test_a_fork_and_a_savepoint_keep_the_key_away(root: Path, tmp_path: Path) ->
     take_savepoint_of(root, tmp_path / "before")
     forget(root)
     into = Coordinator(LocalStorage(root / "fork"), "fork")
-    fork(storage_of(root), 6, into, run=RUN, attempt="fork")
+    fork(storage_of(root), 6, into.at, run=RUN, attempt="fork")
     (of_fork,) = into.log().summary.forgotten
     (of_root,) = coordinator(root).log().summary.forgotten
     assert of_fork.key == of_root.key and of_fork.id == 1
@@ -293,9 +292,9 @@ def test_a_fork_and_a_savepoint_keep_the_key_away(root: Path, tmp_path: Path) ->
         take_savepoint(SESSION, PIPELINE, str(root / NAME), newest(root), str(tmp_path / "after"))
     after, before = (read_savepoint(LocalStorage(tmp_path / name)).content for name in ("after", "before"))
     begin = coordinator(root).begin_restore
-    begin(after, pipeline_start_ms=after.pipeline_start_ms, attempt="restore")
+    begin(after, pipeline_start_ms=after.pipeline_start_ms)
     with pytest.raises(UsageError, match="may hold a key"):
-        begin(before, pipeline_start_ms=after.pipeline_start_ms, attempt="restore")
+        begin(before, pipeline_start_ms=after.pipeline_start_ms)
 
 
 @pytest.mark.parametrize("mode", ["incremental", "changelog", "full"])
@@ -432,7 +431,7 @@ def test_shards_that_a_split_left_the_key_in_are_rewritten(root: Path, tmp_path:
 
 @pytest.mark.long("half a second", runs_in="ci")
 def test_intervals_that_wait_for_their_re_run_need_the_filter(root: Path) -> None:
-    rewind(coordinator(root), 2, run=RUN, attempt="back")
+    rewind(coordinator(root).at, 2, run=RUN, attempt="back")
     refused = cairn(root, "erase", KEY, "--yes")
     assert refused.exit_code == 2 and "add --on-rerun filter" in refused.stderr
     forget(root, "--on-rerun", "filter")
@@ -527,9 +526,9 @@ EVERYTHING = Erase(root="", pipeline="", key=(), drop_checkpoints=True, rewrite_
 
 def forget_over(storage: Storage) -> None:
     """Forget the secret user as one process that sees this storage."""
-    numbers, schema = count(), parse_struct(newest_content(Coordinator(storage, NAME)).key_schema)
+    numbers, schema = count(), parse_struct(newest_content(Coordinator(storage, NAME).at).key_schema)
     forget_keys(
-        Coordinator(storage, NAME),
+        Coordinator(storage, NAME).at,
         [KeyCodec(schema).encode((SECRET,))],
         EVERYTHING,
         EngineOptions(cache_dir=None),

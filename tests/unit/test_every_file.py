@@ -13,7 +13,6 @@ import pytest
 
 from state_backend.adapters.local_storage import LocalStorage
 from state_backend.adapters.memory_storage import MemoryStorage
-from state_backend.checkpoint.coordinator import Coordinator
 from state_backend.checkpoint.leases import take_lease
 from state_backend.checkpoint.log import read_log
 from state_backend.checkpoint.savepoints import claim_savepoint, read_claim
@@ -28,6 +27,7 @@ from state_backend.values.records import Record, SweepRecord, Tombstone
 from state_backend.values.release import RELEASE
 from state_backend.values.retention import AnyOf, KeepLast, KeepQuarantined
 from tests.support.checkpoints import PIPELINE, day, trial_of
+from tests.support.coordinator import Coordinator
 from tests.support.crash_matrix import FAR_MS, HOME, NEW, SAVED, Try, restore, take, values_of
 from tests.support.real_shards import RealPipeline
 

@@ -19,13 +19,13 @@ from cairn.command.cli import app
 from cairn.pipeline import Interval
 from cairn.testing import PipelineTester
 from state_backend.adapters.open_storage import open_storage
-from state_backend.checkpoint.coordinator import Coordinator
 from state_backend.checkpoint.rewind import fork, rewind
 from state_backend.inspection.describe import plain
 from state_backend.inspection.key_versions import KeyVersions
 from state_backend.values.records import RunRef
 from state_backend.values.retention import AnyOf, KeepLast, KeepPerDay
 from tests.support.accounts import DAY, DAYS, SCHEMA, START, accounts, at, day, read_only
+from tests.support.coordinator import Coordinator
 from tests.unit.test_replay_cases import Wider
 
 
@@ -156,7 +156,7 @@ RUN = RunRef(run_id="by-hand", clear_number=0, try_number=1)
 def restored(tester: PipelineTester) -> None:
     for n in (1, 2, 3):
         tester.run([("ann", n, at(n))], day(n))
-    rewind(coordinator_of(tester), 2, run=RUN, attempt="back")
+    rewind(coordinator_of(tester).at, 2, run=RUN, attempt="back")
     tester.run([("ann", 5, at(3))], day(3))
 
 
@@ -164,7 +164,7 @@ def forked(tester: PipelineTester) -> None:
     other = replace(tester.pipeline, name="other")
     PipelineTester(other, input_schema=SCHEMA, root=tester.root).run(DAYS[1], day(1))
     source = open_storage(f"{tester.root}/other")
-    fork(source, 1, coordinator_of(tester), run=RUN, attempt="fork")
+    fork(source, 1, coordinator_of(tester).at, run=RUN, attempt="fork")
     tester.run(DAYS[2], day(2))
 
 

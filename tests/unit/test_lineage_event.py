@@ -149,28 +149,25 @@ def task(
     commit: Callable[[], Record] = committed,
     sink_fails_for: int | None = None,
 ) -> CommitCheckpointOperator:
-    """The task of a pipeline with a table sink, before its try; the coordinator commits as told."""
+    """The task of a pipeline with a table sink, before its try; which commits as told."""
 
-    class Coordinator:
-        @classmethod
-        def of(cls, *_: Any, **__: Any) -> Coordinator:
-            return cls()
+    def made(*_: Any) -> Any:
+        record = commit()
+        return SimpleNamespace(id=record.id, record=record, log=None)
 
-        def commit(self, attempt: str) -> Any:
-            made = commit()
-            return SimpleNamespace(id=made.id, record=made)
+    def publish(*_: Any, **__: Any) -> None:
+        if sink_fails_for is not None:
+            raise errors.SinkFailed("the sink failed", frozenset({sink_fails_for}))
 
-        def publish(self, *_: Any, **__: Any) -> None:
-            if sink_fails_for is not None:
-                raise errors.SinkFailed("the sink failed", frozenset({sink_fails_for}))
-
-        def clean_up(self) -> None:
-            pass
-
-    monkeypatch.setattr("state_backend.checkpoint.coordinator.Coordinator", Coordinator)
+    for name, stand_in in (
+        ("commit_attempt.commit", made),
+        ("publish_output.publish", publish),
+        ("clean_up_dropped.clean_up", lambda *_: None),
+    ):
+        monkeypatch.setattr(f"state_backend.checkpoint.{name}", stand_in)
     late = SimpleNamespace(table_url=lambda: "s3://warehouse/late")
     sink = SimpleNamespace(each_table=lambda: [(SimpleNamespace(table_url=table_url), False), (late, True)])
-    pipeline = SimpleNamespace(sink=sink, call_sink=lambda coordinator, *_, **__: coordinator.publish())
+    pipeline = SimpleNamespace(sink=sink, call_sink=lambda at, *_, **__: publish())
     monkeypatch.setitem(sys.modules, "some_pipelines", SimpleNamespace(MINE=pipeline))
     return CommitCheckpointOperator(
         task_id="c", pipeline="clicks", root="memory://r", attempt="a1", sink_of="some_pipelines:MINE"

@@ -66,6 +66,7 @@ from cairn_operators.pipeline_source import pipeline_name_of
 from cairn_operators.spark_location import _texts, spark_location, spark_url
 from cairn_operators.storage_connection import as_storage_identity, storage_credentials
 from cairn_provider import get_provider_info
+from state_backend.checkpoint import publish_output
 from state_backend.values import errors
 from state_backend.values.intervals import format_instant
 from state_backend.values.operation_parameters import (
@@ -510,29 +511,30 @@ def test_a_driver_whose_children_hold_the_pipe_ends(fake: Callable[[str], Path],
 def checkpoint(
     monkeypatch: pytest.MonkeyPatch, commit: Callable[[], Any], *, sink_fails_for: int | None = None, **more: Any
 ) -> tuple[Any, list[str]]:
-    """An operator whose coordinator commits as told, and what else it was asked to do."""
+    """An operator that commits as told, and what else it was asked to do."""
     asked: list[str] = []
 
-    class Coordinator:
-        @classmethod
-        def of(cls, root: str, pipeline: str, **_: Any) -> Coordinator:
-            asked.append(pipeline)
-            return cls()
+    def located(root: str, pipeline: str) -> Any:
+        asked.append(pipeline)
+        return SimpleNamespace(storage=None, url=f"{root}/{pipeline}")
 
-        def commit(self, attempt: str) -> Any:
-            asked.append(f"commit {attempt}")
-            record = commit()
-            return SimpleNamespace(id=record.id, record=record)
+    def committed(at: Any, attempt: str) -> Any:
+        asked.append(f"commit {attempt}")
+        record = commit()
+        return SimpleNamespace(id=record.id, record=record, log=None)
 
-        def publish(self, hook: Any, *, in_order: bool = False, **_: Any) -> None:
-            asked.append(f"publish {hook}{' in order' if in_order else ''}")
-            if sink_fails_for is not None:
-                raise errors.SinkFailed("the sink of 'p' failed", frozenset({sink_fails_for}))
+    def publish(at: Any, hook: Any, *, in_order: bool = False, **_: Any) -> None:
+        asked.append(f"publish {hook}{' in order' if in_order else ''}")
+        if sink_fails_for is not None:
+            raise errors.SinkFailed("the sink of 'p' failed", frozenset({sink_fails_for}))
 
-        def clean_up(self) -> None:
-            asked.append("clean up")
-
-    monkeypatch.setattr("state_backend.checkpoint.coordinator.Coordinator", Coordinator)
+    for name, stand_in in (
+        ("location.locate", located),
+        ("commit_attempt.commit", committed),
+        ("publish_output.publish", publish),
+        ("clean_up_dropped.clean_up", lambda *_: asked.append("clean up")),
+    ):
+        monkeypatch.setattr(f"state_backend.checkpoint.{name}", stand_in)
     operator = CommitCheckpointOperator(task_id="checkpoint", pipeline="p", root="memory://r", attempt="a1", **more)
     return operator, asked
 
@@ -604,9 +606,9 @@ def test_a_lost_attempt_fails_for_good_and_says_what_to_clear(monkeypatch: pytes
 def test_the_sink_is_looked_up_only_if_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
     urls: list[str] = []
 
-    def call_sink(coordinator: Any, spark: None, url: str, *, code: str) -> None:
-        urls.append(url)
-        coordinator.publish("hook", in_order=True, code=code)
+    def call_sink(at: Any, spark: None, *, after: Any, code: str) -> None:
+        urls.append(at.url)
+        publish_output.publish(at, "hook", in_order=True, code=code)
 
     pipeline = SimpleNamespace(sink=print, call_sink=call_sink)
     monkeypatch.setitem(sys.modules, "some_pipelines", SimpleNamespace(MINE=pipeline))
@@ -747,7 +749,7 @@ def test_what_is_not_due_is_skipped_where_the_checkpoint_is_committed(monkeypatc
     assert run(task, ended)["checkpoint"] == 7
 
     # Of a checkpoint that retention has dropped there is nothing to validate and nothing to copy.
-    monkeypatch.setattr("state_backend.checkpoint.coordinator.Coordinator.commit", lambda *_: DROPPED)
+    monkeypatch.setattr("state_backend.checkpoint.commit_attempt.commit", lambda *_: DROPPED)
     for when in (ended, context(**where)):  # The savepoint is due after the first interval, but not after the second.
         with pytest.raises(DownstreamTasksSkipped) as skipped:
             run(task, when)
@@ -756,7 +758,7 @@ def test_what_is_not_due_is_skipped_where_the_checkpoint_is_committed(monkeypatc
         }
 
 
-DROPPED = SimpleNamespace(id=7, record=None)
+DROPPED = SimpleNamespace(id=7, record=None, log=None)
 
 
 # --- a range -------------------------------------------------------------------------------------------------------------------------

@@ -288,7 +288,7 @@ def test_schemas_outlive_rewinds_sweeps_and_retention(tmp_path: Path) -> None:
     made = Outputs(tmp_path, policy=KeepLast(2))
     made.run(day(1), "d1", A, {"a": 1})
     made.run(day(2), "d2", AB, {"b": "x", "a": 2})
-    rewind(made.coordinator, 1, run=run("back"), attempt="back")
+    rewind(made.coordinator.at, 1, run=run("back"), attempt="back")
     made.coordinator.clean_up()
     made.storage.create(paths.shared("dead", 0, 0, 0, "sst"), b"x")
     assert sweep(made.storage, PIPELINE, now_ms=10**15).record is not None
@@ -301,7 +301,7 @@ def test_a_fork_begins_anew(tmp_path: Path) -> None:
     """The way out that a refusal names."""
     made, other = Outputs(tmp_path), Folder(LocalStorage(tmp_path / "other"))
     made.run(day(1), "d1", A, {"a": 1})
-    fork(made.storage, 1, other.over(other.storage), run=run(), attempt="fork", pipeline_start_ms=start_ms())
+    fork(made.storage, 1, other.over(other.storage).at, run=run(), attempt="fork", pipeline_start_ms=start_ms())
     assert recorded_schemas(other.coordinator.log()) == ()
 
 

@@ -188,7 +188,7 @@ def test_another_time_zone_of_the_schedule(hours_to_the_next_midnight: int) -> N
 
 def test_a_rewind_leaves_output_and_the_way_it_was_cut() -> None:
     folder = days_of(3)
-    rewind(folder.coordinator, 1, run=run("back"), attempt="back")
+    rewind(folder.coordinator.at, 1, run=run("back"), attempt="back")
     assert current(folder) == [day(1), day(2), day(3)]
     with pytest.raises(UsageError, match="with other boundaries overlaps"):
         folder.run(halves(2)[0], "am")

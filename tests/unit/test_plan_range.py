@@ -340,8 +340,8 @@ def test_a_refusal_of_cairn_run_ends_with_the_command_that_repairs_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: list[str], more: dict[str, Any], printed: str
 ) -> None:
     """The printed command, in its turn, asks for just those intervals."""
-    there = SimpleNamespace(log=lambda: log_in_memory(entries={1: record(1, day(1))}))
-    monkeypatch.setattr("cairn.operations.intervals.run_range.coordinator_of", lambda *_: there)
+    there = log_in_memory(entries={1: record(1, day(1))})
+    monkeypatch.setattr("cairn.operations.intervals.run_range.read_log", lambda *_: there)
     calls: list[list[Interval]] = []
 
     def refuse(session: object, pipeline: object, intervals: Sequence[Interval], *_: object, **options: Any) -> Any:
@@ -398,7 +398,7 @@ def test_ctrl_c_names_what_is_left_of_the_range(
 
     session = SimpleNamespace(sparkContext=SimpleNamespace(setLogLevel=lambda _: None))
     monkeypatch.setattr("cairn.spark.session.connect", lambda *_, **__: session)
-    for place in ("run_intervals", "plan_intervals", *(["coordinator_of"] if at is None else [])):
+    for place in ("run_intervals", "plan_intervals", *(["read_log"] if at is None else [])):
         monkeypatch.setattr(f"cairn.operations.intervals.run_range.{place}", stop)
     monkeypatch.setattr("sys.argv", ["cairn", "as", "typed"])
     command = ["run", "--code", "pipelines.aircraft:AIRCRAFT", "--root", str(tmp_path), "--every", "1d"]

@@ -13,17 +13,16 @@ from pyspark.sql import Row
 from typer.testing import CliRunner
 
 from cairn.command.cli import app
-from cairn.operations.coordinator_of import coordinator_of
 from cairn.pipeline import Interval, Pipeline
 from cairn.replay.replay_key import Replay, replay_key
 from cairn.testing import PipelineTester
 from state_backend.adapters.open_storage import open_storage
-from state_backend.checkpoint.coordinator import Coordinator
 from state_backend.checkpoint.rewind import fork, rewind
 from state_backend.values.errors import NoSuchCheckpoint, StateUnusable, UsageError
 from state_backend.values.records import RunRef
 from state_backend.values.retention import KeepLast
 from tests.support.accounts import DAYS, SCHEMA, Accounts, accounts, at, day, position_of, read_only
+from tests.support.coordinator import Coordinator, coordinator_of
 
 RUN = RunRef(run_id="by-hand", clear_number=0, try_number=1)
 
@@ -74,7 +73,7 @@ def dropped(history: History) -> None:
 def restored(history: History) -> None:
     for n in (1, 2, 3):
         history.run(n)
-    rewind(coordinator_of(history.pipeline, history.root), 2, run=RUN, attempt="back")
+    rewind(coordinator_of(history.pipeline, history.root).at, 2, run=RUN, attempt="back")
     history.run(3, [("ann", 3, at(3))])
 
 
@@ -263,7 +262,7 @@ def test_an_interval_of_a_fork(tmp_path: Path) -> None:
     history.run(1)
     history.run(2)
     source, into = (open_storage(f"{history.root}/{name}") for name in ("accounts", "forked"))
-    fork(source, 1, Coordinator(into, "forked"), run=RUN, attempt="fork")
+    fork(source, 1, Coordinator(into, "forked").at, run=RUN, attempt="fork")
     forked = History(tmp_path, name="forked")
     forked.run(2)
     found = forked.replay("ann", "2024-01-02")

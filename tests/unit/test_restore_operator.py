@@ -15,12 +15,12 @@ from cairn_operators.ask_person import agreed_key
 from cairn_operators.request_of import run_of
 from state_backend.adapters.local_storage import LocalStorage
 from state_backend.adapters.open_storage import open_storage
-from state_backend.checkpoint.coordinator import Coordinator
 from state_backend.checkpoint.savepoints import claim_savepoint
 from state_backend.values.marks import Claim
 from state_backend.values.operation_parameters import Restore, Validate
 from state_backend.values.records import Prepared, Record
 from tests.support.checkpoints import PIPELINE, Folder, content, day
+from tests.support.coordinator import Coordinator
 from tests.unit.test_operators import context as task_context
 from tests.unit.test_operators import run
 

@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from state_backend.checkpoint.coordinator import Coordinator
 from state_backend.checkpoint.plan_retention import DEFAULT_POLICY, plan_retention, with_retention
 from state_backend.formats import record_codec
 from state_backend.values.errors import UsageError
@@ -31,6 +30,7 @@ from state_backend.values.retention import (
     quarantined_days,
 )
 from tests.support.checkpoints import PIPELINE, START, Folder, content, day, record
+from tests.support.coordinator import Coordinator
 from tests.support.counting import counting
 from tests.support.log_in_memory import log_in_memory
 

@@ -10,7 +10,7 @@ import pytest
 
 from state_backend.adapters.local_storage import LocalStorage
 from state_backend.adapters.memory_storage import MemoryStorage
-from state_backend.checkpoint.coordinator import CommitResult, Coordinator
+from state_backend.checkpoint.commit_attempt import CommitResult
 from state_backend.checkpoint.leases import take_lease
 from state_backend.checkpoint.log import facts_of_entries, read_whole_log
 from state_backend.checkpoint.rewind import Discarded, fork, plan_rewind, rewind
@@ -34,6 +34,7 @@ from state_backend.values.intervals import Interval
 from state_backend.values.records import FiledShard, InlineShard, Permissions, Record, Segment, ShardChanges, Tombstone
 from state_backend.values.retention import KeepLast
 from tests.support.checkpoints import Folder, day, files_in, run, sst, start_ms
+from tests.support.coordinator import Coordinator
 from tests.support.faulty_storage import FaultyStorage, StopHere, lost_answer_at, stop_at
 from tests.support.savepoints import SmallPipeline, findings
 from tests.support.tiers import long_after
@@ -56,13 +57,11 @@ def back(
     folder: Folder, target: int, attempt: str = "back", over: Storage | None = None, **options: Any
 ) -> CommitResult:
     coordinator = folder.coordinator if over is None else folder.over(over)
-    return rewind(coordinator, target, run=run("rewind"), attempt=attempt, **options)
+    return rewind(coordinator.at, target, run=run("rewind"), attempt=attempt, **options)
 
 
 def base_of(folder: Folder, n: int, **permissions: bool) -> int | None:
-    begun = folder.coordinator.begin(
-        day(n), permissions=Permissions(**permissions), pipeline_start_ms=start_ms(), attempt="new"
-    )
+    begun = folder.coordinator.begin(day(n), permissions=Permissions(**permissions), pipeline_start_ms=start_ms())
     return begun.base.id if begun.base else None
 
 
@@ -272,7 +271,7 @@ def test_a_rewind_retracts_the_output_of_later_intervals() -> None:
     assert paths.output(day(4), "a4", 0, 0) not in there and paths.output(day(4), "b4", 0, 0) in there
     whole = read_whole_log(folder.storage)
     assert isinstance(whole.entries[4], Tombstone)
-    assert sorted(facts_of_entries(whole.entries)) == sorted(whole.all_facts())
+    assert sorted(facts_of_entries(whole.entries)) == sorted(whole.facts(None))
 
 
 def test_retracted_output_stays_retracted() -> None:
@@ -320,7 +319,7 @@ def test_a_retraction_that_dies_at_any_call_is_completed_by_the_same_call(when: 
 
 def split(folder: Folder, target: int, into: Storage, attempt: str = "fork", **options: Any) -> CommitResult:
     coordinator = Coordinator(into, "other")
-    return fork(folder.storage, target, coordinator, run=run(f"run-of-{attempt}"), attempt=attempt, **options)
+    return fork(folder.storage, target, coordinator.at, run=run(f"run-of-{attempt}"), attempt=attempt, **options)
 
 
 def check_own(into: Storage, attempt: str = "fork") -> Record:
@@ -380,7 +379,7 @@ def test_real_state_is_forked_by_links_and_found_sound(tmp_path: Path) -> None:
     """Local files share their blocks, and nothing else: every entry is there when the origin is deleted."""
     origin = SmallPipeline(tmp_path)
     into = LocalStorage(tmp_path / "elsewhere" / "q")
-    result = fork(origin.storage, 1, Coordinator(into, "q"), run=run("fork"), attempt="fork")
+    result = fork(origin.storage, 1, Coordinator(into, "q").at, run=run("fork"), attempt="fork")
     assert result.record is not None and origin.record is not None
     files = [*(tmp_path / "elsewhere").rglob("*.sst")]
     assert files and all(f.stat().st_nlink == 2 for f in files)
@@ -396,12 +395,18 @@ def test_a_native_savepoint_can_be_forked_and_a_canonical_one_is_sent_elsewhere(
     origin = SmallPipeline(tmp_path)
     native = origin.take(tmp_path / "native", "native")
     into = LocalStorage(tmp_path / "q")
-    result = fork(LocalStorage(tmp_path / "native"), native, Coordinator(into, "q"), run=run("fork"), attempt="fork")
+    result = fork(LocalStorage(tmp_path / "native"), native, Coordinator(into, "q").at, run=run("fork"), attempt="fork")
     assert result.record is not None
     assert findings(tmp_path / "q", result.record.content, tmp_path) == []
     canonical = origin.take(tmp_path / "canonical", "canonical")
     with pytest.raises(UsageError, match="restore_savepoint"):
-        fork(LocalStorage(tmp_path / "canonical"), canonical, Coordinator(into, "q"), run=run("fork"), attempt="second")
+        fork(
+            LocalStorage(tmp_path / "canonical"),
+            canonical,
+            Coordinator(into, "q").at,
+            run=run("fork"),
+            attempt="second",
+        )
 
 
 def test_the_same_fork_again_is_refused_and_says_what_can_be_done() -> None:
@@ -415,7 +420,7 @@ def test_the_same_fork_again_is_refused_and_says_what_can_be_done() -> None:
     assert {info.path for info in into.list("")} == before
     assert split(folder, 4, into, "second").id == 2  # behind what is there: a fork may be followed by a later one
     with pytest.raises(UsageError, match="into itself"):
-        fork(folder.storage, 3, folder.coordinator, run=run("fork"), attempt="third")
+        fork(folder.storage, 3, folder.coordinator.at, run=run("fork"), attempt="third")
 
 
 def test_a_fork_of_what_may_not_be_used_is_refused() -> None:

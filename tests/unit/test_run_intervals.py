@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from cairn import testing
-from cairn.operations.coordinator_of import coordinator_of
 from cairn.operations.intervals.plan_interval import Attempt
 from cairn.operations.intervals.plan_range import Progress
 from cairn.operations.intervals.process_interval import process_interval
@@ -22,6 +21,7 @@ from cairn.operations.intervals.run_intervals import Outcome, committed_alike, p
 from cairn.pipeline import Interval, Pipeline
 from cairn.rows.local_rows import LocalRows
 from cairn.spark.ddl import parse_ddl_locally
+from state_backend.checkpoint.location import locate
 from state_backend.values.errors import (
     CorruptFile,
     Rerun,
@@ -33,6 +33,7 @@ from state_backend.values.errors import (
 from state_backend.values.operation_parameters import Validate
 from state_backend.values.records import Permissions, Record, RunRef
 from state_backend.values.zones import zone_of
+from tests.support.coordinator import coordinator_of
 from tests.support.counting import DAYS, INPUT_SCHEMA, counting, day
 from tests.support.drivers import driven
 from tests.support.ranges import files, made, ran
@@ -91,7 +92,7 @@ def prepare_alone(root: Path, interval: Interval, **more: Any) -> str:
     process_interval(
         SESSION,
         PIPELINE,
-        str(root),
+        locate(str(root), PIPELINE.name),
         Attempt(
             id=attempt,
             interval=interval,
@@ -106,7 +107,7 @@ def prepare_alone(root: Path, interval: Interval, **more: Any) -> str:
 def run_alone(root: Path, interval: Interval, **more: Any) -> Record:
     coordinator, attempt = coordinator_of(PIPELINE, str(root)), prepare_alone(root, interval, **more)
     result = coordinator.commit(attempt)
-    finish_commit(SESSION, PIPELINE, coordinator, result.id, str(root))
+    finish_commit(SESSION, PIPELINE, coordinator.at, result.id)
     assert result.record is not None
     return result.record
 
@@ -239,10 +240,10 @@ def test_a_retry_calls_the_sink_for_what_an_earlier_try_committed(
 def test_a_clean_up_that_fails_keeps_the_next_interval_from_being_committed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refused(self: Any) -> None:
+    def refused(*_: Any) -> None:
         raise OSError("read-only")
 
-    monkeypatch.setattr("state_backend.checkpoint.coordinator.Coordinator.clean_up", refused)
+    monkeypatch.setattr("cairn.operations.intervals.run_interval.clean_up", refused)
     with pytest.raises(OSError, match="read-only"):
         run_all(tmp_path)
     assert len(coordinator_of(PIPELINE, str(tmp_path)).log().completed()) == 1

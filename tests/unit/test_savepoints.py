@@ -20,7 +20,6 @@ from cairn.pipeline import Pipeline
 from cairn.shard_jobs.fill_from_savepoint import RestoreJob
 from state_backend.adapters.local_storage import LocalStorage
 from state_backend.adapters.memory_storage import MemoryStorage
-from state_backend.checkpoint.coordinator import Coordinator
 from state_backend.checkpoint.prepare_content import ShardAck
 from state_backend.checkpoint.savepoints import (
     check_unclaimed,
@@ -38,6 +37,7 @@ from state_backend.values.marks import Claim, Savepoint
 from state_backend.values.records import Permissions
 from state_backend.values.retention import KeepLast
 from tests.support.checkpoints import START, Folder, content, day, start_ms
+from tests.support.coordinator import Coordinator
 from tests.support.faulty_storage import Fault, FaultyStorage, StopHere, lost_answer_at, stop_at
 from tests.support.in_process import run_here
 from tests.support.savepoints import (
@@ -316,7 +316,7 @@ def without_spark(folder: Path, source: dict[int, Fault], root: dict[int, Fault]
         for module in (
             "cairn.operations.savepoints.restore_savepoint",
             "cairn.shard_jobs.fill_from_savepoint",
-            "state_backend.checkpoint.coordinator",
+            "state_backend.checkpoint.location",
         ):
             stack.enter_context(mock.patch(f"{module}.open_storage", opened))
         stack.enter_context(mock.patch("cairn.operations.savepoints.restore_savepoint.run_on_shards", run_here))
@@ -386,7 +386,7 @@ def test_an_attempt_is_of_one_savepoint(tmp_path: Path) -> None:
         raise StopHere
 
     with mock.patch("cairn.operations.savepoints.restore_savepoint.run_on_shards", run_here):
-        with mock.patch.object(Coordinator, "commit", stop), pytest.raises(StopHere):
+        with mock.patch("cairn.operations.savepoints.restore_savepoint.commit", stop), pytest.raises(StopHere):
             restore_savepoint(ANY, PIPELINE, str(tmp_path / "new"), str(tmp_path / "one"), attempt="a")
         with pytest.raises(UsageError, match=r"attempt a began to restore savepoint .* use a new uuid"):
             restore_savepoint(ANY, PIPELINE, str(tmp_path / "new"), str(tmp_path / "two"), attempt="a")
@@ -428,7 +428,7 @@ def test_only_ones_own_claim_is_given_back() -> None:
 
 
 def begin_restore(folder: Folder, n: int, **changes: Any) -> Any:
-    arguments = {"pipeline_start_ms": start_ms(), "attempt": "new"} | changes
+    arguments = {"pipeline_start_ms": start_ms()} | changes
     return folder.coordinator.begin_restore(content(day(n), "saved"), **arguments)
 
 
@@ -437,7 +437,7 @@ def committed_restore(folder: Folder, n: int, attempt: str, **changes: Any) -> A
 
 
 def next_base(folder: Folder, n: int) -> Any:
-    begun = folder.coordinator.begin(day(n), permissions=Permissions(), pipeline_start_ms=start_ms(), attempt="next")
+    begun = folder.coordinator.begin(day(n), permissions=Permissions(), pipeline_start_ms=start_ms())
     return begun.base.id if begun.base else None
 
 
@@ -494,7 +494,7 @@ def test_a_savepoint_whose_key_has_a_comment_more_is_of_the_same_key() -> None:
     commented = [f | {"nullable": not f["nullable"], "metadata": {"comment": "who"}} for f in fields]
     folder.run(day(1), "a1", key_schema=KEY_SCHEMA)
     saved = content(day(1), "saved", key_schema=KEY_SCHEMA | {"fields": commented})
-    assert folder.coordinator.begin_restore(saved, pipeline_start_ms=start_ms(), attempt="a").h0 == 1
+    assert folder.coordinator.begin_restore(saved, pipeline_start_ms=start_ms()).h0 == 1
 
 
 @pytest.mark.parametrize("format", FORMATS)

@@ -16,7 +16,6 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from cairn.command.cli import app
-from cairn.operations.coordinator_of import coordinator_of
 from cairn.operations.export_state import export_state
 from state_backend.inspection import state_diff
 from state_backend.inspection.describe import plain
@@ -28,6 +27,7 @@ from state_backend.state.timers import register_timer
 from state_backend.values.errors import UsageError
 from state_backend.values.records import KeyGroupState
 from tests.support.checkpoints import PIPELINE
+from tests.support.coordinator import coordinator_of
 from tests.support.counting import DAYS, day
 from tests.support.real_shards import RealPipeline
 from tests.support.savepoints import SmallPipeline

@@ -108,10 +108,10 @@ def test_the_last_try_of_a_run_is_committed_and_its_checkpoint_task_finds_it_don
     folder.prepare(day(2), "first", run=run("r", try_number=1))
     folder.prepare(day(2), "second", run=run("r", try_number=2))
     folder.prepare(day(2), "other", run=run("q"))
-    assert commit_prepared(folder.coordinator, ["r", "unknown"]) == [2]
+    assert commit_prepared(folder.coordinator.at, ["r", "unknown"]) == [2]
     assert folder.coordinator.record(2).content.attempt == "second"
     assert folder.coordinator.commit("second").outcome == "already"
-    assert commit_prepared(folder.coordinator, []) == []
+    assert commit_prepared(folder.coordinator.at, []) == []
 
 
 def test_a_refused_attempt_is_not_committed_and_stops_nothing() -> None:
@@ -122,18 +122,18 @@ def test_a_refused_attempt_is_not_committed_and_stops_nothing() -> None:
     folder.prepare(day(2), "wrong", run=run("q", try_number=2))
     folder.coordinator.refuse("wrong", "validation refused it", ("two totals are negative",))
     folder.prepare(day(2), "right", run=run("r"))
-    assert commit_prepared(folder.coordinator, ["q"]) == []
-    assert commit_prepared(folder.coordinator, ["q", "r"]) == [2]
+    assert commit_prepared(folder.coordinator.at, ["q"]) == []
+    assert commit_prepared(folder.coordinator.at, ["q", "r"]) == [2]
     assert folder.coordinator.record(2).content.attempt == "right"
 
 
 def test_without_runs_nothing_that_lies_prepared_is_looked_at() -> None:
     folder = Folder()
     folder.storage.create(paths.prepared("damaged"), b"{")
-    assert commit_prepared(folder.coordinator, []) == []
+    assert commit_prepared(folder.coordinator.at, []) == []
     folder.prepare(day(1), "a1", run=run("r"))
     with pytest.raises(CorruptRecord, match=r"attempts/damaged/prepared\.json"):
-        commit_prepared(folder.coordinator, ["r"])
+        commit_prepared(folder.coordinator.at, ["r"])
     assert folder.coordinator.log().head_id == 0
 
 

@@ -16,7 +16,6 @@ import pytest
 from state_backend.adapters import local_storage
 from state_backend.adapters.local_storage import LocalStorage
 from state_backend.adapters.memory_storage import MemoryStorage
-from state_backend.checkpoint.coordinator import Coordinator
 from state_backend.checkpoint.log import read_log
 from state_backend.checkpoint.rewind import fork
 from state_backend.checkpoint.sweep_files import SweepPlan, SweepResult, sweep
@@ -35,6 +34,7 @@ from state_backend.values.marks import Savepoint
 from state_backend.values.records import Record, SweepRecord
 from state_backend.values.retention import KeepLast
 from tests.support.checkpoints import PIPELINE, Folder, content, day, files_in, run, sst
+from tests.support.coordinator import Coordinator
 from tests.support.faulty_storage import Fault, FaultyStorage, StaleStorage, lost_answer_at
 
 When = Literal["before", "after"]
@@ -286,7 +286,7 @@ def test_a_fork_that_links_old_files_is_not_abandoned(tmp_path: Path) -> None:
             return super().create(path, data)
 
     other = Coordinator(Meanwhile(into, {}), "other")
-    assert fork(source, 1, other, run=run(), attempt="forked").outcome == "committed"
+    assert fork(source, 1, other.at, run=run(), attempt="forked").outcome == "committed"
     assert [r.plan for r in result] == [SweepPlan(abandon=(), delete=(), unknown=())]
 
 

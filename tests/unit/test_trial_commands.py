@@ -13,9 +13,9 @@ import pytest
 from typer.testing import CliRunner
 
 from cairn.command.cli import app
-from cairn.operations.coordinator_of import coordinator_of
 from cairn.trials.promote_trial import other_than_tried
 from state_backend.inspection.compare_logs import Made
+from tests.support.coordinator import coordinator_of
 from tests.support.counting import DAYS, day
 from tests.support.trials import SESSION, Averaging, Doubling, Narrowing, pipeline_of, run, try_days
 

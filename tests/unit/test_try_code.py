@@ -17,13 +17,11 @@ from typer.testing import CliRunner
 
 from cairn import testing
 from cairn.command.cli import app
-from cairn.operations.coordinator_of import coordinator_of
 from cairn.pipeline import Interval
 from cairn.trials.promote_trial import plan_promotion, promote_past, restore_command
 from state_backend.adapters.local_storage import LocalStorage
 from state_backend.adapters.open_storage import join_url, open_storage
 from state_backend.checkpoint import trials
-from state_backend.checkpoint.coordinator import Coordinator
 from state_backend.checkpoint.rewind import fork, rewind
 from state_backend.checkpoint.sweep_files import sweep
 from state_backend.checkpoint.trials import (
@@ -47,6 +45,7 @@ from state_backend.values.errors import (
 )
 from state_backend.values.records import RunRef
 from state_backend.values.retention import KeepLast
+from tests.support.coordinator import Coordinator, coordinator_of
 from tests.support.counting import DAYS, day
 from tests.support.savepoints import take
 from tests.support.trials import SESSION, Averaging, Doubling, Narrowing, bytes_of, pipeline_of, run, try_days
@@ -181,7 +180,7 @@ def test_deployed_for_the_past_it_is_what_was_tried_and_there_is_a_way_back(root
     assert plan.back is not None
     target = plan.back.id
     rewind(
-        coordinator,
+        coordinator.at,
         target,
         run=RunRef(run_id="back", clear_number=0, try_number=1),
         attempt="0" * 8 + "-0000-0000-0000-" + "0" * 12,
@@ -559,7 +558,7 @@ def test_nothing_is_built_on_a_trial(root: Path) -> None:
     tried = try_days(OLD, root, [3, 4])
     trial_folder = open_storage(join_url(tried.root, NAME))
     with pytest.raises(UsageError, match=r"Not possible there: fork"):
-        fork(trial_folder, 2, Coordinator(open_storage(join_url(str(root), "other")), "other"), run=RUN, attempt="a")
+        fork(trial_folder, 2, Coordinator(open_storage(join_url(str(root), "other")), "other").at, run=RUN, attempt="a")
     for command in (
         ["run", "--code", "tests.support.trials:OLD", "--count", "1"],
         ["savepoint", "--code", "tests.support.trials:OLD", "--folder", "/tmp/s"],

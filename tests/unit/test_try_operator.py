@@ -17,11 +17,11 @@ from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException, T
 
 from cairn import testing
 from cairn.driver import driver
-from cairn.operations.coordinator_of import coordinator_of
 from cairn_operators import PromoteTrialOperator, TryCodeOperator, trial_pipeline
 from cairn_operators.ask_person import as_markdown
 from cairn_operators.trial_tasks import PROMOTE
 from state_backend.values.operation_parameters import COMMITTED, PromoteTrial, TryCode
+from tests.support.coordinator import coordinator_of
 from tests.support.counting import DAYS, day
 from tests.support.drivers import driven
 from tests.support.trials import CHANGED, OLD, SESSION, run

@@ -29,7 +29,7 @@ from cairn.operations.validation import expectation_suites
 from cairn.operations.validation import validate_checkpoint as validate
 from cairn.pipeline import Pipeline
 from cairn.rows.column_names import ColumnNames, grouping_names
-from state_backend.checkpoint.coordinator import CommitResult, Coordinator
+from state_backend.checkpoint.commit_attempt import CommitResult
 from state_backend.values.errors import (
     CairnError,
     ProcessorError,
@@ -238,7 +238,7 @@ def test_an_attempt_whose_checkpoint_was_dropped_since() -> None:
         folder.run(day(n), f"a{n}")
         folder.coordinator.publish(None)
         folder.coordinator.clean_up()
-    with mock.patch("cairn.operations.savepoints.restore_savepoint.coordinator_of", lambda *_: folder.coordinator):
+    with mock.patch("cairn.operations.savepoints.restore_savepoint.locate", lambda *_: folder.coordinator.at):
         refused(
             UsageError,
             "attempt a1 was committed, but its checkpoint has been dropped since; nothing is left to do",
@@ -266,8 +266,8 @@ def test_a_consolidation_that_is_dropped_at_once(tmp_path: Path, monkeypatch: py
     assert record is not None
     monkeypatch.setattr(take_savepoint, "run_on_shards", lambda *_: ())
     monkeypatch.setattr(take_savepoint.ConsolidationJob, "finish", lambda *_: None)
-    monkeypatch.setattr(Coordinator, "is_prepared", lambda *_: True)
-    monkeypatch.setattr(Coordinator, "commit", lambda *_: CommitResult(id=2, record=None, outcome="already"))
+    monkeypatch.setattr(take_savepoint, "is_prepared", lambda *_: True)
+    monkeypatch.setattr(take_savepoint, "commit", lambda *_: CommitResult(id=2, record=None, outcome="already"))
     refused(
         UsageError,
         "checkpoint 1 of 'p' was dropped by retention at once; leave out consolidate",

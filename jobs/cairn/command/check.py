@@ -10,9 +10,9 @@ from cairn.command.exit_codes import FINDINGS
 from cairn.command.options import Json, Pipeline, Root
 from cairn.command.printing import print_json, print_text
 from cairn.command.progress import progress
-from state_backend.adapters.open_storage import join_url, open_storage
 from state_backend.adapters.work_folders import work_folder
-from state_backend.checkpoint.coordinator import Coordinator
+from state_backend.checkpoint.find_checkpoint import record_of
+from state_backend.checkpoint.location import locate
 from state_backend.checkpoint.sweep_files import lines_of_unknown
 from state_backend.inspection.find_pipelines import refuse_nothing
 from state_backend.inspection.verify import Verification, verify_pipeline
@@ -45,7 +45,8 @@ def check(
     """The state is restored shard by shard into a temporary folder. `cairn validate` also evaluates the expectations of
     the pipeline's code, and quarantines a checkpoint with findings.
     """
-    storage = open_storage(join_url(root, pipeline))
+    at = locate(root, pipeline)
+    storage = at.storage
     if checksums and not fast:
         raise UsageError("--checksums goes with --fast: without --fast, the bytes of every file are compared anyway")
     refuse_nothing(storage, root, pipeline)
@@ -53,7 +54,7 @@ def check(
         raise UsageError(
             f"--checksums is for S3 and Azure, which keep checksums outside of their listings; {storage.url} is no such storage\nLeave the option out"
         )
-    which = None if checkpoint is None else {Coordinator(storage, pipeline).record(checkpoint).id}
+    which = None if checkpoint is None else {record_of(at, checkpoint).id}
     with work_folder("verify") as work, progress("checking", "shards") as on_progress:
         deep = None if fast else work
         found = verify_pipeline(storage, which=which, work=deep, checksums=checksums, on_progress=on_progress)

@@ -83,7 +83,7 @@ def heal(
         raise UsageError("--code runs the intervals here, --dag runs them in Airflow; give one of them")
     progress = _Progress(quiet=as_json)
     if request.code or (dag is None and ran_here(log)):
-        code = request.code or Variable.CODE.given or log.recorded_code
+        code = request.code or Variable.CODE.given or (log.newest.content.code if log.newest else None)
         if code is None:
             raise UsageError(
                 f"the newest checkpoint of {pipeline} was made without Airflow; add --code module:NAME to run the "

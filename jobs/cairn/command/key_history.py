@@ -22,14 +22,14 @@ def show_history(key: str, root: str | None, pipeline: str | None, *, whole: boo
     """Print the history of a key. Checkpoints whose key group has the digest of the checkpoint before are not read."""
     if root is None or pipeline is None:
         raise UsageError("--history needs --root and --pipeline: a savepoint has no history")
-    storage, log = open_log(root, pipeline, newest=True)
+    at, log = open_log(root, pipeline, newest=True)
     newest = log.newest
     if newest is None:
         raise StateUnusable(f"pipeline {pipeline!r} has no checkpoint yet; run an interval first")
     schema = parse_struct(newest.content.key_schema)
     searched = SearchedKey.of(parse_key(key, schema), schema, newest.content.max_parallelism)
     with work_folder("history") as work:
-        steps = history_of_key(log, storage.url, searched, storage, work, follow_output=whole)
+        steps = history_of_key(log, at.storage.url, searched, at.storage, work, follow_output=whole)
         described = [describe_step(step) for step in steps]
     named = plain(searched.named)
     found = {"pipeline": pipeline, "key": named, "retained": len(log.retained), "checkpoints": described}

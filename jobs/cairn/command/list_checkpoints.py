@@ -33,10 +33,10 @@ def checkpoints(
 ) -> int:
     if checkpoint is not None:
         return show_checkpoint(root, pipeline, checkpoint, as_json=as_json)
-    storage, log = open_log(root, pipeline)
+    at, log = open_log(root, pipeline)
     wanted = range(1, log.head_id + 1) if all_ else sorted({*log.retained, *log.quarantined})
     ids = wanted[-limit:] if limit is not None else wanted
-    infos = at_once(lambda n: storage.stat(paths.record(n)), ids)
+    infos = at_once(lambda n: at.storage.stat(paths.record(n)), ids)
     written = {n: info.modified_ms for n, info in zip(ids, infos, strict=True) if info is not None}
     shown = describe_log(log, ids, written, now_ms=time.time_ns() // 1_000_000)
     if as_json:

@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cairn.command.from_request import option_of
-from state_backend.adapters.open_storage import join_url, open_storage
+from state_backend.checkpoint.location import Location
 from state_backend.values.day_or_instant import parse_duration
 from state_backend.values.environment import Variable
 from state_backend.values.operation_parameters import Export, OfPipeline, RunRange, TakeSavepoint
 
 if TYPE_CHECKING:
     from state_backend.checkpoint.log import Log
-    from state_backend.ports.storage import Storage
 
 Root = Annotated[str, option_of(OfPipeline, "root")]
 Pipeline = Annotated[str, option_of(OfPipeline, "pipeline")]
@@ -56,12 +55,13 @@ def airflow_wait_s() -> float:
     return parse_duration(Variable.AIRFLOW_WAIT.given or Variable.AIRFLOW_WAIT.default).total_seconds()
 
 
-def open_log(root: str, pipeline: str, *, if_new: str = "", newest: bool = False) -> tuple[Storage, Log]:
+def open_log(root: str, pipeline: str, *, if_new: str = "", newest: bool = False) -> tuple[Location, Log]:
+    from state_backend.checkpoint.location import locate
     from state_backend.checkpoint.log import read_log, read_newest
     from state_backend.inspection.find_pipelines import refuse_nothing
 
-    storage = open_storage(join_url(root, pipeline))
-    log = read_newest(storage) if newest else read_log(storage)
+    at = locate(root, pipeline)
+    log = read_newest(at.storage) if newest else read_log(at.storage)
     if not log.head_id:
-        refuse_nothing(storage, root, pipeline, if_new=if_new)
-    return storage, log
+        refuse_nothing(at.storage, root, pipeline, if_new=if_new)
+    return at, log

@@ -12,10 +12,11 @@ from cairn.command.printing import print_json, print_text
 from cairn.command.terminal import load_code
 from cairn.pipeline import Pipeline as Declaration
 from cairn.sinks.table_sink import Publication, TableSink, owner_of, published_output
-from state_backend.adapters.open_storage import join_url, open_storage
+from state_backend.adapters.open_storage import open_storage
 from state_backend.checkpoint.choose_base import lines_of
-from state_backend.checkpoint.coordinator import Coordinator
+from state_backend.checkpoint.location import Location
 from state_backend.checkpoint.log import read_log
+from state_backend.checkpoint.publish_output import skip_publication
 from state_backend.values.day_or_instant import parse_instant
 from state_backend.values.environment import Variable
 from state_backend.values.errors import UsageError
@@ -64,29 +65,30 @@ def publish(
     ] = False,
     as_json: Json = False,
 ) -> int:
-    storage, log = open_log(root, pipeline)
-    coordinator = Coordinator(storage, pipeline)
+    at, log = open_log(root, pipeline)
     if check or rebuild:
         if intervals or skip or (check and rebuild):
             raise UsageError("give one of --check, --rebuild, --skip and intervals")
-        declared, url = _load_declaration(code), join_url(root, pipeline)
+        declared = _load_declaration(code)
         if not isinstance(declared.sink, TableSink):
             raise UsageError(f"--check and --rebuild need a sink of cairn.sinks, but {code} has another sink or none")
         if check:
-            return _check(declared.sink, declared.name, url, as_json)
+            return _check(declared.sink, declared.name, at.url, as_json)
         if not log.head_id:
-            raise UsageError(f"{storage.url} has no checkpoint, so the command does not empty the table; check --root")
-        return _rebuild(declared.sink, declared, coordinator, url, yes=yes, as_json=as_json)
+            raise UsageError(
+                f"{at.storage.url} has no checkpoint, so the command does not empty the table; check --root"
+            )
+        return _rebuild(declared.sink, declared, at, yes=yes, as_json=as_json)
     skipped: list[tuple[Interval, int]] = []
     published: list[tuple[Interval, int]] = []
     only = [parse_instant("interval", text) for text in intervals or ()]
     if skip and not only:
         raise UsageError("--skip needs intervals: give the start of each, as in 2024-01-04T00:00Z")
     if skip:
-        skipped = coordinator.skip_publication(only)
+        skipped = skip_publication(at, only)
     else:
         declared = _load_declaration(code)
-        published = declared.call_sink(coordinator, None, join_url(root, pipeline), only=only or None, code=code)
+        published = declared.call_sink(at, None, only=only or None, code=code)
     if as_json:
         return print_json({"published": _describe(published), "skipped": _describe(skipped)})
     for what, outputs in (("published", published), ("skipped", skipped)):
@@ -143,9 +145,8 @@ def _check(sink: TableSink, pipeline: str, url: str, as_json: bool) -> int:
     return 1 if told else 0
 
 
-def _rebuild(
-    sink: TableSink, declared: Declaration, coordinator: Coordinator, url: str, *, yes: bool, as_json: bool
-) -> int:
+def _rebuild(sink: TableSink, declared: Declaration, at: Location, *, yes: bool, as_json: bool) -> int:
+    url = at.url
     others = (
         [] if yes else filter(None, (_others(table, declared.name, url, late) for table, late in sink.each_table()))
     )
@@ -161,7 +162,7 @@ def _rebuild(
         published += [(publication.interval, publication.checkpoint_id) for publication in current]
         lines.append(f"{table!r} has the {'late rows' if late else 'output'} of {len(current)} interval(s)")
     # The tables have this output now, so the calls change nothing and note the success.
-    declared.call_sink(coordinator, None, url)
+    declared.call_sink(at, None)
     if as_json:
         return print_json({"published": _describe(sorted({*published})), "skipped": []})
     print_text("\n".join(lines))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from cairn.command.options import PUT_BACK, open_log
 from cairn.command.printing import cell, measure, print_json, print_text, table_of
-from state_backend.checkpoint.coordinator import Coordinator
 from state_backend.checkpoint.dropped_checkpoint import telling_drops
+from state_backend.checkpoint.find_checkpoint import record_of
 from state_backend.inspection.describe import describe_checkpoint
 from state_backend.ports.storage import Storage
 from state_backend.shard.manifest import manifest_of
@@ -15,8 +15,8 @@ from state_backend.values.records import Record, ShardManifest
 
 
 def show_checkpoint(root: str, pipeline: str, checkpoint: str, *, as_json: bool) -> int:
-    storage, log = open_log(root, pipeline)
-    record = Coordinator(storage, pipeline).record(checkpoint)
+    at, log = open_log(root, pipeline)
+    storage, record = at.storage, record_of(at, checkpoint)
     shown = describe_checkpoint(log, record, _manifests(record, storage))
     if as_json:
         return print_json(shown)

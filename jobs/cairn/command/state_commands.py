@@ -19,7 +19,7 @@ from cairn.command.repair_command import code_of, repair_command
 from cairn.command.stop_dag import commit_prepared, stopped
 from cairn.command.terminal import Terminal
 from state_backend.adapters.open_storage import join_url
-from state_backend.checkpoint.coordinator import Coordinator
+from state_backend.checkpoint.location import locate
 from state_backend.checkpoint.rewind import describe_rewind, fork_state, plan_restore, restore_checkpoint
 from state_backend.checkpoint.trials import check_no_trial
 from state_backend.values.airflow_commands import command_line
@@ -65,7 +65,7 @@ def savepoint(
         if paused is not None:
             at_rest = stopped(AirflowRest(airflow), paused, timeout_s=airflow_wait_s())
         with at_rest as runs:
-            committed = commit_prepared(Coordinator.of(request.root, owner), runs)
+            committed = commit_prepared(locate(request.root, owner), runs)
             said = carry_out_savepoint(request, place) | {"paused": paused, "committed": committed}
         if paused is not None:
             place.say(f"DAG {paused} is paused")

@@ -36,8 +36,8 @@ def status(
     if all_ or pipeline is None:
         return list_pipelines(root, as_json=as_json)
     advice = _first_interval(dag or pipeline, root)
-    storage, log = open_log(root, pipeline, if_new=f"\nIf the pipeline never ran: {advice}")
-    found = status_of(log, pipeline, storage)
+    at, log = open_log(root, pipeline, if_new=f"\nIf the pipeline never ran: {advice}")
+    found = status_of(log, pipeline, at.storage)
     command = None if found.rerun is None else repair_command(log, found.rerun, root=root, pipeline=pipeline, dag=dag)
     if as_json:
         print_json(describe_status(found, command))

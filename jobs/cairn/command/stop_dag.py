@@ -19,7 +19,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Protocol
 
-from state_backend.checkpoint.coordinator import Coordinator
+from state_backend.checkpoint.commit_attempt import commit
+from state_backend.checkpoint.location import Location
+from state_backend.checkpoint.prepared_attempts import uncommitted_attempts
+from state_backend.formats import paths
 from state_backend.values.environment import Variable
 from state_backend.values.errors import CairnError, StorageUnavailable
 from state_backend.values.frozen import frozen
@@ -106,7 +109,7 @@ def stopped(
         raise
 
 
-def commit_prepared(coordinator: Coordinator, runs: Sequence[str]) -> list[int]:
+def commit_prepared(at: Location, runs: Sequence[str]) -> list[int]:
     """Commit the last attempt that each of these Airflow runs prepared, and return the checkpoint ids.
 
     An attempt that validation refused is skipped. An earlier attempt of the same run does not replace it, since the
@@ -114,8 +117,13 @@ def commit_prepared(coordinator: Coordinator, runs: Sequence[str]) -> list[int]:
     """
     if not runs:
         return []
-    last = plan_commits(coordinator.prepared(), runs)
-    return [coordinator.commit(attempt).id for attempt in last if not _is_refused(coordinator, attempt)]
+    committed = []
+    for attempt in plan_commits(uncommitted_attempts(at), runs):
+        if at.storage.stat(paths.refused(attempt)) is not None:
+            log.warning("%s: attempt %s is not committed, since validation refused it", at.pipeline, attempt)
+        else:
+            committed.append(commit(at, attempt).id)
+    return committed
 
 
 def plan_commits(prepared: Sequence[Prepared], runs: Sequence[str]) -> tuple[str, ...]:
@@ -124,13 +132,6 @@ def plan_commits(prepared: Sequence[Prepared], runs: Sequence[str]) -> tuple[str
     for attempt in sorted(prepared, key=_order):
         by_run[attempt.content.run.run_id] = attempt
     return tuple(by_run[run].content.attempt for run in runs if run in by_run)
-
-
-def _is_refused(coordinator: Coordinator, attempt: str) -> bool:
-    refused = coordinator.is_refused(attempt)
-    if refused:
-        log.warning("%s: attempt %s is not committed, since validation refused it", coordinator.pipeline, attempt)
-    return refused
 
 
 def _order(prepared: Prepared) -> tuple[int, int, int]:

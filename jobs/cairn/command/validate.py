@@ -16,8 +16,10 @@ from cairn.command.options import LOCAL_SPARK, Dag, DryRun, Json, Pipeline, Root
 from cairn.command.printing import print_json, print_text
 from cairn.command.repair_command import repair_command
 from cairn.command.terminal import Terminal
-from state_backend.checkpoint.coordinator import Coordinator
-from state_backend.checkpoint.log import Log
+from state_backend.checkpoint.find_checkpoint import find_checkpoint
+from state_backend.checkpoint.location import locate
+from state_backend.checkpoint.log import Log, read_log
+from state_backend.checkpoint.quarantine import drop_quarantined, quarantine_checkpoint, release_checkpoint
 from state_backend.checkpoint.quarantine_consequences import describe_consequences, plan_consequences
 from state_backend.inspection.describe import state_of
 from state_backend.values.errors import Rerun, UsageError
@@ -36,7 +38,7 @@ def validate(
     said = carry_out_validation(request, Terminal(spark, silent=as_json))
     command = None
     if said["quarantined"]:
-        log = Coordinator.of(request.root, said["pipeline"]).log()
+        log = read_log(locate(request.root, said["pipeline"]).storage)
         command = _repair(log, said, root=request.root, pipeline=said["pipeline"], dag=dag, code=request.code)
         for line in () if as_json else _lines(said, command):
             print_text(line)
@@ -65,8 +67,8 @@ def quarantine(
     dry_run: DryRun = False,
     as_json: Json = False,
 ) -> int:
-    coordinator = Coordinator.of(root, pipeline)
-    log, record = coordinator.log(), coordinator.record(checkpoint)
+    at = locate(root, pipeline)
+    log, record = find_checkpoint(at, checkpoint)
     if release and drop:
         raise UsageError("--release and --drop contradict each other; give one of them")
     if (release or drop) and record.id not in log.quarantined:
@@ -77,14 +79,14 @@ def quarantine(
     said: dict[str, Any] = {"checkpoint": record.id, "what": what, "dry_run": dry_run}
     if drop:
         if not dry_run:
-            coordinator.drop_quarantined(record.id)
+            drop_quarantined(at, record.id)
         said |= {"dropped": not dry_run}
         drops = "would drop" if dry_run else "drops"
         lines = [f"the next commit {drops} checkpoint {record.id}, which stays quarantined"]
     elif release:
         if not dry_run:
-            coordinator.release(record.id)
-        said |= {"released": not dry_run, "state": state_of(coordinator.log(), record)}
+            release_checkpoint(at, record.id)
+        said |= {"released": not dry_run, "state": state_of(read_log(at.storage), record)}
         lines = [f"would release {what}" if dry_run else f"{what} is released: {said['state']}"]
         if not dry_run and said["state"] != "completed":
             lines.append("cairn status prints which checkpoint the next interval starts from")
@@ -92,7 +94,7 @@ def quarantine(
         said |= {"quarantined": not dry_run, **describe_consequences(plan_consequences(log, record.id))}
         said["command"] = _repair(log, said, root=root, pipeline=pipeline, dag=dag)
         if not dry_run:
-            coordinator.quarantine(record.id, reason)
+            quarantine_checkpoint(at, record.id, reason)
         lines = _lines(said, said["command"])
     if as_json:
         return print_json(said)

@@ -21,6 +21,7 @@ import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -146,11 +147,12 @@ def process(request: ProcessInterval, place: Driver) -> dict[str, Any]:
     If the interval has a committed checkpoint of the same code and input, prepare no attempt: the result has
     `committed`, its id.
     """
-    from cairn.operations.coordinator_of import coordinator_of
     from cairn.operations.intervals.first_start import with_choices
     from cairn.operations.intervals.plan_interval import Attempt
     from cairn.operations.intervals.process_interval import process_interval
     from cairn.operations.intervals.run_intervals import committed_alike
+    from state_backend.checkpoint.location import locate
+    from state_backend.checkpoint.log import read_newest
 
     pipeline = place.load(request)
     if request.schedule is not None:
@@ -191,10 +193,11 @@ def process(request: ProcessInterval, place: Driver) -> dict[str, Any]:
             "sink": request.code if pipeline.sink is not None else "",
             "seconds": round(time.monotonic() - started, 3),
         }
+    at = locate(request.root, pipeline.name)
     try:
-        prepared = process_interval(spark, pipeline, request.root, attempt, on_begin=on_begin, read=read)
+        prepared = process_interval(spark, pipeline, at, replace(attempt, read=read), on_begin=on_begin)
     except StateGapError as error:
-        if coordinator_of(pipeline, request.root).log().newest is not None:
+        if read_newest(at.storage).newest is not None:
             raise
         raise with_choices(error, pipeline, interval, newest_first=request.newest_first) from error
     content = prepared.content

@@ -27,10 +27,12 @@ from typing import Any
 
 from state_backend.adapters.rocks import EngineOptions
 from state_backend.adapters.work_folders import work_folder
-from state_backend.checkpoint.coordinator import Coordinator
+from state_backend.checkpoint.clean_up_dropped import clean_up
+from state_backend.checkpoint.commit_attempt import commit
 from state_backend.checkpoint.dropped_checkpoint import telling_drops
 from state_backend.checkpoint.forgotten_keys import is_free_of, is_key, key_hash, returning_keys
-from state_backend.checkpoint.log import Log
+from state_backend.checkpoint.location import Location, locate
+from state_backend.checkpoint.log import Log, read_log
 from state_backend.checkpoint.newest_state import newest_state
 from state_backend.checkpoint.prepare_content import ShardAck, prepare, summary_of
 from state_backend.checkpoint.rewind import as_restored
@@ -57,7 +59,6 @@ from state_backend.values.records import (
     Content,
     Forget,
     ForgottenKey,
-    Permissions,
     Record,
     ShardManifest,
     own_run,
@@ -90,15 +91,15 @@ def erase_keys(request: Erase, *, dry_run: bool) -> dict[str, Any]:
     Return what is removed, and the places that may still hold the keys.
     """
     check_no_trial(request.root, "erase")
-    coordinator = Coordinator.of(request.root, request.pipeline)
-    schema = parse_struct(newest_content(coordinator).key_schema)
+    at = locate(request.root, request.pipeline)
+    schema = parse_struct(newest_content(at).key_schema)
     encoded = list(dict.fromkeys(encode_json_key(text, schema) for text in request.key))
     engine = EngineOptions(cache_dir=None)
     if dry_run:
-        found = plan_forget(coordinator, encoded, request, engine)
+        found = plan_forget(at, encoded, request, engine)
     else:
         found = forget(
-            coordinator,
+            at,
             encoded,
             request,
             engine,
@@ -144,18 +145,18 @@ def _texts(value: Any) -> Iterator[str]:
         yield value
 
 
-def newest_content(coordinator: Coordinator) -> Content:
+def newest_content(at: Location) -> Content:
     """Return the content of the newest state. Its key schema is the schema of the keys to remove."""
-    return _newest(coordinator.log(), coordinator.pipeline).content
+    return _newest(read_log(at.storage), at.pipeline).content
 
 
-def plan_forget(coordinator: Coordinator, encoded: Collection[bytes], request: Erase, engine: EngineOptions) -> Forgot:
+def plan_forget(at: Location, encoded: Collection[bytes], request: Erase, engine: EngineOptions) -> Forgot:
     """Return what `forget` would do. Write nothing.
 
     This reads the shards that may hold the keys, and all output if `request.rewrite_output` is set.
     """
-    storage, log = coordinator.storage, coordinator.log()
-    record = _newest(log, coordinator.pipeline)
+    storage, log = at.storage, read_log(at.storage)
+    record = _newest(log, at.pipeline)
     _check_policy(log, record, request)
     _left_out(log, record, encoded)
     content, entries = record.content, Counter[str]()
@@ -183,7 +184,7 @@ def plan_forget(coordinator: Coordinator, encoded: Collection[bytes], request: E
 
 
 def forget(
-    coordinator: Coordinator,
+    at: Location,
     encoded: Collection[bytes],
     request: Erase,
     engine: EngineOptions,
@@ -195,24 +196,24 @@ def forget(
 
     If an earlier call has committed the same, this call only does the steps that the earlier call did not finish.
     """
-    storage = coordinator.storage
+    storage = at.storage
     for tried in range(_TRIES):
-        log = coordinator.log()
+        log = read_log(at.storage)
         exchange_outputs(storage, log)
-        done = _forgotten_before(coordinator.log(), encoded, request, storage, engine)
+        done = _forgotten_before(read_log(at.storage), encoded, request, storage, engine)
         if done is None:
             try:
-                done = _attempt(coordinator, log, encoded, request, engine, new_attempt(), new_salt())
+                done = _attempt(at, log, encoded, request, engine, new_attempt(), new_salt())
             except (
                 AttemptLost,
                 CheckpointDropped,
                 NotFound,
             ):  # `NotFound`: another commit has replaced the output or dropped the checkpoint that the file belongs to.
-                if tried == _TRIES - 1 or coordinator.log().head_id == log.head_id:
+                if tried == _TRIES - 1 or read_log(at.storage).head_id == log.head_id:
                     raise
                 continue
-            exchange_outputs(storage, coordinator.log())
-        coordinator.clean_up()
+            exchange_outputs(storage, read_log(at.storage))
+        clean_up(at.storage)
         return done
     raise AssertionError("unreachable")
 
@@ -252,7 +253,7 @@ def _left_out(log: Log, record: Record, encoded: Collection[bytes]) -> tuple[str
 
 
 def _attempt(
-    coordinator: Coordinator,
+    at: Location,
     log: Log,
     encoded: Collection[bytes],
     request: Erase,
@@ -260,7 +261,7 @@ def _attempt(
     attempt: str,
     salt: str,
 ) -> Forgot:
-    storage, record = coordinator.storage, _newest(log, coordinator.pipeline)
+    storage, record = at.storage, _newest(log, at.pipeline)
     _check_policy(log, record, request)
     content, keys = record.content, locate_keys(encoded, record.content)
     left_out = _left_out(log, record, encoded)
@@ -288,8 +289,6 @@ def _attempt(
             run=own_run(f"forget__{attempt}"),
             attempt=attempt,
             base_id=record.id,
-            permissions=Permissions(),
-            shards=(),
         )
         made = replace(
             restored,
@@ -302,8 +301,8 @@ def _attempt(
                 rewritten=outputs.rewritten,
             ),
         )
-        prepare(storage, made, acks, h0=log.head_id, base=content.shards, coordinator=coordinator)
-        committed = coordinator.commit(attempt)
+        prepare(at, made, acks, h0=log.head_id, base=content.shards)
+        committed = commit(at, attempt)
     return Forgot(
         checkpoint=committed.id,
         base=record.id,

@@ -19,7 +19,8 @@ from cairn.pipeline import Pipeline
 from cairn.replay.local_session import LocalFrame, LocalSession, NeedsSpark
 from cairn.rows.local_rows import LocalRows, route_locally
 from cairn.rows.routing import INITIAL, INPUT, TICK, Inputs, key_columns, route_in_order
-from state_backend.checkpoint.coordinator import Begun
+from state_backend.adapters.open_storage import join_url
+from state_backend.checkpoint.begin_attempt import Begun
 from state_backend.formats.key_columns import KeyColumns
 from state_backend.formats.spark_hash import xxhash64_columns
 from state_backend.inspection.key_entries import SearchedKey
@@ -97,7 +98,7 @@ def plan_read_key(
 
     `attempt`: The attempt, which is never prepared.
     """
-    plan = plan_interval(session, pipeline, root, attempt, begun, read)
+    plan = plan_interval(session, pipeline, join_url(root, pipeline.name), replace(attempt, read=read), begun)
     inputs, most = plan.inputs, pipeline.max_parallelism
     if isinstance(session, LocalSession):
         batches = _batches_here(inputs, key, most)

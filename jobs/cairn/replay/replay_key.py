@@ -24,7 +24,7 @@ from cairn.replay.run_key import KeyRun, run_key
 from cairn.rows.routing import INITIAL
 from state_backend.adapters.open_storage import join_url, open_storage
 from state_backend.adapters.work_folders import work_folder
-from state_backend.checkpoint.coordinator import Begun
+from state_backend.checkpoint.begin_attempt import Begun
 from state_backend.checkpoint.forgotten_keys import returning_keys
 from state_backend.checkpoint.log import Log, read_log, read_newest
 from state_backend.checkpoint.output_schemas import spelling
@@ -136,7 +136,6 @@ def _begun(log: Log, found: Replayable) -> Begun:
     base_id = found.base.id if found.base is not None else None
     returning = returning_keys(log, content.interval.start_ms, base_id)
     return Begun(
-        attempt="replay",
         h0=0,
         base=found.base,
         spelling=spelling(log),

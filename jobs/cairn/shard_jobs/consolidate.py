@@ -16,6 +16,7 @@ from cairn.shard_jobs.run_on_shards import JobOnContent, StopWatch, ack_of, rare
 from state_backend.adapters.open_storage import open_storage
 from state_backend.adapters.rocks import EngineOptions
 from state_backend.adapters.work_folders import work_folder
+from state_backend.checkpoint.location import Location
 from state_backend.checkpoint.prepare_content import ShardAck, digest_of, prepare
 from state_backend.shard.file_cache import damage_of_copies, open_cache
 from state_backend.shard.manifest import needed_manifest
@@ -24,7 +25,7 @@ from state_backend.shard.snapshot import inline_budget_bytes, take_snapshot
 from state_backend.state.check_shard import verify_shard
 from state_backend.values.errors import CorruptFile
 from state_backend.values.frozen import frozen
-from state_backend.values.records import Permissions, RunRef
+from state_backend.values.records import Permissions, own_run
 
 
 @frozen
@@ -36,9 +37,7 @@ class ConsolidationJob(JobOnContent):
 
     root: str
     attempt: str
-    h0: int
     checkpoint_id: int
-    run: RunRef
     engine: EngineOptions
 
     def run_shard(self, batches: Iterator[pa.RecordBatch], shard: int, task: int) -> ShardAck:
@@ -83,7 +82,7 @@ class ConsolidationJob(JobOnContent):
                         )
         return ack_of(shard, snapshot, before, clock, restored)
 
-    def finish(self, acks: list[ShardAck]) -> None:
+    def finish(self, at: Location, h0: int, acks: list[ShardAck]) -> None:
         """Write `prepared.json`, if at least one shard was rewritten."""
         content = self.content
         if all(ack.manifest is None for ack in acks):
@@ -97,7 +96,7 @@ class ConsolidationJob(JobOnContent):
         made = replace(
             content,
             kind="consolidate",
-            run=self.run,
+            run=own_run(f"consolidate__{self.attempt}"),
             attempt=self.attempt,
             base_id=self.checkpoint_id,
             permissions=Permissions(),
@@ -105,4 +104,4 @@ class ConsolidationJob(JobOnContent):
             filtered=(),
             durations_us={},
         )
-        prepare(open_storage(self.root), made, acks, h0=self.h0, base=content.shards)
+        prepare(at, made, acks, h0=h0, base=content.shards)

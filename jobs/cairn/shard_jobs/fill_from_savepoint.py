@@ -17,8 +17,9 @@ from cairn.shard_jobs.run_on_shards import StopWatch, rare_garbage_collection
 from state_backend.adapters.open_storage import open_storage
 from state_backend.adapters.rocks import EngineOptions, RocksStore
 from state_backend.adapters.work_folders import work_folder
+from state_backend.checkpoint.location import Location
 from state_backend.checkpoint.prepare_content import ShardAck, digest_of, entries_of, prepare, summary_of
-from state_backend.checkpoint.rewind import as_restored, take_over
+from state_backend.checkpoint.rewind import take_over
 from state_backend.checkpoint.savepoints import native_manifest
 from state_backend.formats.types import parse_struct
 from state_backend.ports.storage import Storage
@@ -28,8 +29,7 @@ from state_backend.values.errors import CorruptFile, NotFound
 from state_backend.values.frozen import frozen
 from state_backend.values.key_groups import range_of
 from state_backend.values.marks import Savepoint
-from state_backend.values.records import Permissions, RunRef, ShardManifest, ShardRef
-from state_backend.values.retention import RetentionPolicy
+from state_backend.values.records import Content, ShardManifest, ShardRef
 
 
 @frozen
@@ -39,18 +39,21 @@ class RestoreJob:
     root: str
     source: str
     savepoint: Savepoint
-    pipeline: str
-    # `Pipeline.start`, in milliseconds since the epoch.
-    pipeline_start_ms: int
-    run: RunRef
-    attempt: str
+    # The content of the new record before the shards are filled.
+    made: Content
     h0: int
-    parallelism: int
-    max_parallelism: int
     engine: EngineOptions
-    # The pipeline's retention policy, which the new record gets; None if the pipeline sets none.
-    retention: RetentionPolicy | None = None
     first_task: int = 0
+
+    @property
+    def parallelism(self) -> int:
+        """Return the number of shards of the new state."""
+        return self.made.parallelism
+
+    @property
+    def max_parallelism(self) -> int:
+        """Return the number of key groups of the new state."""
+        return self.made.max_parallelism
 
     def refs_of(self, shard: int) -> tuple[ShardRef, ...]:
         """Return where the manifest of this shard lies in a native savepoint (`ShardRef`), as a tuple with one element.
@@ -89,7 +92,7 @@ class RestoreJob:
     def _link(self, source: Storage, storage: Storage, shard: int, task: int) -> ShardManifest:
         manifest = native_manifest(self.savepoint, shard, source)
         try:
-            return take_over(manifest, source, storage, self.attempt, task)
+            return take_over(manifest, source, storage, self.made.attempt, task)
         except NotFound as error:
             raise CorruptFile(f"a file of the savepoint is missing from {source.url}: {error}") from error
 
@@ -115,7 +118,7 @@ class RestoreJob:
                 store,
                 storage,
                 image=work / "image",
-                attempt=self.attempt,
+                attempt=self.made.attempt,
                 shard=shard,
                 task=task,
                 key_groups=owned,
@@ -123,7 +126,7 @@ class RestoreJob:
                 inline_budget_bytes=inline_budget_bytes(self.parallelism),
             ).manifest
 
-    def finish(self, acks: list[ShardAck]) -> None:
+    def finish(self, at: Location, acks: list[ShardAck]) -> None:
         """Write `prepared.json`."""
         recorded = self.savepoint.content
         digest, entries = digest_of(acks), entries_of(acks)
@@ -133,21 +136,4 @@ class RestoreJob:
                 f"{recorded.digest:016x}, but the restored state has {entries} entries with digest {digest:016x}\n"
                 "The savepoint is damaged. Restore another savepoint"
             )
-        restored = as_restored(
-            recorded,
-            pipeline=self.pipeline,
-            run=self.run,
-            attempt=self.attempt,
-            base_id=None,
-            permissions=Permissions(),
-            shards=(),
-        )
-        made = replace(
-            restored,
-            pipeline_start_ms=self.pipeline_start_ms,
-            parallelism=self.parallelism,
-            max_parallelism=self.max_parallelism,
-            restored_from=self.savepoint.savepoint,
-            retention=self.retention,
-        )
-        prepare(open_storage(self.root), made, acks, h0=self.h0, first_task=self.first_task)
+        prepare(at, self.made, acks, h0=self.h0, first_task=self.first_task)

@@ -24,7 +24,7 @@ from cairn.shard_jobs.run_on_shards import JobOnContent, StopWatch, ack_of, rare
 from state_backend.adapters.open_storage import open_storage
 from state_backend.adapters.rocks import EngineOptions, RocksStore
 from state_backend.adapters.work_folders import work_folder
-from state_backend.checkpoint.prepare_content import ShardAck, prepare
+from state_backend.checkpoint.prepare_content import ShardAck
 from state_backend.formats.spark_hash import key_groups as key_groups_of
 from state_backend.formats.types import parse_struct
 from state_backend.shard.canonical_files import EntryWriter
@@ -43,7 +43,6 @@ class ImportJob(JobOnContent):
 
     root: str
     source: str
-    h0: int
     engine: EngineOptions
 
     def run_shard(self, batches: Iterator[pa.RecordBatch], shard: int, task: int) -> ShardAck:
@@ -108,7 +107,3 @@ class ImportJob(JobOnContent):
             writer.put_timers(located, groups, every)
         else:
             writer.put_entries(self.content.states[n], located, groups, every)
-
-    def finish(self, acks: list[ShardAck]) -> None:
-        """Write `prepared.json`."""
-        prepare(open_storage(self.root), self.content, acks, h0=self.h0)

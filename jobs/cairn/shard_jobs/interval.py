@@ -37,8 +37,8 @@ from cairn.shipping.ship_processor import ShippedProcessor
 from state_backend.adapters.open_storage import open_storage
 from state_backend.adapters.rocks import EngineOptions
 from state_backend.adapters.work_folders import work_folder
-from state_backend.checkpoint.coordinator import Coordinator
 from state_backend.checkpoint.forgotten_keys import Returning, is_key
+from state_backend.checkpoint.location import Location
 from state_backend.checkpoint.prepare_content import ShardAck, prepare, slowest
 from state_backend.formats import paths
 from state_backend.formats.key_codec import KeyCodec
@@ -391,9 +391,7 @@ class IntervalJob(JobOnContent):
         timed = self.content.time.mode != "none"
         return TimerValues(self.content.time.processing_time_ms, watermark_ms or 0) if timed else TimerValues(-1, -1)
 
-    def finish(
-        self, acks: list[ShardAck], plan_us: int = 0, spark_us: int = 0, coordinator: Coordinator | None = None
-    ) -> Prepared:
+    def finish(self, at: Location, acks: list[ShardAck], plan_us: int = 0, spark_us: int = 0) -> Prepared:
         """Write `prepared.json`, and return its content."""
         content = self.content
         expected_rows = content.source_position.get("counts", {}).get("rows")
@@ -411,4 +409,4 @@ class IntervalJob(JobOnContent):
         # acks.
         durations_us = {"plan": plan_us, "spark": max(0, spark_us - sum(slowest(acks).values()))}
         made = replace(content, time=time_, durations_us=durations_us)
-        return prepare(open_storage(self.root), made, acks, h0=self.h0, base=self.base, coordinator=coordinator)
+        return prepare(at, made, acks, h0=self.h0, base=self.base)

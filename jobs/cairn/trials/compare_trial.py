@@ -11,9 +11,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from state_backend.adapters.open_storage import join_url, open_storage
 from state_backend.adapters.work_folders import work_folder
-from state_backend.checkpoint.coordinator import Coordinator
+from state_backend.checkpoint.location import locate
+from state_backend.checkpoint.log import read_log
 from state_backend.checkpoint.trials import find_trial, intervals_of_trial, root_of_trial
 from state_backend.inspection.compare_runs import Comparison, compare_runs
 from state_backend.inspection.compare_tables import TableDifference
@@ -69,9 +69,8 @@ def compare_trial(
 
     sides = []
     for above in (root, root_of_trial(root, pipeline, tried.name)):
-        url = join_url(above, pipeline)
-        coordinator = Coordinator(open_storage(url), pipeline)
-        sides.append((url, coordinator.log(), coordinator.storage))
+        at = locate(above, pipeline)
+        sides.append((at.url, read_log(at.storage), at.storage))
     with work_folder("compare") as work:
         found = compare_runs(sides[0], sides[1], intervals, work, key=match, limit=limit, on_rows=write)
     return tried, found

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from cairn.operations.coordinator_of import coordinator_of
 from cairn.operations.intervals.plan_interval import check_fits, in_zone_of
 from cairn.operations.intervals.process_interval import OnShards
 from cairn.operations.intervals.read_source import read_source
@@ -23,7 +22,8 @@ from cairn.shipping.ship_processor import code_hash
 from cairn.spark.session import check_running, use_this_python
 from cairn.trials.compare_trial import compare_trial, comparison_lines
 from state_backend.checkpoint.choose_base import plan_base
-from state_backend.checkpoint.log import Log
+from state_backend.checkpoint.location import locate
+from state_backend.checkpoint.log import Log, read_log
 from state_backend.checkpoint.newest_state import newest_state
 from state_backend.checkpoint.rewind import plan_rewind
 from state_backend.checkpoint.trials import check_no_trial, find_trial, intervals_of_trial, root_of_trial
@@ -73,7 +73,7 @@ def carry_out_promotion(request: PromoteTrial, place: Place, *, agreed: bool = T
     if request.past:
         outcomes = promote_past(spark, pipeline, request.root, plan, on_outcome=place.on_outcome)
         place.say(f"{len(plan.again)} intervals have the results of the trial: their digests are equal")
-    back = restore_command(coordinator_of(pipeline, request.root).log(), plan, request.root)
+    back = restore_command(read_log(locate(request.root, pipeline.name).storage), plan, request.root)
     place.say(f"Let the DAG run {request.code} from the next interval on")
     if back is not None:
         place.say(f"To go back, put the old code into the DAG, and restore its state:\n{back}")
@@ -123,7 +123,7 @@ def plan_promotion(
             f"the code of {pipeline.name!r} has hash {hashed[:12]}, but trial {known.name!r} ran code with hash {known.code_hash[:12]} ({known.code})\n"
             "Only tried code can be promoted: give the trial's code, or try this code first"
         )
-    there = coordinator_of(pipeline, root).log()
+    there = read_log(locate(root, pipeline.name).storage)
     if not past:
         state = newest_state(there)
         newest = None if state is None else there.whole(state.id)
@@ -131,7 +131,9 @@ def plan_promotion(
             _check_next(spark, pipeline, newest, there)
         return PromotionPlan(trial=known, again=(), behind=(), back=newest)
     again = tuple(intervals_of_trial(known))
-    tried = made_within(coordinator_of(pipeline, root_of_trial(root, pipeline.name, known.name)).log(), known.span)
+    tried = made_within(
+        read_log(locate(root_of_trial(root, pipeline.name, known.name), pipeline.name).storage), known.span
+    )
     missing = [i for i in again if i not in tried]
     if missing:
         raise UsageError(
@@ -188,7 +190,7 @@ def promote_past(
         promote_past(spark, CLICKS, root, plan)
     """
     trial = plan.trial
-    own = coordinator_of(pipeline, root_of_trial(root, pipeline.name, trial.name)).log()
+    own = read_log(locate(root_of_trial(root, pipeline.name, trial.name), pipeline.name).storage)
     tried = made_within(own, trial.span)
 
     def as_tried(content: Content) -> None:
@@ -204,7 +206,7 @@ def promote_past(
             )
 
     intervals = [*plan.again, *plan.behind]
-    kept = coordinator_of(pipeline, root).log()
+    kept = read_log(locate(root, pipeline.name).storage)
     retention = AnyOf((pipeline.retention_of(intervals[0]), KeepLast(len(kept.retained) + len(intervals))))
     return run_intervals(
         spark,

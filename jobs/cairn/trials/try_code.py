@@ -19,7 +19,6 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from cairn.operations.coordinator_of import coordinator_of
 from cairn.operations.intervals.plan_interval import check_fits, in_zone_of
 from cairn.operations.intervals.plan_range import boundaries_of, check_in_order, named_intervals
 from cairn.operations.intervals.process_interval import OnShards
@@ -34,7 +33,8 @@ from cairn.trials.compare_trial import compare_trial, comparison_lines
 from state_backend.adapters.open_storage import open_storage
 from state_backend.checkpoint.choose_base import plan_base
 from state_backend.checkpoint.forgotten_keys import check_not_tried, check_restored
-from state_backend.checkpoint.log import Log
+from state_backend.checkpoint.location import locate
+from state_backend.checkpoint.log import Log, read_log
 from state_backend.checkpoint.newest_state import newest_state, valid_states
 from state_backend.checkpoint.rewind import fork
 from state_backend.checkpoint.savepoints import read_savepoint
@@ -99,7 +99,7 @@ class TrialPlan:
 def carry_out_try(request: TryCode, place: Place) -> dict[str, Any]:
     """Run the trial. Return the trial, counts and, if asked, the comparison with production."""
     pipeline = place.load(request)
-    rule = boundaries_of(pipeline, coordinator_of(pipeline, request.root).log(), request.every)
+    rule = boundaries_of(pipeline, read_log(locate(request.root, pipeline.name).storage), request.every)
     intervals = named_intervals(request.first, request.last, rule)
     tried = try_code(
         place.connect(pipeline, "try"),
@@ -248,8 +248,8 @@ def plan_trial(
     """
     check_no_trial(root, "other trial")
     check_in_order(intervals)
-    production = coordinator_of(pipeline, root)
-    there = production.log()
+    production = locate(root, pipeline.name)
+    there = read_log(production.storage)
     first, last = intervals[0], intervals[-1]
     hashed = code_hash(pipeline.processor, pipeline.name)
     name = name or f"{first.start:%Y%m%dT%H%M}-{hashed[:8]}"
@@ -334,7 +334,7 @@ def _find_fork(pipeline: Pipeline, root: str, before: Trial | None) -> tuple[int
     """
     if before is None or before.base is None or before.base.savepoint is not None:
         return None
-    own = coordinator_of(pipeline, root_of_trial(root, pipeline.name, before.name)).log()
+    own = read_log(locate(root_of_trial(root, pipeline.name, before.name), pipeline.name).storage)
     record = own.of_attempt(before.attempt)
     return (before.base.id, record.content) if isinstance(record, Record) else None
 
@@ -378,8 +378,8 @@ def _fork(plan: TrialPlan, pipeline: Pipeline, root: str, own: str) -> float:
     if plan.target is None:
         return 0.0
     began = time.monotonic()
-    into = coordinator_of(pipeline, own, remembers=True)
-    log = into.log()
+    into = locate(own, pipeline.name)
+    log = read_log(into.storage)
     if log.of_attempt(plan.trial.attempt) is not None:
         return 0.0
     if log.head_id:
@@ -398,7 +398,7 @@ def _fork(plan: TrialPlan, pipeline: Pipeline, root: str, own: str) -> float:
         )
     except CairnError:
         # Another process that runs this trial at the same time may have made the fork meanwhile.
-        if into.log().of_attempt(plan.trial.attempt) is None:
+        if read_log(into.storage).of_attempt(plan.trial.attempt) is None:
             raise
     return time.monotonic() - began
 

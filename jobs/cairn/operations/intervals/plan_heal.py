@@ -64,7 +64,7 @@ def health_of(log: Log) -> Health:
         return Health(start=None, results={}, spoilt={}, points=frozenset(), jumps={})
     start = from_ms(log.newest.content.pipeline_start_ms)
     usable = valid_states(log)
-    outputs = sorted((f.interval, f.id) for f in last_facts(log.all_facts()) if f.kind == "interval")
+    outputs = sorted((f.interval, f.id) for f in last_facts(log.facts(None)) if f.kind == "interval")
     spoilt: dict[datetime, Reason] = {
         interval.start: "stale" if log.quarantine_above(result.id) is None else "quarantined"
         for interval, result in spoilt_results(log, dict(outputs)).items()

@@ -31,8 +31,7 @@ from cairn.shipping.ship_processor import (
 )
 from cairn.spark.ddl import parse_ddl
 from cairn.spark.session import SESSION_ZONE
-from state_backend.adapters.open_storage import join_url
-from state_backend.checkpoint.coordinator import Begun
+from state_backend.checkpoint.begin_attempt import Begun
 from state_backend.checkpoint.log import Log
 from state_backend.checkpoint.output_schemas import check_output_schema, recorded_schemas, spelling
 from state_backend.checkpoint.prepare_content import NO_TOTALS
@@ -66,6 +65,8 @@ class Attempt:
     # (`options_of`). If nothing changed since, `process_interval` returns that attempt and computes nothing. None:
     # there is no earlier attempt.
     earlier: tuple[str, Mapping[str, str]] | None = None
+    # Rows and position that the source has already returned; None: the source is asked.
+    read: Read | None = None
 
     def __post_init__(self) -> None:
         if self.mode not in MODES:
@@ -81,14 +82,15 @@ class IntervalPlan:
     options: Mapping[str, str]
 
 
-def plan_interval(
-    spark: SparkSession, pipeline: Pipeline, root: str, attempt: Attempt, begun: Begun, read: Read | None
-) -> IntervalPlan:
-    """Call the source and the processor's `init`, compare with the base, and return the work of each shard."""
+def plan_interval(spark: SparkSession, pipeline: Pipeline, url: str, attempt: Attempt, begun: Begun) -> IntervalPlan:
+    """Call the source and the processor's `init`, compare with the base, and return the work of each shard.
+
+    `url`: URL of the pipeline's folder.
+    """
     version = begin_code_version(pipeline)
     base = begun.base.content if begun.base is not None else None
     zone = plan_zone(pipeline.name, pipeline.time_zone, spark.conf.get(SESSION_ZONE), base.time.zone if base else None)
-    read = read or read_source(spark, pipeline, attempt.interval)
+    read = attempt.read or read_source(spark, pipeline, attempt.interval)
     rows = _spell(spark, pipeline, read.rows, begun.spelling, base)
     names = _names_of(spark, rows.schema, f"pipeline {pipeline.name!r}: the input")
     key = names.find_key(pipeline.key)
@@ -134,7 +136,7 @@ def plan_interval(
             code_version=version(),
             filtered=tuple(sorted({r.key.forget for r in begun.returning})),
         ),
-        root=join_url(root, pipeline.name),
+        root=url,
         h0=begun.h0,
         base=base.shards if base is not None else (),
         base_parallelism=len(base.shards) if base is not None else 0,

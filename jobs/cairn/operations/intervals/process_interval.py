@@ -8,11 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
-from cairn.operations.coordinator_of import coordinator_of
 from cairn.operations.intervals.plan_interval import Attempt, IntervalPlan, in_zone_of, plan_interval
 from cairn.operations.intervals.plan_reuse import why_recompute
 from cairn.operations.intervals.prove_read import recorded_lengths, unproven
-from cairn.operations.intervals.read_source import Read, input_errors
+from cairn.operations.intervals.read_source import input_errors
 from cairn.pipeline import Pipeline
 from cairn.rows.arrange_rows import plan_arrangement
 from cairn.rows.routing import Inputs, route, route_in_order
@@ -20,9 +19,11 @@ from cairn.shard_jobs.interval import IntervalJob
 from cairn.shard_jobs.run_on_shards import run_on_shards
 from cairn.spark.file_scans import scans_of
 from cairn.spark.session import check_running, use_this_python
-from state_backend.adapters.open_storage import join_url, open_storage
-from state_backend.checkpoint.coordinator import Begun, Coordinator
+from state_backend.checkpoint.begin_attempt import Begun, begin
+from state_backend.checkpoint.location import Location
+from state_backend.checkpoint.log import Log, read_log
 from state_backend.checkpoint.prepare_content import ShardAck, mismatches_in_words
+from state_backend.checkpoint.prepared_attempts import load_prepared
 from state_backend.inspection.verify import offering_intact
 from state_backend.values.errors import SourceError, StateUnusable
 from state_backend.values.human_units import in_words
@@ -40,40 +41,42 @@ OnShards: TypeAlias = "Callable[[SparkSession, IntervalJob, Inputs], list[ShardA
 def process_interval(
     spark: SparkSession,
     pipeline: Pipeline,
-    root: str,
+    at: Location,
     attempt: Attempt,
     *,
-    coordinator: Coordinator | None = None,
+    before: Log | None = None,
     on_begin: Callable[[Mapping[str, str]], None] | None = None,
     on_shards: OnShards | None = None,
-    read: Read | None = None,
 ) -> Prepared:
-    """Compute an attempt from its base to *prepared*, or return what an earlier try prepared."""
+    """Compute an attempt from its base to *prepared*, or return what an earlier try prepared.
+
+    `before`: The log, if the caller has just read it.
+    """
     check_running(spark)
     use_this_python(spark)
-    coordinator = coordinator or coordinator_of(pipeline, root)
     # The source runs in the pipeline's zone too, because it may parse timestamps from text.
     with in_zone_of(spark, pipeline.time_zone):
-        started_ns = time.monotonic_ns() - (read.waited_ns if read is not None else 0)
-        begun = coordinator.begin(
+        started_ns = time.monotonic_ns() - (attempt.read.waited_ns if attempt.read is not None else 0)
+        begun = begin(
+            at,
             attempt.interval,
             permissions=attempt.permissions,
             pipeline_start_ms=to_ms(pipeline.start),
-            attempt=attempt.id,
             schedule=pipeline.declared_schedule,
+            log=before,
         )
         _log_begin(pipeline, attempt, begun)
-        plan = plan_interval(spark, pipeline, root, attempt, begun, read)
+        plan = plan_interval(spark, pipeline, at.url, attempt, begun)
         if position := plan.job.content.source_position:
             log.info("%s %s: source position %s", pipeline.name, attempt.interval, position)
         if attempt.earlier is not None:
-            reused = _reuse(coordinator, plan.job, plan.options, *attempt.earlier)
+            reused = _reuse(at, plan.job, plan.options, *attempt.earlier)
             if reused is not None:
                 return reused
         if on_begin is not None:
             on_begin(plan.options)
-        with offering_intact(open_storage(join_url(root, pipeline.name)), begun.base):
-            return _compute(spark, plan, coordinator, on_shards or _on_spark, started_ns)
+        with offering_intact(at.storage, begun.base):
+            return _compute(spark, plan, at, on_shards or _on_spark, started_ns)
 
 
 def _log_begin(pipeline: Pipeline, attempt: Attempt, begun: Begun) -> None:
@@ -81,15 +84,13 @@ def _log_begin(pipeline: Pipeline, attempt: Attempt, begun: Begun) -> None:
     log.info("%s %s: attempt %s starts from %s", pipeline.name, attempt.interval, attempt.id, state)
 
 
-def _compute(
-    spark: SparkSession, plan: IntervalPlan, coordinator: Coordinator, on_shards: OnShards, started_ns: int
-) -> Prepared:
+def _compute(spark: SparkSession, plan: IntervalPlan, at: Location, on_shards: OnShards, started_ns: int) -> Prepared:
     job, content = plan.job, plan.job.content
     with input_errors(content.pipeline, content.interval):
         planned_ns = time.monotonic_ns()
         acks = on_shards(spark, job, plan.inputs)
         spark_us = (time.monotonic_ns() - planned_ns) // 1000
-        prepared = job.finish(acks, (planned_ns - started_ns) // 1000, spark_us, coordinator)
+        prepared = job.finish(at, acks, (planned_ns - started_ns) // 1000, spark_us)
     totals = prepared.content.totals
     log.info(
         "%s %s: prepared: %d bytes downloaded, %d from caches; %d rows in, %d out, %d keys touched, %d bytes changed, %d uploaded, "
@@ -135,19 +136,19 @@ def _check_read(job: IntervalJob, executed: DataFrame) -> None:
 
 
 def _reuse(
-    coordinator: Coordinator, job: IntervalJob, options: Mapping[str, str], attempt: str, earlier: Mapping[str, str]
+    at: Location, job: IntervalJob, options: Mapping[str, str], attempt: str, earlier: Mapping[str, str]
 ) -> Prepared | None:
     """Return what an earlier try of the same run prepared, if this try would compute the same.
 
     Python's logger `cairn` gets the decision and its reason.
     """
     try:
-        prepared = coordinator.load_prepared(attempt)
+        prepared = load_prepared(at, attempt)
     except StateUnusable:
         prepared = None
     content = job.content
     why = why_recompute(
-        coordinator.log(), prepared, earlier, content, options, initial_state=job.initial_schema is not None
+        read_log(at.storage), prepared, earlier, content, options, initial_state=job.initial_schema is not None
     )
     if why is not None:
         log.info(

@@ -7,13 +7,15 @@ import time
 import uuid
 from typing import TYPE_CHECKING
 
-from cairn.operations.coordinator_of import coordinator_of
 from cairn.operations.intervals.plan_interval import Attempt
 from cairn.operations.intervals.process_interval import process_interval
 from cairn.pipeline import Interval, Pipeline
 from cairn.shard_jobs.run_on_shards import StopWatch
-from state_backend.adapters.open_storage import join_url
-from state_backend.checkpoint.coordinator import Coordinator
+from state_backend.checkpoint.clean_up_dropped import clean_up
+from state_backend.checkpoint.commit_attempt import commit
+from state_backend.checkpoint.find_checkpoint import record_of
+from state_backend.checkpoint.location import Location, locate
+from state_backend.checkpoint.log import Log, read_newest
 from state_backend.values.errors import CorruptFile, SinkFailed
 from state_backend.values.human_units import in_words
 from state_backend.values.records import NO_PERMISSIONS, Permissions, Record, RunRef, own_run
@@ -60,35 +62,39 @@ def run_interval(
         run=run or own_run(f"direct__{identifier}"),
         permissions=permissions,
     )
-    coordinator = coordinator_of(pipeline, root, remembers=True)
-    process_interval(spark, pipeline, root, attempt, coordinator=coordinator)
+    at = locate(root, pipeline.name)
+    before = read_newest(at.storage)
+    prepared = process_interval(spark, pipeline, at, attempt, before=before)
     clock, began_ns = StopWatch(), time.monotonic_ns()
     with clock.phase("commit", "committing"):
-        result = coordinator.commit(attempt.id)
-    finish_commit(spark, pipeline, coordinator, result.id, root, clock)
+        result = commit(at, attempt.id, prepared=prepared, before=before)
+    finish_commit(spark, pipeline, at, result.id, result.log, clock)
     spent = in_words(clock.durations_us, (time.monotonic_ns() - began_ns) // 1000)
     log.info("%s %s: checkpoint %d: %s", pipeline.name, interval, result.id, spent)
-    return result.record or coordinator.record(result.id)
+    return result.record or record_of(at, result.id)
 
 
 def finish_commit(
     spark: SparkSession,
     pipeline: Pipeline,
-    coordinator: Coordinator,
+    at: Location,
     checkpoint_id: int,
-    root: str,
+    after: Log | None = None,
     clock: StopWatch | None = None,
 ) -> None:
-    """Call the sink for all outputs that wait for it, then delete the files that no retained checkpoint needs."""
+    """Call the sink for all outputs that wait for it, then delete the files that no retained checkpoint needs.
+
+    `after`: The log as the caller's own commit left it.
+    """
     failed, clock = None, clock or StopWatch()
     try:
         with clock.phase("publish", "publishing"):
-            pipeline.call_sink(coordinator, spark, join_url(root, pipeline.name))
+            pipeline.call_sink(at, spark, after=after)
     except SinkFailed as error:
         failed = error
     try:
         with clock.phase("clean_up", "cleaning up"):
-            coordinator.clean_up()
+            clean_up(at.storage, after)
     except CorruptFile as error:  # Another checkpoint is damaged. This commit is valid.
         log.warning(
             "%s: the clean-up deleted nothing, because Cairn can't tell which files are needed: %s",

@@ -30,7 +30,6 @@ from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from cairn.operations.coordinator_of import coordinator_of
 from cairn.operations.intervals.plan_interval import Attempt, in_zone_of, would_be_made_of
 from cairn.operations.intervals.plan_range import (
     REPROCESS,
@@ -49,7 +48,12 @@ from cairn.operations.intervals.run_interval import finish_commit
 from cairn.operations.intervals.what_changed import MadeOf
 from cairn.pipeline import Interval, Pipeline
 from cairn.spark.session import check_running, use_this_python
+from state_backend.checkpoint.commit_attempt import commit
+from state_backend.checkpoint.find_checkpoint import record_of
 from state_backend.checkpoint.interval_results import Result, results_of, spoilt_by
+from state_backend.checkpoint.location import locate
+from state_backend.checkpoint.log import Log, read_log, read_newest
+from state_backend.checkpoint.publish_output import unpublished
 from state_backend.values.errors import NotAsTried, UsageError
 from state_backend.values.records import NO_PERMISSIONS, Content, Permissions, Record, RunRef, own_run
 
@@ -69,8 +73,8 @@ class Outcome:
         ours: True if this run committed the checkpoint, now or in an earlier try.
         checkpoint: Id of the checkpoint; None if a dry run would compute the interval.
         record: The record that this call committed. Only `on_outcome` gets it. The outcomes that `run_intervals`
-            returns have None, since the records of a long range would fill the memory. `Coordinator.record` reads a
-            retained record by its id.
+            returns have None, since the records of a long range would fill the memory. `record_of` reads
+            a retained record by its id.
         why: A sentence for the log.
     """
 
@@ -253,7 +257,7 @@ def _check(intervals: Sequence[Interval], reprocess: str) -> None:
 
 def _results(pipeline: Pipeline, root: str, intervals: Sequence[Interval]) -> dict[Interval, Result]:
     start = Interval(pipeline.start, pipeline.start + timedelta(milliseconds=1))
-    return results_of(coordinator_of(pipeline, root).log(), intervals, start)
+    return results_of(read_log(locate(root, pipeline.name).storage), intervals, start)
 
 
 def _how_far(outcomes: Sequence[Outcome], intervals: Sequence[Interval]) -> str:
@@ -308,7 +312,9 @@ class _Range:
     known: Mapping[Interval, Read]
 
     def __post_init__(self) -> None:
-        self._coordinator = coordinator_of(self.pipeline, self.root, remembers=True)
+        self._at = locate(self.root, self.pipeline.name)
+        # The log as this process read or wrote it last. Of the next log, only newer records are read.
+        self._log: Log | None = None
         self._ahead: Interval | None = None
 
     def run_all(self, intervals: Sequence[Interval], on_outcome: OnOutcome | None, named: bool) -> list[Outcome]:
@@ -353,12 +359,12 @@ class _Range:
             if isinstance(decision, Keep):
                 if waiting is None:
                     self.finishing.wait()
-                    waiting = {checkpoint_id for _, checkpoint_id in self._coordinator.unpublished()}
+                    waiting = {checkpoint_id for _, checkpoint_id in unpublished(self._at)}
                 if decision.checkpoint in waiting:
                     # An earlier try committed this checkpoint and stopped before the sink accepted its output. Publish
                     # the output now: without a later commit in this range no other step would publish it.
                     self.finishing.wait()
-                    self._finish(decision.checkpoint)
+                    finish_commit(self.spark, self.pipeline, self._at, decision.checkpoint)
                 why = f"keeps checkpoint {decision.checkpoint}: {decision.why}"
                 kept = Outcome(
                     interval=interval,
@@ -387,35 +393,34 @@ class _Range:
 
     def _compute(self, interval: Interval, read: Read, permissions: Permissions, following: Interval | None) -> Record:
         attempt = Attempt(
-            id=str(uuid.uuid4()), interval=interval, mode=self.mode, run=self.run, permissions=permissions
+            id=str(uuid.uuid4()),
+            interval=interval,
+            mode=self.mode,
+            run=self.run,
+            permissions=permissions,
+            read=read,
         )
         if following is not None and self.read_ahead and following not in self.known:
             self._ahead = following
             self.reading.begin(self._in_thread(partial(self._ask, following)))
+        before = read_newest(self._at.storage, self._log)
         prepared = process_interval(
-            self.spark,
-            self.pipeline,
-            self.root,
-            attempt,
-            coordinator=self._coordinator,
-            on_shards=self.on_shards,
-            read=read,
+            self.spark, self.pipeline, self._at, attempt, before=before, on_shards=self.on_shards
         )
         if self.before_commit is not None:
             self.before_commit(prepared.content)
         # If the work after the previous commit failed, `wait` raises and this attempt is not committed.
         self.finishing.wait()
-        committed = self._coordinator.commit(attempt.id)
-        record = committed.record or self._coordinator.record(committed.id)
+        committed = commit(self._at, attempt.id, prepared=prepared, before=before)
+        self._log = committed.log or before
+        record = committed.record or record_of(self._at, committed.id)
+        finish = partial(finish_commit, self.spark, self.pipeline, self._at, committed.id, committed.log)
         if self.pipeline.sink is None:
-            self.finishing.begin(partial(self._finish, committed.id))
+            self.finishing.begin(finish)
         else:
             # The user's sink runs in this thread and before the next interval begins, as in `run_interval`.
-            self._finish(committed.id)
+            finish()
         return record
-
-    def _finish(self, checkpoint_id: int) -> None:
-        finish_commit(self.spark, self.pipeline, self._coordinator, checkpoint_id, self.root)
 
     def _read(self, interval: Interval) -> Read:
         """Return the source's answer for the interval. Ask the source now if the thread `reading` has not asked it.

@@ -7,12 +7,12 @@ from dataclasses import replace
 from datetime import UTC, timedelta
 from typing import Any
 
-from cairn.operations.coordinator_of import coordinator_of
 from cairn.operations.intervals.plan_range import boundaries_of, intervals_between, named_intervals
 from cairn.operations.intervals.run_intervals import Outcome, plan_intervals, run_intervals
 from cairn.operations.place import Place
 from cairn.pipeline import Interval, Pipeline
-from state_backend.checkpoint.log import Log
+from state_backend.checkpoint.location import locate
+from state_backend.checkpoint.log import Log, read_log
 from state_backend.checkpoint.trials import check_no_trial
 from state_backend.values.day_or_instant import first_instant
 from state_backend.values.errors import UsageError
@@ -28,7 +28,7 @@ def run_range(request: RunRange, place: Place) -> dict[str, Any]:
     """
     check_no_trial(request.root, "run")
     pipeline = place.load(request)
-    intervals = intervals_of(request, pipeline, coordinator_of(pipeline, request.root).log())
+    intervals = intervals_of(request, pipeline, read_log(locate(request.root, pipeline.name).storage))
     place.tell_plan(intervals)
     permissions = request.permissions
     if request.replace_overlapping:

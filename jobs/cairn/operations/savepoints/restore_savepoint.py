@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import logging
 import uuid
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from cairn.operations.coordinator_of import coordinator_of
 from cairn.operations.place import Place
 from cairn.shard_jobs.fill_from_savepoint import RestoreJob
 from cairn.shard_jobs.run_on_shards import run_on_shards
-from state_backend.adapters.open_storage import join_url, open_storage
+from state_backend.adapters.open_storage import open_storage
+from state_backend.checkpoint.begin_attempt import begin_restore
 from state_backend.checkpoint.choose_base import discarded_by
-from state_backend.checkpoint.coordinator import Coordinator
-from state_backend.checkpoint.rewind import begun_before
+from state_backend.checkpoint.clean_up_dropped import clean_up
+from state_backend.checkpoint.commit_attempt import commit
+from state_backend.checkpoint.location import Location, locate
+from state_backend.checkpoint.log import read_log
+from state_backend.checkpoint.rewind import as_restored, begun_before
 from state_backend.checkpoint.savepoints import (
     check_unclaimed,
     claim_savepoint,
@@ -84,34 +88,33 @@ def restore_savepoint(
     savepoint.
     """
     _check_mode(claim)
-    source, coordinator = open_storage(savepoint_path), coordinator_of(pipeline, root)
-    owner = join_url(root, pipeline.name)
-    if claim == "CLAIM" and (finished := _finish_claim(source, open_storage(owner).url, coordinator)) is not None:
+    source, at = open_storage(savepoint_path), locate(root, pipeline.name)
+    if claim == "CLAIM" and (finished := _finish_claim(source, at)) is not None:
         return finished
-    if attempt is not None and coordinator.log().of_attempt(attempt) is not None:
-        return _find_committed(coordinator, attempt)
-    begun = begun_before(coordinator, attempt) if attempt is not None else None
+    if attempt is not None and read_log(at.storage).of_attempt(attempt) is not None:
+        return _find_committed(at, attempt)
+    begun = begun_before(at, attempt) if attempt is not None else None
     savepoint = read_savepoint(source)
-    check_unclaimed(source, open_storage(owner).url)
+    check_unclaimed(source, at.storage.url)
     _check_same_savepoint(begun, savepoint, savepoint_path)
     # An earlier try of this attempt may still run and write files. Random task numbers keep the file names apart.
     first_task = 0 if attempt is None else uuid.uuid4().int >> _BITS_BEHIND_TASK
     attempt = attempt or str(uuid.uuid4())
-    job = _plan(pipeline, coordinator, owner, savepoint_path, savepoint, attempt, first_task)
+    job = _plan(pipeline, at, savepoint_path, savepoint, attempt, first_task)
     if claim == "CLAIM":
-        claim_savepoint(source, Claim(savepoint=savepoint.savepoint, owner=open_storage(owner).url, attempt=attempt))
+        claim_savepoint(source, Claim(savepoint=savepoint.savepoint, owner=at.storage.url, attempt=attempt))
     if begun is None:
-        job.finish(run_on_shards(spark, job))
+        job.finish(at, run_on_shards(spark, job))
     try:
-        coordinator.commit(attempt)
+        commit(at, attempt)
     except Fenced:
         # This attempt can never be committed. So another pipeline may claim the savepoint again.
         release_claim(source, attempt)
         raise
     if claim == "CLAIM":
         delete_savepoint(source, savepoint)
-    coordinator.clean_up()
-    record = _find_committed(coordinator, attempt)
+    clean_up(at.storage)
+    record = _find_committed(at, attempt)
     log.info(
         "%s: checkpoint %d is the %s savepoint in %s: the state at the end of %s, %d entries",
         *(pipeline.name, record.id, savepoint.format, savepoint_path),
@@ -128,13 +131,13 @@ def _check_same_savepoint(begun: object, savepoint: Savepoint, path: str) -> Non
         )
 
 
-def _finish_claim(source: Storage, owner: str, coordinator: Coordinator) -> Record | None:
+def _finish_claim(source: Storage, at: Location) -> Record | None:
     """Delete the savepoint if an earlier call of `restore_savepoint` with `claim="CLAIM"` has committed its state.
 
     That call reserved the savepoint for the pipeline, and stopped after its commit and before the deletion.
     """
     earlier = read_claim(source)
-    if earlier is None or earlier.owner != owner or coordinator.log().of_attempt(earlier.attempt) is None:
+    if earlier is None or earlier.owner != at.storage.url or read_log(at.storage).of_attempt(earlier.attempt) is None:
         return None
     if source.stat(paths.SAVEPOINT_RECORD) is not None:
         savepoint = read_savepoint(source)
@@ -142,17 +145,16 @@ def _finish_claim(source: Storage, owner: str, coordinator: Coordinator) -> Reco
             return None  # A newer savepoint lies in this folder.
         delete_savepoint(source, savepoint)
     remove_leftovers(source, None)
-    return _find_committed(coordinator, earlier.attempt)
+    return _find_committed(at, earlier.attempt)
 
 
 def _would_restore(pipeline: Pipeline, root: str, savepoint_path: str, claim: str) -> dict[str, Any]:
     """Return what `restore_savepoint` would do, as JSON values. Read only records, and write nothing."""
     _check_mode(claim)
-    source, coordinator = open_storage(savepoint_path), coordinator_of(pipeline, root)
-    owner = join_url(root, pipeline.name)
+    source, at = open_storage(savepoint_path), locate(root, pipeline.name)
     savepoint = read_savepoint(source)
-    check_unclaimed(source, open_storage(owner).url)
-    job = _plan(pipeline, coordinator, owner, savepoint_path, savepoint, str(uuid.uuid4()), 0)
+    check_unclaimed(source, at.storage.url)
+    job = _plan(pipeline, at, savepoint_path, savepoint, str(uuid.uuid4()), 0)
     content = savepoint.content
     return {
         "dry_run": True,
@@ -163,7 +165,7 @@ def _would_restore(pipeline: Pipeline, root: str, savepoint_path: str, claim: st
         "entries": content.totals.entries,
         "parallelism": job.parallelism,
         "max_parallelism": job.max_parallelism,
-        "discards": [{"id": d.id, "interval": str(d.interval)} for d in discarded_by(coordinator.log(), content)],
+        "discards": [{"id": d.id, "interval": str(d.interval)} for d in discarded_by(read_log(at.storage), content)],
         "deletes_savepoint": claim == "CLAIM",
     }
 
@@ -175,8 +177,7 @@ def _check_mode(claim: str) -> None:
 
 def _plan(
     pipeline: Pipeline,
-    coordinator: Coordinator,
-    owner: str,
+    at: Location,
     source: str,
     savepoint: Savepoint,
     attempt: str,
@@ -184,23 +185,31 @@ def _plan(
 ) -> RestoreJob:
     content = savepoint.content
     _check_fits(pipeline, savepoint)
-    begun = coordinator.begin_restore(content, pipeline_start_ms=to_ms(pipeline.start), attempt=attempt)
+    begun = begin_restore(at, content, pipeline_start_ms=to_ms(pipeline.start))
     # Native shards stay as they are: the next interval restores them into the pipeline's parallelism.
     shape = content if savepoint.format == "native" else pipeline
-    return RestoreJob(
-        root=owner,
-        source=source,
-        savepoint=savepoint,
+    restored = as_restored(
+        content,
         pipeline=pipeline.name,
-        pipeline_start_ms=to_ms(pipeline.start),
         run=own_run(f"restore__{attempt}"),
         attempt=attempt,
-        first_task=first_task,
-        h0=begun.h0,
+    )
+    made = replace(
+        restored,
+        pipeline_start_ms=to_ms(pipeline.start),
         parallelism=shape.parallelism,
         max_parallelism=shape.max_parallelism,
-        engine=pipeline.engine,
+        restored_from=savepoint.savepoint,
         retention=pipeline.retention,
+    )
+    return RestoreJob(
+        root=at.url,
+        source=source,
+        savepoint=savepoint,
+        made=made,
+        h0=begun.h0,
+        first_task=first_task,
+        engine=pipeline.engine,
     )
 
 
@@ -226,8 +235,8 @@ def _check_fits(pipeline: Pipeline, savepoint: Savepoint) -> None:
         )
 
 
-def _find_committed(coordinator: Coordinator, attempt: str) -> Record:
-    entry = coordinator.log().of_attempt(attempt)
+def _find_committed(at: Location, attempt: str) -> Record:
+    entry = read_log(at.storage).of_attempt(attempt)
     if not isinstance(entry, Record):
         raise UsageError(
             f"attempt {attempt} was committed, but its checkpoint has been dropped since; nothing is left to do"

@@ -23,7 +23,6 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
 from cairn.data_sources.keyed_state import KeyedState
-from cairn.operations.coordinator_of import coordinator_of
 from cairn.operations.intervals.plan_interval import content_before, declared_states
 from cairn.pipeline import Interval, Pipeline
 from cairn.rows.routing import place
@@ -31,7 +30,12 @@ from cairn.shard_jobs.import_streaming import TIMERS, ImportJob
 from cairn.shard_jobs.run_on_shards import run_on_shards
 from cairn.shipping.ship_processor import code_hash
 from cairn.spark.first_cause import first_cause
-from state_backend.adapters.open_storage import join_url
+from state_backend.checkpoint.begin_attempt import begin_restore
+from state_backend.checkpoint.clean_up_dropped import clean_up
+from state_backend.checkpoint.commit_attempt import commit
+from state_backend.checkpoint.find_checkpoint import record_of
+from state_backend.checkpoint.location import locate
+from state_backend.checkpoint.prepare_content import prepare
 from state_backend.formats.canonical_tables import fits_parquet
 from state_backend.formats.types import ArrayType, DataType, MapType, parse_struct
 from state_backend.formats.types import StructType as Struct
@@ -102,7 +106,7 @@ def from_streaming_checkpoint(
     frames = {n: reader.state(d.name) for n, d in enumerate(states) if d.name in variables}
     timers = None if pipeline.time_mode == "none" else reader.timers()
     key_schema = _key_schema(pipeline, path, [*frames.values(), *([timers] if timers is not None else [])])
-    coordinator, attempt = coordinator_of(pipeline, root), str(uuid.uuid4())
+    at, attempt = locate(root, pipeline.name), str(uuid.uuid4())
     run = own_run(f"import__{attempt}")
     before = content_before(pipeline, interval, attempt, run, code_hash(pipeline.processor, pipeline.name))
     content = replace(
@@ -113,19 +117,18 @@ def from_streaming_checkpoint(
         time=_time_of(spark, before.time, path, batch),
         source_position={"streaming_checkpoint": path, "batch": batch},
     )
-    begun = coordinator.begin_restore(content, pipeline_start_ms=content.pipeline_start_ms, attempt=attempt)
-    job = ImportJob(
-        root=join_url(root, pipeline.name), source=path, h0=begun.h0, content=content, engine=pipeline.engine
-    )
+    begun = begin_restore(at, content, pipeline_start_ms=content.pipeline_start_ms)
+    job = ImportJob(root=at.url, source=path, content=content, engine=pipeline.engine)
     rows = [_entries(frame, n, states[n], path) for n, frame in frames.items()]
     if timers is not None:
         rows.append(_timer_lists(timers))
     keyed = _with_key_groups(pipeline, rows)
     placed = partial(place, spark, keyed, max_parallelism=pipeline.max_parallelism)
     with first_cause():
-        job.finish(run_on_shards(spark, job, lambda parts: placed(parts=parts)))
-    record = coordinator.record(coordinator.commit(attempt).id)
-    coordinator.clean_up()
+        acks = run_on_shards(spark, job, lambda parts: placed(parts=parts))
+    prepare(at, content, acks, h0=begun.h0)
+    record = record_of(at, commit(at, attempt).id)
+    clean_up(at.storage)
     log.info(
         "%s: checkpoint %d is batch %d of the streaming query in %s: the state at the end of %s, %d entries",
         *(pipeline.name, record.id, batch, path, interval, record.content.totals.entries),

@@ -7,16 +7,21 @@ import uuid
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from cairn.operations.coordinator_of import coordinator_of
 from cairn.operations.place import Place
 from cairn.shard_jobs.consolidate import ConsolidationJob
 from cairn.shard_jobs.run_on_shards import run_on_shards
 from cairn.shard_jobs.write_savepoint import SavepointJob
 from state_backend.adapters.open_storage import check_outside, join_url, open_storage
+from state_backend.checkpoint.clean_up_dropped import clean_up
+from state_backend.checkpoint.commit_attempt import commit
 from state_backend.checkpoint.dropped_checkpoint import telling_drops
+from state_backend.checkpoint.find_checkpoint import record_of
 from state_backend.checkpoint.forgotten_keys import forgets_of
 from state_backend.checkpoint.leases import holding
+from state_backend.checkpoint.location import locate
+from state_backend.checkpoint.log import read_log
 from state_backend.checkpoint.newest_state import is_superseded
+from state_backend.checkpoint.prepared_attempts import is_prepared
 from state_backend.checkpoint.savepoints import read_savepoint, remove_leftovers
 from state_backend.formats import paths
 from state_backend.inspection.verify import offering_intact
@@ -26,7 +31,7 @@ from state_backend.values.human_units import size
 from state_backend.values.intervals import format_instant
 from state_backend.values.marks import Savepoint
 from state_backend.values.operation_parameters import TakeSavepoint
-from state_backend.values.records import Record, own_run
+from state_backend.values.records import Record
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -42,7 +47,7 @@ def carry_out_savepoint(request: TakeSavepoint, place: Place) -> dict[str, Any]:
     """Take the savepoint, and return its summary. In a dry run, only say what would be taken."""
     pipeline = place.load(request)
     folder = join_url(request.root, pipeline.name)
-    record = coordinator_of(pipeline, request.root).record(request.checkpoint)
+    record = record_of(locate(request.root, pipeline.name), request.checkpoint)
     check_destination(folder, request.folder, request.format)
     if request.dry_run:
         return _would_take(request, record, place)
@@ -145,8 +150,8 @@ def consolidate_checkpoint(spark: SparkSession, pipeline: Pipeline, root: str, r
     Only intervals that begin after the commit start from the rewritten files. The new checkpoint is stale if the old
     one is. The old checkpoint is dropped one commit later, because a running interval may still restore it.
     """
-    coordinator = coordinator_of(pipeline, root)
-    checkpoints = coordinator.log()
+    at = locate(root, pipeline.name)
+    checkpoints = read_log(at.storage)
     if record.id not in checkpoints.retained or is_superseded(checkpoints, record):
         raise UsageError(
             f"checkpoint {record.id} of {pipeline.name!r} can't be consolidated: it was dropped, or a re-run of "
@@ -163,22 +168,16 @@ def consolidate_checkpoint(spark: SparkSession, pipeline: Pipeline, root: str, r
         return earlier[-1]  # An earlier try has consolidated this checkpoint.
     attempt = str(uuid.uuid4())
     job = ConsolidationJob(
-        root=join_url(root, pipeline.name),
-        attempt=attempt,
-        h0=checkpoints.head_id,
-        checkpoint_id=record.id,
-        content=record.content,
-        run=own_run(f"consolidate__{attempt}"),
-        engine=pipeline.engine,
+        root=at.url, attempt=attempt, checkpoint_id=record.id, content=record.content, engine=pipeline.engine
     )
-    with telling_drops(coordinator.storage, record.id):
-        job.finish(run_on_shards(spark, job))
-    if not coordinator.is_prepared(attempt):
+    with telling_drops(at.storage, record.id):
+        job.finish(at, checkpoints.head_id, run_on_shards(spark, job))
+    if not is_prepared(at, attempt):
         log.info("%s: checkpoint %d has nothing to consolidate", pipeline.name, record.id)
         return record
-    consolidated = coordinator.commit(attempt).record
+    consolidated = commit(at, attempt).record
     try:
-        coordinator.clean_up()
+        clean_up(at.storage)
     except CorruptFile as error:  # Another checkpoint is damaged. This commit is valid.
         log.warning(
             "%s: the clean-up deleted nothing, because Cairn can't tell which files are needed: %s",

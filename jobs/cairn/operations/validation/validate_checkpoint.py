@@ -22,18 +22,21 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from cairn.operations.coordinator_of import coordinator_of
 from cairn.operations.place import Place
 from cairn.operations.validation.checks import Check
 from cairn.operations.validation.checks_page import checks_page, page_path, relative_link, write_page
 from cairn.operations.validation.evaluate_expectations import Compared, Declared, Engines, evaluate
 from cairn.operations.validation.expectation_suites import read_declared
 from cairn.spark.session import SessionOnDemand, open_now
-from state_backend.adapters.open_storage import join_url, open_storage
+from state_backend.adapters.open_storage import open_storage
 from state_backend.adapters.work_folders import work_folder
-from state_backend.checkpoint.coordinator import Coordinator
 from state_backend.checkpoint.dropped_checkpoint import check_retained, telling_drops
+from state_backend.checkpoint.find_checkpoint import find_checkpoint
 from state_backend.checkpoint.leases import holding
+from state_backend.checkpoint.location import locate
+from state_backend.checkpoint.log import read_log
+from state_backend.checkpoint.prepared_attempts import load_prepared, refuse
+from state_backend.checkpoint.quarantine import mark_validated, quarantine_checkpoint
 from state_backend.checkpoint.quarantine_consequences import describe_consequences, plan_consequences
 from state_backend.checkpoint.savepoints import read_savepoint
 from state_backend.formats.paths import interval_name
@@ -108,23 +111,23 @@ class Validation:
 def carry_out_validation(request: Validate, place: Place) -> dict[str, Any]:
     """Validate the target of the request. Return the findings, and what a refused checkpoint affects."""
     pipeline = place.load(request)
-    coordinator = coordinator_of(pipeline, request.root)
+    at = locate(request.root, pipeline.name)
     # The workers of a validation are not the processes that wrote the state, so they must read storage. The session is
     # opened only if a step needs Spark.
     opens = partial(place.connect, pipeline, "validate", own_workers=True)
     spark = None if request.fast else SessionOnDemand(opens, place.conf)
     keys, costs = 0, None
     if request.attempt is not None:
-        keys = coordinator.load_prepared(request.attempt).content.totals.keys
+        keys = load_prepared(at, request.attempt).content.totals.keys
         found = validate_attempt(spark, pipeline, request)
     elif request.savepoint is not None:
         found = validate_savepoint(spark, pipeline, request)
     else:
-        _, record = coordinator.find(request.checkpoint)
+        _, record = find_checkpoint(at, request.checkpoint)
         keys = record.content.totals.keys
         found = validate_checkpoint(spark, pipeline, record, request)
         if not found.success and not request.dry_run:
-            costs = plan_consequences(coordinator.log(), record.id)
+            costs = plan_consequences(read_log(at.storage), record.id)
     for line in found.table() if found.states else ():
         place.say(line)
     for finding in found.findings:
@@ -158,25 +161,24 @@ def carry_out_validation(request: Validate, place: Place) -> dict[str, Any]:
 
 def validate_checkpoint(spark: Spark | None, pipeline: Pipeline, record: Record, request: Validate) -> Validation:
     """Validate a committed checkpoint, and mark it as validated or quarantined; a dry run marks nothing."""
-    folder = join_url(request.root, pipeline.name)
+    at = locate(request.root, pipeline.name)
     before = _before(pipeline, request.root, record)
     target = _Target(
         f"checkpoint {record.id} of {record.content.interval}",
-        folder,
+        at.url,
         record.content,
         before,
         {"root": request.root, "pipeline": pipeline.name, "checkpoint": str(record.id)},
         checkpoint_id=record.id,
     )
-    storage = open_storage(folder)
-    with holding(storage, record.id, "a validation"), holding(storage, before.id if before else None, "a validation"):
+    base_id = before.id if before else None
+    with holding(at.storage, record.id, "a validation"), holding(at.storage, base_id, "a validation"):
         found = _validate(spark, pipeline, target, request)
     found = replace(found, checkpoint_id=record.id)
-    coordinator = Coordinator(storage, pipeline.name)
     if found.success and not request.dry_run:
-        coordinator.mark_validated(record.id, found.mode)
+        mark_validated(at, record.id, found.mode)
     elif not request.dry_run:
-        coordinator.quarantine(record.id, REASON, found.findings)
+        quarantine_checkpoint(at, record.id, REASON, found.findings)
     return found
 
 
@@ -186,15 +188,14 @@ def validate_attempt(spark: Spark | None, pipeline: Pipeline, request: Validate)
     After a validation with findings, `commit` raises `ValidationRefused` for this attempt.
     """
     root, attempt = request.root, str(request.attempt)
-    coordinator = coordinator_of(pipeline, root)
-    content = coordinator.load_prepared(attempt).content
+    at = locate(root, pipeline.name)
+    content = load_prepared(at, attempt).content
     record = Record(id=0, retained=(), reproduces=None, content=content)
     options = {"root": root, "pipeline": pipeline.name, "attempt": attempt}
-    folder = join_url(root, pipeline.name)
-    target = _Target(f"attempt {attempt}", folder, content, _before(pipeline, root, record), options)
+    target = _Target(f"attempt {attempt}", at.url, content, _before(pipeline, root, record), options)
     found = _validate(spark, pipeline, target, request)
     if not found.success:
-        coordinator.refuse(attempt, REASON, found.findings)
+        refuse(at, attempt, REASON, found.findings)
     return found
 
 
@@ -229,7 +230,7 @@ def _before(pipeline: Pipeline, root: str, record: Record) -> Record | None:
     base_id = record.content.base_id
     if base_id is None or pipeline.expectations_over_time is None:
         return None
-    checkpoints = coordinator_of(pipeline, root).log()
+    checkpoints = read_log(locate(root, pipeline.name).storage)
     entry = checkpoints.entries.get(base_id)
     if base_id in checkpoints.retained and isinstance(entry, Record):
         return entry

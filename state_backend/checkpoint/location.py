@@ -1,0 +1,37 @@
+"""The location of a pipeline: the root, the pipeline's name, and the storage of its folder."""
+
+from __future__ import annotations
+
+from state_backend.adapters.open_storage import join_url, open_storage
+from state_backend.formats import paths
+from state_backend.ports.storage import Storage
+from state_backend.values.frozen import frozen
+
+
+@frozen
+class Location:
+    """The folder of a pipeline below a root. Each call makes it once, and hands it on."""
+
+    root: str
+    pipeline: str
+    storage: Storage
+
+    def __post_init__(self) -> None:
+        # Every writer has a location, so this check stops invalid names, whose records could not be read back.
+        paths.check_name(self.pipeline)
+
+    @property
+    def url(self) -> str:
+        """URL of the pipeline's folder."""
+        return join_url(self.root, self.pipeline)
+
+
+def locate(root: str, pipeline: str) -> Location:
+    """Open the storage of a pipeline's folder."""
+    return Location(root=root, pipeline=pipeline, storage=open_storage(join_url(root, pipeline)))
+
+
+def locate_folder(url: str) -> Location:
+    """Open a pipeline's folder, which may be a copy under another name."""
+    root, _, pipeline = url.rstrip("/").rpartition("/")
+    return Location(root=root, pipeline=pipeline, storage=open_storage(url))

@@ -1,0 +1,187 @@
+"""Call the sink for output that it has not accepted yet, and mark the output as published.
+
+A process that stops between the call and the mark leaves no mark: the next publishing calls the sink again, with the
+same checkpoint id.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from contextlib import suppress
+from dataclasses import fields, replace
+from datetime import datetime
+
+from state_backend.checkpoint.location import Location
+from state_backend.checkpoint.log import Log, interval_of, last_facts, read_newest
+from state_backend.checkpoint.record_reader import RecordReader
+from state_backend.formats import paths, record_codec
+from state_backend.ports.storage import Storage
+from state_backend.values.airflow_commands import command_line
+from state_backend.values.errors import AlreadyExists, SinkFailed, UsageError
+from state_backend.values.frozen import frozen
+from state_backend.values.intervals import Interval, format_instant
+from state_backend.values.marks import Published
+from state_backend.values.records import Record, SweepRecord
+
+Hook = Callable[[Record], None]
+
+
+class _HookRaised(Exception):
+    """The user's sink hook raised an exception, which `error` holds."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+@frozen
+class ReplacedOutput(Record):
+    """The record of a commit that replaced another interval's output, with that interval and without output files."""
+
+
+def publish(
+    at: Location,
+    hook: Hook | None,
+    *,
+    after: Log | None = None,
+    in_order: bool = False,
+    replaced_last: bool = False,
+    only: Collection[datetime] | None = None,
+    code: str | None = None,
+) -> list[tuple[Interval, int]]:
+    """Call the sink hook for every current output without a published mark, and return what `unpublished` returned
+    before.
+
+    If the hook raises for an interval, that interval gets no mark, and the next call of `publish` tries it again.
+    The other intervals are still published; with `in_order`, only those before it.
+
+    If a commit of an overlapping interval replaced an interval's output, the rows must leave the sink. The hook
+    then gets a copy of that commit's record with the replaced interval and without files. By default these calls
+    come first, so a sink that replaces only the rows of the call's interval never has the same rows twice.
+
+    `after`: The log as the caller's own commit left it. If another process has committed since, that process
+    publishes its own output, and the log is read again after each call of the hook.
+    """
+    log = after or read_newest(at.storage)
+    published: list[tuple[Interval, int]] = []
+    failed: list[tuple[Interval, int, Exception]] = []
+    waiting = sorted(
+        _unpublished(at.storage, log, own=after is not None),
+        key=lambda told: (_is_own(log, *told) != replaced_last, told),
+    )
+    for interval, checkpoint_id in waiting:
+        if only is not None and interval.start not in only:
+            continue
+        own = after is not None and checkpoint_id == log.head_id
+        try:
+            published += _publish(at.storage, log, interval, checkpoint_id, hook, own=own)
+        except _HookRaised as raised:
+            failed.append((interval, checkpoint_id, raised.error))
+            if in_order:
+                break
+    if failed:
+        held = {n for _, n in {*waiting} - {*published}} if in_order else set[int]()
+        raise SinkFailed(
+            _explain_failed(at, failed, in_order, code or log.code), frozenset({n for _, n, _ in failed} | held)
+        ) from failed[0][2]
+    return published
+
+
+def unpublished(at: Location) -> list[tuple[Interval, int]]:
+    """Return the intervals whose newest output has no published mark."""
+    return _unpublished(at.storage, read_newest(at.storage), own=False)
+
+
+def _unpublished(storage: Storage, log: Log, *, own: bool) -> list[tuple[Interval, int]]:
+    """`own`: this process has just made the newest commit, so that its mark need not be looked up."""
+    just_made = log.head_id if own else 0
+    told = [(u.interval, u.id) for u in log.summary.unpublished]
+    return [(i, n) for i, n in told if n == just_made or storage.stat(paths.published(i, n)) is None]
+
+
+def skip_publication(at: Location, starts: Collection[datetime]) -> list[tuple[Interval, int]]:
+    """Mark the outputs of the intervals with these starts as published, without a call of the sink."""
+    waiting = unpublished(at)
+    strange = {*starts} - {interval.start for interval, _ in waiting}
+    if strange:
+        there = ", ".join(format_instant(i.start) for i, _ in waiting) or "none"
+        raise UsageError(
+            f"the interval that starts at {format_instant(min(strange))} has no unpublished output in pipeline "
+            f"{at.pipeline!r}\nIntervals with unpublished output start at: {there}"
+        )
+    skipped = [(interval, n) for interval, n in waiting if interval.start in starts]
+    for interval, checkpoint_id in skipped:
+        _mark_published(at.storage, interval, checkpoint_id)
+    return skipped
+
+
+def _explain_failed(at: Location, failed: list[tuple[Interval, int, Exception]], in_order: bool, code: str) -> str:
+    where = {"root": at.storage.url.rstrip("/").removesuffix(f"/{at.pipeline}"), "pipeline": at.pipeline}
+    lines = [f"  {interval} (checkpoint {n}): {type(e).__name__}: {e}" for interval, n, e in failed]
+    first = failed[0][0].start
+    others = "later intervals wait" if in_order else "the other intervals are published"
+    return "\n".join(
+        [
+            f"the sink of {at.pipeline!r} failed for {len(failed)} interval(s); {others}. The next checkpoint calls the "
+            "sink again for:",
+            *lines,
+            "To call the sink now, or to skip an interval's output:",
+            command_line("publish", first, **where, code=code),
+            command_line("publish", first, **where, skip=True),
+        ]
+    )
+
+
+def _is_own(log: Log, interval: Interval, checkpoint_id: int) -> bool:
+    """Return False if the commit is of an overlapping interval, and replaced this interval's output."""
+    entry = log.entries[checkpoint_id]
+    return not isinstance(entry, SweepRecord) and interval_of(entry) == interval
+
+
+def _publish(
+    storage: Storage, log: Log, interval: Interval, checkpoint_id: int, hook: Hook | None, *, own: bool
+) -> list[tuple[Interval, int]]:
+    """Call the hook for an interval until the newest output of the interval is published.
+
+    While the hook runs, another process may publish a newer output. The hook may then have overwritten the newer
+    output in the sink, so the hook runs again for the newer commit. `own`: this process has just made the commit, so
+    its record is as `log` has it.
+    """
+    published: list[tuple[Interval, int]] = []
+    while True:
+        entry = log.entries[checkpoint_id] if own else RecordReader(storage, checkpoint_id).fresh(checkpoint_id)
+        if not isinstance(entry, Record):
+            return published  # other processes published this output and dropped the checkpoint
+        if hook is not None:
+            try:
+                hook(as_published(entry, interval))
+            except Exception as error:
+                raise _HookRaised(error) from error
+        _mark_published(storage, interval, checkpoint_id)
+        published.append((interval, checkpoint_id))
+        if hook is None:
+            return published  # no hook ran that could have overwritten a newer output
+        later = read_newest(storage, log)
+        current = _publication_of(later, interval) if later.head_id != log.head_id else checkpoint_id
+        if current is None or current == checkpoint_id:
+            return published
+        checkpoint_id, log, own = current, later, False
+
+
+def _publication_of(log: Log, interval: Interval) -> int | None:
+    """Return the id of the last commit that made or replaced the output of exactly this interval."""
+    return next((f.id for f in last_facts(log.facts(interval)) if f.interval == interval), None)
+
+
+def _mark_published(storage: Storage, interval: Interval, checkpoint_id: int) -> None:
+    mark = record_codec.encode(Published(id=checkpoint_id, interval=interval))
+    with suppress(AlreadyExists):
+        storage.create(paths.published(interval, checkpoint_id), mark)
+
+
+def as_published(record: Record, interval: Interval) -> Record:
+    """Return the record that `publish` passes to the sink hook for one interval."""
+    if interval == record.content.interval:
+        return record
+    values = {field.name: getattr(record, field.name) for field in fields(record)}
+    return ReplacedOutput(**values | {"content": replace(record.content, interval=interval, outputs=())})
