@@ -51,15 +51,17 @@ from state_backend.adapters.object_store import (
     LostUpload,
     Page,
     Patience,
+    Refusal,
     Write,
     clients_of,
     etag_of,
     generation_of,
+    info_of,
     never_connected,
     send,
 )
 from state_backend.values.environment import Variable
-from state_backend.values.errors import CairnError, PermissionRefused, UsageError
+from state_backend.values.errors import PermissionRefused, UsageError
 from state_backend.values.handles import FileInfo, Handle
 
 PART_BYTES = 16 * CHUNK_BYTES
@@ -226,7 +228,7 @@ class AzureCloud(Cloud):
             kind = "absent"
         elif code in ("BlobAlreadyExists", "ConditionNotMet", "TargetConditionNotMet"):
             kind = "precondition"
-        refused: tuple[type[CairnError], str] | None = None
+        refused: Refusal | None = None
         if status is None and isinstance(error, ClientAuthenticationError):
             refused = UsageError, _EXPECTED
         elif status == 401 or code in ("AuthenticationFailed", "InvalidAuthenticationInfo"):
@@ -249,14 +251,8 @@ class AzureCloud(Cloud):
         )
 
     def _info(self, properties: Any) -> FileInfo:
-        # Azure reports whole seconds. The last millisecond of the second is never before the write.
-        return FileInfo(
-            path=properties.name.removeprefix(self.root),
-            size_bytes=properties.size,
-            generation=generation_of(properties.etag),
-            modified_ms=int(properties.last_modified.timestamp()) * 1000 + 999,
-            crc32c=None,
-        )
+        path = properties.name.removeprefix(self.root)
+        return info_of(path, properties.size, properties.etag, properties.last_modified)
 
 
 class _Blocks:

@@ -53,6 +53,7 @@ from state_backend.adapters.object_store import (
     ObjectStore,
     Page,
     Patience,
+    Refusal,
     Write,
     base64_of,
     clients_of,
@@ -61,7 +62,6 @@ from state_backend.adapters.object_store import (
     send,
 )
 from state_backend.values.errors import (
-    CairnError,
     PermissionRefused,
     StorageUnavailable,
     UsageError,
@@ -311,7 +311,7 @@ class GcsCloud(Cloud):
     def failure(self, error: Exception) -> Failure | None:
         if isinstance(error, GoogleAPICallError):
             return self._refusal(error)
-        refused: tuple[type[CairnError], str] | None = None
+        refused: Refusal | None = None
         if isinstance(error, GoogleAuthError):
             may_have_effect = False
             if not isinstance(error, TransportError) and not error.retryable:
@@ -325,7 +325,7 @@ class GcsCloud(Cloud):
 
     def _refusal(self, error: GoogleAPICallError) -> Failure:
         status, told = error.code, [e for e in error.errors if isinstance(e, dict)]
-        refused: tuple[type[CairnError], str] | None = None
+        refused: Refusal | None = None
         # Some 403 answers mean an overload.
         if status == 403 and not any(e.get("reason") in _OVERLOAD for e in told):
             refused = (

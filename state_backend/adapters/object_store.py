@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from dataclasses import replace as changed
+from datetime import datetime
 from itertools import count
 from pathlib import Path
 from random import uniform
@@ -131,6 +132,10 @@ class Upload(Protocol):
         """Remove the parts."""
 
 
+# The error of a refused login or permission, and what to do.
+Refusal = tuple[type[CairnError], str]
+
+
 @frozen
 class Failure:
     """What the error of a request means."""
@@ -141,8 +146,7 @@ class Failure:
     repeat: Literal["no", "for permission", "yes"] = "no"
     # False: the request was refused or never sent, so it changed nothing.
     may_have_effect: bool = True
-    # The error of a refused login or permission, and what to do.
-    refused: tuple[type[CairnError], str] | None = None
+    refused: Refusal | None = None
 
 
 class Interrupted(Exception):
@@ -669,6 +673,13 @@ def unknown_outcome(doing: str, found: str = "the server's answer was lost") -> 
 def generation_of(etag: str) -> int:
     """Return an ETag as a number, from which `etag_of` gets the ETag back."""
     return int.from_bytes(etag.strip('"').encode(), "big")
+
+
+def info_of(path: str, size_bytes: int, etag: str, modified: datetime) -> FileInfo:
+    # Such servers report whole seconds. The last millisecond of the second is never before the write.
+    modified_ms = int(modified.timestamp()) * 1000 + 999
+    generation = generation_of(etag)
+    return FileInfo(path=path, size_bytes=size_bytes, generation=generation, modified_ms=modified_ms, crc32c=None)
 
 
 def etag_of(generation: int) -> str | None:

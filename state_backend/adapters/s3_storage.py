@@ -49,6 +49,7 @@ from state_backend.adapters.object_store import (
     LostUpload,
     Page,
     Patience,
+    Refusal,
     Write,
     aborted_on_error,
     base64_of,
@@ -56,6 +57,7 @@ from state_backend.adapters.object_store import (
     crc32c_of,
     etag_of,
     generation_of,
+    info_of,
     require_bucket,
     send,
 )
@@ -67,7 +69,7 @@ from state_backend.values.errors import (
     PreconditionFailed,
     UsageError,
 )
-from state_backend.values.handles import FileInfo, Handle
+from state_backend.values.handles import Handle
 
 PART_BYTES = 16 * CHUNK_BYTES
 """Bytes of one part of a multipart upload. They stay in memory until the server confirms them. S3 takes at least 5 MiB
@@ -183,7 +185,10 @@ class S3Cloud(Cloud):
 
     def head(self, path: str, timeout_s: float) -> Found:
         answer = self._ask("head_object", Key=self.name(path), ChecksumMode="ENABLED")
-        info, crc32c = _info(path, answer, answer["ContentLength"]), _whole_crc32c(answer)
+        info, crc32c = (
+            info_of(path, answer["ContentLength"], answer["ETag"], answer["LastModified"]),
+            _whole_crc32c(answer),
+        )
         return Found(info, crc32c, answer.get("Metadata", {}).get(WRITE_KEY))
 
     def get(self, path: str, at: int, generation: int | None, timeout_s: float) -> Answer:
@@ -205,7 +210,7 @@ class S3Cloud(Cloud):
         arguments |= {"MaxKeys": limit} if limit else {}
         page = self._ask("list_objects_v2", Prefix=start, Delimiter=delimiter, **arguments)
         files = [
-            _info(item["Key"].removeprefix(self.root), item, item["Size"])
+            info_of(item["Key"].removeprefix(self.root), item["Size"], item["ETag"], item["LastModified"])
             for item in page.get("Contents", ())
             if not item["Key"].endswith("/")
         ]
@@ -317,7 +322,7 @@ class S3Cloud(Cloud):
             kind = "no bucket"
         elif status == 404 or code in ("NoSuchKey", "404"):
             kind = "absent"
-        refused: tuple[type[CairnError], str] | None = None
+        refused: Refusal | None = None
         if code in _REFUSED_CREDENTIALS:
             refused = UsageError, "the credentials are refused: renew them, and check this host's clock"
         elif status == 403 or code == "AccessDenied":
@@ -398,15 +403,3 @@ def _whole_crc32c(answer: dict[str, Any]) -> int | None:
     crc32c = answer.get("ChecksumCRC32C")
     # The checksum of the parts' checksums ends with a hyphen and the number of parts.
     return crc32c_of(crc32c) if whole and crc32c is not None and "-" not in crc32c else None
-
-
-def _info(path: str, found: dict[str, Any], size_bytes: int) -> FileInfo:
-    # HEAD reports whole seconds. The last millisecond of the second is never before the write.
-    second = int(found["LastModified"].timestamp())
-    return FileInfo(
-        path=path,
-        size_bytes=size_bytes,
-        generation=generation_of(found["ETag"]),
-        modified_ms=second * 1000 + 999,
-        crc32c=None,
-    )
