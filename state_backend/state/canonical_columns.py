@@ -27,6 +27,7 @@ from state_backend.state.entry_columns import (
     check_timers,
     join_columns,
     list_parts,
+    mask_of,
     numbers_at,
     packed_times,
     parts_of,
@@ -188,14 +189,14 @@ def check_ascending(groups: Array, rests: pa.Array, before: tuple[int, bytes] | 
     """Check that rows ascend strictly by key group and stored key."""
     first = (int(groups[0]), rests[0].as_py())
     risen = groups[1:] > groups[:-1]
-    later = pc.greater(rests[1:], rests[:-1]).to_numpy(zero_copy_only=False)
+    later = mask_of(pc.greater(rests[1:], rests[:-1]))
     if not (risen | ((groups[1:] == groups[:-1]) & later)).all() or (before is not None and first <= before):
         raise CorruptFile(f"{name}: its rows do not ascend by key group and key, or a key occurs twice")
     return int(groups[-1]), rests[-1].as_py()
 
 
 def differs(keys: pa.Array, before: bytes | None) -> Array:
-    inner = pc.not_equal(keys[1:], keys[:-1]).to_numpy(zero_copy_only=False)
+    inner = mask_of(pc.not_equal(keys[1:], keys[:-1]))
     return np.concatenate(([keys[0].as_py() != before], inner))
 
 

@@ -9,9 +9,7 @@ a shard of any size.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from state_backend.adapters.rocks import RocksStore
-from state_backend.formats.arrow_columns import Array, Fixed, Int64s, binary_views, concatenate, cut
+from state_backend.formats.arrow_columns import Array, Fixed, Mask, binary_views, concatenate, cut
 from state_backend.formats.hash_columns import xxh64
 from state_backend.formats.key_columns import KeyColumns
 from state_backend.formats.row_codec import FORMAT
@@ -33,6 +31,7 @@ from state_backend.state.entry_columns import (
     changes_by_key_group,
     check_timers,
     list_parts,
+    mask_of,
     numbers_at,
     packed_times,
     parts_of,
@@ -86,9 +85,11 @@ def _batches(store: RocksStore) -> Iterator[tuple[pa.Array, pa.Array]]:
             start = keys[-1] + b"\x00"
 
 
-@dataclass(slots=True)
-class _OpenList:
-    place: tuple[int, bytes]
+class _OpenList(NamedTuple):
+    """A list whose elements may continue in the next batch."""
+
+    group: int
+    key: bytes
     first: int
     next: int
     seen: int
@@ -103,7 +104,7 @@ class _State:
         user_key = descriptor.versions[-1].user_key
         what = f"user key of state {descriptor.name!r}"
         self.user_keys = KeyColumns(parse_struct(user_key), what=what) if user_key is not None else None
-        self.open_list: _OpenList | None = None
+        self.open_list = _OpenList(-1, b"", 0, 0, 0)
 
 
 class _Check:
@@ -236,7 +237,7 @@ class _Check:
         for group, *changes in changes_by_key_group(name, groups, rests, pa.nulls(len(rests), pa.binary()), entries):
             self._accounts.change(group, name, *changes)
 
-    def _lists(self, state: _State, groups: Groups, rests: pa.Array, entries: pa.Array, sizes: Array) -> Array:
+    def _lists(self, state: _State, groups: Groups, rests: pa.Array, entries: pa.Array, sizes: Array) -> Mask:
         """Check lists, whose bounds come directly before their elements. Return a mask of the elements."""
         offsets, raw = binary_views(rests)
         heads, elements = list_parts(rests, sizes)
@@ -248,43 +249,39 @@ class _Check:
         starts, data = binary_views(entries)
         if (np.diff(starts)[heads] != 16).any():
             self.found(f"list state {state.name!r}: the positions of a list are not 16 bytes")
-            return np.asarray(elements)
-        keys = cut(rests.buffers()[2], offsets[:-1], offsets[:-1] + sizes).to_pylist()
-        positions = np.zeros(len(rests), np.int64)
-        positions[elements] = numbers_at(raw, offsets[1:][elements] - 8)
-        begins = np.flatnonzero(heads)
-        firsts, nexts = (numbers_at(data, starts[:-1][heads] + at).tolist() for at in (0, 8))
-        bounds = [0, *begins.tolist(), len(rests)]
-        for number, (begin, end) in enumerate(pairwise(bounds)):
-            if number:
-                self._close_list(state)
-                place = (int(groups[begin]), keys[begin])
-                state.open_list = _OpenList(place=place, first=firsts[number - 1], next=nexts[number - 1], seen=0)
-            start = begin + (number > 0)
-            if start < end:
-                self._elements(state, groups[start:end], keys[start:end], positions[start:end], elements[start:end])
-        return np.asarray(elements)
-
-    def _elements(self, state: _State, groups: Groups, keys: list[bytes], positions: Int64s, elements: Array) -> None:
-        at = state.open_list
-        mine = at is not None and (groups == at.place[0]).all() and keys.count(at.place[1]) == len(keys)
-        if at is None or not mine:
+            return elements
+        keys = cut(rests.buffers()[2], offsets[:-1], offsets[:-1] + sizes)
+        # List 0 is the one that is open since the batch before.
+        open_ = state.open_list
+        list_of, begun = np.cumsum(heads), keys.filter(pa.array(heads))
+        list_groups = np.append(open_.group, groups[heads])
+        list_keys = pa.concat_arrays([pa.array([open_.key], pa.binary()), begun])
+        firsts, nexts = (
+            np.append(carried, numbers_at(data, starts[:-1][heads] + behind))
+            for carried, behind in ((open_.first, 0), (open_.next, 8))
+        )
+        mine = (list_groups[list_of] == groups) & mask_of(pc.equal(list_keys.take(pa.array(list_of)), keys))
+        if not mine.all():
             self.found(f"list state {state.name!r}: a list has elements, but no positions")
-            return
-        at.seen += int(np.count_nonzero(elements))
-        inside = positions[elements]
-        if len(inside) and not at.first <= int(inside.min()) <= int(inside.max()) < at.next:
+        inside = elements & mine
+        of, positions = list_of[inside], numbers_at(raw, offsets[1:][inside] - 8)
+        for wrong in np.flatnonzero((positions < firsts[of]) | (positions >= nexts[of]))[:1].tolist():
             self.found(
-                f"list state {state.name!r}: a list with positions {at.first} .. {at.next} (exclusive) has an element at {inside.max()}"
+                f"list state {state.name!r}: a list with positions {firsts[of[wrong]]} .. {nexts[of[wrong]]} (exclusive) has an element at "
+                f"{positions[wrong]}"
             )
+        seen = np.bincount(of, minlength=len(firsts))
+        seen[0] += open_.seen
+        *closed, last = zip(list_groups.tolist(), firsts.tolist(), nexts.tolist(), seen.tolist(), strict=True)
+        for group, first, next_, count in closed:
+            self._close_list(state, _OpenList(group, b"", first, next_, count))
+        state.open_list = _OpenList(last[0], list_keys[-1].as_py(), *last[1:])
+        return elements
 
-    def _close_list(self, state: _State) -> None:
-        at, state.open_list = state.open_list, None
-        if at is None:
-            return
+    def _close_list(self, state: _State, at: _OpenList) -> None:
         if at.first > at.next or (state.descriptor.ttl_ms is None and at.seen != at.next - at.first):
             self.found(
-                f"list state {state.name!r}: a list in key group {at.place[0]} with positions {at.first} .. {at.next} (exclusive) has "
+                f"list state {state.name!r}: a list in key group {at.group} with positions {at.first} .. {at.next} (exclusive) has "
                 f"{at.seen} elements"
             )
 
@@ -292,7 +289,7 @@ class _Check:
         check_timers(rests, entries)
         keys, times_ms = split_timers(rests)
         self._check_owned(self._keys.decode(keys), groups)
-        same_key = pc.equal(keys[1:], keys[:-1]).to_numpy(zero_copy_only=False) & (groups[1:] == groups[:-1])
+        same_key = mask_of(pc.equal(keys[1:], keys[:-1])) & (groups[1:] == groups[:-1])
         again = same_key & (times_ms[1:] <= times_ms[:-1])
         if again.any():
             self.found(f"{np.count_nonzero(again)} timers are out of order or occur twice")
@@ -301,7 +298,7 @@ class _Check:
 
     def compare(self) -> None:
         for state in self._by_id.values():
-            self._close_list(state)
+            self._close_list(state, state.open_list)
         recorded = {s.key_group: s for s in self._manifest.key_group_states}
         seen = {s.key_group: s for s in self._accounts.states()}
         balances = np.flatnonzero(self._timer_balance | self._expiry_balance).tolist()

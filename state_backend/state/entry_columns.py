@@ -35,8 +35,7 @@ PREFIX_BYTES = 3
 
 def stored_keys(key_groups: Groups, state_id: int, keys: pa.Array, suffix: bytes = b"") -> list[bytes]:
     behind = [Fixed(np.void(suffix))] if suffix else []
-    located: list[bytes] = concatenate(len(keys), [_prefixes(key_groups, state_id), keys, *behind]).to_pylist()
-    return located
+    return _located(key_groups, state_id, [keys, *behind])
 
 
 def parts_of(stored: pa.Array) -> tuple[Groups, npt.NDArray[np.uint8], pa.Array]:
@@ -56,20 +55,11 @@ def indexed_entries(expiry_keys: pa.Array) -> tuple[Groups, Array, npt.NDArray[n
 
 
 def expiry_keys(key_groups: Groups, times_ms: Array, state_id: int, rests: pa.Array) -> list[bytes]:
-    pieces = [
-        _prefixes(key_groups, layout.EXPIRY_INDEX),
-        packed_times(times_ms),
-        Fixed(np.void(bytes([state_id]))),
-        rests,
-    ]
-    located: list[bytes] = concatenate(len(rests), pieces).to_pylist()
-    return located
+    return _located(key_groups, layout.EXPIRY_INDEX, [packed_times(times_ms), Fixed(np.void(bytes([state_id]))), rests])
 
 
 def timer_index_keys(key_groups: Groups, times_ms: Array, keys: pa.Array) -> list[bytes]:
-    pieces = [_prefixes(key_groups, layout.TIMER_INDEX), packed_times(times_ms), keys]
-    located: list[bytes] = concatenate(len(keys), pieces).to_pylist()
-    return located
+    return _located(key_groups, layout.TIMER_INDEX, [packed_times(times_ms), keys])
 
 
 def indexed_timers(index_keys: pa.Array) -> tuple[pa.Array, Int64s]:
@@ -84,10 +74,11 @@ def packed_times(times_ms: Array) -> Fixed:
     return Fixed((times_ms.astype(np.int64).view(np.uint64) ^ np.uint64(1 << 63)).astype(">u8"))
 
 
-def _prefixes(key_groups: Groups, state_id: int) -> Fixed:
+def _located(key_groups: Groups, state_id: int, pieces: list[Fixed | pa.Array]) -> list[bytes]:
     prefixes = np.empty(len(key_groups), [("key_group", ">u2"), ("state_id", "u1")])
     prefixes["key_group"], prefixes["state_id"] = key_groups, state_id
-    return Fixed(prefixes)
+    located: list[bytes] = concatenate(len(key_groups), [Fixed(prefixes), *pieces]).to_pylist()
+    return located
 
 
 def changes_by_key_group(
@@ -95,7 +86,7 @@ def changes_by_key_group(
 ) -> Iterator[tuple[int, int, int, int]]:
     """Yield the changes of each key group's digest, entry count and bytes when entries of one state are replaced."""
     seed = layout.seed_of(name)
-    gone, come = (entries.is_valid().to_numpy(zero_copy_only=False) for entries in (old, new))
+    gone, come = (mask_of(entries.is_valid()) for entries in (old, new))
     change = np.zeros(len(rests), np.uint64)
     for entries, there, combine in ((old, gone, np.subtract), (new, come, np.add)):
         if there.all():
@@ -117,7 +108,7 @@ def _behind(rests: pa.Array, entries: pa.Array) -> pa.Array:
 
 def _entry_bytes(name: str, key_sizes: Int64s, entries: pa.Array) -> Int64s:
     """Return `layout.entry_bytes` of each entry; 0 for null."""
-    there = entries.is_valid().to_numpy(zero_copy_only=False)
+    there = mask_of(entries.is_valid())
     if not there.any():
         return np.zeros(len(entries), np.int64)
     sizes = (
@@ -129,6 +120,12 @@ def _entry_bytes(name: str, key_sizes: Int64s, entries: pa.Array) -> Int64s:
         sizes += is_expiring(entries) * (key_sizes + layout.EXPIRY_BYTES + layout.SEQUENCE_BYTES)
     counted: Int64s = sizes * there
     return counted
+
+
+def mask_of(column: pa.Array) -> Mask:
+    """Return a column of booleans without nulls."""
+    mask: Mask = column.to_numpy(zero_copy_only=False)
+    return mask
 
 
 def check_timers(rests: pa.Array, entries: pa.Array) -> None:

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from state_backend.formats.arrow_columns import Fixed, concatenate
 from state_backend.state import layout
-from state_backend.state.entry_columns import Groups, indexed_entries, stored_keys
+from state_backend.state.entry_columns import Groups, indexed_entries
 from state_backend.state.list_columns import ListColumns
 from state_backend.state.shard_state import ShardState
 from state_backend.state.state_columns import EntryColumns
@@ -98,8 +98,7 @@ class ExpiredEntries(EntryColumns):
 
     def remove(self) -> None:
         owners = np.arange(len(self._keys))
-        located = stored_keys(self._groups, self._state_id, self._keys)
-        self._replace(owners, self._keys, self._read(owners, located), pa.nulls(len(located), pa.binary()), located)
+        self._replace(owners, self._keys, pa.nulls(len(owners), pa.binary()))
 
     def _index(self, groups: Groups, rests: pa.Array, old: pa.Array, new: pa.Array) -> None:
         pass

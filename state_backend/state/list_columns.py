@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from state_backend.formats.arrow_columns import Fixed, Int64s, Mask, binary_views, concatenate, cut, gather
 from state_backend.state import layout
-from state_backend.state.entry_columns import Groups, stored_keys
+from state_backend.state.entry_columns import Groups, mask_of, stored_keys
 from state_backend.state.state_columns import Places, StateColumns, in_order, offsets_of
 
 Positions = Int64s
@@ -26,7 +26,7 @@ class ListColumns(StateColumns):
         rows, owners = self._elements(wanted)
         there = rows.is_valid()
         if rows.null_count:
-            rows, owners = rows.filter(there), owners[there.to_numpy(zero_copy_only=False)]
+            rows, owners = rows.filter(there), owners[mask_of(there)]
         return self._table(rows), offsets_of(owners, wanted)
 
     def exists(self, wanted: Places) -> Mask:
@@ -35,11 +35,11 @@ class ListColumns(StateColumns):
         filled = next_ > first
         there = np.zeros(len(wanted), np.bool_)
         last = self._read_elements(wanted[filled], next_[filled] - 1)
-        there[filled] = self._visible(last).is_valid().to_numpy(zero_copy_only=False)
+        there[filled] = mask_of(self._visible(last).is_valid())
         doubtful = filled & ~there
         if doubtful.any():
             rows, owners = self._elements(wanted[doubtful])
-            alive = owners[rows.is_valid().to_numpy(zero_copy_only=False)]
+            alive = owners[mask_of(rows.is_valid())]
             there[np.searchsorted(wanted, alive)] = True
         return there
 
@@ -97,7 +97,7 @@ class ListColumns(StateColumns):
         # The element at position `now` may have been deleted earlier, while elements before it remained. So `now` moves
         # on, until the store has an element at this position or the list ends.
         while len(moving):
-            there = self._read_elements(moving, now[moving]).is_valid().to_numpy(zero_copy_only=False)
+            there = mask_of(self._read_elements(moving, now[moving]).is_valid())
             moving = moving[~there]
             now[moving] += 1
             moving = moving[now[moving] < next_[moving]]
@@ -127,9 +127,7 @@ class ListColumns(StateColumns):
 
     def _write_elements(self, owners: Places, positions: Positions, entries: pa.Array, *, known: bool) -> None:
         rests = self._rests(owners, positions)
-        located = self._locate(owners, rests)
-        old = pa.nulls(len(owners), pa.binary()) if known else self._read(owners, located)
-        self._replace(owners, rests, old, entries, located)
+        self._replace(owners, rests, entries, pa.nulls(len(owners), pa.binary()) if known else None)
 
     def _remove(self, wanted: Places, first: Positions, next_: Positions) -> None:
         owners, positions = _ranges(wanted, first, next_)
@@ -142,7 +140,7 @@ class ListColumns(StateColumns):
 
     def _positions(self, wanted: Places, *, empty: bool = True) -> tuple[Positions, Positions]:
         found = self._read(wanted, self._meta_keys(wanted), empty=empty)
-        there = found.is_valid().to_numpy(zero_copy_only=False)
+        there = mask_of(found.is_valid())
         packed = np.zeros((len(wanted), 2), np.int64)
         if there.any():
             present = found.drop_null().cast(pa.binary(16))
@@ -181,6 +179,6 @@ def _ranges(owners: Places, first: Positions, next_: Positions) -> tuple[Places,
 def _begins(keys: pa.Array, key_groups: Groups) -> Mask:
     other = np.ones(len(keys), np.bool_)
     if len(keys) > 1:
-        same = pc.equal(keys[1:], keys[:-1]).to_numpy(zero_copy_only=False)
+        same = mask_of(pc.equal(keys[1:], keys[:-1]))
         other[1:] = ~same | (key_groups[1:] != key_groups[:-1])
     return other

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from state_backend.formats.arrow_columns import Int64s, Mask, concatenate
 from state_backend.formats.key_columns import KeyColumns
 from state_backend.formats.types import parse_struct
-from state_backend.state.entry_columns import Groups
+from state_backend.state.entry_columns import Groups, mask_of
 from state_backend.state.shard_state import ShardState
 from state_backend.state.state_columns import Places, StateColumns, offsets_of
 from state_backend.values.records import StateDescriptor
@@ -47,7 +47,7 @@ class MapColumns(StateColumns):
         rows = self._visible(self._read(owners, self._locate(owners, self._rests(owners, encoded))))
         if order is not None:
             rows = rows.take(pa.array(np.argsort(order)))
-        return self._table(rows), rows.is_valid().to_numpy(zero_copy_only=False)
+        return self._table(rows), mask_of(rows.is_valid())
 
     def update(self, owners: Places, user_keys: Sequence[pa.Array], values: pa.Table) -> None:
         """Set the values of user keys. If a user key occurs several times for one key, its last value counts."""
@@ -64,7 +64,7 @@ class MapColumns(StateColumns):
         if rows.null_count:
             there = rows.is_valid()
             owners, encoded, rows = (
-                owners[there.to_numpy(zero_copy_only=False)],
+                owners[mask_of(there)],
                 encoded.filter(there),
                 rows.filter(there),
             )
@@ -76,7 +76,7 @@ class MapColumns(StateColumns):
         doubtful = wanted
         for rows in (1, None):
             owners, _, found = self._read_below(doubtful, rows)
-            alive = self._visible(found).is_valid().to_numpy(zero_copy_only=False)
+            alive = mask_of(self._visible(found).is_valid())
             there[np.searchsorted(wanted, owners[alive])] = True
             doubtful = np.setdiff1d(owners, owners[alive])
             if not len(doubtful):
@@ -88,7 +88,7 @@ class MapColumns(StateColumns):
         if len(owners):
             self._whole = None
             rests = self._rests(owners, encoded)
-            self._replace(owners, rests, old, pa.nulls(len(old), pa.binary()), self._locate(owners, rests))
+            self._replace(owners, rests, pa.nulls(len(old), pa.binary()), old)
 
     def _rests(self, owners: Places, encoded: pa.Array) -> pa.Array:
         return concatenate(len(owners), [self._keys.take(pa.array(owners)), encoded])
@@ -103,9 +103,7 @@ class MapColumns(StateColumns):
             kept = pa.array(last)
             owners, encoded, new = owners[last], encoded.filter(kept), new.filter(kept)
         rests = self._rests(owners, encoded)
-        located = self._locate(owners, rests)
-        old = self._read(owners, located) if self._whole is None else _found(rests, *self._whole)
-        self._replace(owners, rests, old, new, located)
+        self._replace(owners, rests, new, None if self._whole is None else _found(rests, *self._whole))
         if self._whole is not None:
             # Of equal keys, `_found` takes the first one.
             known, entries = self._whole
@@ -119,7 +117,7 @@ def _found(rests: pa.Array, known: pa.Array, entries: pa.Array) -> pa.Array:
 def _in_order(owners: Places, encoded: pa.Array) -> Places | None:
     """Return a stable order by owner and user key; None if the rows are sorted already."""
     same_owner = owners[1:] == owners[:-1]
-    descends = pc.less(encoded[1:], encoded[:-1]).to_numpy(zero_copy_only=False)
+    descends = mask_of(pc.less(encoded[1:], encoded[:-1]))
     if not ((owners[1:] < owners[:-1]) | (same_owner & descends)).any():
         return None
     # User keys often repeat in a batch. Only the distinct user keys are sorted as bytes; rows are sorted by their rank.
@@ -131,5 +129,4 @@ def _in_order(owners: Places, encoded: pa.Array) -> Places | None:
 
 
 def _differ(encoded: pa.Array) -> Mask:
-    differ: Mask = pc.not_equal(encoded[1:], encoded[:-1]).to_numpy(zero_copy_only=False)
-    return differ
+    return mask_of(pc.not_equal(encoded[1:], encoded[:-1]))

@@ -29,6 +29,7 @@ from state_backend.state.entry_columns import (
     expiries,
     expiry_keys,
     is_expiring,
+    mask_of,
     split_expiry,
     stored_keys,
 )
@@ -94,11 +95,21 @@ class EntryColumns:
         lengths = np.fromiter(map(len, prefixes), np.int64, len(prefixes))
         return np.repeat(owners, counts), _behind(keys, np.repeat(lengths, counts)), pa.array(entries, pa.binary())
 
-    def _replace(self, owners: Places, rests: pa.Array, old: pa.Array, new: pa.Array, located: list[bytes]) -> Mask:
-        """Write or remove entries, and update digests, counts, and the expiry index or timer index."""
+    def _replace(
+        self,
+        owners: Places,
+        rests: pa.Array,
+        new: pa.Array,
+        old: pa.Array | None = None,
+        located: list[bytes] | None = None,
+    ) -> None:
+        """Write or remove entries, account for them, and update their index. Read old entries that are not given."""
+        located = located or self._locate(owners, rests)
+        if old is None:
+            old = self._read(owners, located)
         changed = _differ(old, new)
         if not changed.any():
-            return changed
+            return
         self._seen.clear()
         groups = self._groups[owners]
         if not changed.all():
@@ -110,7 +121,6 @@ class EntryColumns:
         sizes = PREFIX_BYTES * len(rests) + bytes_in(rests), bytes_in(new)
         self._shard.stored.put_many(located, entry_list(new), sizes, new.null_count)
         self._index(groups, rests, old, new)
-        return changed
 
     def _index(self, groups: Groups, rests: pa.Array, old: pa.Array, new: pa.Array) -> None:
         """Update the index of replaced entries."""
@@ -168,8 +178,7 @@ def _differ(old: pa.Array, new: pa.Array) -> Mask:
         if some.null_count == len(some) and not others.null_count:
             return np.ones(len(old), np.bool_)
     same = pc.or_(pc.fill_null(pc.equal(old, new), False), pc.and_(old.is_null(), new.is_null()))
-    differ: Mask = pc.invert(same).to_numpy(zero_copy_only=False)
-    return differ
+    return ~mask_of(same)
 
 
 def offsets_of(owners: Places, wanted: Places) -> Int64s:
@@ -204,7 +213,7 @@ class ValueColumns(StateColumns):
         self._stored_keys = stored_keys(key_groups, self._state_id, keys)
         self._old = pa.array(self._shard.stored.read_sorted(self._name, key_groups, self._stored_keys), pa.binary())
         rows = self._visible(self._old)
-        return self._table(rows), rows.is_valid().to_numpy(zero_copy_only=False)
+        return self._table(rows), mask_of(rows.is_valid())
 
     def write(self, rows: pa.Table, cleared: Mask | None = None) -> None:
         """Replace the values of all keys of the last `read`."""
@@ -218,5 +227,5 @@ class ValueColumns(StateColumns):
         self._write(pc.if_else(pa.array(cleared), pa.scalar(None, pa.binary()), self._old))
 
     def _write(self, new: pa.Array) -> None:
-        self._replace(np.arange(len(self._keys)), self._keys, self._old, new, self._stored_keys)
+        self._replace(np.arange(len(self._keys)), self._keys, new, self._old, self._stored_keys)
         self._old = new

@@ -145,7 +145,7 @@ class TimerColumns(EntryColumns):
         located = self._locate(owners, rests)
         same = pa.array(np.zeros(len(owners), np.int64))
         before = self._read_stored(owners, times_ms, located) if old is None else old.take(same)
-        self._replace(owners, rests, before, new.take(same), located)
+        self._replace(owners, rests, new.take(same), before, located)
 
     def _read_stored(self, owners: Places, times_ms: Times, located: list[bytes]) -> pa.Array:
         """Return the store's entry of each timer: empty bytes, or null for no timer."""
