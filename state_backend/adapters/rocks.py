@@ -279,11 +279,18 @@ class RocksStore:
 
         No iterator stays open between chunks: it would keep the store locked after `close`.
         """
+        for keys, values in self.chunks(start, end):
+            yield from zip(keys, values, strict=True)
+
+    def chunks(
+        self, start: bytes, end: bytes | None, *, rows: int = _SCAN_ROWS, most_bytes: int = _SCAN_BYTES
+    ) -> Iterator[tuple[list[bytes], list[bytes]]]:
+        """Yield what `scan` does, as lists of keys and of values."""
         ended = False
         while not ended:
-            keys, values, ended = self.read_range(start, end)
-            yield from zip(keys, values, strict=True)
-            if not ended:
+            keys, values, ended = self.read_range(start, end, rows=rows, most_bytes=most_bytes)
+            if keys:
+                yield keys, values
                 start = keys[-1] + b"\x00"
 
     def read_range(

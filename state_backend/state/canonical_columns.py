@@ -18,7 +18,6 @@ from state_backend.formats.arrow_columns import Array, Fixed, arrow_field, binar
 from state_backend.formats.canonical_tables import fits_parquet, state_schema, timers_schema
 from state_backend.formats.evolution_columns import columns_reader
 from state_backend.formats.key_columns import KeyColumns
-from state_backend.formats.row_codec import FORMAT
 from state_backend.formats.row_columns import RowColumns
 from state_backend.formats.types import StructType, parse_struct
 from state_backend.state import layout
@@ -31,6 +30,7 @@ from state_backend.state.entry_columns import (
     numbers_at,
     packed_times,
     parts_of,
+    row_versions,
     split_expiry,
     split_timers,
 )
@@ -83,7 +83,7 @@ class StateRows:
         columns["key"] = _struct(self._keys.schema, keys)
         columns["key_group"] = pa.array(groups.astype(np.int32))
         columns["expires_at_ms"], rows = split_expiry(entries, self._descriptor.name)
-        numbers = self._versions(rows)
+        numbers = row_versions(rows, self._descriptor.name)
         columns["schema_version"] = pa.array(numbers.astype(np.int32))
         if self._read is not None:
             columns["value"] = self._read(rows).to_struct_array()
@@ -126,12 +126,6 @@ class StateRows:
         columns = {"position": pa.array(positions), "next_position": pa.array(next_positions)}
         return groups[elements], rests.filter(mask), entries.filter(mask), columns
 
-    def _versions(self, rows: pa.Array) -> Array:
-        offsets, raw = binary_views(rows)
-        if (np.diff(offsets) < 2).any() or (raw[offsets[:-1]] != FORMAT).any():
-            raise CorruptFile(f"state {self._descriptor.name!r}: an entry does not begin with a row's header")
-        return raw[offsets[:-1] + 1]
-
     def to_entries(self, table: pa.Table) -> Located:
         keys = self._keys.encode(keys_of(table))
         rests, lists = keys, None
@@ -156,7 +150,7 @@ class StateRows:
                 rows = pc.coalesce(encoded, rows)
         else:
             rows = encoded
-        if rows.null_count or (self._versions(rows) != _longs(table, "schema_version")).any():
+        if rows.null_count or (row_versions(rows, self._descriptor.name) != _longs(table, "schema_version")).any():
             raise CorruptFile(
                 f"state {self._descriptor.name!r}: a row has another schema version than its column schema_version says"
             )

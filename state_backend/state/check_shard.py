@@ -8,7 +8,7 @@ a shard of any size.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,7 +20,6 @@ from state_backend.adapters.rocks import RocksStore
 from state_backend.formats.arrow_columns import Array, Fixed, Mask, binary_views, concatenate, cut
 from state_backend.formats.hash_columns import xxh64
 from state_backend.formats.key_columns import KeyColumns
-from state_backend.formats.row_codec import FORMAT
 from state_backend.formats.row_columns import RowColumns
 from state_backend.formats.spark_hash import key_groups as key_groups_of
 from state_backend.formats.types import parse_struct
@@ -35,6 +34,7 @@ from state_backend.state.entry_columns import (
     numbers_at,
     packed_times,
     parts_of,
+    row_versions,
     split_expiry,
     split_timers,
 )
@@ -68,21 +68,12 @@ def verify_shard(
     except CairnError as error:
         return 0, [f"shard {manifest.shard}: {error}"]
     try:
-        for stored, entries in _batches(store):
-            check.look_at(stored, entries)
+        for stored, entries in store.chunks(b"", None, rows=_BATCH_ROWS, most_bytes=_BATCH_BYTES):
+            check.look_at(pa.array(stored, pa.binary()), pa.array(entries, pa.binary()))
     except CairnError as error:
         check.found(str(error))
     check.compare()
     return check.entries, check.findings
-
-
-def _batches(store: RocksStore) -> Iterator[tuple[pa.Array, pa.Array]]:
-    start, ended = b"", False
-    while not ended:
-        keys, values, ended = store.read_range(start, None, rows=_BATCH_ROWS, most_bytes=_BATCH_BYTES)
-        if keys:
-            yield pa.array(keys, pa.binary()), pa.array(values, pa.binary())
-            start = keys[-1] + b"\x00"
 
 
 class _OpenList(NamedTuple):
@@ -189,34 +180,14 @@ class _Check:
 
     def _values(self, state: _State, groups: Groups, rests: pa.Array, entries: pa.Array) -> None:
         """Check that each entry decodes with its schema version, and note which expiry-index keys must exist."""
-        offsets, raw = binary_views(entries)
-        lengths = np.diff(offsets)
-        marks = np.where(lengths > 0, raw[np.minimum(offsets[:-1], len(raw) - 1)] if len(raw) else 0, 0)
-        expiring = marks == layout.EXPIRING
-        whole = ((marks == layout.PLAIN) | (expiring & (lengths >= 9))) & (lengths >= 2)
-        if not whole.all():
-            at = int(np.flatnonzero(~whole)[0])
-            self.found(
-                f"state {state.name!r}: an entry begins with {entries[at].as_py()[:9].hex() or 'nothing'}, expected 01 or 02"
-            )
-            mask = pa.array(whole)
-            groups, rests, entries, expiring = groups[whole], rests.filter(mask), entries.filter(mask), expiring[whole]
-            if not len(rests):
-                return
         times, rows = split_expiry(entries, state.name)
+        expiring = mask_of(times.is_valid())
         if expiring.any():
             packed = packed_times(np.asarray(times.drop_null()))
             state_id = Fixed(np.void(bytes([state.descriptor.state_id])))
             indexed = concatenate(len(times) - times.null_count, [packed, state_id, rests.filter(pa.array(expiring))])
             _add(self._expiry_balance, groups[expiring], xxh64(indexed, 0))
-        self._rows(state, rows)
-
-    def _rows(self, state: _State, rows: pa.Array) -> None:
-        offsets, raw = binary_views(rows)
-        if (np.diff(offsets) < 2).any() or (raw[offsets[:-1]] != FORMAT).any():
-            self.found(f"state {state.name!r}: an entry does not begin with a row's header")
-            return
-        versions = raw[offsets[:-1] + 1]
+        versions = row_versions(rows, state.name)
         for version in np.unique(versions).tolist():
             codec = state.codecs.get(version)
             if codec is None:

@@ -25,6 +25,7 @@ from state_backend.formats.arrow_columns import (
     valid_rows,
 )
 from state_backend.formats.hash_columns import xxh64
+from state_backend.formats.row_codec import FORMAT
 from state_backend.state import layout
 from state_backend.values.errors import CorruptFile
 
@@ -185,6 +186,14 @@ def split_expiry(entries: pa.Array, name: str) -> tuple[pa.Array, pa.Array]:
     times[expiring] = expiries(some, name)
     rows = without_expiry(some)
     return pa.array(times, mask=~expiring), rows if expiring.all() else pc.replace_with_mask(entries, mask, rows)
+
+
+def row_versions(rows: pa.Array, name: str) -> npt.NDArray[np.uint8]:
+    """Return the schema version of each encoded row."""
+    offsets, raw = binary_views(rows)
+    if (np.diff(offsets) < 2).any() or (raw[offsets[:-1]] != FORMAT).any():
+        raise CorruptFile(f"state {name!r}: an entry does not begin with a row's header")
+    return raw[offsets[:-1] + 1]
 
 
 def bytes_in(column: pa.Array) -> int:

@@ -56,16 +56,11 @@ def find_keys(
     found: dict[bytes, bool] = {}
     for state_id in [*(descriptor.state_id for descriptor in states), layout.TIMERS]:
         start = layout.prefix(key_group, state_id)
-        end, ended = layout.after(start), False
-        while not ended:
-            stored, _, ended = store.read_range(start, end)
-            if not stored:
-                break
+        for stored, _ in store.chunks(start, layout.after(start)):
             rests = pa.array([stored_key[3:] for stored_key in stored], pa.binary())
             offsets = binary_views(rests)[0].astype(np.int64)
             sizes = keys.decode_prefix(rests)[1]
             for key in {*cut(rests.buffers()[2], offsets[:-1], offsets[:-1] + sizes).to_pylist()}:
                 if key not in found:
                     found[key] = wanted(key)
-            start = stored[-1] + b"\x00"
     return {key for key, is_wanted in found.items() if is_wanted}
