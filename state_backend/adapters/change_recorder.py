@@ -30,7 +30,7 @@ class ChangeRecorder:
         self._limit_bytes = limit_bytes
         self._net: dict[bytes, bytes | None] = {}
         self._ranges: list[tuple[bytes, bytes]] = []
-        self._new_ranges: list[tuple[bytes, bytes]] = []
+        self._applied_ranges = 0
         # Upper bound of the bytes of entries in memory. It may be too high, because each write of the same key adds to
         # it. When it exceeds 16 MiB, `write` counts all bytes again and stores the exact number here.
         self._held_bytes = 0
@@ -54,7 +54,6 @@ class ChangeRecorder:
     def delete_range(self, start: bytes, end: bytes) -> None:
         if not self._given_up and start < end:
             self._ranges.append((start, end))
-            self._new_ranges.append((start, end))
 
     def content_bytes(self) -> int | None:
         self._forget_deleted()
@@ -78,15 +77,15 @@ class ChangeRecorder:
 
     def _forget_deleted(self) -> None:
         """Remove the entries that new range deletions cover: all ranges together, because each call sorts entries."""
-        if not self._new_ranges:
+        if self._applied_ranges == len(self._ranges):
             return
         keys = sorted(self._net)
-        for start, end in self._new_ranges:
+        for start, end in self._ranges[self._applied_ranges :]:
             for key in keys[bisect_left(keys, start) : bisect_left(keys, end)]:
                 self._net.pop(key, None)
             if self._spilled is not None:
                 self._spilled.delete_range(start, end)
-        self._new_ranges.clear()
+        self._applied_ranges = len(self._ranges)
 
     def _spill(self) -> None:
         """Move the entries from memory to a RocksDB in the folder, or give up above `limit_bytes`."""

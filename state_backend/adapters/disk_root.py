@@ -35,14 +35,12 @@ class DiskRoot:
 
     @contextmanager
     def folder(self, folder: str, *, make: bool = False) -> Iterator[int]:
-        """Open a folder of the root for the block."""
         names = (*self._own, *folder.split("/")) if folder else self._own
         with no_follow.closing(self._open(names, make)) as descriptor:
             yield descriptor
 
     @contextmanager
     def above(self) -> Iterator[int]:
-        """Open the folder that holds the root, for the block."""
         descriptor = self._open(self._own[:-1], False) if self._own else no_follow.open_root(self.path.parent)
         with no_follow.closing(descriptor):
             yield descriptor

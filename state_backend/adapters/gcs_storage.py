@@ -149,7 +149,6 @@ _KEYS: dict[str, Callable[..., Credentials]] = {
 
 
 def credentials_in(key_file: str) -> Credentials:
-    """Return the credentials in a key file, independent of the environment."""
     try:
         key = json.loads(Path(key_file).read_bytes())
         return _KEYS[key["type"]](key, scopes=SCOPES)

@@ -216,7 +216,6 @@ class LocalStorage:
         return replace(handle, path=path)
 
     def _link_file(self, source: LocalStorage, handle: Handle, into: int, name: str, doing: str) -> bool:
-        """Hard-link a file of another root to a new name in this root."""
         file = source._root.file(handle.path)
         for _ in verify_chunks(read_chunks(file, source._doing("read", handle.path)), handle, url=source.url):
             pass
@@ -370,7 +369,6 @@ class LocalStorage:
 
 @contextmanager
 def _temp_name(temps: int) -> Iterator[str]:
-    """Yield a name for a new file, and delete the name after the block."""
     name = f"{uuid4().hex}.part"
     try:
         yield name

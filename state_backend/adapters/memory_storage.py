@@ -49,14 +49,12 @@ def forget_memory(url: str) -> None:
         _memories.pop(name, None)
 
 
-def _system_ms() -> int:
-    return time.time_ns() // 1_000_000
-
-
 class MemoryStorage:
     lists_what_is_there = True
 
-    def __init__(self, url: str = "memory://", *, now_ms: Callable[[], int] = _system_ms) -> None:
+    def __init__(
+        self, url: str = "memory://", *, now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000
+    ) -> None:
         self.url = url
         self._now_ms = now_ms
         self._prefix = ""

@@ -61,8 +61,6 @@ R = TypeVar("R")
 
 @frozen
 class Patience:
-    """Time limits of requests and their retries, in seconds."""
-
     deadline_s: float = 180.0
     # A refusal is repeated for this time where a new permission takes effect late.
     permission_s: float = 30.0
@@ -73,7 +71,6 @@ class Patience:
     longest_delay_s: float = 20.0
 
     def delay_s(self, repeats: int) -> float:
-        """Return a random delay before the next retry."""
         return uniform(0, min(self.first_delay_s * 2.0 ** min(repeats, 30), self.longest_delay_s))
 
 
@@ -138,8 +135,6 @@ Refusal = tuple[type[CairnError], str]
 
 @frozen
 class Failure:
-    """What the error of a request means."""
-
     said: str
     kind: Literal["absent", "no bucket", "precondition", "other", "unknown"] = "other"
     # How long a repeat may help.
@@ -355,8 +350,6 @@ class ObjectStore:
 
 
 class ChecksumStore(ObjectStore):
-    """An object store whose listings leave out the checksums that it keeps."""
-
     def checksum(self, path: str) -> int | None:
         found = look(self.cloud, path, f"read the checksum of {path!r} of {self.url}")
         return None if found is None else found.crc32c
@@ -376,7 +369,6 @@ def _pages(cloud: Cloud, start: str, doing: str, *, delimiter: str = "", limit: 
 
 
 def look(cloud: Cloud, path: str, doing: str) -> Found | None:
-    """Return the metadata of a file, or None if it is absent."""
     try:
         found = send(cloud, doing, cloud.head, path)
     except NotFound:
@@ -417,7 +409,6 @@ def _delete(cloud: Cloud, path: str, generation: int, doing: str) -> bool:
 
 
 def _write(cloud: Cloud, path: str, chunks: Iterable[bytes], generation: int, doing: str) -> Handle:
-    """Write a file, a large one in parts."""
     cloud.name(path)
     pieces, write = pieces_of(chunks, cloud.part_bytes), Write()
     data, whole = next(pieces)

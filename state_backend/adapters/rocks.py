@@ -181,7 +181,6 @@ class Stride:
         self._size_bytes, self._most = size_bytes, most
 
     def seen(self, rows: int, size_bytes: int) -> None:
-        """Adapt the size of the next read to the read just done."""
         fitting = self._size_bytes * rows // size_bytes if size_bytes else self._most
         self.rows = max(1, min(4 * self.rows, fitting, self._most))
 
@@ -193,7 +192,7 @@ class RocksStore:
     """
 
     def __init__(self, directory: Path, options: EngineOptions = EngineOptions(), *, partial: bool = False) -> None:
-        """Open the store in `directory`, or create an empty store there. If `partial`, SSTs may be missing."""
+        """Open the store, or create an empty one. If `partial`, SSTs may be missing."""
         self.directory = directory
         self.recorder: Recorder | None = None
         self._options = options
@@ -473,12 +472,10 @@ class RocksStore:
         return runs
 
     def range_deletions(self) -> int:
-        """Return the number in the files, which `compact` removes."""
         with self._reading:
             return self._table_properties("")["# range deletions"]
 
     def _table_properties(self, level: str) -> dict[str, int]:
-        """Return RocksDB's table properties, summed over files."""
         table = self._db.property_value(f"rocksdb.aggregated-table-properties{level}") or ""
         return {name: int(number) for name, number in _TABLE_PROPERTIES.findall(table)}
 
@@ -553,7 +550,10 @@ class RocksStore:
             for sst in ssts:
                 _link_or_copy(self.directory / sst.name, sst)
             folder = self._metadata.folder if self._metadata is not None else self.directory
-            small = [shutil.copyfile(folder / name, destination / name) for name in _needed_files(folder)]
+            small = [
+                shutil.copyfile(folder / name, destination / name)
+                for name in ("CURRENT", _manifest_in(folder), "rocksdict-config.json")
+            ]
         return ssts, small
 
     def close(self) -> None:
@@ -609,10 +609,6 @@ def _link_or_copy(source: Path, destination: Path) -> None:
         if error.errno not in (errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP, errno.EXDEV):
             raise
         shutil.copyfile(source, destination)
-
-
-def _needed_files(folder: Path) -> list[str]:
-    return ["CURRENT", _manifest_in(folder), "rocksdict-config.json"]
 
 
 def _manifest_in(folder: Path) -> str:

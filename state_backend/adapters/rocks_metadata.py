@@ -51,7 +51,6 @@ class BorrowedMetadata:
 
 
 def borrow_metadata(directory: Path, memory: str | None) -> BorrowedMetadata | None:
-    """Move the RocksDB metadata files of a store to a new folder in memory."""
     if memory is None:
         return None
     try:

@@ -15,8 +15,6 @@ from state_backend.values.hide_secrets import hide
 
 @frozen
 class Scheme:
-    """A kind of storage."""
-
     # The adapter's module. It has `open_url(url, *, credentials=None) -> Storage`.
     module: str
     # The form of the URLs, for messages. None if messages do not offer this kind.
@@ -68,7 +66,6 @@ def scheme_of(url: str) -> Scheme | None:
 
 
 def check_url(url: str) -> Scheme:
-    """Return the kind of storage that a URL or an absolute path names."""
     if hide(url) != url:
         raise UsageError(
             f"the storage URL {hide(url)!r} contains credentials, which messages, commands and records would show\n"

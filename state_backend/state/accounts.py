@@ -37,7 +37,6 @@ class Accounts:
                 self._totals[name] += count
 
     def entries(self, name: str, key_group: int | None = None) -> int:
-        """Return the number of entries of a state, in one key group or in all."""
         return self._totals.get(name, 0) if key_group is None else self._counts.get((key_group, name), 0)
 
     def key_groups(self, name: str | None = None) -> list[int]:
@@ -45,7 +44,6 @@ class Accounts:
         return sorted({group for (group, of), count in self._counts.items() if count and name in (None, of)})
 
     def change(self, key_group: int, name: str, digest: int, count: int, size_bytes: int) -> None:
-        """Add differences to the account of a key group."""
         self._sizes[key_group] += size_bytes
         self._digests[key_group] += digest
         self._counts[key_group, name] += count

@@ -180,7 +180,6 @@ def keys_of(table: pa.Table) -> list[pa.Array]:
 
 
 def check_ascending(groups: Array, rests: pa.Array, before: tuple[int, bytes] | None, name: str) -> tuple[int, bytes]:
-    """Check that rows ascend strictly by key group and stored key."""
     first = (int(groups[0]), rests[0].as_py())
     risen = groups[1:] > groups[:-1]
     later = mask_of(pc.greater(rests[1:], rests[:-1]))

@@ -293,7 +293,6 @@ _U64_ZERO = np.uint64(0)
 
 
 def _add(sums: Sums, groups: Groups, hashes: Sums) -> None:
-    """Add each hash to the sum of its key group, modulo 2^64."""
     if len(groups):
         starts = np.concatenate([[0], np.flatnonzero(groups[1:] != groups[:-1]) + 1])
         sums[groups[starts]] += np.add.reduceat(hashes, starts)

@@ -40,7 +40,6 @@ def stored_keys(key_groups: Groups, state_id: int, keys: pa.Array, suffix: bytes
 
 
 def parts_of(stored: pa.Array) -> tuple[Groups, npt.NDArray[np.uint8], pa.Array]:
-    """Split stored keys into key groups, state ids, and the bytes that follow both in each stored key."""
     offsets, raw = binary_views(stored)
     starts = offsets[:-1]
     groups = (raw[starts].astype(np.uint16) * 256 + raw[starts + 1]).astype(np.uint16)
@@ -71,7 +70,6 @@ def indexed_timers(index_keys: pa.Array) -> tuple[pa.Array, Int64s]:
 
 
 def packed_times(times_ms: Array) -> Fixed:
-    """Encode each time, a signed 64-bit integer, as 8 bytes that sort by time."""
     return Fixed((times_ms.astype(np.int64).view(np.uint64) ^ np.uint64(1 << 63)).astype(">u8"))
 
 
@@ -189,7 +187,6 @@ def split_expiry(entries: pa.Array, name: str) -> tuple[pa.Array, pa.Array]:
 
 
 def row_versions(rows: pa.Array, name: str) -> npt.NDArray[np.uint8]:
-    """Return the schema version of each encoded row."""
     offsets, raw = binary_views(rows)
     if (np.diff(offsets) < 2).any() or (raw[offsets[:-1]] != FORMAT).any():
         raise CorruptFile(f"state {name!r}: an entry does not begin with a row's header")

@@ -74,12 +74,10 @@ def pack_time(time_ms: int) -> bytes:
 
 
 def later(time_ms: int, duration_ms: int) -> int:
-    """Return the sum of a time and a duration, but at most the greatest time that can be stored."""
     return min(time_ms + duration_ms, MAX_TIME_MS)
 
 
 def unpack_time(data: bytes) -> int:
-    """Decode a time that `pack_time` encoded, in milliseconds since the epoch. It may be negative."""
     time_ms: int = _U64.unpack(data)[0]
     return time_ms - _SIGN
 
@@ -123,7 +121,6 @@ def is_positions(data: bytes) -> bool:
 
 
 def with_expiry(row: bytes, expiry_ms: int) -> bytes:
-    """Return an entry whose row is readable until `expiry_ms`, in milliseconds since the epoch."""
     return _EXPIRY.pack(EXPIRING, expiry_ms) + row
 
 
@@ -183,7 +180,6 @@ def seed_of(state_name: str) -> int:
 
 
 def entry_hash(seed: int, rest: bytes, entry: bytes) -> int:
-    """Return the XXH64 hash of one entry, which the digest sums up."""
     if len(entry) > _COPIED_BYTES:
         whole = xxhash.xxh64(rest, seed)
         whole.update(entry)

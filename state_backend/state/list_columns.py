@@ -20,8 +20,6 @@ _META_BYTES = layout.record_bytes(b"", layout.pack_positions(0, 0))
 
 
 class ListColumns(StateColumns):
-    """A list state of a batch of keys."""
-
     def get(self, wanted: Places) -> tuple[pa.Table, Int64s]:
         rows, owners = self._elements(wanted)
         there = rows.is_valid()
@@ -170,7 +168,6 @@ class ListColumns(StateColumns):
 
 
 def _ranges(owners: Places, first: Positions, next_: Positions) -> tuple[Places, Positions]:
-    """Return every position of several lists, and the index in the batch of the key that each position belongs to."""
     counts = np.maximum(next_ - first, 0)
     begins = np.cumsum(counts) - counts
     return np.repeat(owners, counts), np.arange(counts.sum()) + np.repeat(first - begins, counts)

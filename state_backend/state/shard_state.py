@@ -259,7 +259,6 @@ class ShardState:
         return [self.cache[key] for key in wanted]
 
     def write(self, stored_key: bytes, entry: bytes | None) -> None:
-        """Replace an entry; None removes it."""
         cache = self.cache
         if stored_key not in self.before:
             self.before[stored_key] = cache.get(stored_key, UNREAD)

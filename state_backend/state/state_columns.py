@@ -123,7 +123,6 @@ class EntryColumns:
         self._index(groups, rests, old, new)
 
     def _index(self, groups: Groups, rests: pa.Array, old: pa.Array, new: pa.Array) -> None:
-        """Update the index of replaced entries."""
         for entries, data in ((old, None), (new, b"")):
             expiring = is_expiring(entries)
             if expiring.any():
@@ -134,8 +133,6 @@ class EntryColumns:
 
 
 class StateColumns(EntryColumns):
-    """Entries of one declared state, whose values are Arrow rows."""
-
     def __init__(self, shard: ShardState, descriptor: StateDescriptor) -> None:
         super().__init__(shard, descriptor.name, descriptor.state_id)
         version = descriptor.versions[-1]
@@ -182,7 +179,6 @@ def _differ(old: pa.Array, new: pa.Array) -> Mask:
 
 
 def offsets_of(owners: Places, wanted: Places) -> Int64s:
-    """Return the offsets at which each wanted key's rows begin."""
     return np.append(np.searchsorted(owners, wanted), len(owners)).astype(np.int64)
 
 
@@ -216,14 +212,12 @@ class ValueColumns(StateColumns):
         return self._table(rows), mask_of(rows.is_valid())
 
     def write(self, rows: pa.Table, cleared: Mask | None = None) -> None:
-        """Replace the values of all keys of the last `read`."""
         new = self._entries(rows)
         if cleared is not None:
             new = pc.if_else(pa.array(cleared), pa.scalar(None, pa.binary()), new)
         self._write(new)
 
     def clear(self, cleared: Mask) -> None:
-        """Remove the values of some keys of the last `read`."""
         self._write(pc.if_else(pa.array(cleared), pa.scalar(None, pa.binary()), self._old))
 
     def _write(self, new: pa.Array) -> None:

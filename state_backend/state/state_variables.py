@@ -52,8 +52,6 @@ class _KeyedState:
 
 
 class ValueState(_KeyedState):
-    """Value state: one row per key."""
-
     kind = "value"
     __slots__ = ()
 
@@ -135,7 +133,6 @@ class ListState(_KeyedState):
         self._write(base, 0, 0, next_, rows)
 
     def append_value(self, newState: Any) -> None:  # PySpark's parameter name: callers may pass it by keyword
-        """Append one element to the list. The cost does not depend on the length of the list."""
         # For one element, this code does the same as `_write`. For speed, it repeats the code of the shard's methods
         # `read`, `write_new` and `write_unaccounted` instead of calling them.
         row = self._encode(newState)
@@ -218,7 +215,6 @@ class MapState(_KeyedState):
         return any(layout.visible(entry, shard.now_ms) is not None for entry in entries)
 
     def get_value(self, key: Any) -> tuple[Any, ...] | None:
-        """Return the value of a user key; None if the user key has no value or the value has expired."""
         row = layout.visible(self._shard.read(self._stored_key() + self._user_keys.encode(key)), self._shard.now_ms)
         return None if row is None else self._decode(row)
 

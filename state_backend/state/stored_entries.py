@@ -173,5 +173,4 @@ def _names_of(states: Iterable[StateDescriptor]) -> Names:
 
 
 def ascend(keys: Sequence[bytes]) -> bool:
-    """Return True if no key is less than the key before."""
     return all(map(le, keys, islice(keys, 1, None)))

@@ -163,7 +163,6 @@ class TimerColumns(EntryColumns):
         return found.take(pa.array(np.cumsum(doubtful) - 1, mask=~doubtful))
 
     def _latest_ms(self, group: int) -> int:
-        """Return a time after which the key group has no timer."""
         start = layout.prefix(group, layout.TIMER_INDEX)
         end = layout.after(start)
         assert end is not None
