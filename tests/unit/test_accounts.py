@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from state_backend.shard.consolidation import count_bytes
+from state_backend.state import stored_entries
 from state_backend.state.accounts import Accounts
+from state_backend.state.state_variables import ListState, MapState, ValueState
+from state_backend.state.timers import register_timer
 from state_backend.values.errors import InvariantViolated
 from state_backend.values.records import KeyGroupState
+from tests.support.shards import KEYS, STATES, open_state
 
 
 def group(number: int, size_bytes: int | None, digest: int = 7, **entries: int) -> KeyGroupState:
@@ -47,3 +54,32 @@ def test_an_account_that_can_not_be_is_refused(count: int, says: str) -> None:
     accounts.change(3, "total", 0, count, 0)
     with pytest.raises(InvariantViolated, match=says):
         accounts.states()
+
+
+@pytest.mark.parametrize("removed_at_once", [3, 10_000])
+def test_a_dropped_state_takes_its_bytes_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, removed_at_once: int
+) -> None:
+    monkeypatch.setattr(stored_entries, "_REMOVED_ENTRIES", removed_at_once)
+    state = open_state(tmp_path, now_ms=0)
+    for user in range(8):
+        state.set_key(user % 2, KEYS.encode((str(user),)))
+        register_timer(state, user)
+        for ttl in ("", "_ttl"):
+            ValueState(state, f"value{ttl}").update((user, None))
+            for n in range(3):
+                ListState(state, f"list{ttl}").append_value((n, "x"))
+                MapState(state, f"map{ttl}").update_value((str(n),), (n, "x"))
+        if user == 0:
+            ListState(state, "list").put([])  # Only its bounds are left.
+    state.flush()
+    left = {d.name for d in STATES}
+    for descriptor in STATES:
+        state.stored.drop(descriptor)
+        left.discard(descriptor.name)
+        groups = state.key_group_states()
+        assert {name for group in groups for name in group.entries} == {*left, "$timers"}
+        assert count_bytes(state.store, [replace(group, size_bytes=None) for group in groups]) == groups
+        assert {key[2] for key, _ in state.store.scan(b"", None)} >= {d.state_id for d in STATES if d.name in left}
+    assert len(list(state.store.scan(b"", None))) == 8 * 2
+    state.store.close()
