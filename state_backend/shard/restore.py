@@ -31,16 +31,6 @@ from state_backend.values.records import KeyGroupState, ShardManifest
 
 
 @frozen
-class RestorePlan:
-    """Plan of the restore of one shard, whose key groups are the range, from the manifests of a checkpoint."""
-
-    # The manifest whose files are opened; None: the shard starts empty.
-    first: ShardManifest | None
-    clip: bool
-    others: tuple[ShardManifest, ...]
-
-
-@frozen
 class RestoredShard:
     """Open store with the state of its range, and the manifest that it was opened from."""
 
@@ -56,23 +46,14 @@ class RestoredShard:
     cached_bytes: int = 0
 
 
-def plan_restore(target: KeyGroupRange, manifests: Sequence[ShardManifest]) -> RestorePlan:
-    """Plan which manifests a shard is restored from, and how.
+def plan_restore(target: KeyGroupRange, manifests: Sequence[ShardManifest]) -> list[ShardManifest]:
+    """Return the manifests with key groups of `target`: first the one to open, then those to copy entries from.
 
-    The plan's `first`, whose files are opened, is the manifest with the most key groups of `target`. If two manifests
-    have equally many, `first` is the manifest with fewer key groups outside of `target`.
+    The first is the manifest with the most key groups of `target`. If two manifests have equally many, the first is the
+    manifest with fewer key groups outside of `target`.
     """
-    overlapping = [(m, i) for m in manifests if (i := m.key_groups.intersect(target)) is not None]
-    if not overlapping:
-        return RestorePlan(first=None, clip=False, others=())
-    first, wanted = max(
-        overlapping, key=lambda o: (len(o[1]), len(o[1]) / len(o[0].key_groups), -o[0].key_groups.first)
-    )
-    return RestorePlan(
-        first=first,
-        clip=wanted != first.key_groups,
-        others=tuple(m for m, _ in overlapping if m is not first),
-    )
+    wanted = [(len(i), len(i) / len(m.key_groups), m) for m in manifests if (i := m.key_groups.intersect(target))]
+    return [m for *_, m in sorted(wanted, key=lambda w: (w[0], w[1], -w[2].key_groups.first), reverse=True)]
 
 
 def restore_shard(
@@ -89,22 +70,22 @@ def restore_shard(
 
     If `partial` is set, the manifests may lack SSTs that RocksDB's MANIFEST lists. Reads must not need these SSTs.
     """
-    plan = plan_restore(target, manifests)
+    found = plan_restore(target, manifests)
     states = tuple(s for m in manifests for s in m.key_group_states if s.key_group in target)
     states = tuple(sorted(states, key=lambda s: s.key_group))
-    if plan.first is None:
+    if not found:
         return RestoredShard(store=RocksStore(directory, options), key_group_states=())
+    first, *others = found
     try:
-        downloaded_bytes, cached_bytes = fetch(plan.first, storage, directory, cache)
+        downloaded_bytes, cached_bytes = fetch(first, storage, directory, cache)
         store = RocksStore(directory, options, partial=partial)
     except BaseException:
         shutil.rmtree(directory, ignore_errors=True)
         raise
     try:
-        if plan.clip:
-            _clip(store, target)
-        _replay(plan.first, directory, store, target)
-        for n, other in enumerate(plan.others):
+        _clip(store, first.key_groups, target)
+        _replay(first, directory, store, target)
+        for n, other in enumerate(others):
             beside = directory.with_name(f"{directory.name}.from-{n}")
             try:
                 fetched = fetch(other, storage, beside, cache)
@@ -121,8 +102,8 @@ def restore_shard(
     return RestoredShard(
         store=store,
         key_group_states=states,
-        opened=plan.first,
-        base=plan.first if plan.first.key_groups == target else None,
+        opened=first,
+        base=first if first.key_groups == target else None,
         downloaded_bytes=downloaded_bytes,
         cached_bytes=cached_bytes,
     )
@@ -194,9 +175,10 @@ def _inside(directory: Path, name: str) -> Path:
     return directory / name
 
 
-def _clip(store: RocksStore, target: KeyGroupRange) -> None:
+def _clip(store: RocksStore, held: KeyGroupRange, target: KeyGroupRange) -> None:
     start, end = key_group_bounds(target.first, target.last)
-    if start > b"\x00\x00":
+    if held.first < target.first:
         store.delete_range(b"", start)
-    if end is not None:
+    if held.last > target.last:
+        assert end is not None
         store.delete_range(end, b"\xff" * 64)

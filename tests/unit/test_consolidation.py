@@ -299,6 +299,8 @@ def test_layouts_change_in_a_history(tmp_path: Path) -> None:
             assert shared == opened
         if (before, parallelism) == (2, 1):
             assert batch.uploaded_bytes < 1.1 * max(sizes)
+            with history.restored(0, 1, cache=cache) as restored:
+                assert restored.store.range_deletions() == 0  # no key group was outside of the new shard
         assert batch.merged == ()
         check_state(history)
 

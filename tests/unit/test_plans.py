@@ -145,20 +145,13 @@ def test_only_an_inline_segment_at_the_end_is_taken_over() -> None:
 def test_the_best_handle_is_opened(target: tuple[int, int], opened: tuple[int, int]) -> None:
     """F70, with Flink's golden cases: most of the range first; of equals, the one of which the larger part is wanted."""
     handles = [manifest(0, 3), manifest(4, 7), manifest(8, 12)]
-    plan = plan_restore(KeyGroupRange(first=target[0], last=target[1]), handles)
-    assert plan.first is not None
-    assert (plan.first.key_groups.first, plan.first.key_groups.last) == opened
     wanted = KeyGroupRange(first=target[0], last=target[1])
-    assert {m.key_groups.first for m in plan.others} == {
-        m.key_groups.first for m in handles if m is not plan.first and m.key_groups.intersect(wanted)
+    first, *others = plan_restore(wanted, handles)
+    assert (first.key_groups.first, first.key_groups.last) == opened
+    assert {m.key_groups.first for m in others} == {
+        m.key_groups.first for m in handles if m is not first and m.key_groups.intersect(wanted)
     }
-
-
-def test_one_handle_is_clipped_only_if_it_holds_more() -> None:
-    assert plan_restore(KeyGroupRange(first=0, last=3), [manifest(0, 3)]).clip is False
-    assert plan_restore(KeyGroupRange(first=1, last=3), [manifest(0, 3)]).clip is True
-    assert plan_restore(KeyGroupRange(first=0, last=7), [manifest(0, 3), manifest(4, 7)]).clip is False
-    assert plan_restore(KeyGroupRange(first=0, last=3), []).first is None
+    assert plan_restore(wanted, []) == []
 
 
 @pytest.mark.parametrize("ranges", [[(0, 3)], [(0, 3), (5, 7)], [(0, 4), (4, 7)], [(1, 7)], [(0, 8)]])
