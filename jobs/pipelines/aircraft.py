@@ -11,6 +11,7 @@ import logging
 import os
 import shlex
 from collections.abc import Iterator
+from dataclasses import asdict
 from datetime import UTC, date, datetime, time, timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -70,7 +71,7 @@ def read_flights(spark: SparkSession, interval: Interval) -> tuple[DataFrame, di
         counts += count_flights(flights)
     log.info("flights of %s: files=%d %s", interval, len(files), counts)
     frame = spark.read.schema(READ_SCHEMA).parquet(*(f"file://{path}" for path in paths))
-    return frame.select(*FLIGHT_SCHEMA.names), {"files": files, "counts": counts.to_json()}
+    return frame.select(*FLIGHT_SCHEMA.names), {"files": files, "counts": asdict(counts)}
 
 
 def _days(interval: Interval) -> list[date]:

@@ -22,7 +22,7 @@ import os
 import tempfile
 import zipfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import date, timedelta
 from functools import reduce
 from importlib.util import find_spec
@@ -97,32 +97,16 @@ class FlightCounts:
         return FlightCounts(**{name: getattr(self, name) + getattr(other, name) for name in self.__slots__})
 
     def __str__(self) -> str:
-        return " ".join(f"{name}={count}" for name, count in self.to_json().items())
-
-    def to_json(self) -> dict[str, int]:
-        return {name: getattr(self, name) for name in self.__slots__}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LandedDay:
-    day: date
-    path: Path
-    counts: FlightCounts
-    written: bool
+        return " ".join(f"{name}={count}" for name, count in asdict(self).items())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LandingReport:
-    days: tuple[LandedDay, ...]
+    """What `land` did: `counts` include days whose file existed already; `written` is the number of new files."""
 
-    @property
-    def counts(self) -> FlightCounts:
-        """Return the sum of the counts of all days, including days whose file existed already."""
-        return reduce(FlightCounts.__add__, (d.counts for d in self.days), FlightCounts())
-
-    @property
-    def written(self) -> int:
-        return sum(d.written for d in self.days)
+    days: dict[date, FlightCounts]
+    counts: FlightCounts
+    written: int
 
 
 def count_flights(flights: pa.Table) -> FlightCounts:
@@ -206,26 +190,23 @@ def land(destination: Path, *, first: date, last: date) -> LandingReport:
     days = flights["scheduled_departure"].to_numpy().astype("datetime64[D]")
     if not days[0].item() <= first <= last <= days[-1].item():
         raise SourceError(f"{archive} has the days {days[0]} to {days[-1]}, not all days from {first} to {last}")
-    landed = []
+    counts, written = {}, 0
     for offset in range((last - first).days + 1):
         day = first + timedelta(days=offset)
         begin, end = (
             np.searchsorted(days, np.datetime64(day), "left"),
             np.searchsorted(days, np.datetime64(day), "right"),
         )
-        landed.append(_land_day(destination, day, flights.slice(begin, end - begin).combine_chunks()))
-    report = LandingReport(days=tuple(landed))
+        of_day = flights.slice(begin, end - begin).combine_chunks()
+        counts[day], path = count_flights(of_day), destination / day_file(day)
+        new = not _holds(path, of_day)
+        if new:
+            write_file(path, of_day)
+        written += new
+        log.info("%s %s: %s", day, "landed" if new else "was already landed", counts[day])
+    report = LandingReport(days=counts, counts=reduce(FlightCounts.__add__, counts.values()), written=written)
     log.info("flights of %s to %s in %s: files written=%d %s", first, last, destination, report.written, report.counts)
     return report
-
-
-def _land_day(destination: Path, day: date, flights: pa.Table) -> LandedDay:
-    path, counts = destination / day_file(day), count_flights(flights)
-    written = not _holds(path, flights)
-    if written:
-        write_file(path, flights)
-    log.info("%s %s: %s", day, "landed" if written else "was already landed", counts)
-    return LandedDay(day=day, path=path, counts=counts, written=written)
 
 
 def _holds(path: Path, flights: pa.Table) -> bool:

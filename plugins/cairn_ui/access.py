@@ -35,7 +35,6 @@ class Rights:
         return bool(manager.is_authorized_dag(method="GET", access_entity=entity, details=details, user=self._user))
 
     def may_read(self, ref: PipelineRef) -> bool:
-        """Return True if the user may read the pipeline."""
         if ref.dag_id is not None:
             return self.may_read_dag(ref.dag_id)
         return bool(get_auth_manager().is_authorized_configuration(method="GET", user=self._user))

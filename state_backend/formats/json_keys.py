@@ -20,31 +20,36 @@ _WHOLE = ("byte", "short", "integer", "long")
 _NUMBERS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
-def encode_json_key(text: str, schema: StructType) -> bytes:
-    """Encode a key that is written as JSON, such as `{"origin": "JFK"}`.
+def keys_of_json(text: str, schema: StructType, *, for_spark: bool = False) -> list[tuple[Any, ...]]:
+    """Parse a key that is written as a JSON object, such as `{"origin": "JFK"}`.
 
     In the JSON, binary values are strings of hex digits. Decimals and dates are strings. Timestamps are strings in ISO
-    8601, with a time zone for `timestamp`.
+    8601, with a time zone for `timestamp`. `for_spark` also takes a list of keys, and instants in UTC without a zone.
 
     Raises:
-        UsageError: The text is no JSON object with exactly the key's columns, or a value does not fit its column.
+        UsageError: A key is no JSON object with exactly the key's columns, or a value does not fit its column.
     """
     try:
         given = json.loads(text, parse_float=Decimal)
     except ValueError as error:
         raise UsageError(f"key {text!r} is not JSON: {error}; {_explain_expected(schema)}") from None
-    if not isinstance(given, dict) or given.keys() != {*schema.names}:
+    given = given if for_spark and isinstance(given, list) else [given]
+    if not all(isinstance(one, dict) and one.keys() == {*schema.names} for one in given):
         raise UsageError(f"key {text!r} does not name the key's columns; {_explain_expected(schema)}")
+    codec = KeyCodec(schema)
     try:
-        return KeyCodec(schema).encode(_struct(given, schema))
+        keys = [_struct(one, schema, for_spark) for one in given]
+        for key in keys:
+            codec.encode(key)
     except (StateTypeError, ValueError, TypeError, InvalidOperation) as error:
         raise UsageError(f"key {text!r} does not fit: {error}; {_explain_expected(schema)}") from None
+    return keys
 
 
 def parse_key(text: str, schema: StructType) -> tuple[Any, ...]:
     """Parse a key as a person writes it.
 
-    That is a JSON object as for `encode_json_key`; `column=value` for each column, with commas between them; or only
+    That is a JSON object as for `keys_of_json`; `column=value` for each column, with commas between them; or only
     the value, if the key has one column.
 
     Raises:
@@ -101,30 +106,30 @@ def _explain_expected(schema: StructType) -> str:
     return f"expected {{{columns}}}"
 
 
-def _struct(given: Any, schema: StructType) -> tuple[Any, ...]:
+def _struct(given: Any, schema: StructType, for_spark: bool = False) -> tuple[Any, ...]:
     if not isinstance(given, dict) or given.keys() != {*schema.names}:
         raise ValueError(f"{given!r} is no object with {', '.join(schema.names)}")
-    return tuple(_value(given[field.name], field.type) for field in schema.fields)
+    return tuple(_value(given[field.name], field.type, for_spark) for field in schema.fields)
 
 
-def _value(given: Any, data_type: DataType) -> Any:
+def _value(given: Any, data_type: DataType, for_spark: bool = False) -> Any:
     if given is None:
         return None
     match data_type:
         case StructType():
-            return _struct(given, data_type)
+            return _struct(given, data_type, for_spark)
         case ArrayType(element, _):
             if not isinstance(given, list):
                 raise ValueError(f"{given!r} is no list")
-            return [_value(item, element) for item in given]
+            return [_value(item, element, for_spark) for item in given]
         case DecimalType():
             return Decimal(str(given))
         case AtomicType(name):
-            return _atomic(given, name)
+            return _atomic(given, name, for_spark)
     raise ValueError(f"{data_type} can't be written as JSON")
 
 
-def _atomic(given: Any, name: str) -> Any:
+def _atomic(given: Any, name: str, for_spark: bool) -> Any:
     match name:
         case "float" | "double":
             return _NUMBERS[given] if isinstance(given, str) and given in _NUMBERS else float(given)
@@ -138,6 +143,8 @@ def _atomic(given: Any, name: str) -> Any:
             return date.fromisoformat(given)
         case "timestamp":
             instant = datetime.fromisoformat(given)
+            if instant.tzinfo is None and for_spark:
+                return instant
             if instant.tzinfo is None:
                 raise ValueError(f"{given!r} has no time zone; write it as in 2013-01-02T00:00:00Z")
             return instant.astimezone(UTC).replace(tzinfo=None)  # state has naive datetimes, here in UTC

@@ -31,8 +31,6 @@ Stored = tuple[bytes, bytes]
 
 @frozen
 class SearchedKey:
-    """A key, with its encoded form and its key group."""
-
     values: tuple[Any, ...]
     schema: StructType
     encoded: bytes

@@ -214,7 +214,6 @@ def manifests_of(source: StateSource, storage: Storage) -> list[ShardManifest]:
 
 
 def describe_change(change: EntryChange) -> dict[str, Any]:
-    """Return a differing entry as JSON values."""
     row = {"state": change.state, "change": change.change, "key": plain(change.key)}
     if change.user_key is not None:
         row["user_key"] = plain(change.user_key)

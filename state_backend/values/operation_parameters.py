@@ -66,8 +66,6 @@ class OfPipeline(Operation):
 
 @dataclass(frozen=True, kw_only=True)
 class OfCode(Operation):
-    """Request that needs the pipeline's code."""
-
     code: str = parameter("module:NAME of the Pipeline, as in pipelines.clicks:CLICKS.", env=Variable.CODE)
     pipeline: str | None = parameter(f"Optional check: {SAME_NAME}", None, env=Variable.PIPELINE)
 
@@ -352,8 +350,6 @@ class ReplayKey(OfCode):
 
 @dataclass(frozen=True, kw_only=True)
 class Export(Operation):
-    """Request to write state as Parquet files."""
-
     folder: str = parameter("Empty folder for the files, outside of the pipeline's folder: a path or URL.")
     checkpoint: str = parameter(f"The state: {STATE}.", "latest", option="checkpoint")
     root: str = parameter(
@@ -411,7 +407,6 @@ def to_json(value: Any) -> str:
 
 
 def from_json(kind: type[Any], text: str) -> Any:
-    """Decode a request or a call of a kind."""
     from pydantic import TypeAdapter
 
     return TypeAdapter(kind).validate_json(text)

@@ -227,10 +227,7 @@ def test_what_is_missing_is_said(spark: SparkSession, tmp_path: Path, counted: t
         ({"path": str(root), "state": "total", "checkpoint": "7"}, "no usable checkpoint 7"),
         ({"path": str(tmp_path), "state": "total"}, "is not a savepoint"),
         ({"path": str(root), "state": "total", "key": "ann"}, "is not JSON"),
-        (
-            {"path": str(root), "state": "total", "key": '{"user": [7]}'},
-            "the key does not fit the key columns of pipeline 'counting'",
-        ),
+        ({"path": str(root), "state": "total", "key": '{"user": [7]}'}, "is no text; write it in quotes; expected"),
     ):
         spark.dataSource.register(KeyedState)
         with pytest.raises(Exception, match=says):

@@ -8,6 +8,7 @@ import json
 import logging
 import zipfile
 from collections.abc import Callable
+from dataclasses import asdict
 from datetime import UTC, date, datetime
 from pathlib import Path
 
@@ -83,7 +84,7 @@ def test_the_whole_year_lands_and_each_row_once(year: Path) -> None:
     numbers = [
         n
         for day in report.days
-        for n in pq.ParquetFile(day.path).read(columns=["row_number"])["row_number"].to_pylist()
+        for n in pq.ParquetFile(year / day_file(day)).read(columns=["row_number"])["row_number"].to_pylist()
     ]
     assert sorted(numbers) == list(range(1, 336_777))
 
@@ -176,7 +177,7 @@ def test_position_names_files_and_counts(two_days: Path) -> None:
         }
         for day in (DAY, NEXT)
     ]
-    assert position["counts"] == land(two_days, first=DAY, last=NEXT).counts.to_json()
+    assert position["counts"] == asdict(land(two_days, first=DAY, last=NEXT).counts)
     assert spark.paths == tuple(f"file://{two_days / day_file(day)}" for day in (DAY, NEXT))
 
 

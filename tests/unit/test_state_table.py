@@ -15,13 +15,14 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from cairn.data_sources.state_selection import ReadPlan, parse_keys, parse_numbers, plan_read
+from cairn.data_sources.state_selection import ReadPlan, parse_numbers, plan_read
 from cairn.operations.export_state import export_state
 from cairn.pipeline import Pipeline
 from cairn.spark.session import SessionOnDemand
 from state_backend.adapters.memory_storage import MemoryStorage
 from state_backend.adapters.rocks import EngineOptions, RocksStore
 from state_backend.formats.arrow_columns import arrow_type
+from state_backend.formats.json_keys import keys_of_json
 from state_backend.formats.key_codec import KeyCodec
 from state_backend.formats.row_columns import RowColumns
 from state_backend.formats.spark_hash import key_group
@@ -290,22 +291,21 @@ def test_keys_as_json() -> None:
     )  # fmt: skip
     for key in (values, (None,) * len(values)):
         written = plain(self_describing(codec.decode(codec.encode(key)), codec.schema))
-        (parsed,) = parse_keys(json.dumps(written), schema)
+        (parsed,) = keys_of_json(json.dumps(written), parse_struct(schema))
         assert codec.encode(parsed) == codec.encode(key)
-    schema = struct(("k", "date"), ("n", "long"))
-    assert parse_keys('[{"k": null, "n": 1}, {"n": 2, "k": "2024-01-02"}]', schema) == [
-        (None, 1),
-        (date(2024, 1, 2), 2),
-    ]
+    of = parse_struct(struct(("k", "date"), ("n", "long")))
+    several = '[{"k": null, "n": 1}, {"n": 2, "k": "2024-01-02"}]'
+    assert keys_of_json(several, of, for_spark=True) == [(None, 1), (date(2024, 1, 2), 2)]
     for text, says in (
         ("k", "is not JSON"),
-        ('{"k": null}', "expected a JSON object with k, n"),
-        ('{"k": null, "n": 1, "m": 1}', "expected a JSON object with k, n"),
-        ("7", "expected a JSON object with k, n"),
-        ('{"k": "yesterday", "n": 1}', 'key.k: expected date, not "yesterday"'),
+        ('{"k": null}', "does not name the key's columns; expected"),
+        ('{"k": null, "n": 1, "m": 1}', "does not name the key's columns; expected"),
+        ("7", "does not name the key's columns; expected"),
+        (several, "does not name the key's columns; expected"),
+        ('{"k": "yesterday", "n": 1}', 'does not fit: .*; expected {"k": date, "n": bigint}'),
     ):
         with pytest.raises(UsageError, match=says):
-            parse_keys(text, schema)
+            keys_of_json(text, of)
     assert parse_numbers("3, 5", "shard") == [3, 5]
     with pytest.raises(UsageError, match="shard: expected a number"):
         parse_numbers("3-5", "shard")

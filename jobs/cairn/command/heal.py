@@ -130,8 +130,6 @@ class _Progress:
 
 
 class _Healing:
-    """One call of `cairn heal`."""
-
     def __init__(self, place: _Place, request: Heal, command: str, progress: _Progress, as_json: bool) -> None:
         self.place = place
         self.request = request

@@ -22,8 +22,6 @@ from state_backend.values.hide_secrets import hide_in
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A row of the table of commands."""
-
     name: str
     function: str
     panel: str

@@ -38,7 +38,6 @@ class Terminal:
         self.done = 0
 
     def load(self, request: OfCode) -> Pipeline:
-        """Load the pipeline that the request names. Modules of the current folder can be imported."""
         return check_name(load_code(request.code), request)
 
     def connect(self, pipeline: Pipeline, what: str, *, own_workers: bool = False) -> SparkSession:

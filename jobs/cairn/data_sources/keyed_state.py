@@ -46,11 +46,13 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType, TimestampType
 
 from cairn.data_sources.check_options import check_options
-from cairn.data_sources.state_selection import ReadPlan, parse_keys, parse_numbers, plan_read
+from cairn.data_sources.state_selection import ReadPlan, parse_numbers, plan_read
 from state_backend.adapters.open_storage import open_storage
 from state_backend.adapters.rocks import EngineOptions
 from state_backend.adapters.work_folders import work_folder
 from state_backend.checkpoint.leases import take_lease
+from state_backend.formats.json_keys import keys_of_json
+from state_backend.formats.types import parse_struct
 from state_backend.inspection.checkpoint_names import find_state
 from state_backend.inspection.state_table import Part, StateSource, read_table
 from state_backend.shard.manifest import needed_manifest
@@ -120,7 +122,7 @@ class KeyedState(DataSource):
         keys, groups, shards = given.get("key"), given.get("key_group"), given.get("shard")
         return plan_read(
             content,
-            keys=None if keys is None else parse_keys(keys, content.key_schema),
+            keys=None if keys is None else keys_of_json(keys, parse_struct(content.key_schema), for_spark=True),
             key_groups=None if groups is None else parse_numbers(groups, "key_group"),
             shards=None if shards is None else parse_numbers(shards, "shard"),
         )

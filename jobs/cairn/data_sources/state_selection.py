@@ -8,15 +8,12 @@ The selection comes from options, not from Spark's filters. Spark 4.3 could pass
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
-from datetime import date, datetime
-from decimal import Decimal, InvalidOperation
+from collections.abc import Sequence
 from typing import Any
 
 from state_backend.formats.key_codec import KeyCodec
 from state_backend.formats.spark_hash import key_group as key_group_of
-from state_backend.formats.types import ArrayType, AtomicType, DataType, DecimalType, StructType, parse_struct
+from state_backend.formats.types import parse_struct
 from state_backend.inspection.state_table import WHOLE, Part
 from state_backend.values.errors import StateTypeError, UsageError
 from state_backend.values.frozen import frozen
@@ -73,47 +70,3 @@ def parse_numbers(text: str, what: str) -> list[int]:
         return [int(number) for number in text.split(",")]
     except ValueError:
         raise UsageError(f"{what}: expected a number or numbers with commas between them, not {text!r}") from None
-
-
-def parse_keys(text: str, key_schema: Mapping[str, Any]) -> list[tuple[Any, ...]]:
-    """Parse a key or a list of keys."""
-    schema = parse_struct(key_schema)
-    try:
-        given = json.loads(text)
-    except ValueError as error:
-        raise UsageError(f"key: {text!r} is not JSON: {error}") from None
-    return [_struct(schema, one, "key") for one in (given if isinstance(given, list) else [given])]
-
-
-def _struct(schema: StructType, given: Any, where: str) -> tuple[Any, ...]:
-    if not isinstance(given, dict) or given.keys() != {*schema.names}:
-        raise UsageError(f"{where}: expected a JSON object with {', '.join(schema.names)}, not {json.dumps(given)}")
-    return tuple(_value(field.type, given[field.name], f"{where}.{field.name}") for field in schema.fields)
-
-
-def _value(data_type: DataType, given: Any, where: str) -> Any:
-    """Return a JSON value as the Python type that the key codec takes, such as a date for the text "2013-01-31".
-
-    Types that JSON has itself, such as integers and strings, are returned unchanged. The key codec checks these values.
-    """
-    if given is None:
-        return None
-    try:
-        match data_type:
-            case StructType():
-                return _struct(data_type, given, where)
-            case ArrayType():
-                return [_value(data_type.element, item, where) for item in given]
-            case DecimalType():
-                return Decimal(str(given))
-            case AtomicType("float" | "double"):
-                return float(given)
-            case AtomicType("binary"):
-                return bytes.fromhex(given)
-            case AtomicType("date"):
-                return date.fromisoformat(given)
-            case AtomicType("timestamp" | "timestamp_ntz"):
-                return datetime.fromisoformat(given)
-    except (TypeError, ValueError, InvalidOperation):
-        raise UsageError(f"{where}: expected {data_type}, not {json.dumps(given)}") from None
-    return given

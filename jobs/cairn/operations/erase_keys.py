@@ -38,7 +38,7 @@ from state_backend.checkpoint.prepare_content import ShardAck, prepare, summary_
 from state_backend.checkpoint.rewind import as_restored
 from state_backend.checkpoint.rewrite_outputs import OutputsWithout, exchange_outputs, write_outputs_without
 from state_backend.checkpoint.trials import check_no_trial
-from state_backend.formats.json_keys import encode_json_key
+from state_backend.formats.json_keys import keys_of_json
 from state_backend.formats.key_codec import KeyCodec
 from state_backend.formats.spark_hash import key_group
 from state_backend.formats.types import parse_struct
@@ -93,7 +93,8 @@ def erase_keys(request: Erase, *, dry_run: bool) -> dict[str, Any]:
     check_no_trial(request.root, "erase")
     at = locate(request.root, request.pipeline)
     schema = parse_struct(newest_content(at).key_schema)
-    encoded = list(dict.fromkeys(encode_json_key(text, schema) for text in request.key))
+    encode = KeyCodec(schema).encode
+    encoded = list(dict.fromkeys(encode(key) for text in request.key for key in keys_of_json(text, schema)))
     engine = EngineOptions(cache_dir=None)
     if dry_run:
         found = plan_forget(at, encoded, request, engine)

@@ -25,7 +25,6 @@ from cairn.processors.ready_made import (
     check_length,
     keys_at,
     made_with,
-    times_of,
     type_of_event_time,
     wrong_setting,
 )
@@ -144,7 +143,7 @@ class Funnel(ReadyMade):
         )
 
     def handleBatch(self, batch: KeyedBatch) -> BatchResult:
-        times_of(type(self).__name__, batch, self._handle.event_time)
+        self._times_of(batch)
         found = pc.index_in(whole(batch.rows[self.step]), value_set=self._values)
         chosen = np.flatnonzero(valid_rows(found))
         steps, owners = numbers(found)[chosen].astype(np.int16), batch.key_of_row[chosen]

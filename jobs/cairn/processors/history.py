@@ -20,7 +20,6 @@ from cairn.processors.ready_made import (
     check_free,
     fields_beside_key,
     keys_at,
-    times_of,
     type_of_event_time,
     with_deleted,
     wrong_setting,
@@ -117,7 +116,7 @@ class History(ReadyMade):
         return StructType([*values, StructField(VALID_FROM, of), StructField(VALID_TO, of)])
 
     def handleBatch(self, batch: KeyedBatch) -> BatchResult:
-        times_of(type(self).__name__, batch, self._handle.event_time)
+        self._times_of(batch)
         held = self._changes.get()
         columns = {
             name: pa.concat_arrays([whole(held.rows[name]).cast(batch.rows[name].type), whole(batch.rows[name])])

@@ -34,6 +34,7 @@ class ReadyMade(ArrowProcessor, ABC):
     _states_follow_settings = True
     settings: ClassVar[tuple[str, ...]] = ()
     column_settings: ClassVar[tuple[str, ...]] = ()
+    _handle: Any
 
     def __init_subclass__(cls, **arguments: Any) -> None:
         super().__init_subclass__(**arguments)
@@ -76,6 +77,18 @@ class ReadyMade(ArrowProcessor, ABC):
     def check_pipeline(cls, pipeline: Any) -> None:
         """Check the class attributes when a pipeline is declared. A subclass may compare them with the pipeline."""
         cls.check_settings()
+
+    def _times_of(self, batch: KeyedBatch) -> npt.NDArray[np.int64]:
+        """Return the event times of the rows of a batch, in microseconds. All rows must have one."""
+        column = self._handle.event_time
+        times = whole(batch.rows[column])
+        if times.null_count:
+            row = int(np.argmin(valid_rows(times)))
+            raise ProcessorError(
+                f"{type(self).__name__}: a row of key {key_of_row_text(batch, row)} has no event time: its {column!r} is null; filter or fill such rows in the source"
+            )
+        found: npt.NDArray[np.int64] = numbers(times)
+        return found
 
 
 def _spell(text: Any, names: Sequence[str]) -> Any:
@@ -216,18 +229,6 @@ def within_bounds(times_us: npt.NDArray[np.int64], before_us: Any, after_us: Any
     An event time too close to these years counts as the nearest time that is not.
     """
     return np.clip(times_us, EARLIEST_US + before_us, LATEST_US - after_us)
-
-
-def times_of(owner: str, batch: KeyedBatch, column: str) -> npt.NDArray[np.int64]:
-    """Return the event times of the rows of a batch, in microseconds. All rows must have one."""
-    times = whole(batch.rows[column])
-    if times.null_count:
-        row = int(np.argmin(valid_rows(times)))
-        raise ProcessorError(
-            f"{owner}: a row of key {key_of_row_text(batch, row)} has no event time: its {column!r} is null; filter or fill such rows in the source"
-        )
-    found: npt.NDArray[np.int64] = numbers(times)
-    return found
 
 
 def key_of_row_text(batch: KeyedBatch, row: int) -> str:

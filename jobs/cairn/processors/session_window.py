@@ -17,7 +17,6 @@ from cairn.processors.ready_made import (
     MICROSECOND,
     ceil_ms,
     key_of_row_text,
-    times_of,
     within_bounds,
     wrong_setting,
 )
@@ -112,7 +111,7 @@ class SessionWindow(Windows):
         self._sessions = handle.getMapState(STATE, StructType([StructField(START, self._of_time)]), StructType(values))
 
     def handleBatch(self, batch: KeyedBatch) -> BatchResult:
-        times, gaps = times_of(type(self).__name__, batch, self._handle.event_time), self._gaps(batch)
+        times, gaps = self._times_of(batch), self._gaps(batch)
         starts = within_bounds(times, 0, gaps)
         stored = self._read_stored()
         line = _sessions_of(stored, batch.key_of_row, starts, starts + gaps, self._carried)

@@ -19,7 +19,6 @@ from cairn.processors.ready_made import (
     ceil_ms,
     check_length,
     made_with,
-    times_of,
     within_bounds,
 )
 from cairn.processors.windows import (
@@ -103,7 +102,7 @@ class SlidingWindow(Windows):
             self._put_out = handle.getMapState(PUT_OUT, StructType([StructField(START, self._of_time)]), of_version)
 
     def handleBatch(self, batch: KeyedBatch) -> BatchResult:
-        times = times_of(type(self).__name__, batch, self._handle.event_time)
+        times = self._times_of(batch)
         times = within_bounds(times, self._size, self._size)
         arrivals = self._arrivals(batch)
         cut = rows_by_window(batch.key_of_row, times - (times - self._offset) % self._pane)

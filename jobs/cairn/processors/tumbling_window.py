@@ -17,7 +17,6 @@ from cairn.processors.ready_made import (
     ceil_ms,
     check_length,
     made_with,
-    times_of,
     within_bounds,
 )
 from cairn.processors.windows import (
@@ -85,7 +84,7 @@ class TumblingWindow(Windows):
         self._windows = handle.getMapState(STATE, key, StructType(values))
 
     def handleBatch(self, batch: KeyedBatch) -> BatchResult:
-        times = times_of(type(self).__name__, batch, self._handle.event_time)
+        times = self._times_of(batch)
         times = within_bounds(times, self._size, self._size)
         cut = rows_by_window(batch.key_of_row, times - (times - self._offset) % self._size)
         owners, begins = cut.owners, cut.begins

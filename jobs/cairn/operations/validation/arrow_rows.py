@@ -38,8 +38,6 @@ from state_backend.values.frozen import frozen
 
 @frozen
 class ArrowRows(FailingStore):
-    """Arrow tables, for `Suites`."""
-
     zone: str
 
     def source(self, context: Any) -> Any:

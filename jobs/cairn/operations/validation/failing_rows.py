@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
 @frozen
 class SparkRows(FailingStore):
-    """Tables of Spark, for `Suites`."""
-
     def source(self, context: Any) -> Any:
         return context.data_sources.add_spark("restored_state", persist=False)  # the caller caches the tables
 
