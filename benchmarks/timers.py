@@ -20,7 +20,7 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor, TimerVal
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from cairn.runners.keyed_runner import KeyedRunner
-from cairn.runners.processor_handle import row_maker
+from cairn.runners.processor_handle import Clock, row_maker
 from cairn.runners.user_code import UserCode
 from cairn.shard_jobs.interval import rare_garbage_collection
 from state_backend.adapters.rocks import RocksStore
@@ -112,10 +112,7 @@ def run(keys: int, timers: int) -> None:
                 codec,
                 output,
                 UserCode(interval, "timers"),
-                time_mode="processing",
-                timer_values=values,
-                expired_values=values,
-                due_ms=DUE_MS,
+                Clock(mode="processing", now=values, expired=values, due_ms=DUE_MS),
             )
             return state, runner, output
 

@@ -37,7 +37,7 @@ from cairn.runners.arrow_runner import ArrowRunner
 from cairn.runners.input_rows import KeyedInput, row_slices
 from cairn.runners.keyed_runner import KeyedRunner
 from cairn.runners.output_rows import OutputRows
-from cairn.runners.processor_handle import DeclaringHandle, row_maker
+from cairn.runners.processor_handle import Clock, DeclaringHandle, InputColumns, row_maker
 from cairn.runners.user_code import UserCode
 from cairn.shard_jobs.interval import rare_garbage_collection
 from cairn.spark.ddl import parse_ddl_locally
@@ -294,19 +294,18 @@ class Shard:
         late = LocalParquet(OUTPUT, self._folder / "late.parquet")
         inputs = InputBatches(iter(batches), KeyGroupRange(first=0, last=KEY_GROUPS - 1), None, late)
         values = TimerValues(now_ms, 0)
-        times: Any = {"time_mode": "processing", "timer_values": values, "expired_values": values, "due_ms": now_ms}
+        clock = Clock(mode="processing", now=values, expired=values, due_ms=now_ms)
         user_code = UserCode(_INTERVAL, "vectorised")
         wall, cpu = time.perf_counter(), time.process_time()
         with rare_garbage_collection():
             runner: Any
             if self._api == "arrow":
-                runner = ArrowRunner(
-                    self._processor, state, KEY, INPUT_SCHEMA, output, user_code, late_ms=None, **times
-                )
+                columns = InputColumns(key_schema=KEY, input_schema=INPUT_SCHEMA, event_time=None)
+                runner = ArrowRunner(self._processor, state, columns, output, user_code, clock)
                 runner.process(inputs)
             else:
                 keys = KeyCodec(parse_struct(KEY.jsonValue()), struct_factory=row_maker)
-                runner = KeyedRunner(self._processor, state, keys, OutputRows(output, UTC), user_code, **times)
+                runner = KeyedRunner(self._processor, state, keys, OutputRows(output, UTC), user_code, clock)
                 runner.process(KeyedInput(inputs, KeyColumns(keys.schema), {INPUT: row_slices(INPUT_SCHEMA)}, state))
             runner.fire_timers()
             runner.close()

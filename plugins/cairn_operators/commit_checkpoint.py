@@ -127,11 +127,11 @@ class CommitCheckpointOperator(BaseOperator):  # type: ignore[misc]  # Airflow i
         return [*examine, *(one.task_id for one in others if not is_due_in(context, getattr(one, "cadence", None)))]
 
     def _execute(self, context: Any) -> dict[str, Any]:
-        from state_backend.checkpoint.clean_up_dropped import clean_up
+        from state_backend.checkpoint.clean_up_dropped import try_clean_up
         from state_backend.checkpoint.commit_attempt import commit
         from state_backend.checkpoint.location import locate
         from state_backend.checkpoint.publish_output import publish
-        from state_backend.values.errors import AttemptLost, CairnError, CorruptFile, SinkFailed
+        from state_backend.values.errors import AttemptLost, CairnError, SinkFailed
 
         started_s = time.monotonic()
         phases_us: dict[str, int] = {}
@@ -161,12 +161,7 @@ class CommitCheckpointOperator(BaseOperator):  # type: ignore[misc]  # Airflow i
             ended("publish")
             if failed is None or committed.id not in failed.ids:
                 self._tables = [] if pipeline is None else _tables_of(pipeline.sink)
-            try:
-                clean_up(at.storage, committed.log)
-            except CorruptFile as error:  # A file of another checkpoint is damaged, which does not undo this commit.
-                self.log.warning(
-                    "the clean-up deleted nothing: a file that says what is still needed is damaged: %s", error
-                )
+            try_clean_up(at.storage, committed.log)
             ended("clean_up")
             tags = {"pipeline": self.pipeline}
             stats.gauge("cairn.checkpoint.unpublished", len(failed.ids) if failed is not None else 0, tags=tags)

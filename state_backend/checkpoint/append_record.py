@@ -93,7 +93,6 @@ def write_settled(storage: Storage, settled: Collection[Settled | AttemptEnd]) -
 
 
 def create_settled(storage: Storage, file: Settled | AttemptEnd) -> None:
-    """Write a file in `settled/` if it does not exist yet."""
     path = settled_path(file)
     try:
         storage.create(path, record_codec.encode(file))
@@ -105,7 +104,6 @@ def create_settled(storage: Storage, file: Settled | AttemptEnd) -> None:
 
 
 def settled_path(file: Settled | AttemptEnd) -> str:
-    """Return the path of a file in `settled/`."""
     if isinstance(file, AttemptEnd):
         return paths.attempt_end(file.attempt)
     return paths.settled(file.interval, file.id, file.kind)

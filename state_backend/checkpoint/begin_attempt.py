@@ -19,8 +19,6 @@ _READ_ROUNDS = 10
 
 @frozen
 class Begun:
-    """The facts with which an attempt begins: the end of the log, and the base."""
-
     # The highest id in the log when the attempt began; 0 for an empty log.
     h0: int
     # Record of the checkpoint that the attempt starts from; None for empty state.

@@ -35,8 +35,6 @@ logger = logging.getLogger("cairn")
 
 @frozen
 class CleanUp:
-    """The result of a clean-up."""
-
     deleted_files: int
     shrunk: tuple[int, ...]
 
@@ -94,6 +92,16 @@ def clean_up(storage: Storage, after: Log | None = None) -> CleanUp:
                 storage.replace(paths.record(entry.id), tombstone, generation=info.generation)
                 shrunk.append(entry.id)
     return CleanUp(deleted_files=deleted, shrunk=tuple(shrunk))
+
+
+def try_clean_up(storage: Storage, after: Log | None = None) -> None:
+    """Clean up after a commit, which is valid also if the clean-up meets a damaged file of another checkpoint."""
+    try:
+        clean_up(storage, after)
+    except CorruptFile as error:
+        logger.warning(
+            "%s: the clean-up deleted nothing, because Cairn can't tell which files are needed: %s", storage.url, error
+        )
 
 
 def leased_checkpoints(storage: Storage, log: Log) -> tuple[dict[int, Record], list[FileInfo]]:
@@ -251,7 +259,6 @@ def delete_file(storage: Storage, path: str, *, generation: int | None = None) -
 
 
 def tombstone_of(record: Record) -> Tombstone:
-    """Return the tombstone that replaces a dropped checkpoint's record."""
     content = record.content
     return Tombstone(
         id=record.id,

@@ -20,8 +20,6 @@ from state_backend.values.records import OutputFile
 
 @frozen
 class CurrentOutput:
-    """The current output of some intervals."""
-
     commits: Mapping[Interval, int]
     files: Mapping[Interval, tuple[OutputFile, ...]]
     spoilt: Mapping[Interval, str]
@@ -42,7 +40,6 @@ class CurrentOutput:
 
 
 def current_output(log: Log, start: datetime | None = None, end: datetime | None = None) -> CurrentOutput:
-    """Return the current output of the intervals between two instants."""
     start_ms, end_ms = (None if at is None else to_ms(at) for at in (start, end))
     # With a span, only the settled records of its days are read.
     found = log.current_outputs(Interval(start, end) if start is not None and end is not None and start < end else None)

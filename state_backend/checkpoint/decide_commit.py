@@ -49,8 +49,6 @@ from state_backend.values.retention import RetentionPolicy
 
 @frozen
 class Create:
-    """The decision to create this record, if its id is still free."""
-
     record: Record
 
 
@@ -78,7 +76,6 @@ def plan_commit(
     protected: frozenset[int] = frozenset(),
     validated: Sequence[frozenset[int]] = (),
 ) -> Create | AlreadyCommitted | Adopted:
-    """Decide how to commit a prepared attempt."""
     content = prepared.content
     if log.head_id < prepared.h0:
         raise CorruptRecord(

@@ -25,7 +25,6 @@ def explain_drop(log: Log, checkpoint_id: int) -> str | None:
 
 
 def check_retained(storage: Storage, checkpoint_id: int | None) -> None:
-    """Raise `CheckpointDropped` if retention dropped the checkpoint."""
     # The newest record lists the retained checkpoints. The whole log is read only to explain a drop.
     if checkpoint_id and checkpoint_id not in read_newest(storage).retained:
         explain_errors = explain_drop(read_log(storage), checkpoint_id)

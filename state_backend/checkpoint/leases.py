@@ -70,7 +70,6 @@ def plan_leases(leases: Sequence[FileInfo], newest_record_ms: int) -> tuple[set[
 
 
 def take_lease(storage: Storage, checkpoint_id: int, what: str, lasts: timedelta = LASTS) -> str | None:
-    """Write a lease on a checkpoint, and return the lease's path."""
     name, seconds = str(uuid4()), max(1, int(lasts.total_seconds()))
     path = paths.lease(checkpoint_id, seconds, name)
     holder = f"{what}, on {socket.gethostname()}, process {os.getpid()}"
@@ -132,7 +131,6 @@ def delete_lease(storage: Storage, path: str, generation: int | None = None) -> 
 
 @contextmanager
 def holding(storage: Storage, checkpoint_id: int | None, what: str, *, lasts: timedelta = LASTS) -> Iterator[None]:
-    """Hold a lease on a checkpoint while the block reads the checkpoint."""
     path = take_lease(storage, checkpoint_id, what, lasts) if checkpoint_id else None
     over = threading.Event()
     renewing = threading.Thread(target=_renew_until, args=(over, storage, path, lasts), name="cairn-lease", daemon=True)

@@ -22,12 +22,10 @@ class Location:
 
     @property
     def url(self) -> str:
-        """URL of the pipeline's folder."""
         return join_url(self.root, self.pipeline)
 
 
 def locate(root: str, pipeline: str) -> Location:
-    """Open the storage of a pipeline's folder."""
     return Location(root=root, pipeline=pipeline, storage=open_storage(join_url(root, pipeline)))
 
 

@@ -45,8 +45,6 @@ __all__ = ["Entry", "Fact", "Log", "read_log", "read_on"]
 
 @dataclass(frozen=True)
 class Log:
-    """The log of a pipeline."""
-
     entries: RecordReader
     quarantined: Mapping[int, Quarantine] = field(default_factory=dict)
     hint: int = field(default=0, compare=False)
@@ -285,7 +283,6 @@ class Log:
 
 
 def shrunk(checkpoint_id: int) -> CorruptRecord:
-    """Return the error about a retained checkpoint whose record is a tombstone."""
     return CorruptRecord(
         f"{paths.record(checkpoint_id)} does not contain a whole record, but the newest record retains its checkpoint\n"
         "Put it back from a backup"
@@ -382,12 +379,10 @@ def kind_of(entry: Record | Tombstone | Kept) -> str:
 
 
 def interval_of(entry: Record | Tombstone | Kept) -> Interval:
-    """Return the interval of a commit."""
     return entry.content.interval if isinstance(entry, Record) else entry.interval
 
 
 def attempt_of(entry: Record | Tombstone) -> str:
-    """Return the attempt of a commit."""
     return entry.attempt if isinstance(entry, Tombstone) else entry.content.attempt
 
 
@@ -422,7 +417,6 @@ def base_with_shared_marks(entry: Record | Tombstone | Kept) -> int | None:
 
 
 def run_of(entry: Record | Tombstone) -> RunRef:
-    """Return the Airflow run that made a commit."""
     return entry.run if isinstance(entry, Tombstone) else entry.content.run
 
 
@@ -534,7 +528,6 @@ def _still_needed(log: Log) -> dict[int, Entry]:
 
 
 def read_whole_log(storage: Storage) -> Log:
-    """Read every record, in parallel."""
     log = read_log(storage)
     log.entries.load(range(1, log.head_id + 1))
     return log

@@ -90,7 +90,6 @@ class ShardSummary:
 
 
 def summary_of(manifest: ShardManifest) -> ShardSummary:
-    """Return the counts, digest and sizes of a manifest, summed over its key groups and files."""
     entries: Counter[str] = Counter()
     for group in manifest.key_group_states:
         entries.update(group.entries)
@@ -148,12 +147,10 @@ def mismatches_in_words(acks: Sequence[ShardAck]) -> list[str]:
 
 
 def digest_of(acks: Sequence[ShardAck]) -> int:
-    """Return the digest of the state over all shards."""
     return sum(ack.summary.digest for ack in acks) % 2**64
 
 
 def entries_of(acks: Sequence[ShardAck]) -> int:
-    """Return the number of entries in all shards."""
     return sum(sum(ack.summary.entries.values()) for ack in acks)
 
 

@@ -41,7 +41,6 @@ def create_prepared(at: Location, prepared: Prepared) -> Prepared:
 
 
 def load_prepared(at: Location, attempt: str) -> Prepared:
-    """Read the `prepared.json` of an attempt."""
     path = paths.prepared(attempt)
     try:
         data = at.storage.read(path)
@@ -54,7 +53,6 @@ def load_prepared(at: Location, attempt: str) -> Prepared:
 
 
 def never_prepared(at: Location, attempt: str) -> StateUnusable:
-    """Return the error about an attempt without `prepared.json`."""
     path = paths.prepared(attempt)
     return StateUnusable(
         f"attempt {attempt} of {at.pipeline!r} did not finish: {path} does not exist\nRun the interval again"
@@ -90,7 +88,6 @@ def refuse(at: Location, attempt: str, reason: str, findings: tuple[str, ...] = 
 
 
 def check_not_refused(at: Location, attempt: str) -> None:
-    """Raise `ValidationRefused` if validation refused the attempt."""
     path = paths.refused(attempt)
     try:
         mark = record_codec.decode(at.storage.read(path), path, Refused)

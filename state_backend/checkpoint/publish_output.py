@@ -27,8 +27,6 @@ Hook = Callable[[Record], None]
 
 
 class _HookRaised(Exception):
-    """The user's sink hook raised an exception, which `error` holds."""
-
     def __init__(self, error: Exception) -> None:
         super().__init__(str(error))
         self.error = error
@@ -88,7 +86,6 @@ def publish(
 
 
 def unpublished(at: Location) -> list[tuple[Interval, int]]:
-    """Return the intervals whose newest output has no published mark."""
     return _unpublished(at.storage, read_newest(at.storage), own=False)
 
 
@@ -180,7 +177,6 @@ def _mark_published(storage: Storage, interval: Interval, checkpoint_id: int) ->
 
 
 def as_published(record: Record, interval: Interval) -> Record:
-    """Return the record that `publish` passes to the sink hook for one interval."""
     if interval == record.content.interval:
         return record
     values = {field.name: getattr(record, field.name) for field in fields(record)}

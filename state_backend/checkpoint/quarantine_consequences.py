@@ -14,8 +14,6 @@ from state_backend.values.records import SweepRecord
 
 @frozen
 class Consequences:
-    """The consequences of refusing a checkpoint."""
-
     published: tuple[tuple[Interval, int], ...]
     # The intervals to run again, from the first to the last in `published`. If `published` is empty, the interval of
     # the refused checkpoint. None if no commit has the checkpoint's id.

@@ -66,7 +66,6 @@ class RecordReader(Mapping[int, Entry]):
         self._ends: dict[str, int | None] = {}
 
     def __getitem__(self, checkpoint_id: int) -> Entry:
-        """Return the entry of an id."""
         entry = self._here.get(checkpoint_id)
         if entry is None:
             if not isinstance(checkpoint_id, int) or not 1 <= checkpoint_id <= self.head_id:
@@ -109,7 +108,6 @@ class RecordReader(Mapping[int, Entry]):
         return {**self._before, **self._here}
 
     def load(self, ids: Iterable[int]) -> None:
-        """Read the entries of these ids, in parallel."""
         at_once(self.__getitem__, [n for n in ids if n not in self._here])
 
     def find(self, checkpoint_id: int) -> Entry | None:
@@ -145,7 +143,6 @@ class RecordReader(Mapping[int, Entry]):
 
     @property
     def root(self) -> str:
-        """URL of the folder that holds the pipeline's folder, for commands in messages."""
         return self._storage.url.rstrip("/").rpartition("/")[0]
 
     @property

@@ -72,8 +72,6 @@ from state_backend.values.records import (
 
 @frozen
 class RewindPlan:
-    """What a rewind to checkpoint `target` would do."""
-
     target: Record
     discards: tuple[Discarded, ...]
     # All intervals that were ever committed after the target's end, also those that retention has dropped since; None
@@ -103,7 +101,6 @@ def plan_rewind(
     *,
     retract_output: bool = False,
 ) -> RewindPlan:
-    """Plan a rewind of the pipeline's state to checkpoint `target`."""
     record = restorable(log, target, permissions)
     content = record.content
     later = log.outputs_after(content.interval.end) if retract_output else []
@@ -121,7 +118,6 @@ def plan_rewind(
 
 
 def plan_restore(request: Restore) -> tuple[Log, RewindPlan]:
-    """Return the log of a pipeline, and the plan of the rewind that a request asks for."""
     at = locate(request.root, str(request.pipeline))
     log, permissions = read_log(at.storage), request.of_record("")["permissions"]
     target = id_of(at, str(request.checkpoint))
@@ -129,7 +125,6 @@ def plan_restore(request: Restore) -> tuple[Log, RewindPlan]:
 
 
 def describe_rewind(plan: RewindPlan) -> dict[str, Any]:
-    """Return a plan as JSON values."""
     return {
         "target": plan.target.id,
         "end": format_instant(plan.target.content.interval.end),
@@ -139,7 +134,6 @@ def describe_rewind(plan: RewindPlan) -> dict[str, Any]:
 
 
 def restore_checkpoint(request: Restore, plan: RewindPlan) -> dict[str, Any]:
-    """Carry out a plan of `plan_restore`. Return the new checkpoint, and the plan, as JSON values."""
     at = locate(request.root, plan.target.content.pipeline)
     made = rewind(
         at,
@@ -255,7 +249,6 @@ def fork(
     attempt: str,
     pipeline_start_ms: int | None = None,
     permissions: Permissions = NO_PERMISSIONS,
-    parallelism: int = 8,
 ) -> CommitResult:
     """Make a checkpoint or a native savepoint the state of another pipeline.
 
@@ -268,9 +261,7 @@ def fork(
         task = sum(1 for _ in into.storage.list(f"{paths.SHARED}{attempt}/"))
         try:
             with holding(source, target if isinstance(target, int) else None, "a fork"):
-                taken = [
-                    take_over(m, source, into.storage, attempt, task, parallelism=parallelism) for m in manifests()
-                ]
+                taken = [take_over(m, source, into.storage, attempt, task) for m in manifests()]
         except NotFound as error:
             raise CorruptFile(f"a file of the state to fork is missing from {source.url}: {error}") from error
         made = as_restored(

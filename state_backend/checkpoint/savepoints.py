@@ -90,7 +90,6 @@ def shared_by_states(content: Content) -> str | None:
 
 
 def native_manifest(savepoint: Savepoint, shard: int, storage: Storage) -> ShardManifest:
-    """Read the manifest of a shard of a native savepoint."""
     content = savepoint.content
     ref = next(ref for ref in content.shards if ref.shard == shard)
     manifest = needed_manifest(ref, storage)

@@ -68,7 +68,6 @@ def lost_settled(storage: Storage, log: Log, listed: Iterable[str]) -> dict[str,
 
 
 def lost_findings(storage: Storage, log: Log, listed: Iterable[str]) -> Iterator[str]:
-    """Yield a sentence for each lost file in `settled/`."""
     for path in lost_settled(storage, log, listed):
         yield f"{path} is missing: readers do not see the commit that it names\nTo write it again: {sweep_command(storage)}"
 

@@ -73,8 +73,6 @@ _OF_LOG = ("record", "head", "clock", "settled", "attempt-end", "names", "quaran
 
 @frozen
 class SweepPlan:
-    """The files that a sweep would delete."""
-
     abandon: tuple[str, ...]
     delete: tuple[FileInfo, ...]
     unknown: tuple[str, ...]
@@ -373,7 +371,6 @@ def _delete(
 
 
 def _attempt_of(path: str) -> str | None:
-    """Return the attempt that wrote a file, or None if attempts write no such files."""
     return paths.attempt_of(path) if paths.kind_of(path) in _OF_ATTEMPTS else None
 
 

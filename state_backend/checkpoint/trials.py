@@ -44,8 +44,6 @@ _ROUNDS = 100
 
 @frozen
 class Removed:
-    """A trial that was removed, or that a dry run would remove."""
-
     name: str
     files: int
     bytes: int
@@ -62,7 +60,6 @@ def check_no_trial(root: str, doing: str) -> None:
 
 
 def trials_url(root: str, pipeline: str) -> str:
-    """Return the URL of the folder of a pipeline's trials."""
     return join_url(root, paths.TRIALS, pipeline)
 
 
@@ -73,7 +70,6 @@ def root_of_trial(root: str, pipeline: str, name: str) -> str:
 
 
 def read_trial(root: str, pipeline: str, name: str) -> Trial | None:
-    """Return the record of a trial; None if the pipeline has no trial of this name."""
     return _read(open_storage(trials_url(root, pipeline)), paths.trial(name))
 
 
@@ -92,12 +88,10 @@ def find_trial(root: str, pipeline: str, name: str | None = None) -> Trial:
 
 
 def list_trials(root: str, pipeline: str) -> list[Trial]:
-    """Return all trials of a pipeline, by name."""
     return trials_in(open_storage(trials_url(root, pipeline)))
 
 
 def trials_in(storage: Storage) -> list[Trial]:
-    """Return all trials in the folder of a pipeline's trials, by name."""
     listed = [info.path for info in storage.list(paths.TRIAL_RECORDS)]
     found = (_read(storage, path) for path in listed if paths.trial_name(path) is not None)
     return [trial for trial in found if trial is not None]
@@ -201,7 +195,6 @@ def sweep_trials(root: str, pipeline: str, *, now_ms: int | None = None, dry_run
 
 
 def intervals_of_trial(trial: Trial) -> list[Interval]:
-    """Return the intervals of a trial, in the order of time."""
     length = trial.length_ms
     starts = range(trial.span.start_ms, trial.span.end_ms, length)
     return [Interval(from_ms(start), from_ms(start + length)) for start in starts]

@@ -41,7 +41,7 @@ from state_backend.checkpoint import sweep_files as sweeping
 from state_backend.checkpoint.forgotten_keys import forgets_of
 from state_backend.checkpoint.log import Log
 from state_backend.checkpoint.record_reader import Fact
-from state_backend.checkpoint.rewind import fork, plan_rewind, rewind
+from state_backend.checkpoint.rewind import plan_rewind
 from state_backend.checkpoint.sweep_files import sweep
 from state_backend.formats import paths
 from state_backend.ports.storage import Storage
@@ -767,8 +767,7 @@ class Pipelines(RuleBasedStateMachine):
         run = (name, 0, 1)
 
         def go(over: Storage | None = None) -> Any:
-            return rewind(
-                house.coordinator(last, over).at,
+            return house.coordinator(last, over).rewind(
                 target,
                 run=_run(run),
                 attempt=name,
@@ -844,15 +843,7 @@ class Pipelines(RuleBasedStateMachine):
 
         def go(over: Storage | None = None) -> Any:
             into = other.coordinator(3, over)
-            return fork(
-                house.storage,
-                target,
-                into.at,
-                run=_run((name, 0, 1)),
-                attempt=name,
-                permissions=permissions,
-                parallelism=1,
-            )
+            return into.fork(house.storage, target, run=_run((name, 0, 1)), attempt=name, permissions=permissions)
 
         if refused:
             self.happens(refused, go)
@@ -932,7 +923,7 @@ class Pipelines(RuleBasedStateMachine):
 
         def go(over: Storage | None = None) -> Any:
             into = other.coordinator(3, over)
-            return fork(folder, savepoint, into.at, run=_run((name, 0, 1)), attempt=name, parallelism=1)
+            return into.fork(folder, savepoint, run=_run((name, 0, 1)), attempt=name)
 
         self.settle_fork(other, source, name, go, at, when, Permissions(), known)
 

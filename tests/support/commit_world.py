@@ -22,7 +22,6 @@ from state_backend.checkpoint.leases import give_back, take_lease
 from state_backend.checkpoint.log import Log, attempt_of
 from state_backend.checkpoint.newest_state import newest_state
 from state_backend.checkpoint.plan_retention import DEFAULT_POLICY
-from state_backend.checkpoint.rewind import rewind
 from state_backend.checkpoint.sweep_files import sweep
 from state_backend.formats import paths, record_codec
 from state_backend.ports.storage import Storage
@@ -177,7 +176,7 @@ def one_column(type_: str) -> dict[str, Any]:
 def rewinder(name: str, target: int, attempt: str, policy: RetentionPolicy, *, retracts: bool = False) -> Actor:
     def back(storage: Storage) -> str:
         how: Any = {"run": run(f"run-of-{attempt}"), "attempt": attempt, "retract_output": retracts}
-        return rewind(coordinator(storage, policy).at, target, **how).outcome
+        return coordinator(storage, policy).rewind(target, **how).outcome
 
     stages = (back, *after_commit(policy))
     return Actor(name=name, stages=stages, may=(AttemptLost, UnknownOutcome, StateUnusable), attempt=attempt)

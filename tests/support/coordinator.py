@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from datetime import datetime
+from functools import partial
 from typing import Any
+from unittest import mock
 
 from state_backend.adapters.open_storage import join_url, open_storage
 from state_backend.checkpoint import (
@@ -15,6 +17,7 @@ from state_backend.checkpoint import (
     publish_output,
 )
 from state_backend.checkpoint import quarantine as marks
+from state_backend.checkpoint import rewind as rewinding
 from state_backend.checkpoint.begin_attempt import Begun
 from state_backend.checkpoint.clean_up_dropped import CleanUp
 from state_backend.checkpoint.commit_attempt import CommitResult
@@ -83,6 +86,19 @@ class Coordinator:
     def clean_up(self) -> CleanUp:
         after, self.after = self.after, None
         return clean_up_dropped.clean_up(self.storage, after)
+
+    def rewind(self, target: int, **how: Any) -> CommitResult:
+        with self._policy_of_rewinds():
+            return rewinding.rewind(self.at, target, **how)
+
+    def fork(self, source: Storage, target: Any, **how: Any) -> CommitResult:
+        """``target`` of ``source`` as the state of this pipeline; the files are copied one by one."""
+        one_by_one = mock.patch.object(rewinding, "take_over", partial(rewinding.take_over, parallelism=1))
+        with self._policy_of_rewinds(), one_by_one:
+            return rewinding.fork(source, target, self.at, **how)
+
+    def _policy_of_rewinds(self) -> Any:
+        return mock.patch.object(rewinding, "commit", partial(commit_attempt.commit, policy=self.policy))
 
     def record(self, which: str | int | datetime) -> Record:
         return find_checkpoint.record_of(self.at, which)

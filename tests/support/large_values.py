@@ -17,7 +17,7 @@ from pyspark.sql.types import StructType
 from cairn.rows.routing import INPUT, key_columns
 from cairn.runners.input_rows import KeyedInput, row_slices
 from cairn.runners.keyed_runner import KeyedRunner
-from cairn.runners.processor_handle import row_maker
+from cairn.runners.processor_handle import Clock, row_maker
 from cairn.runners.user_code import UserCode
 from state_backend.adapters.rocks import RocksStore
 from state_backend.formats.key_codec import KeyCodec
@@ -106,10 +106,7 @@ def main(keys: int, value_bytes: int, kind: Any) -> None:
                 codec,
                 output,
                 UserCode(Interval(begin, begin + timedelta(hours=1)), "large_values"),
-                time_mode="processing",
-                timer_values=TimerValues(1, 0),
-                expired_values=TimerValues(1, 0),
-                due_ms=1,
+                Clock(mode="processing", now=TimerValues(1, 0), expired=TimerValues(1, 0), due_ms=1),
             )
             slices = {INPUT: row_slices(StructType.fromJson(KEY))}
             runner.process(KeyedInput(iter([batch]), KeyColumns(codec.schema), slices, state))

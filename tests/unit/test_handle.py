@@ -26,7 +26,7 @@ from cairn.runners import processor_handle
 from cairn.runners.keyed_runner import KeyedRunner
 from cairn.runners.output_rows import OutputRows
 from cairn.runners.pandas_frames import OutputFrames, frame_slices
-from cairn.runners.processor_handle import DeclaringHandle, HandleState, ProcessorHandle, row_maker
+from cairn.runners.processor_handle import Clock, DeclaringHandle, HandleState, ProcessorHandle, row_maker
 from cairn.runners.user_code import UserCode
 from state_backend.adapters.memory_storage import MemoryStorage
 from state_backend.adapters.rocks import RocksStore
@@ -121,10 +121,7 @@ class Shard:
             KEYS,
             output,
             UserCode(DAY, "p"),
-            time_mode=time_mode,
-            timer_values=timer_values,
-            expired_values=timer_values,
-            due_ms=now_ms,
+            Clock(mode=time_mode, now=timer_values, expired=timer_values, due_ms=now_ms),
         )
         # All keys in one key group, in its order.
         keyed = sorted((KEYS.encode((key,)), key, items) for key, items in rows.items())

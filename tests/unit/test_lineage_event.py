@@ -162,7 +162,7 @@ def task(
     for name, stand_in in (
         ("commit_attempt.commit", made),
         ("publish_output.publish", publish),
-        ("clean_up_dropped.clean_up", lambda *_: None),
+        ("clean_up_dropped.try_clean_up", lambda *_: None),
     ):
         monkeypatch.setattr(f"state_backend.checkpoint.{name}", stand_in)
     late = SimpleNamespace(table_url=lambda: "s3://warehouse/late")

@@ -532,7 +532,7 @@ def checkpoint(
         ("location.locate", located),
         ("commit_attempt.commit", committed),
         ("publish_output.publish", publish),
-        ("clean_up_dropped.clean_up", lambda *_: asked.append("clean up")),
+        ("clean_up_dropped.try_clean_up", lambda *_: asked.append("clean up")),
     ):
         monkeypatch.setattr(f"state_backend.checkpoint.{name}", stand_in)
     operator = CommitCheckpointOperator(task_id="checkpoint", pipeline="p", root="memory://r", attempt="a1", **more)

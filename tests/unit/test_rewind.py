@@ -13,7 +13,7 @@ from state_backend.adapters.memory_storage import MemoryStorage
 from state_backend.checkpoint.commit_attempt import CommitResult
 from state_backend.checkpoint.leases import take_lease
 from state_backend.checkpoint.log import facts_of_entries, read_whole_log
-from state_backend.checkpoint.rewind import Discarded, fork, plan_rewind, rewind
+from state_backend.checkpoint.rewind import Discarded, fork, plan_rewind
 from state_backend.checkpoint.sweep_files import sweep
 from state_backend.formats import paths
 from state_backend.ports.storage import Storage
@@ -57,7 +57,7 @@ def back(
     folder: Folder, target: int, attempt: str = "back", over: Storage | None = None, **options: Any
 ) -> CommitResult:
     coordinator = folder.coordinator if over is None else folder.over(over)
-    return rewind(coordinator.at, target, run=run("rewind"), attempt=attempt, **options)
+    return coordinator.rewind(target, run=run("rewind"), attempt=attempt, **options)
 
 
 def base_of(folder: Folder, n: int, **permissions: bool) -> int | None:
@@ -319,7 +319,7 @@ def test_a_retraction_that_dies_at_any_call_is_completed_by_the_same_call(when: 
 
 def split(folder: Folder, target: int, into: Storage, attempt: str = "fork", **options: Any) -> CommitResult:
     coordinator = Coordinator(into, "other")
-    return fork(folder.storage, target, coordinator.at, run=run(f"run-of-{attempt}"), attempt=attempt, **options)
+    return coordinator.fork(folder.storage, target, run=run(f"run-of-{attempt}"), attempt=attempt, **options)
 
 
 def check_own(into: Storage, attempt: str = "fork") -> Record:
@@ -459,7 +459,7 @@ def test_a_fork_of_a_damaged_checkpoint_names_the_file(damage: str, inline: bool
 def test_a_fork_that_dies_at_any_call_leaves_only_what_a_sweep_finds(when: When, inline: bool) -> None:
     """The same call completes it; without that a sweep leaves nothing, and the attempt can't come back."""
     whole = FaultyStorage(MemoryStorage("memory://other"), {})
-    split(history(inline=inline), 3, whole, parallelism=1)
+    split(history(inline=inline), 3, whole)
     assert {m for m, _ in whole.calls} >= {"copy_from", "create"}
     swept = 0
     for at in range(len(whole.calls)):
@@ -467,7 +467,7 @@ def test_a_fork_that_dies_at_any_call_leaves_only_what_a_sweep_finds(when: When,
         for go_on in (True, False):
             into = MemoryStorage("memory://other", now_ms=lambda c=clock: c["ms"])
             with pytest.raises(StopHere):
-                split(folder, 3, FaultyStorage(into, stop_at(at, when)), parallelism=1)
+                split(folder, 3, FaultyStorage(into, stop_at(at, when)))
             committed = Coordinator(into, "other").log().head_id == 1
             if go_on:
                 assert split(folder, 3, into).id == 1
@@ -487,14 +487,14 @@ def test_a_fork_that_dies_at_any_call_leaves_only_what_a_sweep_finds(when: When,
 
 def test_a_fork_whose_answer_is_lost_is_completed_by_the_same_call() -> None:
     whole = FaultyStorage(MemoryStorage("memory://other"), {})
-    split(history(), 3, whole, parallelism=1)
+    split(history(), 3, whole)
     for at, (method, _) in enumerate(whole.calls):
         if method not in ("copy_from", "create"):
             continue
         for when in ("before", "after"):
             folder, into = history(), MemoryStorage("memory://other")
             try:
-                split(folder, 3, FaultyStorage(into, lost_answer_at(at, when)), parallelism=1)
+                split(folder, 3, FaultyStorage(into, lost_answer_at(at, when)))
             except UnknownOutcome:
                 split(folder, 3, into)
             assert check_own(into).id == 1
@@ -531,7 +531,7 @@ def test_a_source_that_retention_drops_meanwhile() -> None:
                     tight.coordinator.clean_up()
             return super().copy_from(source, handle, path)
 
-    split(folder, 3, Meanwhile(into, {}), parallelism=1)
+    split(folder, 3, Meanwhile(into, {}))
     assert folder.coordinator.log().retained.keys() == {5}  # the lease kept its files and not the checkpoint
     folder.coordinator.clean_up()
     assert folder.paths(paths.LEASES) == set()

@@ -243,7 +243,7 @@ def test_a_clean_up_that_fails_keeps_the_next_interval_from_being_committed(
     def refused(*_: Any) -> None:
         raise OSError("read-only")
 
-    monkeypatch.setattr("cairn.operations.intervals.run_interval.clean_up", refused)
+    monkeypatch.setattr("cairn.operations.intervals.run_interval.try_clean_up", refused)
     with pytest.raises(OSError, match="read-only"):
         run_all(tmp_path)
     assert len(coordinator_of(PIPELINE, str(tmp_path)).log().completed()) == 1

@@ -11,8 +11,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from pyspark.sql.streaming.stateful_processor import TimerValues
-from pyspark.sql.types import StructType
 
 from cairn.arrow_processor import ArrowProcessor, BatchResult, KeyedBatch
 from cairn.rows.input_batches import InputBatches
@@ -21,7 +19,7 @@ from cairn.rows.routing import key_columns
 from cairn.runners.arrow_states import EXPIRY
 from cairn.runners.input_rows import starts_of
 from cairn.runners.output_rows import no_nulls_if_none_may_be
-from cairn.runners.processor_handle import ArrowHandle, HandleState
+from cairn.runners.processor_handle import ArrowHandle, Clock, HandleState, InputColumns
 from cairn.runners.user_code import UserCode
 from state_backend.formats.key_columns import KeyColumns
 from state_backend.formats.types import parse_struct
@@ -30,7 +28,6 @@ from state_backend.state.shard_state import ShardState
 from state_backend.values.doing import say_part
 from state_backend.values.errors import ProcessorError
 from state_backend.values.frozen import frozen
-from state_backend.values.records import TimeMode
 
 # Rows in one call: enough to make the fixed cost of Arrow and NumPy calls small, and few enough to stay in the CPU's
 # caches.
@@ -52,37 +49,24 @@ class ArrowRunner:
         self,
         processor: Callable[[], Any],
         state: ShardState,
-        key_schema: StructType,
-        input_schema: StructType,
+        columns: InputColumns,
         output: LocalParquet,
         user_code: UserCode,
-        *,
-        event_time: str | None,
-        time_mode: TimeMode,
-        timer_values: TimerValues,
-        expired_values: TimerValues,
-        due_ms: int,
-        late_ms: int | None,
-        order_by: tuple[str, ...],
+        clock: Clock,
     ) -> None:
         self.keys = 0
         self._state = state
-        self._key_names = key_schema.names
-        self._input_names = input_schema.names
-        self._key_columns = KeyColumns(parse_struct(key_schema.jsonValue()))
+        self._key_names = columns.key_schema.names
+        self._input_names = columns.input_schema.names
+        self._key_columns = KeyColumns(parse_struct(columns.key_schema.jsonValue()))
         self._output = output
         self._user_code = user_code
-        self._timed = time_mode != "none"
-        self._timer_values = timer_values
-        self._expired_values = expired_values
-        self._due_ms = due_ms
+        self._clock = clock
         with user_code.call("init"):
             self._processor = processor()
             # The driver has refused another spelling if the session does not ignore case.
-            self._processor._spell_columns(input_schema.names)
-            self._handle = ArrowHandle(
-                state, time_mode, key_schema, input_schema, event_time, due_ms, late_ms, order_by
-            )
+            self._processor._spell_columns(columns.input_schema.names)
+            self._handle = ArrowHandle(state, clock, columns)
             self._processor.init(self._handle)
             self._handle.end_init()
         self._states = self._handle.states
@@ -150,7 +134,7 @@ class ArrowRunner:
             keys=keys,
             rows=pa.Table.from_arrays(rows.column("__input").flatten(), names=self._input_names),
             row_offsets=np.append(starts, rows.num_rows).astype(np.int64),
-            time=self._timer_values,
+            time=self._clock.now,
             last_key_continues=round_.last_key_continues,
         )
 
@@ -217,8 +201,8 @@ class ArrowRunner:
         return pa.Table.from_arrays(columns, schema=schema)
 
     def fire_timers(self) -> None:
-        if self._timed:
-            for due in self._handle.timers.due(self._due_ms, ROUND_ROWS):
+        if self._clock.mode != "none":
+            for due in self._handle.timers.due(self._clock.due_ms, ROUND_ROWS):
                 keys = self._key_columns.decode(due.keys)
                 self._call(
                     "handleExpiredTimers",
@@ -229,7 +213,7 @@ class ArrowRunner:
                     # it may change.
                     rows=pa.table({EXPIRY: due.times_ms.copy()}),
                     row_offsets=due.offsets.copy(),
-                    time=self._expired_values,
+                    time=self._clock.expired,
                 )
         self._handle.state = HandleState.TIMER_PROCESSED
 

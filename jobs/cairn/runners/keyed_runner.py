@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from pyspark.sql.streaming.stateful_processor import ExpiredTimerInfo, TimerValues
+from pyspark.sql.streaming.stateful_processor import ExpiredTimerInfo
 
 from cairn.rows.routing import INITIAL
 from cairn.runners.input_rows import KeyedInput
 from cairn.runners.mutable_values import all_immutable
-from cairn.runners.processor_handle import HandleState, ProcessorHandle, row_maker
+from cairn.runners.processor_handle import Clock, HandleState, ProcessorHandle, row_maker
 from cairn.runners.user_code import UserCode, iterable
 from state_backend.formats.key_codec import KeyCodec
 from state_backend.state.shard_state import ShardState
 from state_backend.state.timers import due_timers
-from state_backend.values.records import TimeMode
 
 _KEYS_PER_CHECK = 256
 
@@ -52,30 +51,23 @@ class KeyedRunner:
         keys: KeyCodec,
         output: Output,
         user_code: UserCode,
-        *,
-        time_mode: TimeMode,
-        timer_values: TimerValues,
-        expired_values: TimerValues,
-        due_ms: int,
+        clock: Clock,
     ) -> None:
         self._state = state
         self._keys = keys
         self._output = output
         self._user_code = user_code
-        self._timed = time_mode != "none"
-        self._timer_values = timer_values
-        self._expired_values = expired_values
-        self._due_ms = due_ms
+        self._clock = clock
         self._row_key = row_maker(keys.schema.names)
         with user_code.call("init"):
             self._processor = processor()
-            self._handle = ProcessorHandle(state, time_mode)
+            self._handle = ProcessorHandle(state, clock.mode)
             self._processor.init(self._handle)
             self._handle.end_init()
 
     def process(self, rows: KeyedInput) -> None:
         state, output, add, settle = self._state, self._output, self._output.add, self._output.settle
-        handler, timer_values = self._processor.handleInputRows, self._timer_values
+        handler, timer_values = self._processor.handleInputRows, self._clock.now
         for count, (kind, key_group, key, encoded_key, items) in enumerate(rows):
             # `set_key` is inlined here, because it runs once for each key.
             state.key_group, state.key = key_group, encoded_key
@@ -97,11 +89,11 @@ class KeyedRunner:
 
     def fire_timers(self) -> None:
         """Call `handleExpiredTimer` for each due timer, in the order of time, key group and key."""
-        if self._timed:
-            handler, timer_values = self._processor.handleExpiredTimer, self._expired_values
+        if self._clock.mode != "none":
+            handler, timer_values = self._processor.handleExpiredTimer, self._clock.expired
             output, add, settle = self._output, self._output.add, self._output.settle
             last_key, key = None, self._row_key(())
-            for count, (expiry_ms, _, encoded_key, _) in enumerate(due_timers(self._state, self._due_ms)):
+            for count, (expiry_ms, _, encoded_key, _) in enumerate(due_timers(self._state, self._clock.due_ms)):
                 if encoded_key != last_key:
                     key = self._row_key(self._keys.decode(encoded_key))
                     # Decode the key again for its next timer if a handler could change an array or a struct in the key.

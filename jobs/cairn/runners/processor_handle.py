@@ -16,6 +16,7 @@ from typing import Any, TypeVar, cast
 import pyarrow as pa
 from pyspark.errors import PySparkRuntimeError
 from pyspark.sql.streaming import stateful_processor as spark_api
+from pyspark.sql.streaming.stateful_processor import TimerValues
 from pyspark.sql.types import Row, StructType
 
 from cairn.runners.arrow_states import ArrowListState, ArrowMapState, ArrowTimers
@@ -29,6 +30,7 @@ from state_backend.state.state_columns import EntryColumns, ValueColumns
 from state_backend.state.timer_columns import TimerColumns
 from state_backend.state.timers import delete_timer, register_timer, timers
 from state_backend.values.errors import StateSchemaError, StateTypeError, UsageError
+from state_backend.values.frozen import frozen
 from state_backend.values.records import SchemaVersion, StateDescriptor, StateKind, TimeMode
 
 ParseDdl = Callable[[str], StructType]
@@ -302,6 +304,30 @@ class _Placeholder:
         )
 
 
+@frozen
+class Clock:
+    """The times of an interval, as a processor sees them."""
+
+    mode: TimeMode
+    # What rows see, and what timers see when they fire.
+    now: TimerValues
+    expired: TimerValues
+    # A timer up to this time fires.
+    due_ms: int
+
+
+@frozen
+class InputColumns:
+    """What a vectorised processor may know about the columns of its input."""
+
+    key_schema: StructType
+    input_schema: StructType
+    event_time: str | None
+    order_by: tuple[str, ...] = ()
+    # Rows up to this event time are late; None if no row is.
+    late_ms: int | None = None
+
+
 class ArrowDeclaringHandle(DeclaringHandle):
     """The handle that the `init` of a vectorised processor receives on the driver."""
 
@@ -309,16 +335,13 @@ class ArrowDeclaringHandle(DeclaringHandle):
         self,
         parse_ddl: ParseDdl,
         time_mode: TimeMode,
-        key_schema: StructType,
-        input_schema: StructType,
-        event_time: str | None,
-        order_by: tuple[str, ...] = (),
+        columns: InputColumns,
     ) -> None:
         super().__init__(parse_ddl, time_mode)
-        self.order_by = order_by
-        self.key_schema = key_schema
-        self.input_schema = input_schema
-        self.event_time = event_time
+        self.order_by = columns.order_by
+        self.key_schema = columns.key_schema
+        self.input_schema = columns.input_schema
+        self.event_time = columns.event_time
         self.time_mode = time_mode
 
     def registerTimer(self, keys: Any, expiryTimestampMs: Any = None) -> None:  # type: ignore[override]
@@ -338,22 +361,17 @@ class ArrowHandle(ProcessorHandle):
     def __init__(
         self,
         shard: ShardState,
-        time_mode: TimeMode,
-        key_schema: StructType,
-        input_schema: StructType,
-        event_time: str | None,
-        due_ms: int,
-        late_ms: int | None,
-        order_by: tuple[str, ...] = (),
+        clock: Clock,
+        columns: InputColumns,
     ) -> None:
-        super().__init__(shard, time_mode)
-        self.order_by = order_by
-        self.due_ms = due_ms
-        self.late_ms = late_ms
-        self.key_schema = key_schema
-        self.input_schema = input_schema
-        self.event_time = event_time
-        self.time_mode = time_mode
+        super().__init__(shard, clock.mode)
+        self.order_by = columns.order_by
+        self.due_ms = clock.due_ms
+        self.late_ms = columns.late_ms
+        self.key_schema = columns.key_schema
+        self.input_schema = columns.input_schema
+        self.event_time = columns.event_time
+        self.time_mode = clock.mode
         self.states: dict[str, ValueColumns] = {}
         self.timers = TimerColumns(shard)
         self._columns: list[EntryColumns] = [self.timers]

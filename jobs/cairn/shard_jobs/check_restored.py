@@ -29,8 +29,6 @@ from state_backend.values.records import ShardManifest
 
 @frozen
 class ShardValidation:
-    """Result of one shard."""
-
     shard: int
     entries: int
     digest: int

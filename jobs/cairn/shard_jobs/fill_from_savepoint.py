@@ -34,8 +34,6 @@ from state_backend.values.records import Content, ShardManifest, ShardRef
 
 @frozen
 class RestoreJob:
-    """Job that restores a savepoint. The driver sends it to the workers."""
-
     root: str
     source: str
     savepoint: Savepoint
@@ -47,12 +45,10 @@ class RestoreJob:
 
     @property
     def parallelism(self) -> int:
-        """Return the number of shards of the new state."""
         return self.made.parallelism
 
     @property
     def max_parallelism(self) -> int:
-        """Return the number of key groups of the new state."""
         return self.made.max_parallelism
 
     def refs_of(self, shard: int) -> tuple[ShardRef, ...]:
@@ -127,7 +123,6 @@ class RestoreJob:
             ).manifest
 
     def finish(self, at: Location, acks: list[ShardAck]) -> None:
-        """Write `prepared.json`."""
         recorded = self.savepoint.content
         digest, entries = digest_of(acks), entries_of(acks)
         if (digest, entries) != (recorded.digest, recorded.totals.entries):

@@ -30,7 +30,7 @@ from cairn.runners.keyed_runner import KeyedRunner
 from cairn.runners.output_rows import OutputRows
 from cairn.runners.output_schema import arrow_schema, struct_of
 from cairn.runners.pandas_frames import OutputFrames, frame_slices, key_values, whole_frames
-from cairn.runners.processor_handle import row_maker
+from cairn.runners.processor_handle import Clock, InputColumns, row_maker
 from cairn.runners.user_code import UserCode
 from cairn.shard_jobs.run_on_shards import JobOnContent, StopWatch, ack_of, rare_garbage_collection
 from cairn.shipping.ship_processor import ShippedProcessor
@@ -73,6 +73,16 @@ class Computed:
 
 
 @frozen
+class _Task:
+    shard: int
+    task: int
+    owned: KeyGroupRange
+    storage: Storage
+    work: Path
+    clock: StopWatch
+
+
+@frozen
 class IntervalJob(JobOnContent):
     """Job that processes one interval. The driver sends it to the workers together with the processor.
 
@@ -103,7 +113,6 @@ class IntervalJob(JobOnContent):
 
     @property
     def zone(self) -> str:
-        """Return the time zone in which the processor runs on every host."""
         return self.content.time.zone or "UTC"
 
     def refs_of(self, shard: int) -> tuple[ShardRef, ...]:
@@ -115,14 +124,9 @@ class IntervalJob(JobOnContent):
         return tuple(r for r in self.base if range_of(r.shard, count, self.max_parallelism).intersect(owned))
 
     def with_refs(self, refs: tuple[ShardRef, ...]) -> IntervalJob:
-        """Return a copy of the job with only these references to stored shards.
-
-        `run_on_shards` calls this, so that no task receives the references of all shards.
-        """
         return replace(self, base=refs)
 
     def run_shard(self, batches: Iterator[pa.RecordBatch], shard: int, task: int) -> ShardAck:
-        """Process the interval on one shard, in a Spark task."""
         storage = open_storage(self.root)
         owned = range_of(shard, self.parallelism, self.max_parallelism)
         clock = StopWatch()
@@ -142,7 +146,8 @@ class IntervalJob(JobOnContent):
                 restored = restore_shard(owned, manifests, storage, work / "db", self.engine, cache)
                 restored = self._without_forgotten(restored, owned, work)
             try:
-                return self._process(batches, shard, task, owned, restored, storage, work, clock)
+                at = _Task(shard=shard, task=task, owned=owned, storage=storage, work=work, clock=clock)
+                return self._process(batches, restored, at)
             finally:
                 restored.store.close()
 
@@ -182,32 +187,24 @@ class IntervalJob(JobOnContent):
             state.stored.drop(descriptor)
         return state
 
-    def _process(
-        self,
-        batches: Iterator[pa.RecordBatch],
-        shard: int,
-        task: int,
-        owned: KeyGroupRange,
-        restored: RestoredShard,
-        storage: Storage,
-        work: Path,
-        clock: StopWatch,
-    ) -> ShardAck:
-        changelog = self._changelog(restored, shard, owned, work)
+    def _process(self, batches: Iterator[pa.RecordBatch], restored: RestoredShard, at: _Task) -> ShardAck:
+        changelog = self._changelog(restored, at)
         state = self.open_state(restored)
-        computed = self.compute(batches, state, owned, work, clock)
+        computed = self.compute(batches, state, at.owned, at.work, at.clock)
         inputs = computed.inputs
         same_layout = self.base_parallelism == self.parallelism
         snapshot: Snapshot | None = None
-        with clock.phase("upload", "taking the checkpoint"):
-            path = paths.output(self.content.interval, self.content.attempt, shard, task)
-            late_path = paths.output(self.content.interval, self.content.attempt, shard, task, late=True)
-            output_file = computed.output.finish(storage, path)
-            late_file = computed.late.finish(storage, late_path, late=True)
+        with at.clock.phase("upload", "taking the checkpoint"):
+            path, late_path = (
+                paths.output(self.content.interval, self.content.attempt, at.shard, at.task, late=late)
+                for late in (False, True)
+            )
+            output_file = computed.output.finish(at.storage, path)
+            late_file = computed.late.finish(at.storage, late_path, late=True)
             if state.stored.changed_bytes or not same_layout or self.mode == "full" or restored.base is None:
-                snapshot = self._snapshot(restored, state, changelog, storage, work, shard, task, owned, clock)
+                snapshot = self._snapshot(restored, state, changelog, at)
         return replace(
-            ack_of(shard, snapshot, restored.base, clock, restored),
+            ack_of(at.shard, snapshot, restored.base, at.clock, restored),
             outputs=tuple(file for file in (output_file, late_file) if file is not None),
             newest_event_us=inputs.newest_event_us,
             input_rows=inputs.input_rows,
@@ -239,47 +236,36 @@ class IntervalJob(JobOnContent):
         return Computed(inputs=inputs, keys=keys, output=output, late=late)
 
     def _snapshot(
-        self,
-        restored: RestoredShard,
-        state: ShardState,
-        changelog: ShardChangelog | None,
-        storage: Storage,
-        work: Path,
-        shard: int,
-        task: int,
-        owned: KeyGroupRange,
-        clock: StopWatch,
+        self, restored: RestoredShard, state: ShardState, changelog: ShardChangelog | None, at: _Task
     ) -> Snapshot:
-        key_group_states = state.key_group_states()
+        key_group_states, attempt = state.key_group_states(), self.content.attempt
         if changelog and changelog.fits(most_bytes(restored.store, key_group_states, self.engine)):
-            return changelog.append(storage, attempt=self.content.attempt, task=task, key_group_states=key_group_states)
-        with clock.phase("consolidate", "merging files"):
+            return changelog.append(at.storage, attempt=attempt, task=at.task, key_group_states=key_group_states)
+        with at.clock.phase("consolidate", "merging files"):
             key_group_states = count_bytes(restored.store, key_group_states)
             consolidate(
                 restored.store,
                 key_groups=key_group_states,
                 options=self.engine,
-                shard=shard,
+                shard=at.shard,
                 parallelism=self.parallelism,
                 sequence=self.h0,
             )
         return take_snapshot(
             restored.store,
-            storage,
-            image=work / "image",
-            attempt=self.content.attempt,
-            shard=shard,
-            task=task,
-            key_groups=owned,
+            at.storage,
+            image=at.work / "image",
+            attempt=attempt,
+            shard=at.shard,
+            task=at.task,
+            key_groups=at.owned,
             key_group_states=key_group_states,
             opened=restored.opened if self.mode != "full" else None,
             inline_budget_bytes=inline_budget_bytes(self.parallelism),
             cache=open_cache(self.engine),
         )
 
-    def _changelog(
-        self, restored: RestoredShard, shard: int, owned: KeyGroupRange, work: Path
-    ) -> ShardChangelog | None:
+    def _changelog(self, restored: RestoredShard, at: _Task) -> ShardChangelog | None:
         """Return the recorder that writes the shard's changes as a segment; None if the shard must upload SSTs instead.
 
         A segment can follow only a base manifest with the same key groups, or a shard that starts empty. After a change
@@ -289,16 +275,16 @@ class IntervalJob(JobOnContent):
         base, ref = restored.base, None
         if not self.base_parallelism:
             base = ShardManifest(
-                shard=shard, key_groups=owned, files=(), inline_files=(), segments=(), key_group_states=()
+                shard=at.shard, key_groups=at.owned, files=(), inline_files=(), segments=(), key_group_states=()
             )
         elif self.base_parallelism == self.parallelism:
-            ref = next(ref for ref in self.base if ref.shard == shard)
+            ref = next(ref for ref in self.base if ref.shard == at.shard)
         if self.mode != "changelog" or base is None:
             return None
         return ShardChangelog(
             restored.store,
-            replace(base, shard=shard),
-            work / "changes",
+            replace(base, shard=at.shard),
+            at.work / "changes",
             self.changelog,
             base_ref=ref,
             parallelism=self.parallelism,
@@ -315,25 +301,21 @@ class IntervalJob(JobOnContent):
             if self.event_time is None
             else self.event_time.due_ms(self.content.interval.end_ms)
         )
-        times: Any = {
-            "time_mode": self.content.time.mode,
-            "timer_values": self._timer_values(self.content.time.watermark_ms),
-            "expired_values": self._timer_values(due_ms if self.event_time is not None else None),
-            "due_ms": due_ms,
-        }
+        clock = Clock(
+            mode=self.content.time.mode,
+            now=self._timer_values(self.content.time.watermark_ms),
+            expired=self._timer_values(due_ms if self.event_time is not None else None),
+            due_ms=due_ms,
+        )
         if self.api == "arrow":
-            columnar = ArrowRunner(
-                self.processor,
-                state,
-                struct_of(self.content.key_schema),
-                struct_of(self.input_schema),
-                output,
-                user_code,
+            columns = InputColumns(
+                key_schema=struct_of(self.content.key_schema),
+                input_schema=struct_of(self.input_schema),
                 event_time=None if self.event_time is None else self.event_time.column,
                 late_ms=None if self.event_time is None else self.event_time.late_ms,
                 order_by=self.order_by,
-                **times,
             )
+            columnar = ArrowRunner(self.processor, state, columns, output, user_code, clock)
             columnar.process(inputs)
             return columnar, columnar.keys
         zone, frames = zone_of(self.zone), self.api == "pandas"
@@ -351,7 +333,7 @@ class IntervalJob(JobOnContent):
             if frames
             else OutputRows(output, zone.rules),
             user_code,
-            **times,
+            clock,
         )
         rows = KeyedInput(
             inputs,
@@ -392,7 +374,6 @@ class IntervalJob(JobOnContent):
         return TimerValues(self.content.time.processing_time_ms, watermark_ms or 0) if timed else TimerValues(-1, -1)
 
     def finish(self, at: Location, acks: list[ShardAck], plan_us: int = 0, spark_us: int = 0) -> Prepared:
-        """Write `prepared.json`, and return its content."""
         content = self.content
         expected_rows = content.source_position.get("counts", {}).get("rows")
         input_rows = sum(ack.input_rows for ack in acks)

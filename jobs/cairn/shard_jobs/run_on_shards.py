@@ -91,12 +91,10 @@ class JobOnContent:
 
     @property
     def parallelism(self) -> int:
-        """Return the number of shards of the checkpoint, attempt or savepoint."""
         return self.content.parallelism
 
     @property
     def max_parallelism(self) -> int:
-        """Return the number of key groups of the checkpoint, attempt or savepoint."""
         return self.content.max_parallelism
 
     def refs_of(self, shard: int) -> tuple[ShardRef, ...]:

@@ -32,8 +32,6 @@ from state_backend.values.records import InlineShard, ShardManifest
 
 @frozen
 class SavepointAck:
-    """Result of one shard."""
-
     shard: int
     # The manifest of the written files, for a native savepoint; else None.
     manifest: ShardManifest | None
@@ -42,8 +40,6 @@ class SavepointAck:
 
 @frozen
 class SavepointJob(JobOnContent):
-    """Job that takes a savepoint. The driver sends it to the workers."""
-
     root: str
     destination: str
     savepoint: str

@@ -192,7 +192,7 @@ def try_code(
     """
     check_running(spark)
     use_this_python(spark)
-    plan = plan_trial(spark, pipeline, intervals, root, code=code, name=trial, savepoint=savepoint, ends_ms=0)
+    plan = plan_trial(spark, pipeline, intervals, root, code=code, name=trial, savepoint=savepoint)
     if on_plan is not None:
         on_plan(plan)
     if now_ms is None:
@@ -240,7 +240,6 @@ def plan_trial(
     code: str,
     name: str | None,
     savepoint: str | None,
-    ends_ms: int,
 ) -> TrialPlan:
     """Check whether the intervals can be tried, and from which state.
 
@@ -280,7 +279,7 @@ def plan_trial(
         length_ms=first.end_ms - first.start_ms,
         attempt=str(uuid.uuid4()),
         base=_trial_base(base, target, savepoint),
-        ends_ms=ends_ms,
+        ends_ms=0,
     )
     if before is not None:
         check_same_trial(before, made)

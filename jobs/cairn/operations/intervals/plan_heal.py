@@ -115,8 +115,6 @@ class OpenBackfill:
 
 @frozen
 class AirflowView:
-    """The pipeline's DAG in Airflow."""
-
     dag_id: str
     paused: bool
     runs: tuple[AirflowRun, ...]
@@ -133,8 +131,6 @@ class AirflowView:
 
 @frozen
 class ToRun:
-    """An interval that must run."""
-
     interval: Interval
     reason: Reason
 
@@ -202,12 +198,10 @@ class RunIntervals:
 
     @property
     def first(self) -> datetime:
-        """The start of the first interval."""
         return self.to_run[0].interval.start
 
     @property
     def last(self) -> datetime:
-        """The start of the last interval."""
         return self.to_run[-1].interval.start
 
     def __str__(self) -> str:

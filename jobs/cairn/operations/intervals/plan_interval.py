@@ -20,7 +20,7 @@ from cairn.rows.column_names import ColumnNames, check_spelling, grouping_names
 from cairn.rows.routing import Inputs, key_schema_of
 from cairn.rows.watermark import EventTime, event_time_of
 from cairn.runners.output_schema import recorded_schema
-from cairn.runners.processor_handle import ArrowDeclaringHandle, DeclaringHandle
+from cairn.runners.processor_handle import ArrowDeclaringHandle, DeclaringHandle, InputColumns
 from cairn.runners.user_code import describe_error
 from cairn.shard_jobs.interval import IntervalJob
 from cairn.shipping.code_version import begin_code_version, code_reference
@@ -54,8 +54,6 @@ MODES = ("incremental", "full", "changelog")
 
 @frozen
 class Attempt:
-    """One try to process an interval."""
-
     id: str
     interval: Interval
     run: RunRef
@@ -75,8 +73,6 @@ class Attempt:
 
 @frozen
 class IntervalPlan:
-    """The work of an interval."""
-
     job: IntervalJob
     inputs: Inputs
     options: Mapping[str, str]
@@ -332,7 +328,6 @@ def _derived_output(spark: SparkSession, pipeline: Pipeline, input_schema: Struc
 
 
 def _check_output(spark: SparkSession, log: Log, pipeline: Pipeline, interval: Interval, declared: StructType) -> None:
-    """Raise `UsageError` if the interval's output would clash with the output of other intervals."""
     earlier = (f["name"] for schema in recorded_schemas(log) for f in schema["fields"])
     check_spelling(declared, _case_sensitive(spark), f"pipeline {pipeline.name!r}: output_schema", earlier)
     check_output_schema(log, pipeline.name, interval, recorded_schema(declared.jsonValue()))
@@ -478,7 +473,8 @@ def _declaring_handle(
     names = _names_of(spark, input_schema, f"pipeline {pipeline.name!r}: the input")
     event_time = None if pipeline.event_time is None else names.find(pipeline.event_time)
     order_by = tuple(map(names.find, pipeline.order_by))
-    return ArrowDeclaringHandle(parse, pipeline.time_mode, key_schema, input_schema, event_time, order_by)
+    columns = InputColumns(key_schema=key_schema, input_schema=input_schema, event_time=event_time, order_by=order_by)
+    return ArrowDeclaringHandle(parse, pipeline.time_mode, columns)
 
 
 def _check_unchanged(pipeline: Pipeline, base: Content | None, key_schema: StructType, names: ColumnNames) -> None:

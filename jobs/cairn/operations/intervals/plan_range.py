@@ -41,8 +41,6 @@ class Keep:
 
 @frozen
 class Compute:
-    """Decision: the interval is computed and committed."""
-
     why: str
 
 
@@ -124,7 +122,6 @@ def named_intervals(first: str, last: str, rule: Schedule | timedelta) -> tuple[
 
 
 def intervals_between(first: datetime, end: datetime, length: timedelta) -> tuple[Interval, ...]:
-    """Return the intervals of one length from `first` up to `end`."""
     if length <= timedelta(0) or end <= first:
         raise UsageError(
             f"there is no interval from {format_instant(first)} to {format_instant(end)}: the end must be after the start"
@@ -139,7 +136,6 @@ def intervals_between(first: datetime, end: datetime, length: timedelta) -> tupl
 
 
 def check_in_order(intervals: Sequence[Interval]) -> None:
-    """Raise `UsageError` if an interval does not start where the interval before it ends."""
     for before, after in pairwise(intervals):
         if before.end != after.start:
             raise UsageError(
@@ -164,12 +160,10 @@ class Progress:
     recent_s: tuple[float, ...]
 
     def count_computed(self, seconds: float) -> Progress:
-        """Return the progress after an interval that took `seconds` to compute."""
         recent = (*self.recent_s, seconds)[-_RECENT:]
         return Progress(done=self.done + 1, total=self.total, kept=self.kept, recent_s=recent)
 
     def count_kept(self) -> Progress:
-        """Return the progress after an interval that kept its result."""
         return Progress(done=self.done + 1, total=self.total, kept=self.kept + 1, recent_s=self.recent_s)
 
     @property

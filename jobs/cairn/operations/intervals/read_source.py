@@ -44,8 +44,6 @@ _BAD_DATA = re.compile(r"(\[[A-Z_.]+\] [^\n]*)SQLSTATE: 22\w{3}")
 
 @frozen
 class Read:
-    """The source's answer for an interval."""
-
     rows: DataFrame
     # The position that the source records; empty if it records none.
     position: dict[str, Any]
@@ -53,7 +51,6 @@ class Read:
 
 
 def read_source(spark: SparkSession, pipeline: Pipeline, interval: Interval) -> Read:
-    """Call the source, and return the rows of the interval and the source's position."""
     where = f"pipeline {pipeline.name!r}, {interval}"
     try:
         read: Any = pipeline.source(spark, interval)
@@ -103,7 +100,6 @@ def without_java(text: str) -> str:
 
 
 def check_types(schema: StructType, what: str) -> None:
-    """Raise `SourceError` if a column has a type that can't be passed to Python."""
     for field in schema.fields:
         found = next(_not_for_python(field.dataType), None)
         if found is not None:

@@ -11,12 +11,12 @@ from cairn.operations.intervals.plan_interval import Attempt
 from cairn.operations.intervals.process_interval import process_interval
 from cairn.pipeline import Interval, Pipeline
 from cairn.shard_jobs.run_on_shards import StopWatch
-from state_backend.checkpoint.clean_up_dropped import clean_up
+from state_backend.checkpoint.clean_up_dropped import try_clean_up
 from state_backend.checkpoint.commit_attempt import commit
 from state_backend.checkpoint.find_checkpoint import record_of
 from state_backend.checkpoint.location import Location, locate
 from state_backend.checkpoint.log import Log, read_newest
-from state_backend.values.errors import CorruptFile, SinkFailed
+from state_backend.values.errors import SinkFailed
 from state_backend.values.human_units import in_words
 from state_backend.values.records import NO_PERMISSIONS, Permissions, Record, RunRef, own_run
 
@@ -92,15 +92,8 @@ def finish_commit(
             pipeline.call_sink(at, spark, after=after)
     except SinkFailed as error:
         failed = error
-    try:
-        with clock.phase("clean_up", "cleaning up"):
-            clean_up(at.storage, after)
-    except CorruptFile as error:  # Another checkpoint is damaged. This commit is valid.
-        log.warning(
-            "%s: the clean-up deleted nothing, because Cairn can't tell which files are needed: %s",
-            pipeline.name,
-            error,
-        )
+    with clock.phase("clean_up", "cleaning up"):
+        try_clean_up(at.storage, after)
     if failed is not None:
         if checkpoint_id in failed.ids:
             raise failed

@@ -73,17 +73,16 @@ class Outcome:
         ours: True if this run committed the checkpoint, now or in an earlier try.
         checkpoint: Id of the checkpoint; None if a dry run would compute the interval.
         record: The record that this call committed. Only `on_outcome` gets it. The outcomes that `run_intervals`
-            returns have None, since the records of a long range would fill the memory. `record_of` reads
-            a retained record by its id.
+            returns have None, since the records of a long range would fill the memory.
         why: A sentence for the log.
     """
 
     interval: Interval
     computed: bool
-    ours: bool
-    checkpoint: int | None
-    record: Record | None
     why: str
+    ours: bool = True
+    checkpoint: int | None = None
+    record: Record | None = None
 
 
 OnOutcome = Callable[[Outcome, Progress], None]
@@ -202,23 +201,16 @@ def plan_intervals(
                 if again is None
                 else f"{decision.why}; computed again if the new result of {again} differs"
             )
-            outcomes.append(
-                Outcome(
-                    interval=interval,
-                    computed=False,
-                    ours=decision.ours,
-                    checkpoint=decision.checkpoint,
-                    record=None,
-                    why=why,
-                )
-            )
+            outcomes.append(_kept(interval, decision, why))
         else:
             again = again or (interval if result is not None else None)
             permissions = _of_later(permissions)
-            outcomes.append(
-                Outcome(interval=interval, computed=True, ours=True, checkpoint=None, record=None, why=decision.why)
-            )
+            outcomes.append(Outcome(interval=interval, computed=True, why=decision.why))
     return outcomes
+
+
+def _kept(interval: Interval, decision: Keep, why: str) -> Outcome:
+    return Outcome(interval=interval, computed=False, ours=decision.ours, checkpoint=decision.checkpoint, why=why)
 
 
 def _of_later(permissions: Permissions) -> Permissions:
@@ -285,7 +277,6 @@ class _Aside:
         self._under_way = self._pool.submit(work)
 
     def wait(self) -> Any:
-        """Wait for the function that the thread runs now."""
         under_way, self._under_way = self._under_way, None
         return None if under_way is None else under_way.result()
 
@@ -366,15 +357,7 @@ class _Range:
                     self.finishing.wait()
                     finish_commit(self.spark, self.pipeline, self._at, decision.checkpoint)
                 why = f"keeps checkpoint {decision.checkpoint}: {decision.why}"
-                kept = Outcome(
-                    interval=interval,
-                    computed=False,
-                    ours=decision.ours,
-                    checkpoint=decision.checkpoint,
-                    record=None,
-                    why=why,
-                )
-                yield kept, time.monotonic() - started
+                yield _kept(interval, decision, why), time.monotonic() - started
                 continue
             following = intervals[n + 1] if n + 1 < len(intervals) else None
             if following is not None and isinstance(keep_or_compute(there.get(following), "none", self.run), Keep):
@@ -385,10 +368,8 @@ class _Range:
             there = spoilt_by(there, record)
             permissions = _of_later(permissions)
             why = f"checkpoint {record.id}, because {decision.why}"
-            yield (
-                Outcome(interval=interval, computed=True, ours=True, checkpoint=record.id, record=record, why=why),
-                time.monotonic() - started,
-            )
+            made = Outcome(interval=interval, computed=True, checkpoint=record.id, record=record, why=why)
+            yield made, time.monotonic() - started
         self.finishing.wait()
 
     def _compute(self, interval: Interval, read: Read, permissions: Permissions, following: Interval | None) -> Record:

@@ -55,7 +55,6 @@ def run_range(request: RunRange, place: Place) -> dict[str, Any]:
 
 
 def describe_outcomes(outcomes: Sequence[Outcome]) -> dict[str, Any]:
-    """Return the outcomes as JSON values: each interval's, and their counts."""
     computed = sum(outcome.computed for outcome in outcomes)
     return {
         "intervals": [

@@ -26,7 +26,6 @@ class MadeOf:
 
 
 def made_of(content: Content) -> MadeOf:
-    """Return what a recorded result was made of."""
     return MadeOf(
         code_hash=content.code_hash,
         code_version=content.code_version,

@@ -12,7 +12,7 @@ from cairn.shard_jobs.consolidate import ConsolidationJob
 from cairn.shard_jobs.run_on_shards import run_on_shards
 from cairn.shard_jobs.write_savepoint import SavepointJob
 from state_backend.adapters.open_storage import check_outside, join_url, open_storage
-from state_backend.checkpoint.clean_up_dropped import clean_up
+from state_backend.checkpoint.clean_up_dropped import try_clean_up
 from state_backend.checkpoint.commit_attempt import commit
 from state_backend.checkpoint.dropped_checkpoint import telling_drops
 from state_backend.checkpoint.find_checkpoint import record_of
@@ -26,7 +26,7 @@ from state_backend.checkpoint.savepoints import read_savepoint, remove_leftovers
 from state_backend.formats import paths
 from state_backend.inspection.verify import offering_intact
 from state_backend.ports.storage import Storage
-from state_backend.values.errors import AlreadyExists, CorruptFile, StateUnusable, UsageError
+from state_backend.values.errors import AlreadyExists, StateUnusable, UsageError
 from state_backend.values.human_units import size
 from state_backend.values.intervals import format_instant
 from state_backend.values.marks import Savepoint
@@ -176,14 +176,7 @@ def consolidate_checkpoint(spark: SparkSession, pipeline: Pipeline, root: str, r
         log.info("%s: checkpoint %d has nothing to consolidate", pipeline.name, record.id)
         return record
     consolidated = commit(at, attempt).record
-    try:
-        clean_up(at.storage)
-    except CorruptFile as error:  # Another checkpoint is damaged. This commit is valid.
-        log.warning(
-            "%s: the clean-up deleted nothing, because Cairn can't tell which files are needed: %s",
-            pipeline.name,
-            error,
-        )
+    try_clean_up(at.storage)
     if consolidated is None:
         raise UsageError(
             f"the consolidation of checkpoint {record.id} of {pipeline.name!r} was dropped by retention at once; leave out consolidate"
