@@ -16,7 +16,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from cairn.operations.savepoints.restore_savepoint import restore_savepoint
-from cairn.pipeline import Pipeline
 from cairn.shard_jobs.fill_from_savepoint import RestoreJob
 from state_backend.adapters.local_storage import LocalStorage
 from state_backend.adapters.memory_storage import MemoryStorage
@@ -36,7 +35,8 @@ from state_backend.values.errors import CorruptFile, CorruptRecord, Fenced, Unkn
 from state_backend.values.marks import Claim
 from state_backend.values.records import Permissions
 from state_backend.values.retention import KeepLast
-from tests.support.checkpoints import START, Folder, content, day, start_ms
+from tests.support.bare_pipeline import bare_pipeline
+from tests.support.checkpoints import Folder, content, day, start_ms
 from tests.support.coordinator import Coordinator
 from tests.support.faulty_storage import Fault, FaultyStorage, StopHere, stop_at
 from tests.support.in_process import run_here
@@ -315,16 +315,7 @@ def without_spark(folder: Path, source: dict[int, Fault], root: dict[int, Fault]
 
 
 ANY: Any = None
-PIPELINE = Pipeline(
-    name="p",
-    start=START,
-    source=lambda spark, interval: ANY,
-    key=["k"],
-    processor=object,
-    output_schema="k string",
-    parallelism=1,
-    max_parallelism=MAX_PARALLELISM,
-)
+PIPELINE = bare_pipeline(parallelism=1, max_parallelism=MAX_PARALLELISM)
 
 
 @pytest.mark.parametrize(
@@ -450,8 +441,7 @@ def test_an_empty_pipeline_goes_on_from_a_restored_savepoint() -> None:
     ],
 )
 def test_a_pipeline_with_another_start_is_refused(changes: Any, says: str) -> None:
-    folder = Folder()
-    folder.run(day(1), "a1")
+    folder = Folder(days=1)
     with pytest.raises(UsageError, match=says):
         begin_restore(folder, 2, **changes)
 
