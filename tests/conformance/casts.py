@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import collections
-import dataclasses
-import enum
 from collections.abc import Iterator
 from datetime import UTC, date, datetime, timedelta, timezone
 from decimal import Decimal
@@ -37,16 +35,6 @@ TYPES = {
 }
 
 
-class Colour(enum.IntEnum):
-    RED = 3
-
-
-@dataclasses.dataclass
-class Point:
-    a: int
-    b: str
-
-
 Named = collections.namedtuple("Named", "a b")
 
 # What the expressions may use.
@@ -60,8 +48,6 @@ SCOPE = {
     "datetime": datetime,
     "timedelta": timedelta,
     "timezone": timezone,
-    "Colour": Colour,
-    "Point": Point,
     "Named": Named,
     "deque": collections.deque,
 }

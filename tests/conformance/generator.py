@@ -1,6 +1,6 @@
 """Random processors and inputs, under real Spark and under Cairn: outputs, states and timers must be equal.
 
-    python -m tests.conformance.generator --first 0 --seeds 20 [--zone America/New_York] [--cairn-only [--server sc://…]]
+    python -m tests.conformance.generator --first 0 --seeds 20 [--zone America/New_York]
 
 A seed is one streaming query: types of key and columns, API, clock, batches. Each key of it is a case of its own: a random
 program, one call per row (row API) or per frame (pandas API). Seeds that differ are printed, with what differs.
@@ -18,7 +18,6 @@ yielded rows.
 from __future__ import annotations
 
 import argparse
-import hashlib
 import random
 import sys
 import tempfile
@@ -35,7 +34,7 @@ import pandas as pd
 from pyspark.sql.streaming import StatefulProcessor
 from pyspark.sql.types import Row
 
-from tests.support.spark_streaming import Case, write_batches
+from tests.support.spark_streaming import Case
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -338,19 +337,6 @@ def run_seed(spark: SparkSession, seed: int, zone: str, process_zone: str, folde
     return cases, run_both(spark, case, folder).differences()
 
 
-def cairn_alone(spark: SparkSession, seed: int, zone: str, folder: Path) -> str:
-    """A hash of what Cairn alone makes of a seed, output and state, in intervals that always end at the same times."""
-    from tests.support.both_engines import run_under_cairn
-
-    spark.conf.set("spark.sql.session.timeZone", zone)
-    case = make_case(seed, zone, zone)
-    files = write_batches(spark, case, folder / "input")
-    ends_ms = [1_730_000_000_000 + 3_600_000 * n for n in range(len(files))]
-    outcome, records = run_under_cairn(spark, case, files, folder / "root", ends_ms)
-    found = repr([sorted(map(shown, rows)) for rows in outcome.outputs]) + str(records[-1].content.digest)
-    return hashlib.sha256(found.encode()).hexdigest()
-
-
 def main() -> int:
     """Runs the seeds; 1 if any differs."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -358,17 +344,10 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--zone", choices=ZONES, default="UTC")
     parser.add_argument("--process-zone", default="UTC", help="what TZ is, for whoever starts this")
-    parser.add_argument("--cairn-only", action="store_true", help="print a hash of each seed's outcome")
-    parser.add_argument("--server", default="local[2]", help="where Cairn runs, with --cairn-only: sc://…")
     options = parser.parse_args()
     from cairn.spark.session import connect
 
-    spark = connect(options.server, "conformance")
-    if options.cairn_only:
-        for seed in range(options.first, options.first + options.seeds):
-            with tempfile.TemporaryDirectory() as folder:
-                print(f"seed {seed}: {cairn_alone(spark, seed, options.zone, Path(folder))}", flush=True)
-        return 0
+    spark = connect("local[2]", "conformance")
     spark.sparkContext.setLogLevel("OFF")
     total, failed = 0, []
     for seed in range(options.first, options.first + options.seeds):

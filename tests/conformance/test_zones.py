@@ -1,23 +1,28 @@
-"""Time zones of sessions, processes and hosts: random programs against Spark, and hosts against each other."""
+"""Time zones of sessions, processes and pipelines: random programs against Spark, and what a pipeline records."""
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pyarrow.parquet as pq
 import pytest
+from pyspark.sql.streaming import StatefulProcessor
+from pyspark.sql.types import Row
 
+from cairn.operations.intervals.run_interval import run_interval
+from cairn.pipeline import Interval, Pipeline
 from state_backend.values import errors
 from tests.conformance.generator import ZONES
-from tests.conformance.hosts import run_hours
 from tests.support.tiers import ALL
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 pytestmark = pytest.mark.spark
 
@@ -45,16 +50,64 @@ def test_generated_programs(first: int, seeds: int, zone: str, tz: str | None) -
     print(ran.stdout)
 
 
-@pytest.mark.long("a minute: a Spark of its own for each host")
-def test_hosts_in_different_zones_agree(spark: SparkSession, tmp_path: Path) -> None:
-    """One runs the first two hours, another the third; the state and what is computed from wall time are as on one host."""
-    alone = run_hours(spark, tmp_path / "alone", 0, 3)
-    first = run_hours(spark, tmp_path / "shared", 0, 2)
-    ran = run("tests.conformance.hosts", str(tmp_path / "shared"), "2", "3", tz="America/New_York")
-    second = json.loads(ran.stdout.splitlines()[-1])
-    assert second["digest"] == alone["digest"]
-    assert first["rows"] + second["rows"] == alone["rows"]
-    assert os.environ["TZ"] == "UTC"
+START = datetime(2024, 11, 3, 4, tzinfo=UTC)
+HOUR = timedelta(hours=1)
+
+
+class WallClock(StatefulProcessor):
+    """Computes with wall time in all the ways that depend on a process's zone."""
+
+    def init(self, handle: Any) -> None:
+        self.handle = handle
+        self.last = handle.getValueState("last", "at timestamp, naive timestamp")
+
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+        for row in rows:
+            before = self.last.get()
+            self.last.update((row.at, datetime(2024, 11, 3, 1, 30)))
+            at, naive = self.last.get()
+            yield Row(
+                user=key[0],
+                elapsed=row.at.timestamp() - before[0].timestamp() if before else None,
+                wall=f"{at} {at.hour} {datetime.fromtimestamp(row.at.timestamp())} {datetime.fromtimestamp(0)}",
+                naive=naive.timestamp(),
+                naive_out=naive,
+            )
+        self.handle.registerTimer(timerValues.getCurrentProcessingTimeInMs())
+
+    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Row]:
+        yield Row(user=key[0], wall=f"{key}")
+
+
+def read_rows(spark: SparkSession, interval: Interval) -> DataFrame:
+    rows = [(user, interval.start + timedelta(minutes=m)) for user in "ab" for m in (0, 9, 30)]
+    return spark.createDataFrame(rows, "user string, at timestamp")
+
+
+def pipeline(**changes: Any) -> Pipeline:
+    settings: dict[str, Any] = {
+        "name": "hosts",
+        "start": START,
+        "source": read_rows,
+        "key": ["user"],
+        "order_by": ["at"],
+        "processor": WallClock,
+        "output_schema": "user string, elapsed double, wall string, naive double, naive_out timestamp",
+        "max_parallelism": 8,
+    }
+    return Pipeline(**settings | changes)
+
+
+def run_hours(spark: SparkSession, root: Path, first: int, end: int, **changes: Any) -> dict[str, Any]:
+    """What the last checkpoint and all outputs of these hours hold."""
+    rows: list[str] = []
+    digest = 0
+    for n in range(first, end):
+        record = run_interval(spark, pipeline(**changes), Interval(START + n * HOUR, START + (n + 1) * HOUR), str(root))
+        files = [root / "hosts" / f.handle.path for f in record.content.outputs]
+        rows += sorted(repr(row) for file in files for row in pq.read_table(file).to_pylist())
+        digest = record.content.digest
+    return {"digest": digest, "rows": rows}
 
 
 def test_a_pipeline_has_a_zone_of_its_own(spark: SparkSession, tmp_path: Path) -> None:

@@ -236,7 +236,7 @@ def test_list_takes_a_string_prefix_and_sorts_by_path(storage: Storage) -> None:
 
 
 def test_delete_removes_one_file_and_never_its_neighbours(storage: Storage) -> None:
-    """F41: deleting one file never deletes its parent; a missing file is no error."""
+    """F27, F41: deleting one file never deletes its parent; a missing file is no error."""
     storage.create("shared/a/1", b"1")
     storage.create("shared/a/2", b"2")
 

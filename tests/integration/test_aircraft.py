@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import pyarrow.parquet as pq
 import pytest
 
-from cairn.data_sources.keyed_state import KeyedState
 from cairn.operations.intervals.plan_range import Progress
 from cairn.operations.intervals.run_interval import run_interval
 from cairn.operations.intervals.run_intervals import Outcome, run_intervals
@@ -20,6 +19,7 @@ from pipelines.land_flights import land
 from state_backend.values.records import Record
 from tests.oracles.aircraft import Expected, expected, row_order
 from tests.support.coordinator import coordinator_of
+from tests.support.spark_tables import state_table
 from tests.support.validating import validate_checkpoint
 
 if TYPE_CHECKING:
@@ -77,12 +77,6 @@ def output_rows(root: Path, record: Record) -> list[dict[str, Any]]:
     return sorted((row for f in files for row in pq.read_table(f).to_pylist()), key=row_order)
 
 
-def state(spark: SparkSession, root: Path, name: str) -> list[Any]:
-    spark.dataSource.register(KeyedState)
-    reader = spark.read.format("keyed_state").option("root", str(root)).option("pipeline", "aircraft")
-    return reader.option("state", name).load().collect()
-
-
 def test_outputs_are_those_of_pandas(four_months: tuple[Path, list[Record]], oracle: Expected) -> None:
     """Every field of every row of 120 days: each flight exactly once, with what was known before it, and the idle rows.
     Output files outlive their checkpoints, so all days are read."""
@@ -98,13 +92,16 @@ def test_outputs_are_those_of_pandas(four_months: tuple[Path, list[Record]], ora
 def test_state_is_that_of_pandas(spark: SparkSession, four_months: tuple[Path, list[Record]], oracle: Expected) -> None:
     """Every field, after the idle timer and the expiry of routes have worked for a month."""
     root, records = four_months
-    history = {row.key.tailnum: row.value.asDict() for row in state(spark, root, "history")}
+    history = {
+        row.key.tailnum: row.value.asDict()
+        for row in state_table(spark, root, "history", pipeline="aircraft").collect()
+    }
     assert history == oracle.history
     routes: dict[str, dict[tuple[str, str], int]] = {}
-    for row in state(spark, root, "routes"):
+    for row in state_table(spark, root, "routes", pipeline="aircraft").collect():
         routes.setdefault(row.key.tailnum, {})[row.user_key.origin, row.user_key.dest] = row.value.flights
     assert routes == oracle.routes
-    timers = {row.key.tailnum for row in state(spark, root, "$timers")}
+    timers = {row.key.tailnum for row in state_table(spark, root, "$timers", pipeline="aircraft").collect()}
     assert timers == {tail for tail, fields in oracle.history.items() if fields["idle_timer_ms"] is not None}
     ever = {row["tailnum"] for rows in oracle.rows.values() for row in rows if row["departed"] and row["tailnum"]}
     assert set(routes) < ever, "no route has expired, so the test shows nothing of expiry"

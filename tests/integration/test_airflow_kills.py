@@ -108,7 +108,7 @@ def test_kill_9_of_the_driver(killing: Begin) -> None:
     day = killing()
     os.kill(day.drivers()[0], signal.SIGKILL)
     assert day.still_beats(), "the operation ended by itself, so this shows nothing"
-    wait_until(lambda: "interrupted operations of an earlier try" in day.log_of_try(2), 60, "the interrupt")
+    wait_until(lambda: "interrupted operations of an earlier try" in day.log_of_try(2), 120, "the interrupt")
     day.let_go()
     day.succeed()
     assert len(day.tries()) == 2
@@ -136,7 +136,7 @@ def test_kill_9_of_the_supervisor_with_two_live_writers(killing: Begin) -> None:
     os.kill(parent_of(task_of(driver)), signal.SIGKILL)
     wait_until(lambda: not alive(driver), 20, "the driver is gone")
     assert day.still_beats(), "nothing writes any more, so this shows nothing"
-    wait_until(lambda: "interrupted operations of an earlier try" in day.log_of_try(2), 60, "the interrupt")
+    wait_until(lambda: "interrupted operations of an earlier try" in day.log_of_try(2), 120, "the interrupt")
     day.let_go()
     day.succeed()
     assert len(day.tries()) == 2

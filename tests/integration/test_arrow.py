@@ -15,11 +15,11 @@ from pyspark.sql import functions as F
 
 from cairn.aggregates import ApproxDistinct, Count, Last, Max, Mean, Min, RunningAggregate, Sum
 from cairn.arrow_processor import ArrowProcessor, BatchResult, KeyedBatch, with_keys
-from cairn.data_sources.keyed_output import KeyedOutput
 from cairn.operations.intervals.run_interval import run_interval
 from cairn.pipeline import Interval
 from state_backend.values import errors
 from tests.support.counting import counting, day
+from tests.support.spark_tables import output_rows
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -56,12 +56,6 @@ def pipeline(processor: type, **changes: Any) -> Any:
     return counting(**{**settings, **changes})
 
 
-def emitted(spark: SparkSession, root: Path) -> list[tuple[Any, ...]]:
-    spark.dataSource.register(KeyedOutput)
-    reader = spark.read.format("keyed_output").option("root", str(root)).option("pipeline", "counting")
-    return sorted((tuple(r) for r in reader.load().collect()), key=str)
-
-
 class Parts(ArrowProcessor):
     """Counts rows and calls per key."""
 
@@ -96,7 +90,7 @@ def test_a_hot_key_is_split_only_where_that_is_allowed(spark: SparkSession, tmp_
     pipe = pipeline(processor, source=source, parallelism=1)
     record = run_interval(spark, pipe, day(0), str(tmp_path))
     assert record.content.totals.keys_touched == 5_001
-    rows = {user: (total, times) for user, total, times in emitted(spark, tmp_path)}
+    rows = {user: (total, times) for user, total, times in output_rows(spark, tmp_path)}
     assert len(rows) == 5_001
     assert rows["hot"][0] == hot
     assert (rows["hot"][1] > 2) == (processor is Parts)
@@ -143,12 +137,7 @@ def test_a_running_aggregate_is_what_sql_gives_over_all_intervals(spark: SparkSe
     )
     for n in range(4):
         run_interval(spark, pipe, day(n), str(tmp_path))
-    latest: dict[Any, tuple[Any, ...]] = {}
-    spark.dataSource.register(KeyedOutput)
-    reader = spark.read.format("keyed_output").option("root", str(tmp_path)).option("pipeline", "counting")
-    for n in range(4):
-        of_day = reader.option("start", day(n).start.isoformat()).option("end", day(n).end.isoformat())
-        latest |= {row.user: tuple(row)[1:] for row in of_day.load().collect()}
+    latest = {user: tuple(row) for n in range(4) for user, *row in output_rows(spark, tmp_path, day(n))}
     every = spark.createDataFrame([(*row, day) for day in ROWS for row in ROWS[day]], f"{SCHEMA}, day timestamp")
     expected = every.groupBy("user").agg(
         *[F.expr(e) for e in ("count(*)", "sum(n)", "min(n)", "max(n)", "avg(n)", "max_by(n, struct(day, n))")],

@@ -19,7 +19,6 @@ from state_backend.adapters.object_store import ChecksumStore, failure_of, trans
 from state_backend.adapters.open_storage import open_storage
 from state_backend.values.errors import (
     CairnError,
-    CorruptFile,
     NotFound,
     PermissionRefused,
     PreconditionFailed,
@@ -72,23 +71,6 @@ def test_another_writers_blocks_make_an_upload_begin_again(
         with pytest.raises(StorageUnavailable, match="lost the upload; try again"):
             storage.upload("a", tmp_path / "file")
     assert storage.upload("a", tmp_path / "file") == handle_of("a", LARGE)
-
-
-def test_a_copy_within_the_server_moves_no_bytes(server: FaultyProxy) -> None:
-    storage, target = fresh(), fresh()
-    handle = storage.create("large", LARGE)
-    before = len(server.requests)
-    assert target.copy_from(storage, handle, "here") == handle_of("here", LARGE)
-    assert all(len(r.body) < 2000 and r.method != "GET" for r in server.requests[before:])
-    assert target.checksum("here") == handle.crc32c
-    storage.delete("large")
-    assert target.read("here") == LARGE
-    with pytest.raises(NotFound, match="large"):
-        target.copy_from(storage, handle, "there")
-    storage.create("large", NEW)
-    with pytest.raises(CorruptFile, match=f"expected {len(LARGE)} bytes"):
-        target.copy_from(storage, handle, "there")
-    assert [info.path for info in target.list("")] == ["here"]
 
 
 def test_of_many_deletes_a_failure_is_told(server: FaultyProxy, monkeypatch: pytest.MonkeyPatch) -> None:

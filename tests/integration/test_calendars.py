@@ -5,7 +5,6 @@ intervals at the end are those of an oracle, which knows neither croniter nor Ai
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -217,39 +216,6 @@ def test_other_calendars(airflow: AirflowServer, folder: Path, tmp_path: Path) -
     # Airflow notices the end of a backfill up to half a minute late, so most of the time a calendar waits.
     with ThreadPoolExecutor(3) as pool:
         assert "\n\n".join(filter(None, pool.map(played, RECORDED[1:]))) == ""
-
-
-def test_an_unpaused_dag_offers_to_begin_now(airflow: AirflowServer, folder: Path, tmp_path: Path) -> None:
-    pipe = pipe_of("begun_late", airflow, folder)
-    newest = pipe.case.intervals[-1]
-    airflow.client.pause(pipe.name, False)
-    text = pipe.refusal(newest)
-    assert "the DAG's catchup is off" in text and "7 intervals earlier" in text
-    code = re.search(r"set start=(datetime\([\d, ]+, tzinfo=UTC\))", text)
-    assert code is not None
-    start = eval(code[1], {"datetime": datetime, "UTC": UTC})
-    change(folder / "calendars", pipe.name, start=start.isoformat())
-    pipe.clear(newest)
-    assert pipe.ended([newest]) == {"success"}
-    assert sorted(pipe.log().current_outputs()) == [newest]
-
-
-def test_an_unpaused_dag_offers_longer_intervals(airflow: AirflowServer, folder: Path, tmp_path: Path) -> None:
-    pipe = pipe_of("too_short", airflow, folder)
-    airflow.client.pause(pipe.name, False)
-    wait_until(lambda: airflow.client.dag_runs(pipe.name), 60, "the newest hour")
-    (run,) = airflow.client.dag_runs(pipe.name)
-    hour = datetime.fromisoformat(run["data_interval_start"])
-    text = pipe.refusal(Interval(hour, hour + timedelta(hours=1)))
-    missing = (hour - pipe.case.bounds[0]) // timedelta(hours=1)
-    assert f"{missing:,} intervals earlier" in text
-    offered = re.search(r'schedule="@daily" \((\d+) intervals\)', text)
-    assert offered is not None and int(offered[1]) == len(pipe.case.bounds)
-    change_schedule(pipe, 'CronDataIntervalTimetable("@daily", timezone="UTC")', "0 0 * * *")
-    (fill,) = commands_in(text, "cairn backfill")
-    pipe.type(fill)
-    assert pipe.ended(pipe.case.intervals) == {"success"}
-    pipe.assert_as_the_oracle(pipe.case.intervals, tmp_path)
 
 
 @pytest.mark.spark

@@ -31,7 +31,11 @@ from tests.support.local_stack import AirflowServer, running_drivers
 from tests.support.reading import unnamed_files
 from tests.support.waiting import wait_until
 
-pytestmark = [pytest.mark.airflow, pytest.mark.spark]
+pytestmark = [
+    pytest.mark.airflow,
+    pytest.mark.spark,
+    pytest.mark.long("seven minutes: installs Celery and Redis"),
+]
 
 ROOT = Path(__file__).resolve().parents[2]
 FAR_MS = 4_102_444_800_000  # the year 2100: what nobody needs is old
@@ -137,7 +141,6 @@ def parent_of(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
 
 
-@pytest.mark.long("seven minutes: installs Celery and Redis")
 def test_kill_9_of_the_task_process(stack: Stack) -> None:
     """The kernel ends the driver with it."""
     day, driver = stack.day(), stack.driver()
@@ -148,7 +151,6 @@ def test_kill_9_of_the_task_process(stack: Stack) -> None:
     assert len(day.tries()) == 2
 
 
-@pytest.mark.long("seven minutes: installs Celery and Redis")
 def test_kill_9_of_the_supervisor(stack: Stack) -> None:
     """A process of Celery's pool. The task sees that it is gone and stops its driver."""
     day, driver = stack.day(), stack.driver()
@@ -159,7 +161,6 @@ def test_kill_9_of_the_supervisor(stack: Stack) -> None:
     assert len(day.tries()) == 2
 
 
-@pytest.mark.long("seven minutes: installs Celery and Redis")
 def test_kill_9_of_a_whole_worker(stack: Stack) -> None:
     """As if its host were gone, with the copies that it had: the other one makes the retry, from the storage."""
     day = stack.day()
@@ -173,7 +174,6 @@ def test_kill_9_of_a_whole_worker(stack: Stack) -> None:
     wait_until(lost.is_ready, 120, f"{lost.name} is back")
 
 
-@pytest.mark.long("seven minutes: installs Celery and Redis")
 def test_nothing_is_other_and_nothing_is_left(stack: Stack) -> None:
     """A day on each worker first: whoever works on a host removes what killed tasks left there."""
     for worker in stack.workers.values():

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from pyspark.sql.types import Row
 
-from cairn.data_sources.keyed_state import KeyedState
 from cairn.operations.intervals.run_interval import run_interval
 from cairn.operations.savepoints.take_savepoint import take_savepoint
 from cairn.pipeline import Pipeline
@@ -20,6 +19,7 @@ from state_backend.shard.manifest import manifest_of
 from state_backend.values.records import Record, ShardManifest
 from tests.support.coordinator import coordinator_of
 from tests.support.counting import DAYS, Counting, counting, day
+from tests.support.spark_tables import state_table
 from tests.support.validating import validate_checkpoint
 
 if TYPE_CHECKING:
@@ -59,9 +59,7 @@ def state_objects(root: Path) -> set[str]:
 
 
 def state(spark: SparkSession, root: Path, name: str) -> list[str]:
-    spark.dataSource.register(KeyedState)
-    reader = spark.read.format("keyed_state").option("root", str(root)).option("pipeline", "counting")
-    return sorted(map(str, reader.option("state", name).load().drop("shard").collect()))
+    return sorted(map(str, state_table(spark, root, name).drop("shard").collect()))
 
 
 # Mode and parallelism by day. Timers fire and entries expire on most of them.

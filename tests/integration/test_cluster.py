@@ -26,12 +26,19 @@ from state_backend.checkpoint.sweep_files import sweep
 from state_backend.inspection.verify import verify_pipeline
 from tests.support.held_days import HeldDay, HeldDays
 from tests.support.local_stack import AirflowServer, SparkConnectServer
+from tests.support.postgres_server import folder_of_a_server
 from tests.support.reading import unnamed_files
 from tests.support.s3_server import BUCKET, s3_server
 from tests.support.spark_cluster import HOSTS, SPARE, Cluster, Seen, cluster_in, seen_in
 from tests.support.waiting import wait_until
 
-pytestmark = [pytest.mark.airflow, pytest.mark.spark, pytest.mark.cluster, pytest.mark.s3]
+pytestmark = [
+    pytest.mark.airflow,
+    pytest.mark.spark,
+    pytest.mark.cluster,
+    pytest.mark.s3,
+    pytest.mark.long("a quarter of an hour: a Spark cluster of processes"),
+]
 
 ROOT = Path(__file__).resolve().parents[2]
 DAYS = 13  # more than there are tests
@@ -137,51 +144,45 @@ def small_disk() -> Iterator[tuple[Path, bool]]:
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     folder: Path = tmp_path_factory.mktemp("cluster")
-    # Not below pytest's own folder, which nobody but its owner may enter: PostgreSQL does not run as root.
-    database = Path(tempfile.mkdtemp(prefix="cairn-pg-"))
-    database.chmod(0o711)
-    try:
-        with (
-            s3_server(),
-            small_disk() as (disk, mounted),
-            cluster_in(folder / "cluster", temp={HOSTS[1]: disk}) as cluster,
-        ):
-            days = HeldDays(folder, f"s3://{BUCKET}/cluster", DAGS)
-            lacks = subprocess.run(
-                [cluster.python, "-I", "-c", "import rocksdict, cairn"], capture_output=True, text=True, check=False
-            )
-            assert "No module named 'cairn'" in lacks.stderr
-            # Its executors do have Cairn: a Connect server is sent nothing.
-            conf = {
-                key: json.dumps(value).strip('"')
-                for key, value in (cluster.conf | DECOMMISSION | EXCLUDE).items()
-                if key != "spark.pyspark.python"
-            }
-            connect = SparkConnectServer(ROOT, log_dir=folder / "logs", master=cluster.url, conf=conf)
-            spark = {"conn_type": "spark", "host": cluster.url, "extra": {"conf": cluster.conf}}
-            env = {
-                "AIRFLOW_CONN_CAIRN_SPARK": json.dumps(spark),
-                "AIRFLOW_CONN_CAIRN_CONNECT": connect.airflow_connection,
-                "SPARK_LOCAL_IP": "127.0.0.1",
-                "PYTHONPATH": str(folder),
-                "AIRFLOW__CORE__DAGS_FOLDER": str(folder / "dags"),
-            }
-            where = {"home": folder / "home", "log_dir": folder / "logs", "database_dir": database / "data"}
-            try:
-                with days.undisturbed(DAYS), AirflowServer(ROOT, env=env, **where) as airflow:
-                    for dag_id in DAGS:
-                        airflow.wait_for_dag(dag_id)
-                    yield Stack(cluster, connect, airflow, days, mounted)
-            finally:
-                connect.stop()
-    finally:
-        shutil.rmtree(database, ignore_errors=True)
+    with (
+        folder_of_a_server() as database,
+        s3_server(),
+        small_disk() as (disk, mounted),
+        cluster_in(folder / "cluster", temp={HOSTS[1]: disk}) as cluster,
+    ):
+        days = HeldDays(folder, f"s3://{BUCKET}/cluster", DAGS)
+        lacks = subprocess.run(
+            [cluster.python, "-I", "-c", "import rocksdict, cairn"], capture_output=True, text=True, check=False
+        )
+        assert "No module named 'cairn'" in lacks.stderr
+        # Its executors do have Cairn: a Connect server is sent nothing.
+        conf = {
+            key: json.dumps(value).strip('"')
+            for key, value in (cluster.conf | DECOMMISSION | EXCLUDE).items()
+            if key != "spark.pyspark.python"
+        }
+        connect = SparkConnectServer(ROOT, log_dir=folder / "logs", master=cluster.url, conf=conf)
+        spark = {"conn_type": "spark", "host": cluster.url, "extra": {"conf": cluster.conf}}
+        env = {
+            "AIRFLOW_CONN_CAIRN_SPARK": json.dumps(spark),
+            "AIRFLOW_CONN_CAIRN_CONNECT": connect.airflow_connection,
+            "SPARK_LOCAL_IP": "127.0.0.1",
+            "PYTHONPATH": str(folder),
+            "AIRFLOW__CORE__DAGS_FOLDER": str(folder / "dags"),
+        }
+        where = {"home": folder / "home", "log_dir": folder / "logs", "database_dir": database / "data"}
+        try:
+            with days.undisturbed(DAYS), AirflowServer(ROOT, env=env, **where) as airflow:
+                for dag_id in DAGS:
+                    airflow.wait_for_dag(dag_id)
+                yield Stack(cluster, connect, airflow, days, mounted)
+        finally:
+            connect.stop()
 
 
 FIRST, SECOND = HOSTS
 
 
-@pytest.mark.long("a quarter of an hour: a Spark cluster of processes")
 def test_nobody_disturbs(stack: Stack) -> None:
     """Executors that lack Cairn get it from the driver, and both hosts work."""
     day = stack.day("plain")
@@ -191,7 +192,6 @@ def test_nobody_disturbs(stack: Stack) -> None:
     stack.note("none", f"executors on {' and '.join(sorted(stack.seen().added))}", day)
 
 
-@pytest.mark.long("a quarter of an hour: a Spark cluster of processes")
 def test_a_host_is_lost(stack: Stack) -> None:
     """kill -9 of its Spark worker and of all that this one started."""
     day = stack.day("plain")
@@ -208,7 +208,6 @@ def test_a_host_is_lost(stack: Stack) -> None:
     stack.cluster.start_worker(FIRST)
 
 
-@pytest.mark.long("a quarter of an hour: a Spark cluster of processes")
 def test_one_of_three_hosts_is_lost(stack: Stack) -> None:
     stack.cluster.start_worker(SPARE)
     day = stack.day("three")
@@ -225,7 +224,6 @@ def test_one_of_three_hosts_is_lost(stack: Stack) -> None:
         stack.cluster.start_worker(lost.host)
 
 
-@pytest.mark.long("a quarter of an hour: a Spark cluster of processes")
 def test_an_executor_is_killed(stack: Stack) -> None:
     day = stack.day("plain")
     lost = [t for t in day.shard_tries() if t.host == SECOND]
@@ -238,7 +236,6 @@ def test_an_executor_is_killed(stack: Stack) -> None:
     stack.note("executor killed", f"{len(lost)} shards run again; {removed[0]}", day)
 
 
-@pytest.mark.long("a quarter of an hour: a Spark cluster of processes")
 def test_the_driver_is_killed(stack: Stack) -> None:
     """Of the Spark application; its executors end with it, and Airflow's retry starts another one."""
     day = stack.day("plain")
@@ -251,7 +248,6 @@ def test_the_driver_is_killed(stack: Stack) -> None:
     stack.note("driver killed", "another application", day)
 
 
-@pytest.mark.long("a quarter of an hour: a Spark cluster of processes")
 def test_a_slow_shard_is_copied(stack: Stack) -> None:
     """The slow one would wait for minutes; its copy on the other host does not, and is the one that counts."""
     day = stack.day("speculation", held="0")
@@ -264,7 +260,6 @@ def test_a_slow_shard_is_copied(stack: Stack) -> None:
     stack.note("speculation", f"shard 0 on {first.host}, copied to {copy.host}; {', '.join(seen.failures)}", day)
 
 
-@pytest.mark.long("a quarter of an hour: a Spark cluster of processes")
 def test_executors_come_and_go(stack: Stack) -> None:
     """Dynamic allocation begins with one executor, adds another while shards wait, and takes the idle one away while a shard is at
     work."""
@@ -283,7 +278,6 @@ def test_executors_come_and_go(stack: Stack) -> None:
 # Those below on a Connect server of the cluster, whose executors live longer than a day.
 
 
-@pytest.mark.long("a quarter of an hour: a Spark cluster of processes")
 def test_a_host_is_decommissioned(stack: Stack) -> None:
     """As a provider takes a host back: it is announced, nothing more is started there, and then the host is gone, with a shard at
     work. (Without the second part Spark lets the shard end there.)"""
@@ -302,7 +296,6 @@ def test_a_host_is_decommissioned(stack: Stack) -> None:
     stack.cluster.start_worker(FIRST)
 
 
-@pytest.mark.long("a quarter of an hour: a Spark cluster of processes")
 def test_a_disk_is_full(stack: Stack) -> None:
     """That of the second host's TMPDIR. Shards fail there, and run on the first."""
     if not stack.small_disk:
@@ -322,7 +315,6 @@ def test_a_disk_is_full(stack: Stack) -> None:
     stack.note("full disk", f"{len(failures)} tasks failed: {', '.join(sorted(set(failures)))}", day)
 
 
-@pytest.mark.long("a quarter of an hour: a Spark cluster of processes")
 def test_the_connect_server_is_killed(stack: Stack) -> None:
     stack.connect_server()
     day = stack.day("connect")
@@ -337,7 +329,6 @@ def test_the_connect_server_is_killed(stack: Stack) -> None:
     stack.note("Connect server killed", "another server", day)
 
 
-@pytest.mark.long("a quarter of an hour: a Spark cluster of processes")
 def test_nothing_is_other_and_nothing_is_left(stack: Stack, tmp_path: Path) -> None:
     stack.connect.stop()
     last = stack.day("plain")  # whoever works on a host removes what killed tasks left there

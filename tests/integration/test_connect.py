@@ -32,7 +32,6 @@ from state_backend.adapters.open_storage import open_storage
 from state_backend.values.errors import StateUnusable
 from state_backend.values.operation_parameters import ProcessInterval, Request, TakeSavepoint, Validate
 from state_backend.values.records import Record, RunRef
-from tests.conformance.generator import cairn_alone
 from tests.support.coordinator import Coordinator
 from tests.support.drivers import words_of
 from tests.support.local_stack import SparkConnectServer
@@ -40,7 +39,7 @@ from tests.support.reading import read_output
 from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    pass
 
 pytestmark = pytest.mark.spark
 
@@ -290,38 +289,6 @@ def test_errors_and_crashes_of_user_code_come_through_the_server(server: SparkCo
     assert error["type"] == "WorkerDied", log
     assert "crashed by SIGSEGV while processing keys from key group" in error["message"]
     assert "Fatal Python error: Segmentation fault" in log and "in handleInputRows" in log
-
-
-@pytest.mark.long("a quarter of a minute")
-def test_programs_give_the_same_through_the_server(
-    server: SparkConnectServer, spark: SparkSession, tmp_path: Path
-) -> None:
-    """Random programs over every type, rows and frames, in New York's time: outputs and state as in a local session."""
-    zone, seeds = "America/New_York", (2, 3)
-    command = [
-        sys.executable,
-        "-m",
-        "tests.conformance.generator",
-        "--cairn-only",
-        "--server",
-        server.url,
-        "--zone",
-        zone,
-    ]
-    ran = subprocess.run(
-        [*command, "--first", str(seeds[0]), "--seeds", str(seeds[-1] - seeds[0] + 1)],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-        env={**os.environ, "SPARK_CONNECT_AUTHENTICATE_TOKEN": TOKEN},
-    )
-    assert ran.returncode == 0, ran.stderr
-    try:
-        here = [f"seed {seed}: {cairn_alone(spark, seed, zone, tmp_path / str(seed))}" for seed in seeds]
-    finally:
-        spark.conf.set("spark.sql.session.timeZone", "UTC")
-    assert [line for line in ran.stdout.splitlines() if line in here] == here
 
 
 def test_a_server_that_is_not_there_is_named_at_once(tmp_path: Path) -> None:

@@ -22,12 +22,7 @@ from tests.support.differential_processors import (
     RESULT_SCHEMA,
     SCRIPT_SCHEMA,
     SCRIPT_STATES,
-    TYPED_KEY,
-    TYPED_RESULT,
-    TYPED_SCHEMA,
-    EveryType,
     Scripted,
-    typed_rows,
 )
 from tests.support.spark_streaming import Case, Rows
 
@@ -251,30 +246,6 @@ def test_rows_are_late_one_interval_behind(spark: SparkSession, tmp_path: Path) 
     times = [record.content.time for record in both.records]
     assert [t.watermark_ms for t in times] == [20_000, 30_000, 30_000, 30_000, 30_000, 31_000, 90_000]
     assert [t.late_watermark_ms for t in times] == [0, 20_000, 30_000, 30_000, 30_000, 30_000, 31_000]
-
-
-@pytest.mark.long("half a minute of Spark")
-@pytest.mark.parametrize("time_mode", ["none", "processing"])
-def test_every_type_in_state_and_key(spark: SparkSession, tmp_path: Path, time_mode: str) -> None:
-    """Values of every type, the ends of their ranges and nulls come back from state, and in the keys of rows and timers, as
-    under Spark, Python types included."""
-    case = Case(
-        processor=EveryType,
-        input_schema=TYPED_SCHEMA,
-        output_schema=TYPED_RESULT,
-        key=TYPED_KEY,
-        batches=typed_rows(),
-        states={"value": "value", "list": "list", "map": "map"},
-        time_mode=time_mode,
-    )
-    both = run_both(spark, case, tmp_path)
-    assert both.differences() == []
-    # PySpark's rows of a stream differ from those that it collects.
-    utc = "zoneinfo.ZoneInfo(key='UTC')"
-    read = {row["read"] for rows in both.cairn.outputs for row in rows}
-    assert f"({utc}, {utc}, <class 'list'>, <class 'dict'>)" in read
-    assert [len(rows) for rows in both.spark.outputs] == ([4, 4] if time_mode == "none" else [8, 8])
-    assert len(both.spark.states["value"]) == 4
 
 
 def _script(contract: Contract) -> list[Rows]:

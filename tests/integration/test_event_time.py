@@ -18,7 +18,6 @@ from pyspark.sql.streaming import StatefulProcessor
 from pyspark.sql.types import Row
 
 from cairn.aggregates import Count, Sum
-from cairn.data_sources.keyed_output import KeyedOutput
 from cairn.operations.intervals.run_interval import run_interval
 from cairn.pipeline import Interval, Pipeline
 from cairn.processors import SessionWindow, SlidingWindow, TumblingWindow
@@ -26,6 +25,7 @@ from cairn.testing import PipelineTester
 from state_backend.values import errors
 from state_backend.values.records import Record
 from tests.support.spark_streaming import streaming_settings
+from tests.support.spark_tables import output_rows
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -109,13 +109,6 @@ def hours() -> Iterator[None]:
     HOURS.clear()
 
 
-def emitted(spark: SparkSession, root: Path, n: int, *, late: bool = False) -> list[tuple[Any, ...]]:
-    spark.dataSource.register(KeyedOutput)
-    reader = spark.read.format("keyed_output").option("root", str(root)).option("pipeline", "windows")
-    reader = reader.option("start", hour(n).start.isoformat()).option("end", hour(n).end.isoformat())
-    return sorted(tuple(r) for r in reader.option("late", str(late).lower()).load().collect())
-
-
 def run(spark: SparkSession, root: Path, **changes: Any) -> list[Record]:
     return [run_interval(spark, windows(**changes), hour(n), str(root)) for n in range(5)]
 
@@ -128,17 +121,25 @@ def test_the_observed_watermark_applies_to_the_next_interval(spark: SparkSession
     assert [r.content.time.late_watermark_ms for r in records] == [0, ms(40), ms(60), ms(60), ms(190)]
     assert [r.content.totals.late_rows for r in records] == [0, 0, 0, 1, 0]
     assert [r.content.totals.input_rows for r in records] == [4, 4, 0, 2, 0]
-    assert emitted(spark, tmp_path, 0) == [("ann", "seen", 0, None), ("bob", "seen", 0, None)]
-    assert emitted(spark, tmp_path, 1) == [
+    assert output_rows(spark, tmp_path, hour(0), pipeline="windows") == [
+        ("ann", "seen", 0, None),
+        ("bob", "seen", 0, None),
+    ]
+    assert output_rows(spark, tmp_path, hour(1), pipeline="windows") == [
         ("ann", "seen", ms(40), None),
         ("ann", "window", ms(30), 11),
         ("bob", "seen", ms(40), None),
     ]
     at = START.replace(tzinfo=None)
-    assert emitted(spark, tmp_path, 3, late=True) == [("ann", at + timedelta(minutes=60), 8)]
-    assert emitted(spark, tmp_path, 2) == [("ann", "window", ms(60), 48), ("bob", "window", ms(60), 4)]
+    assert output_rows(spark, tmp_path, hour(3), pipeline="windows", late=True) == [
+        ("ann", at + timedelta(minutes=60), 8)
+    ]
+    assert output_rows(spark, tmp_path, hour(2), pipeline="windows") == [
+        ("ann", "window", ms(60), 48),
+        ("bob", "window", ms(60), 4),
+    ]
     # An interval without input closes what the one before it made due.
-    assert emitted(spark, tmp_path, 4) == [("bob", "window", ms(90), 64)]
+    assert output_rows(spark, tmp_path, hour(4), pipeline="windows") == [("bob", "window", ms(90), 64)]
 
 
 class Tumbling(TumblingWindow):

@@ -26,7 +26,6 @@ from state_backend.adapters.object_store import ObjectStore, Patience, failure_o
 from state_backend.values.errors import (
     AlreadyExists,
     CairnError,
-    CorruptFile,
     NotFound,
     StorageUnavailable,
     UnknownOutcome,
@@ -112,20 +111,6 @@ def test_an_upload_goes_on_where_the_server_stopped_taking(
     monkeypatch.setattr(server, "takes_at_most", STEP_BYTES)
     assert storage.upload("a", tmp_path / "file") == handle_of("a", data)
     assert storage.read("a") == data
-
-
-def test_a_piece_that_arrives_twice_is_stored_once(storage: ObjectStore, server: GcsServer, tmp_path: Path) -> None:
-    """The server gets both the request that timed out and the client's repeat of it."""
-    (tmp_path / "file").write_bytes(LARGE)
-
-    def taken_before(request: Request) -> bool:
-        if request.method == "PUT" and "upload_id" in request.target:
-            server.forward(request)
-        return False
-
-    with server.broken("500", only=taken_before):
-        assert storage.upload("a", tmp_path / "file") == handle_of("a", LARGE)
-    assert storage.read("a") == LARGE
 
 
 def test_an_upload_whose_session_is_gone_can_be_begun_again(
@@ -298,21 +283,3 @@ def test_folders_that_the_console_made_are_no_files(storage: ObjectStore, server
 
 
 # --- copies ---------------------------------------------------------------------------------------------------------------
-
-
-def test_a_copy_within_the_server_moves_no_bytes(storage: ObjectStore, server: GcsServer, tmp_path: Path) -> None:
-    handle = storage.create("large", LARGE)
-    target = ObjectStore(GcsCloud(BUCKET, f"copies/{uuid4().hex}", patience=HURRY))
-    before = len(server.requests)
-    assert target.copy_from(storage, handle, "here") == handle_of("here", LARGE)
-    assert all(len(r.body) < 1000 and "alt=media" not in r.target for r in server.requests[before:])
-    assert storage.delete("large")
-    assert target.read("here") == LARGE
-    with pytest.raises(NotFound, match="large"):
-        target.copy_from(storage, handle, "there")
-    storage.create("large", NEW)
-    with pytest.raises(CorruptFile, match=f"expected {len(LARGE)} bytes"):
-        target.copy_from(storage, handle, "there")
-    with pytest.raises(AlreadyExists, match="here"):
-        target.copy_from(storage, handle_of("large", NEW), "here")
-    assert [info.path for info in target.list("")] == ["here"]

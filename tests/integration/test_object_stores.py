@@ -16,13 +16,14 @@ from uuid import uuid4
 import pytest
 
 from state_backend.adapters import azure_storage, gcs_storage, s3_storage
-from state_backend.adapters.object_store import ObjectStore, Patience
+from state_backend.adapters.object_store import Found, ObjectStore, Patience
 from state_backend.adapters.open_storage import open_storage
 from state_backend.inspection.verify import verify_pipeline
 from state_backend.shard.transfer import download_all, upload_all
 from state_backend.values.errors import (
     AlreadyExists,
     CairnError,
+    CorruptFile,
     NotFound,
     PermissionRefused,
     PreconditionFailed,
@@ -243,6 +244,33 @@ def test_bytes_that_are_damaged_on_the_way_up_leave_no_file(
                     storage.upload(name, tmp_path / name)
                 assert storage.stat(name) is None
         assert storage.upload(name, tmp_path / name) == handle_of(name, data)
+
+
+def test_a_copy_within_the_server_moves_no_bytes(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
+    storage, target = cloud.fresh(PATIENT), cloud.fresh(PATIENT)
+    handle = storage.create("large", LARGE)
+    before = len(cloud.server.requests)
+    assert target.copy_from(storage, handle, "here") == handle_of("here", LARGE)
+    for request in cloud.server.requests[before:]:
+        # Google's metadata is asked for by GET.
+        downloads = "alt=media" in request.target if "/storage/v1/" in request.target else request.method == "GET"
+        assert len(request.body) < 2000 and not downloads, request.target
+    if cloud.store is STORES["azure"]:
+        assert target.cloud.head("here", 1.0).crc32c == handle.crc32c
+    assert storage.delete("large") and target.read("here") == LARGE
+    with pytest.raises(NotFound, match="large"):
+        target.copy_from(storage, handle, "there")
+    storage.create("large", NEW * 1000)
+    with pytest.raises(CorruptFile, match=f"expected {len(LARGE)} bytes"):
+        target.copy_from(storage, handle, "there")
+    with pytest.raises(AlreadyExists, match="here"):
+        target.copy_from(storage, handle_of("large", NEW * 1000), "here")
+    # As a server does that reports checksums: the size alone would fit.
+    other = replace(storage.cloud.head("large", 1.0).info, size_bytes=len(LARGE))
+    monkeypatch.setattr(storage.cloud, "head", lambda *_: Found(other, 0))
+    with pytest.raises(CorruptFile, match=r"found .* bytes with crc32c 00000000"):
+        target.copy_from(storage, handle, "there")
+    assert [info.path for info in target.list("")] == ["here"]
 
 
 def test_a_source_that_is_rewritten_during_its_copy_is_told(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,11 +13,11 @@ import pytest
 from pyspark.sql import DataFrame
 from pyspark.sql.streaming import StatefulProcessor
 
-from cairn.data_sources.keyed_output import KeyedOutput
 from cairn.operations.intervals.run_interval import run_interval
 from cairn.pipeline import Interval
 from state_backend.values import errors
 from tests.support.counting import START, counting, day
+from tests.support.spark_tables import output_rows
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -71,12 +71,6 @@ FRAMES = {
 }
 
 
-def emitted(spark: SparkSession, root: Path) -> list[tuple[Any, ...]]:
-    spark.dataSource.register(KeyedOutput)
-    reader = spark.read.format("keyed_output").option("root", str(root)).option("pipeline", "counting")
-    return sorted((tuple(r) for r in reader.load().collect()), key=str)
-
-
 def test_frames_in_and_out(spark: SparkSession, tmp_path: Path) -> None:
     """Columns by name or, without names, by position; integers stay integers where a key's own rows have no null."""
     price, at = Decimal("1.50"), datetime(2024, 1, 1, 5)
@@ -89,7 +83,7 @@ def test_frames_in_and_out(spark: SparkSession, tmp_path: Path) -> None:
         (None, 3, price, at, []),
     ]
     record = run_interval(spark, counting(**FRAMES), day(0), str(tmp_path))
-    assert emitted(spark, tmp_path) == sorted(
+    assert output_rows(spark, tmp_path) == sorted(
         [
             ("ann", "2 int64", 3),
             ("ann", "timer", 2),
@@ -110,7 +104,7 @@ def test_a_key_of_many_rows_comes_in_several_frames(spark: SparkSession, tmp_pat
     others = [(f"{'a' * n}", n, None, None, None) for n in range(1, 300)]
     ROWS[START] = [*others, *[("ann", n, None, None, None) for n in range(25_000)], ("bob", 1, None, None, None)]
     run_interval(spark, counting(**FRAMES), day(0), str(tmp_path))
-    totals = {(user, what): total for user, what, total in emitted(spark, tmp_path)}
+    totals = {(user, what): total for user, what, total in output_rows(spark, tmp_path)}
     assert totals["ann", "timer"] == 25_000
     assert totals["ann", "10000 int64+10000 int64+5000 int64"] == sum(range(25_000))
 

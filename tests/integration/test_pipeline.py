@@ -14,8 +14,6 @@ import pytest
 from pyspark.sql import functions as F
 from pyspark.sql.types import Row, StructType
 
-from cairn.data_sources.keyed_output import KeyedOutput
-from cairn.data_sources.keyed_state import KeyedState
 from cairn.operations.intervals.run_interval import run_interval
 from cairn.operations.savepoints.take_savepoint import consolidate_checkpoint, take_savepoint
 from cairn.pipeline import Interval
@@ -26,6 +24,7 @@ from state_backend.values import errors
 from state_backend.values.records import Record, ShardManifest
 from tests.support.coordinator import coordinator_of
 from tests.support.counting import DAYS, INPUT_SCHEMA, Counting, counting, day, read_days
+from tests.support.spark_tables import output_rows, state_table
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -43,51 +42,41 @@ def days() -> Iterator[dict[Any, Any]]:
     DAYS.clear()
 
 
-def outputs(spark: SparkSession, root: Path, n: int) -> list[tuple[Any, ...]]:
-    """One day's current output rows, as keyed_output reads them."""
-    spark.dataSource.register(KeyedOutput)
-    reader = spark.read.format("keyed_output").option("root", str(root)).option("pipeline", "counting")
-    rows = reader.option("start", day(n).start.isoformat()).option("end", day(n).end.isoformat()).load().collect()
-    return sorted((tuple(r) for r in rows), key=str)
-
-
-def state(spark: SparkSession, root: Path, name: str, checkpoint: str = "latest") -> list[Row]:
-    spark.dataSource.register(KeyedState)
-    reader = spark.read.format("keyed_state").option("root", str(root)).option("pipeline", "counting")
-    return reader.option("checkpoint", checkpoint).option("state", name).load().collect()
-
-
 def test_state_is_carried_from_interval_to_interval(spark: SparkSession, tmp_path: Path) -> None:
     """Values, maps with expiry, lists and timers over eight days, two of them without input; a null key is a key."""
     records = [run_interval(spark, counting(), day(n), str(tmp_path)) for n in range(8)]
     assert [r.id for r in records] == list(range(1, 9))
     assert [r.content.base_id for r in records] == [None, 1, 2, 3, 4, 5, 6, 7]
-    assert outputs(spark, tmp_path, 0) == [
+    assert output_rows(spark, tmp_path, day(0)) == [
         ("ann", "seen", 3, ["fig", "pear"], [1, 2]),
         ("bob", "seen", 5, ["fig"], [5]),
         (None, "seen", 9, ["fig"], [9]),
     ]
-    assert outputs(spark, tmp_path, 1) == [("ann", "seen", 6, ["fig", "pear"], [1, 2, 3])]
+    assert output_rows(spark, tmp_path, day(1)) == [("ann", "seen", 6, ["fig", "pear"], [1, 2, 3])]
     # Two days after the first day's end: bob and null; ann one day later. Their items still live for a day.
-    assert outputs(spark, tmp_path, 2) == [("bob", "idle", 5, ["fig"], [5]), (None, "idle", 9, ["fig"], [9])]
-    assert outputs(spark, tmp_path, 3) == [("ann", "idle", 6, ["pear"], [1, 2, 3])]
-    assert outputs(spark, tmp_path, 4) == [("bob", "seen", 6, ["kiwi"], [5, 1])]
-    assert outputs(spark, tmp_path, 5) == []
-    totals = {r.key.user: (r.value.sum, r.value.rows) for r in state(spark, tmp_path, "total")}
+    assert output_rows(spark, tmp_path, day(2)) == [("bob", "idle", 5, ["fig"], [5]), (None, "idle", 9, ["fig"], [9])]
+    assert output_rows(spark, tmp_path, day(3)) == [("ann", "idle", 6, ["pear"], [1, 2, 3])]
+    assert output_rows(spark, tmp_path, day(4)) == [("bob", "seen", 6, ["kiwi"], [5, 1])]
+    assert output_rows(spark, tmp_path, day(5)) == []
+    totals = {r.key.user: (r.value.sum, r.value.rows) for r in state_table(spark, tmp_path, "total").collect()}
     assert totals == {"ann": (6, 3), "bob": (6, 2), None: (9, 1)}
-    assert [(r.key.user, r.value.amount, r.pos) for r in state(spark, tmp_path, "amounts") if r.key.user == "bob"] == [
+    assert [
+        (r.key.user, r.value.amount, r.pos)
+        for r in state_table(spark, tmp_path, "amounts").collect()
+        if r.key.user == "bob"
+    ] == [
         ("bob", 5, 0),
         ("bob", 1, 1),
     ]
-    assert state(spark, tmp_path, "items") == []
-    assert {(r.key.user, r.user_key.item) for r in state(spark, tmp_path, "items", "3")} == {
+    assert state_table(spark, tmp_path, "items").collect() == []
+    assert {(r.key.user, r.user_key.item) for r in state_table(spark, tmp_path, "items", checkpoint="3").collect()} == {
         ("ann", "fig"),
         ("ann", "pear"),
         ("bob", "fig"),
         (None, "fig"),
     }
-    assert state(spark, tmp_path, "$timers") == []
-    assert len(state(spark, tmp_path, "$timers", day(0).end.isoformat())) == 3
+    assert state_table(spark, tmp_path, "$timers").collect() == []
+    assert len(state_table(spark, tmp_path, "$timers", checkpoint=day(0).end.isoformat()).collect()) == 3
 
 
 class Broken(Counting):

@@ -21,10 +21,8 @@ from typer.testing import CliRunner
 from cairn.command.cli import app
 from cairn.testing import PipelineTester
 from state_backend.adapters import s3_storage
-from state_backend.adapters.local_storage import LocalStorage
 from state_backend.adapters.object_store import (
     ChecksumStore,
-    Found,
     Patience,
     etag_of,
     failure_of,
@@ -41,7 +39,6 @@ from state_backend.shard import snapshot
 from state_backend.values.errors import (
     AlreadyExists,
     CairnError,
-    CorruptFile,
     NotFound,
     PermissionRefused,
     PreconditionFailed,
@@ -210,30 +207,6 @@ def test_settings_reach_the_server(server: S3Server, monkeypatch: pytest.MonkeyP
     begun = [r for r in sent if r.headers.get("x-amz-server-side-encryption")]
     assert {r.headers["x-amz-server-side-encryption-aws-kms-key-id"] for r in begun} == {"key-1"} and len(begun) == 2
     assert generation(storage, "a") != generation(storage, "large")
-
-
-def test_a_copy_within_the_server_moves_no_bytes(server: S3Server) -> None:
-    storage, target = fresh(), fresh()
-    handle = storage.create("large", LARGE)
-    before = len(server.requests)
-    assert target.copy_from(storage, handle, "here") == handle_of("here", LARGE)
-    assert all(len(r.body) < 2000 and r.method != "GET" for r in server.requests[before:])
-    assert storage.delete("large")
-    assert target.read("here") == LARGE
-    with pytest.raises(NotFound, match="large"):
-        target.copy_from(storage, handle, "there")
-    storage.create("large", NEW * 1000)
-    with pytest.raises(CorruptFile, match=f"expected {len(LARGE)} bytes"):
-        target.copy_from(storage, handle, "there")
-    # As a server does that reports checksums: the size alone would fit.
-    with pytest.MonkeyPatch.context() as patch:
-        other = replace(storage.cloud.head("large", 1.0).info, size_bytes=len(LARGE))
-        patch.setattr(storage.cloud, "head", lambda *_: Found(other, 0))
-        with pytest.raises(CorruptFile, match=r"found .* bytes with crc32c 00000000"):
-            target.copy_from(storage, handle, "there")
-    assert [info.path for info in target.list("")] == ["here"]
-    disk = LocalStorage(Path(os.environ["AIRFLOW_HOME"]) / uuid4().hex)
-    assert target.copy_from(disk, disk.create("a", LARGE), "b") == handle_of("b", LARGE)
 
 
 def test_parts_of_a_failed_upload_are_removed(server: S3Server, tmp_path: Path) -> None:

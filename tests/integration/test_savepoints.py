@@ -15,7 +15,6 @@ import pytest
 from typer.testing import CliRunner
 
 from cairn.command.cli import app
-from cairn.data_sources.keyed_state import KeyedState
 from cairn.operations.intervals.run_interval import run_interval
 from cairn.operations.savepoints.restore_savepoint import restore_savepoint
 from cairn.operations.savepoints.take_savepoint import take_savepoint
@@ -27,6 +26,7 @@ from state_backend.values.records import Record
 from tests.support.coordinator import coordinator_of
 from tests.support.counting import DAYS, Counting, counting, day, read_days
 from tests.support.drivers import driven
+from tests.support.spark_tables import state_table
 from tests.support.tiers import long_after
 from tests.support.validating import validate_checkpoint
 
@@ -119,19 +119,13 @@ def test_a_pipeline_goes_on_from_its_savepoint_elsewhere(
     assert (head.parallelism, head.max_parallelism) == (pipeline.parallelism, pipeline.max_parallelism)
 
 
-def keyed(spark: SparkSession, root: Path, state: str, checkpoint: str = "latest") -> list[Any]:
-    spark.dataSource.register(KeyedState)
-    reader = spark.read.format("keyed_state").option("root", str(root)).option("pipeline", "counting")
-    return reader.option("checkpoint", checkpoint).option("state", state).load().collect()
-
-
 def test_canonical_files_are_tables_for_everybody(spark: SparkSession, tmp_path: Path) -> None:
     """Spark, DuckDB, pandas and pyarrow read them without this project; sorted by key group, then key."""
     record = saved(spark, tmp_path / "root", tmp_path / "savepoint", "canonical")
     (folder,) = (f for f in (tmp_path / "savepoint").iterdir() if f.is_dir() and f.name != ".tmp")
     assert {f.name for f in folder.iterdir()} == {"state-total", "state-items", "state-amounts", "timers"}
 
-    ours = {r.key.user: (r.value.sum, r.value.rows) for r in keyed(spark, tmp_path / "root", "total")}
+    ours = {r.key.user: (r.value.sum, r.value.rows) for r in state_table(spark, tmp_path / "root", "total").collect()}
     theirs = spark.read.parquet(str(folder / "state-total"))
     assert {r.key.user: (r.value.sum, r.value.rows) for r in theirs.collect()} == ours
     ordered = theirs.selectExpr("key.user", "key_group", "pmod(xxhash64(key.user), 16) as expected").collect()
@@ -158,7 +152,7 @@ def test_canonical_files_are_tables_for_everybody(spark: SparkSession, tmp_path:
     assert found["ann", "fig"] == day(0).end_ms + 3 * 86_400_000
     assert found["ann", "pear"] == day(1).end_ms + 3 * 86_400_000
     timers = spark.read.parquet(str(folder / "timers")).collect()
-    assert len(timers) == len(keyed(spark, tmp_path / "root", "$timers"))
+    assert len(timers) == len(state_table(spark, tmp_path / "root", "$timers").collect())
     assert record.content.totals.entries == len(timers) + sum(
         spark.read.parquet(str(folder / f"state-{n}")).count() for n in ("total", "items", "amounts")
     )
@@ -169,7 +163,7 @@ def test_a_savepoint_is_a_checkpoint_to_whoever_reads_state(spark: SparkSession,
     """F96, S38: values, map entries, list elements and timers, while the pipeline's own root is away."""
     saved(spark, tmp_path / "root", tmp_path / "savepoint", format)
     for state in ("total", "items", "amounts", "$timers"):
-        expected = keyed(spark, tmp_path / "root", state)
+        expected = state_table(spark, tmp_path / "root", state).collect()
         shutil.move(tmp_path / "root", tmp_path / "away")
         reader = spark.read.format("keyed_state").option("checkpoint", str(tmp_path / "savepoint"))
         found = reader.option("state", state).load()

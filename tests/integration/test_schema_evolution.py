@@ -11,14 +11,14 @@ import pytest
 from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
 from pyspark.sql.types import Row
 
-from cairn.data_sources.keyed_state import KeyedState
 from cairn.operations.intervals.run_interval import run_interval
 from state_backend.values.errors import StateSchemaError
 from tests.support.counting import DAYS, counting, day
+from tests.support.spark_tables import state_table
 from tests.support.validating import validate_checkpoint
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
 pytestmark = pytest.mark.spark
 
@@ -85,14 +85,8 @@ def days() -> Iterator[None]:
     DAYS.clear()
 
 
-def table(spark: SparkSession, root: Path, name: str, checkpoint: int) -> DataFrame:
-    spark.dataSource.register(KeyedState)
-    reader = spark.read.format("keyed_state").option("root", str(root)).option("pipeline", "counting")
-    return reader.option("checkpoint", str(checkpoint)).option("state", name).load()
-
-
 def values(spark: SparkSession, root: Path, name: str, checkpoint: int = 2) -> dict[Any, tuple[Any, ...]]:
-    rows = table(spark, root, name, checkpoint).collect()
+    rows = state_table(spark, root, name, checkpoint=str(checkpoint)).collect()
     return {
         (r.key.user, *(r.user_key if "user_key" in r else ()), *((r.pos,) if "pos" in r else ())): tuple(r.value)
         for r in rows
@@ -117,7 +111,7 @@ def test_a_processor_with_other_schemas_goes_on_with_the_state(
         ("bob",): (5.0, None, "fig"),
         ("cid",): (0.75, "new", "kiwi"),
     }
-    assert table(spark, tmp_path, "seen", 2).schema["value"].dataType.simpleString() == (
+    assert state_table(spark, tmp_path, "seen", checkpoint="2").schema["value"].dataType.simpleString() == (
         "struct<amount:double,note:string,item:string>"
     )
     assert values(spark, tmp_path, "amounts") == {

@@ -4,11 +4,9 @@ does. The tests build on each other. Only with CAIRN_TESTS=all: four minutes."""
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -26,6 +24,7 @@ from state_backend.checkpoint.trials import list_trials, root_of_trial
 from tests.support.browser import browser, log_in, programs, wait_for
 from tests.support.layout import REPOSITORY
 from tests.support.local_stack import AirflowServer, RestError, SparkConnectServer, running_drivers
+from tests.support.postgres_server import folder_of_a_server
 from tests.support.trials import bytes_of
 from tests.support.waiting import wait_until
 
@@ -88,10 +87,7 @@ def airflow(data: Path, connect: SparkConnectServer) -> Iterator[AirflowServer]:
     }
     run = ["run", "--code", OLD, "--from", day(1)[:10], "--to", day(DAYS)[:10], "--every", "1d", "--root", root(data)]
     command = [sys.executable, "-m", "cairn.command.cli", *run, "--spark", connect.url]
-    # Not below pytest's own folder, which nobody but its owner may enter: PostgreSQL does not run as root.
-    database = Path(tempfile.mkdtemp(prefix="cairn-pg-"))
-    database.chmod(0o711)
-    try:
+    with folder_of_a_server() as database:
         server = AirflowServer(
             REPOSITORY, env=env, home=data / "home", log_dir=data / "logs", database_dir=database / "data"
         )
@@ -100,8 +96,6 @@ def airflow(data: Path, connect: SparkConnectServer) -> Iterator[AirflowServer]:
             for dag_id in (NAME, FORM):
                 server.wait_for_dag(dag_id)
             yield server
-    finally:
-        shutil.rmtree(database, ignore_errors=True)
 
 
 def write_dags(data: Path, code: str) -> None:

@@ -40,6 +40,7 @@ from state_backend.values import errors
 from state_backend.values.records import Record, RunRef
 from tests.support.coordinator import coordinator_of
 from tests.support.counting import DAYS, START, counting, day, read_days
+from tests.support.spark_tables import state_table
 from tests.support.tiers import long_after
 from tests.support.validating import validate_attempt, validate_checkpoint, validate_savepoint
 
@@ -539,9 +540,7 @@ def test_a_gate_lets_only_what_is_right_be_committed(spark: SparkSession, tmp_pa
     DAYS[day(0).start] = [(user, "fig", 5) for user in USERS]
     coordinator = coordinator_of(pipeline, root)
     attempt = prepare(spark, pipeline, 0, root)
-    spark.dataSource.register(KeyedState)
-    reader = spark.read.format("keyed_state").option("root", root).option("pipeline", "counting")
-    assert reader.option("attempt", attempt).option("state", "total").load().count() == len(USERS)
+    assert state_table(spark, root, "total", attempt=attempt).count() == len(USERS)
 
     def at_most(highest: int) -> Pipeline:
         def expectations() -> dict[str, list[Any]]:

@@ -221,6 +221,7 @@ def test_what_cannot_be_is_refused(path: tuple[Any, ...], value: Any, says: str 
 @hostile
 @given(st.lists(st.tuples(st.integers(1, 3), changed_records()), min_size=1, max_size=3))
 def test_a_log_of_changed_records_is_refused_or_read(records: list[tuple[int, bytes]]) -> None:
+    """F50."""
     storage = MemoryStorage()
     for checkpoint_id, data in records:
         with suppress(CairnError):

@@ -114,43 +114,32 @@ def walk(chain: Chain) -> None:
             assert verify_shard(store, manifest, STATES, KEY_SCHEMA, MAX_PARALLELISM) == (manifest.entries, [])
 
 
-@pytest.mark.long("seconds", runs_in="ci")
-def test_up_and_down_with_every_kind_of_state(tmp_path: Path) -> None:
-    """F67, F68, F71, S36: 1 -> 2 -> 8 -> 7 -> 3 -> 1, a tenth of the keys written anew at each step, over incremental, full,
-    changelog and savepoint checkpoints: the same digest as without rescaling, every key in exactly one shard."""
-    keys = Keys(KEY_COUNT)
-    entries = sum(KINDS[n % len(KINDS)] for n in range(KEY_COUNT))
-    steps: list[tuple[int, Mode]] = [
-        (1, "changelog"),
-        (2, "incremental"),
-        (8, "full"),
-        (8, "changelog"),
-        (7, "savepoint"),
-        (7, "changelog"),
-        (3, "incremental"),
-        (1, "full"),
-        (1, "changelog"),
-    ]
-    chain = rescale(tmp_path, LocalStorage(tmp_path / "root"), keys, 1, steps, every=10)
-    assert chain.entries == entries
-    walk(chain)
+UP_AND_DOWN: list[tuple[int, Mode]] = [
+    *((1, "changelog"), (2, "incremental"), (8, "full"), (8, "changelog"), (7, "savepoint"), (7, "changelog")),
+    *((3, "incremental"), (1, "full"), (1, "changelog")),
+]
+OTHER_WAYS: list[tuple[int, Mode]] = [
+    *((7, "full"), (8, "incremental"), (8, "changelog"), (2, "full"), (3, "savepoint"), (2, "incremental")),
+]
+FAR: list[tuple[int, Mode]] = [(128, "incremental"), (128, "changelog"), (1, "full")]
 
 
 @pytest.mark.parametrize(
-    "steps",
+    ("keys", "first", "steps", "every"),
     [
-        [(7, "changelog"), (2, "savepoint"), (7, "incremental")],
-        [(7, "full"), (8, "incremental"), (8, "changelog"), (2, "full"), (3, "savepoint"), (2, "incremental")],
+        (KEY_COUNT, 1, UP_AND_DOWN, 10),
+        (KEY_COUNT // 10, 7, [(7, "changelog"), (2, "savepoint"), (7, "incremental")], 3),
+        (KEY_COUNT // 10, 7, OTHER_WAYS, 3),
+        pytest.param(KEY_COUNT, 1, FAR, 50, marks=pytest.mark.long("twenty seconds: one key group per shard")),
     ],
+    ids=["up and down", "to 2 and back", "other ways", "as far as it goes"],
 )
 @pytest.mark.long("seconds", runs_in="ci")
-def test_other_ways_between_them(tmp_path: Path, steps: list[tuple[int, Mode]]) -> None:
-    """F67, S36: 7 -> 2 -> 7, and 7 -> 8 -> 2 -> 3 -> 2, on a tenth of the keys."""
-    walk(rescale(tmp_path, MemoryStorage(), Keys(KEY_COUNT // 10), 7, steps, every=3))
-
-
-@pytest.mark.long("twenty seconds: up and down is shown by another test")
-def test_as_far_as_it_goes_and_back(tmp_path: Path) -> None:
-    """F67, F71: 1 -> 128 -> 1, one key group per shard in between, with segments of its own."""
-    steps: list[tuple[int, Mode]] = [(128, "incremental"), (128, "changelog"), (1, "full")]
-    walk(rescale(tmp_path, MemoryStorage(), Keys(KEY_COUNT), 1, steps, every=50))
+def test_chains_of_parallelisms(
+    tmp_path: Path, keys: int, first: int, steps: list[tuple[int, Mode]], every: int
+) -> None:
+    """F67, F68, F71, F72, S36: one of ``every`` keys is written anew at each step, over incremental, full, changelog and savepoint checkpoints:
+    the same digest as without rescaling, every key in exactly one shard."""
+    chain = rescale(tmp_path, LocalStorage(tmp_path / "root"), Keys(keys), first, steps, every)
+    assert chain.entries == sum(KINDS[n % len(KINDS)] for n in range(keys))
+    walk(chain)

@@ -16,7 +16,7 @@ from state_backend.state.shard_state import ShardState
 from state_backend.state.state_variables import ListState, MapState, ValueState
 from state_backend.state.timers import delete_timer, register_timer, timers
 from state_backend.values.errors import CorruptFile, StorageUnavailable
-from state_backend.values.key_groups import KeyGroupRange, range_of
+from state_backend.values.key_groups import KeyGroupRange
 from tests.support.chains import Chain, Change
 from tests.support.faulty_storage import Fault, FaultyStorage
 from tests.support.shards import KEY_SCHEMA, KEYS
@@ -69,36 +69,6 @@ def test_one_bad_file_among_three_shards_refuses_the_restore(tmp_path: Path, mod
         restore_shard(KeyGroupRange(first=0, last=5), chain.manifests, storage, into, EngineOptions())
     assert not into.parent.exists() or list(into.parent.iterdir()) == []
     restore_shard(KeyGroupRange(first=0, last=3), chain.manifests, storage, into, EngineOptions()).store.close()
-
-
-@pytest.mark.long("seconds", runs_in="ci")
-def test_sums_by_subtask_after_rescaling(tmp_path: Path) -> None:
-    """F72: 42 keys of 13 key groups get 1000 elements each at 4 (or 3) shards, then 500 at 3 (or 4): every sum is 1500 times its
-    key, in the shard that its key group says."""
-    for number, (first, second) in enumerate([(4, 3), (3, 4)]):
-        chain = Chain(tmp_path / str(number), MemoryStorage(), max_parallelism=13)
-        found: dict[int, tuple[int, int]] = {}
-
-        def add(elements: int) -> Change:
-            def change(state: ShardState, owned: KeyGroupRange) -> None:
-                sums, seen = ValueState(state, "value"), ListState(state, "list")
-                for key in range(42):
-                    group = key_group((str(key),), parse_struct(KEY_SCHEMA), 13)
-                    if group in owned:
-                        state.set_key(group, KEYS.encode((str(key),)))
-                        before = sums.get()
-                        sums.update(((before[0] if before else 0) + elements * key, None))
-                        seen.append_list([(key, None)] * elements)
-                        found[key] = sum(n for n, _ in seen.get()), owned.first  # noqa: B023
-
-            return change
-
-        chain.step(first, "incremental", add(1000))
-        chain.step(second, "incremental", add(500))
-        for key in range(42):
-            group = key_group((str(key),), parse_struct(KEY_SCHEMA), 13)
-            assert found[key] == (1500 * key, range_of(group * second // 13, second, 13).first)
-        assert chain.entries == 42 + 42 * 1500
 
 
 def test_deletions_in_segments_are_deletions_after_rescaling(tmp_path: Path) -> None:

@@ -40,14 +40,12 @@ class Case:
         schedule: The DAG's schedule, as Python code.
         bounds: Boundaries of its intervals.
         declared: The pipeline's own `schedule`, a cron text; None: it declares none.
-        to_now: True: the DAG has no end date.
     """
 
     name: str
     schedule: str
     bounds: tuple[datetime, ...]
     declared: str | None = None
-    to_now: bool = False
 
     @property
     def intervals(self) -> list[Interval]:
@@ -66,8 +64,6 @@ INDIA = timezone(timedelta(hours=5, minutes=30))
 _CRON = 'CronDataIntervalTimetable("{}", timezone="{}")'
 _WEEKDAYS = _CRON.format("0 6 * * 1-5", "Europe/Berlin")
 START = datetime(2024, 1, 1, tzinfo=UTC)
-# All processes of a test take the date from the first one, which may begin before midnight.
-EIGHT_DAYS_AGO = os.environ.setdefault("CAIRN_EIGHT_DAYS_AGO", f"{datetime.now(tz=UTC) - timedelta(days=8):%Y-%m-%d}")
 CASES = {
     case.name: case
     for case in (
@@ -91,8 +87,6 @@ CASES = {
             tuple(START + n * timedelta(hours=5) for n in range(6)),
         ),
         Case("moved", _CRON.format("0 0 * * *", "UTC"), _days("2024-01-01", 6, time(0), UTC)),
-        Case("begun_late", _CRON.format("0 0 * * *", "UTC"), _days(EIGHT_DAYS_AGO, 9, time(0), UTC), to_now=True),
-        Case("too_short", _CRON.format("0 * * * *", "UTC"), _days(EIGHT_DAYS_AGO, 9, time(0), UTC), to_now=True),
     )
 }
 
@@ -107,7 +101,7 @@ for case in CASES.values():
     made = stateful_pipeline(
         case.name, f"tests.support.calendars:{case.name.upper()}", ROOT, pipeline=case.name,
         schedule=eval(changes_of(case.name).get("schedule", case.schedule)), start_date=case.bounds[0],
-        end_date=None if case.to_now else case.bounds[-2],
+        end_date=case.bounds[-2],
         process={"retries": 0, "retry_delay": timedelta(seconds=1)}, checkpoint={"retries": 0, "retry_delay": timedelta(seconds=1)},
         is_paused_upon_creation=True,
     )

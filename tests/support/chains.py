@@ -11,7 +11,8 @@ from typing import Literal
 from state_backend.adapters.rocks import EngineOptions
 from state_backend.ports.storage import Storage
 from state_backend.shard.changelog_store import ChangelogOptions, ShardChangelog
-from state_backend.shard.consolidation import consolidate, count_bytes
+from state_backend.shard.consolidation import Consolidation, consolidate, count_bytes, most_bytes
+from state_backend.shard.file_cache import FileCache
 from state_backend.shard.restore import RestoredShard, restore_shard
 from state_backend.shard.snapshot import (
     Snapshot,
@@ -31,7 +32,8 @@ class Chain:
     """A pipeline's shards; ``manifests`` is its last checkpoint, and ``snapshots`` what taking that cost per shard.
 
     A savepoint here is the native one: compacted, everything written anew, nothing inline. With ``consolidates`` files are merged
-    as in a pipeline's interval.
+    as in a pipeline's interval; ``merged`` is told how. With ``saves`` a shard that nothing changed keeps its manifest, and segments
+    are bounded, as there.
     """
 
     def __init__(
@@ -45,6 +47,8 @@ class Chain:
         inline_budget_bytes: int = 0,
         changelog: ChangelogOptions = ChangelogOptions(),  # noqa: B008
         consolidates: bool = False,
+        saves: bool = False,
+        cache: FileCache | None = None,
     ) -> None:
         self.storage = storage
         self.max_parallelism = max_parallelism
@@ -52,7 +56,9 @@ class Chain:
         self.engine = engine
         self.inline_budget_bytes = inline_budget_bytes
         self.changelog = changelog
-        self.consolidates = consolidates
+        self.consolidates, self.merged = consolidates, list[Consolidation]()
+        self.saves, self.cache = saves, cache
+        self.parallelism, self.changed_bytes = 1, 0
         self.manifests: list[ShardManifest] = []
         self.snapshots: list[Snapshot] = []
         self.now_ms = 0
@@ -70,9 +76,8 @@ class Chain:
         return sum(m.entries for m in self.manifests)
 
     def open(self, owned: KeyGroupRange, name: str = "db") -> tuple[RestoredShard, ShardState]:
-        restored = restore_shard(
-            owned, self.manifests, self.storage, self._folder / f"{name}-{self.runs}-{owned.first}", self.engine
-        )
+        directory = self._folder / f"{name}-{self.runs}-{owned.first}"
+        restored = restore_shard(owned, self.manifests, self.storage, directory, self.engine, self.cache)
         state = ShardState(
             restored.store, key_groups=restored.key_group_states, descriptors=self.states, now_ms=self.now_ms
         )
@@ -85,20 +90,22 @@ class Chain:
         no base of its own range takes files, as a pipeline does."""
         self.runs += 1
         self.attempt = attempt or f"attempt-{self.runs}"
+        self.parallelism, self.merged, self.changed_bytes = parallelism, [], 0
         taken = []
         for shard in range(parallelism):
             owned = range_of(shard, parallelism, self.max_parallelism)
             taken.append(self._shard(shard, owned, mode, change))
-        self.snapshots = taken
-        self.manifests = [snapshot.manifest for snapshot in taken]
+        self.snapshots = [one for one in taken if isinstance(one, Snapshot)]
+        self.manifests = [one.manifest if isinstance(one, Snapshot) else one for one in taken]
         check_whole([m.key_groups for m in self.manifests], self.max_parallelism)
         return self.manifests
 
-    def _shard(self, shard: int, owned: KeyGroupRange, mode: Mode, change: Change | None) -> Snapshot:
+    def _shard(self, shard: int, owned: KeyGroupRange, mode: Mode, change: Change | None) -> Snapshot | ShardManifest:
         restored, state = self.open(owned)
         scratch = self._folder / f"scratch-{self.runs}-{shard}"
         scratch.mkdir()
         with restored.store as store:
+            snapshot: Snapshot | ShardManifest
             recorder = None
             if mode == "changelog" and restored.base is not None:
                 base = replace(restored.base, shard=shard)
@@ -106,7 +113,11 @@ class Chain:
             if change is not None:
                 change(state, owned)
             states = state.key_group_states()
-            if recorder is not None and recorder.fits():
+            self.changed_bytes += state.stored.changed_bytes
+            most = most_bytes(store, states, self.engine) if self.saves else None
+            if self.saves and not state.stored.changed_bytes and self.parallelism == len(self.manifests):
+                snapshot = self.manifests[shard]
+            elif recorder is not None and recorder.fits(most):
                 snapshot = recorder.append(
                     self.storage,
                     attempt=self.attempt,
@@ -119,14 +130,16 @@ class Chain:
                     store.compact()
                 elif self.consolidates:
                     states = count_bytes(store, states)
-                    consolidate(
-                        store,
-                        key_groups=states,
-                        options=self.engine,
-                        shard=shard,
-                        parallelism=len(self.manifests) or 1,
-                        sequence=self.runs,
-                    )
+                    if len(self.manifests) in (0, self.parallelism):
+                        merged = consolidate(
+                            store,
+                            key_groups=states,
+                            options=self.engine,
+                            shard=shard,
+                            parallelism=self.parallelism,
+                            sequence=self.runs,
+                        )
+                        self.merged.append(merged)
                 snapshot = take_snapshot(
                     store,
                     self.storage,
@@ -138,6 +151,7 @@ class Chain:
                     key_group_states=states,
                     opened=restored.opened if mode not in ("full", "savepoint") else None,
                     inline_budget_bytes=self.inline_budget_bytes,
+                    cache=self.cache,
                 )
         shutil.rmtree(scratch)
         shutil.rmtree(store.directory)

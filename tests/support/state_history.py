@@ -6,6 +6,8 @@ one process, over local storage with its syncs. Checkpoints are kept and dropped
 
 from __future__ import annotations
 
+import math
+import random
 import shutil
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -18,19 +20,23 @@ import numpy as np
 
 from state_backend.adapters.local_storage import LocalStorage
 from state_backend.adapters.rocks import SST_SUFFIX, EngineOptions
-from state_backend.shard.changelog_store import ChangelogOptions, ShardChangelog
-from state_backend.shard.consolidation import Consolidation, consolidate, count_bytes, most_bytes
+from state_backend.formats.key_codec import KeyCodec
+from state_backend.formats.types import parse_struct
+from state_backend.shard.changelog_store import ChangelogOptions
+from state_backend.shard.consolidation import Consolidation
 from state_backend.shard.file_cache import FileCache
-from state_backend.shard.restore import RestoredShard, restore_shard
+from state_backend.shard.restore import RestoredShard
 from state_backend.shard.snapshot import (
     INLINE_RECORD_BYTES,
-    Snapshot,
-    take_snapshot,
 )
+from state_backend.state.expiry import expire
 from state_backend.state.layout import prefix
 from state_backend.state.shard_state import ShardState
-from state_backend.values.key_groups import range_of
-from state_backend.values.records import KeyGroupState, SchemaVersion, ShardManifest, StateDescriptor
+from state_backend.state.state_variables import ListState, MapState, ValueState
+from state_backend.state.timers import delete_timer, due_timers, register_timer, timers
+from state_backend.values.key_groups import KeyGroupRange, range_of, shard_of
+from state_backend.values.records import SchemaVersion, ShardManifest, StateDescriptor, StateKind
+from tests.support.chains import Chain
 
 STATE_ID = 1
 STATE = StateDescriptor(
@@ -71,17 +77,32 @@ class History:
     cache: FileCache | None = None
     states: tuple[StateDescriptor, ...] = (STATE,)
     changelog: ChangelogOptions | None = None
-    manifests: list[ShardManifest] = field(default_factory=list)
     batches: list[Batch] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self._rng: Any = np.random.default_rng(self.seed)
         self._storage = LocalStorage(self.folder / "storage")
         self._checkpoints: deque[dict[str, int]] = deque()
+        self._chain = Chain(
+            self.folder / "work",
+            self._storage,
+            max_parallelism=MAX_PARALLELISM,
+            states=self.states,
+            engine=self.options,
+            changelog=self.changelog or ChangelogOptions(),
+            consolidates=True,
+            saves=True,
+            cache=self.cache,
+        )
 
     @property
-    def storage(self) -> LocalStorage:
-        return self._storage
+    def manifests(self) -> list[ShardManifest]:
+        """The last checkpoint."""
+        return self._chain.manifests
+
+    @manifests.setter
+    def manifests(self, manifests: list[ShardManifest]) -> None:
+        self._chain.manifests = manifests
 
     def load(self) -> Batch:
         """The first interval: every key."""
@@ -108,89 +129,29 @@ class History:
     ) -> Batch:
         """An interval in which ``change`` is told each shard's state and number."""
         parallelism = parallelism or self.parallelism
-        number = len(self.batches)
-        snapshots: list[Snapshot] = []
-        merged: list[Consolidation] = []
-        manifests, changed_bytes = [], 0
-        for shard in range(parallelism):
-            work = self._work(shard)
-            with self.restored(shard, parallelism, cache=self.cache) as restored:
-                base, options = restored.base, self.changelog
-                changes = ShardChangelog(restored.store, base, work / "changes", options) if base and options else None
-                state = ShardState(
-                    restored.store, key_groups=restored.key_group_states, descriptors=self.states, now_ms=now_ms
-                )
-                change(state, shard)
-                states = state.key_group_states()
-                if not state.stored.changed_bytes and parallelism == len(self.manifests):
-                    manifests.append(self.manifests[shard])
-                    continue
-                most = most_bytes(restored.store, states, self.options)
-                if changes and changes.fits(most):
-                    snapshot = changes.append(
-                        self._storage,
-                        attempt=f"batch-{number}",
-                        task=0,
-                        key_group_states=states,
-                        inline_budget_bytes=2048,
-                    )
-                else:
-                    snapshot = self._captured(restored, states, shard, parallelism, merged)
-                snapshots.append(snapshot)
-                manifests.append(snapshot.manifest)
-                changed_bytes += state.stored.changed_bytes
-        self.parallelism, self.manifests = parallelism, manifests
+        chain = self._chain
+        chain.now_ms, chain.inline_budget_bytes = now_ms, INLINE_RECORD_BYTES // parallelism
+
+        def change_shard(state: ShardState, owned: KeyGroupRange) -> None:
+            change(state, shard_of(owned.first, parallelism, MAX_PARALLELISM))
+
+        manifests = chain.step(parallelism, "changelog" if self.changelog else "incremental", change_shard)
+        self.parallelism = parallelism
         files = {handle.path: handle.size_bytes for m in manifests for handle in m.handles}
         inline_bytes = sum(m.size_bytes for m in manifests) - sum(files.values())
         self._retain(files)
         batch = Batch(
-            changed_bytes=changed_bytes,
-            uploaded_bytes=sum(s.uploaded_bytes for s in snapshots),
-            uploaded_files=sum(s.uploaded_files for s in snapshots),
+            changed_bytes=chain.changed_bytes,
+            uploaded_bytes=sum(s.uploaded_bytes for s in chain.snapshots),
+            uploaded_files=sum(s.uploaded_files for s in chain.snapshots),
             live_files=sum(len(m.files) + sum(f.name.endswith(SST_SUFFIX) for f in m.inline_files) for m in manifests),
             checkpoint_bytes=sum(files.values()) + inline_bytes,
             retained_bytes=inline_bytes
             + sum({path: n for files in self._checkpoints for path, n in files.items()}.values()),
-            merged=tuple(merged),
+            merged=tuple(chain.merged),
         )
         self.batches.append(batch)
         return batch
-
-    def _captured(
-        self,
-        restored: RestoredShard,
-        states: tuple[KeyGroupState, ...],
-        shard: int,
-        parallelism: int,
-        merged: list[Consolidation],
-    ) -> Snapshot:
-        """The shard's files, consolidated first where the layout stays; ``merged`` is told how."""
-        number = len(self.batches)
-        states = count_bytes(restored.store, states)
-        if not self.manifests or parallelism == len(self.manifests):
-            merged.append(
-                consolidate(
-                    restored.store,
-                    key_groups=states,
-                    options=self.options,
-                    shard=shard,
-                    parallelism=parallelism,
-                    sequence=number,
-                )
-            )
-        return take_snapshot(
-            restored.store,
-            self._storage,
-            image=self._work(shard) / "image",
-            attempt=f"batch-{number}",
-            shard=shard,
-            task=0,
-            key_groups=range_of(shard, parallelism, MAX_PARALLELISM),
-            key_group_states=states,
-            opened=restored.opened,
-            inline_budget_bytes=INLINE_RECORD_BYTES // parallelism,
-            cache=self.cache,
-        )
 
     def _retain(self, files: dict[str, int]) -> None:
         """Files that only a checkpoint beyond the retained ones names are deleted, as the clean-up of a commit does."""
@@ -200,27 +161,109 @@ class History:
             for path in dropped.keys() - {path for checkpoint in self._checkpoints for path in checkpoint}:
                 self._storage.delete(path)
 
-    def _work(self, shard: int) -> Path:
-        return self.folder / f"work-{shard}"
-
     @contextmanager
-    def restored(self, shard: int, parallelism: int, *, cache: FileCache | None) -> Iterator[RestoredShard]:
+    def restored(self, shard: int, parallelism: int) -> Iterator[RestoredShard]:
         """A shard of this layout, open while the block runs, in a folder that is gone afterwards."""
-        owned = range_of(shard, parallelism, MAX_PARALLELISM)
-        overlapping = [m for m in self.manifests if m.key_groups.intersect(owned)]
-        work = self._work(shard)
-        restored = restore_shard(owned, overlapping, self._storage, work / "db", self.options, cache)
+        restored, _ = self._chain.open(range_of(shard, parallelism, MAX_PARALLELISM), "look")
         try:
             yield restored
         finally:
             restored.store.close()
-            shutil.rmtree(work)
+            shutil.rmtree(restored.store.directory)
 
     def compacted_bytes(self) -> int:
         """What the live state takes when every shard is rewritten: the least that a checkpoint can have."""
         total = 0
         for shard in range(self.parallelism):
-            with self.restored(shard, self.parallelism, cache=None) as restored:
+            with self.restored(shard, self.parallelism) as restored:
                 restored.store.compact()
                 total += sum(run.size_bytes for run in restored.store.sorted_runs())
         return total
+
+
+# --- sessions by the hour: nearly all that is written is deleted some hours later ---------------------------------------------------
+
+HOUR_MS = 3_600_000
+GAP_MS = 2 * HOUR_MS
+
+
+def _schema(*fields: tuple[str, str]) -> dict[str, object]:
+    return {
+        "type": "struct",
+        "fields": [{"name": name, "type": type_, "nullable": True, "metadata": {}} for name, type_ in fields],
+    }
+
+
+_KEYS = KeyCodec(parse_struct(_schema(("user", "string"))))
+
+
+def _descriptor(state_id: int, name: str, kind: StateKind, ttl_ms: int | None = None) -> StateDescriptor:
+    version = SchemaVersion(
+        version=1,
+        value=_schema(("at_ms", "long"), ("what", "string")),
+        user_key=_schema(("page", "string")) if kind == "map" else None,
+    )
+    return StateDescriptor(name=name, kind=kind, state_id=state_id, ttl_ms=ttl_ms, versions=(version,))
+
+
+SESSION_STATES = (
+    _descriptor(1, "session", "value"),
+    _descriptor(2, "events", "list"),
+    _descriptor(3, "pages", "map"),
+    _descriptor(4, "recent", "list", 3 * HOUR_MS),
+    _descriptor(5, "seen", "map", 5 * HOUR_MS),
+)
+
+
+class SessionHistory(History):
+    """Grows by ``hour``. ``keys`` is the number of users; a third of them is active in a busy hour."""
+
+    def hour(self) -> Batch:
+        """The next hour: events, then timers, then expiry, as an interval's task does it."""
+        number = len(self.batches)
+        now_ms = number * HOUR_MS
+        rng = random.Random(self.seed * 1_000_003 + number)
+        # From a twentieth of the busiest hour, at night, to all of it.
+        active = round(self.keys / 3 * (0.525 - 0.475 * math.cos(2 * math.pi * number / 24)))
+        users = sorted(rng.sample(range(self.keys), active), key=lambda user: user % MAX_PARALLELISM)
+
+        def change(state: ShardState, shard: int) -> None:
+            session, events, pages = (
+                ValueState(state, "session"),
+                ListState(state, "events"),
+                MapState(state, "pages"),
+            )
+            recent, seen = ListState(state, "recent"), MapState(state, "seen")
+            for user in users:
+                key_group = user % MAX_PARALLELISM
+                if key_group * self.parallelism // MAX_PARALLELISM != shard:
+                    continue
+                state.set_key(key_group, _KEYS.encode((f"user-{user}",)))
+                for _ in range(rng.randint(1, 6)):
+                    page = f"/page/{rng.randint(0, 500)}"
+                    row = (now_ms, f"{page}?{rng.getrandbits(rng.choice((32, 256))):x}")
+                    events.append_value(row)
+                    pages.update_value((page,), row)
+                    recent.append_value(row)
+                    seen.update_value((page,), (now_ms, None))
+                for expiry_ms in list(timers(state)):
+                    delete_timer(state, expiry_ms)
+                register_timer(state, now_ms + GAP_MS + rng.randrange(HOUR_MS))
+                session.update((now_ms, f"{rng.getrandbits(128):x}"))
+            state.flush()
+            for _ in due_timers(state, now_ms):
+                session.clear()
+                events.clear()
+                pages.clear()
+            expire(state)
+
+        return self.run_interval(change, now_ms=now_ms)
+
+
+def session_history(
+    folder: Path, users: int, parallelism: int, changelog: ChangelogOptions | None = None
+) -> SessionHistory:
+    """An empty one in ``folder``, without a cache."""
+    return SessionHistory(
+        folder=folder, keys=users, parallelism=parallelism, states=SESSION_STATES, changelog=changelog
+    )

@@ -24,9 +24,8 @@ from state_backend.state.expiry import expire
 from state_backend.state.shard_state import ShardState
 from state_backend.values.errors import CorruptFile, StorageUnavailable, UsageError
 from state_backend.values.key_groups import KeyGroupRange
-from tests.support.session_history import HOUR_MS, session_history
 from tests.support.shards import STATES
-from tests.support.state_history import History
+from tests.support.state_history import HOUR_MS, History, session_history
 from tests.support.tiers import long_after
 
 MIB = 1024 * 1024
@@ -256,7 +255,7 @@ def test_a_count_that_is_too_small_is_counted_anew(tmp_path: Path) -> None:
     history = session_history(tmp_path, 200, 1)
     history.hour()
     wrong = [replace(s, size_bytes=1) for s in history.manifests[0].key_group_states]
-    with history.restored(0, 1, cache=None) as restored:
+    with history.restored(0, 1) as restored:
         state = ShardState(restored.store, key_groups=wrong, descriptors=history.states, now_ms=10 * HOUR_MS)
         expire(state)
         states = state.key_group_states()
@@ -268,7 +267,7 @@ def check_state(history: History) -> None:
     """What each shard's files hold is what its record says: every key once, and the digest over all of it."""
     seed = layout.seed_of("value")
     for shard, manifest in enumerate(history.manifests):
-        with history.restored(shard, history.parallelism, cache=history.cache) as restored:
+        with history.restored(shard, history.parallelism) as restored:
             held = dict(restored.store.scan(b"", None))
         assert {int.from_bytes(key[:2], "big") for key in held} <= {s.key_group for s in manifest.key_group_states}
         assert len(held) == manifest.entries
@@ -299,7 +298,7 @@ def test_layouts_change_in_a_history(tmp_path: Path) -> None:
             assert shared == opened
         if (before, parallelism) == (2, 1):
             assert batch.uploaded_bytes < 1.1 * max(sizes)
-            with history.restored(0, 1, cache=cache) as restored:
+            with history.restored(0, 1) as restored:
                 assert restored.store.range_deletions() == 0  # no key group was outside of the new shard
         assert batch.merged == ()
         check_state(history)

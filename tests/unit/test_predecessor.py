@@ -512,7 +512,8 @@ def folder() -> Folder:
     storage = open_storage(URL)
     for info in list(storage.list("")):
         storage.delete(info.path)
-    made = Folder(storage, days=1)
+    made = Folder(storage)
+    made.run(day(1), "a1")
     return made
 
 

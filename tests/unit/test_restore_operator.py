@@ -42,7 +42,9 @@ def folder() -> Iterator[Folder]:
         storage = open_storage(f"{ROOT}/{name}")
         for info in list(storage.list("")):
             storage.delete(info.path)
-    made = Folder(open_storage(f"{ROOT}/{PIPELINE}"), days=4)
+    made = Folder(open_storage(f"{ROOT}/{PIPELINE}"))
+    for n in range(1, 5):
+        made.run(day(n), f"a{n}")
     yield made
 
 
