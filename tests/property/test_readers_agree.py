@@ -358,7 +358,7 @@ class History:
         if valid := self.oracle.valid():
             target, attempt = self.random.choice(valid).id, str(uuid.uuid4())
             retracts = self.random.random() < 0.3
-            done = rewind(self.coordinator, target, run=_run(attempt), attempt=attempt, retract_output=retracts)
+            done = rewind(self.coordinator.at, target, run=_run(attempt), attempt=attempt, retract_output=retracts)
             self.retracting |= {done.id} if retracts else set()
 
     def quarantine(self, log: Log) -> None:
@@ -405,7 +405,7 @@ class History:
 
     def take_up(self) -> None:
         """Tell the oracle what was committed, published and cleaned up."""
-        self.tester.pipeline.call_sink(self.coordinator, None, join_url(self.root, NAME))
+        self.tester.pipeline.call_sink(self.coordinator.at, None)
         self.coordinator.clean_up()
         log, before = self.coordinator.log(), len(self.oracle.commits)
         for n in range(max(self.oracle.commits, default=0) + 1, log.head_id + 1):
