@@ -141,24 +141,8 @@ class ProcessIntervalOperator(DriverOperator):
         """Continue the task after a wait in the triggerer: process the interval, wait again, or fail.
 
         Airflow calls this method when the trigger has fired. The task again asks Airflow for the awaited runs (those of
-        the interval before) and reads the log, since a person may have cleared a task during the wait.
-
-        Args:
-            context: Airflow's context of the running task.
-            event: Event of the trigger. `why` says what ended the wait.
-            since_ms: When the task began to wait, in ms since the epoch. `wait_timeout` counts from this time.
-            alone_since_ms: The time, in ms since the epoch, from which `start_patience` counts. Since this time all
-                awaited runs have been queued, and no run with an earlier logical date has been running. None if one of
-                these runs was running when the wait began. After `start_patience` the task no longer waits, because
-                Airflow may start the queued runs only after the task's own run has ended.
-
-        Returns:
-            The driver's result. `attempt` is the attempt to commit.
-
-        Raises:
-            TaskDeferred: The task gives its worker slot back and waits in the triggerer again.
-            AirflowException: Storage, Spark or user code failed, and a retry may help.
-            AirflowFailException: A retry can't help, as with a gap, or the longest wait is over.
+        the interval before) and reads the log, since a person may have cleared a task during the wait. `wait_timeout`
+        counts from `since_ms`, and `start_patience` from `alone_since_ms`, as in `_wait_or_refuse`.
         """
         waited_ms = max(0, _now_ms() - since_ms)
         self.log.info(

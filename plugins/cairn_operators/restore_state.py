@@ -155,14 +155,6 @@ class RestoreStateOperator(DriverOperator):
 
         The restore is planned again. If it would discard more checkpoints than the person has agreed to, nothing is
         restored.
-
-        Args:
-            context: Airflow's context of the running task.
-            event: Airflow's event with the answer.
-            agreed: Ids of the checkpoints that the person was asked about.
-
-        Returns:
-            `kind` (rewind, fork or savepoint), `checkpoint` (id of the new checkpoint) and `discarded` (ids).
         """
         who = check_approved(context, event, "restore", "restored", self._agreed_key, agreed)
         self.log.info("%s has agreed to discard checkpoints: %s", who, ", ".join(map(str, agreed)) or "none")

@@ -144,13 +144,16 @@ class Folder:
     """A pipeline's folder. Attempts write ``sst`` or ``log`` files; manifests lie inline or in files of their own."""
 
     def __init__(
-        self, storage: Storage | None = None, *, inline: bool = True, suffix: str = "sst", **options: Any
+        self, storage: Storage | None = None, *, days: int = 0, inline: bool = True, suffix: str = "sst", **options: Any
     ) -> None:
+        """``days``: so many are committed, from day 1 on, by the attempts a1, a2, ..."""
         self.storage = storage if storage is not None else MemoryStorage()
         self.options = options
         self.inline = inline
         self.suffix = suffix
         self.coordinator = Coordinator(self.storage, PIPELINE, **options)
+        for n in range(1, days + 1):
+            self.run(day(n), f"a{n}")
 
     def over(self, storage: Storage) -> Coordinator:
         """Another process, over the same or a faulty storage."""
@@ -189,6 +192,11 @@ class Folder:
         """Prepares and commits."""
         self.prepare(interval, attempt, **changes)
         return self.coordinator.commit(attempt)
+
+    def publish_and_clean_up(self) -> None:
+        """What the checkpoint task does after a commit."""
+        self.coordinator.publish(None)
+        self.coordinator.clean_up()
 
     def handle(self, path: str) -> Handle:
         data = self.storage.read(path)

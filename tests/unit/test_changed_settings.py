@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from cairn import Interval, Pipeline
+from cairn import Interval
 from cairn.aggregates import Count, First, Max, RunningAggregate, Sum
 from cairn.errors import StateSchemaError, UsageError
 from cairn.processors import (
@@ -30,6 +30,7 @@ from cairn.testing import PipelineTester
 from state_backend.formats.recorded_settings import without_settings
 from state_backend.state.plan_state_schemas import StatePlan, plan_states
 from state_backend.values.records import StateDescriptor
+from tests.support.bare_pipeline import bare_pipeline
 
 START = datetime(2024, 1, 1, tzinfo=UTC)
 HOUR = timedelta(hours=1)
@@ -55,14 +56,7 @@ def outputs(
     found = []
     for n, rows in enumerate([*before, *after]):
         changed = n >= len(before)
-        pipeline = Pipeline(
-            name="changed",
-            start=START,
-            source=lambda spark, interval: None,
-            key=["k"],
-            processor=new if changed else old,
-            **settings,
-        )
+        pipeline = bare_pipeline(new if changed else old, **settings)
         tester = PipelineTester(pipeline, input_schema=schemas[changed], every=HOUR, root=f"file://{folder}")
         made = tester.run(rows, Interval(START + n * HOUR, START + (n + 1) * HOUR)).output
         if changed:
@@ -151,9 +145,7 @@ def test_a_timer_of_an_earlier_horizon_forgets_no_key(tmp_path: Path) -> None:
         (EightHours, [("a", at(5, 30), 0, 0)]),
     ]
     for n, (processor, rows) in enumerate(hours):
-        pipeline = Pipeline(
-            name="changed", start=START, source=lambda spark, interval: None, key=["k"], processor=processor, **TIMED
-        )
+        pipeline = bare_pipeline(processor, **TIMED)
         tester = PipelineTester(pipeline, input_schema=SCHEMA, every=HOUR, root=f"file://{tmp_path}")
         output = tester.run(rows, Interval(at(n), at(n + 1))).output
         assert len(output) == (n == 0)
@@ -359,14 +351,7 @@ def test_state_of_older_code_gets_its_settings(
     row = ("a", at(0, 30), 1, 2, False)
 
     def run(processor: type, hour: int) -> None:
-        pipeline = Pipeline(
-            name="older",
-            start=START,
-            source=lambda spark, interval: None,
-            key=["k"],
-            processor=processor,
-            **{**TIMED, "watermark_delay": HOUR},
-        )
+        pipeline = bare_pipeline(processor, **{**TIMED, "watermark_delay": HOUR})
         tester = PipelineTester(pipeline, input_schema=WITH_DELETES, every=HOUR, root=f"file://{tmp_path}")
         tester.run([row] if hour == 0 else [], Interval(at(hour), at(hour + 1)))
 

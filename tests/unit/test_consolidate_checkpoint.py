@@ -14,7 +14,6 @@ import pytest
 
 from cairn.operations.savepoints import take_savepoint
 from cairn.operations.savepoints.take_savepoint import check_destination, consolidate_checkpoint
-from cairn.pipeline import Pipeline
 from cairn.shard_jobs.consolidate import ConsolidationJob
 from state_backend.adapters.rocks import EngineOptions
 from state_backend.checkpoint.choose_base import plan_base
@@ -25,7 +24,8 @@ from state_backend.shard.manifest import manifest_of
 from state_backend.values.errors import CheckpointDropped, CorruptFile, Fenced, StateUnusable, UsageError
 from state_backend.values.records import Permissions, Record
 from state_backend.values.retention import KeepLast
-from tests.support.checkpoints import PIPELINE, START, day, start_ms
+from tests.support.bare_pipeline import bare_pipeline
+from tests.support.checkpoints import PIPELINE, day, start_ms
 from tests.support.coordinator import Coordinator
 from tests.support.in_process import run_here
 from tests.support.real_shards import MAX_PARALLELISM, PARALLELISM, RealPipeline
@@ -34,17 +34,7 @@ from tests.support.savepoints import findings
 pytestmark = pytest.mark.long("five seconds: long histories", runs_in="ci")
 SPARK: Any = None
 ENGINE = EngineOptions(cache_dir=None)
-COUNTING = Pipeline(
-    name=PIPELINE,
-    start=START,
-    source=lambda spark, interval: SPARK,
-    key=["k"],
-    processor=object,
-    output_schema="k string",
-    parallelism=PARALLELISM,
-    max_parallelism=MAX_PARALLELISM,
-    engine=ENGINE,
-)
+COUNTING = bare_pipeline(name=PIPELINE, parallelism=PARALLELISM, max_parallelism=MAX_PARALLELISM, engine=ENGINE)
 # Long, and of no pattern: what is left of a shard is more than what travels inline.
 KEYS = [hashlib.sha512(str(n).encode()).hexdigest() for n in range(600)]
 

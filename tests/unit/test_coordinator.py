@@ -62,8 +62,7 @@ def memory(folder: Folder) -> MemoryStorage:
 
 
 def test_begin_is_not_durable() -> None:
-    folder = Folder()
-    folder.run(day(1), "a1")
+    folder = Folder(days=1)
     before = folder.paths()
     begun = begin(folder, 2)
     assert (begun.h0, begun.base.id) == (1, 1)
@@ -71,8 +70,7 @@ def test_begin_is_not_durable() -> None:
 
 
 def test_the_start_of_a_pipeline_cannot_change() -> None:
-    folder = Folder()
-    folder.run(day(1), "a1")
+    folder = Folder(days=1)
     with pytest.raises(UsageError, match="start"):
         folder.coordinator.begin(day(2), permissions=Permissions(), pipeline_start_ms=start_ms() - 1)
 
@@ -200,8 +198,7 @@ class Before(FaultyStorage):
 @pytest.mark.parametrize("head_moves", [True, False])
 def test_a_clean_up_whose_manifest_went_meanwhile_looks_again(head_moves: bool) -> None:
     """What its log retained was dropped and deleted by another: nothing is wrong. Without another it is."""
-    folder = Folder(inline=False, policy=KeepLast(1))
-    folder.run(day(1), "a1")
+    folder = Folder(days=1, inline=False, policy=KeepLast(1))
     folder.run(day(2), "a2", keep=(sst("a1"),))
     folder.coordinator.publish(None)
     manifest_path = paths.shared("a2", 0, 0, 0, "manifest")
@@ -211,8 +208,7 @@ def test_a_clean_up_whose_manifest_went_meanwhile_looks_again(head_moves: bool) 
             folder.storage.delete(manifest_path)
             return
         folder.run(day(3), "a3")
-        folder.coordinator.publish(None)
-        folder.coordinator.clean_up()
+        folder.publish_and_clean_up()
 
     slow = folder.over(Before(memory(folder), manifest_path, others))
     if head_moves:
@@ -225,8 +221,7 @@ def test_a_clean_up_whose_manifest_went_meanwhile_looks_again(head_moves: bool) 
 
 def test_fenced_deletes_its_own_files_and_only_those() -> None:
     """F33, F53, F55: a loser leaves nothing behind, and takes nothing with it."""
-    folder = Folder()
-    folder.run(day(1), "a1")
+    folder = Folder(days=1)
     folder.prepare(day(2), "loser", keep=(sst("a1"),))
     folder.run(day(2), "winner", keep=(sst("a1"),))
     before = folder.paths()
@@ -242,8 +237,7 @@ def test_fenced_deletes_its_own_files_and_only_those() -> None:
 
 def scenario(inline: bool) -> Folder:
     """Three days, the second of them run again; the fourth is prepared. One is retained, so there is much to clean up."""
-    folder = Folder(policy=KeepLast(1), inline=inline)
-    folder.run(day(1), "a1")
+    folder = Folder(days=1, policy=KeepLast(1), inline=inline)
     folder.run(day(2), "a2", keep=(sst("a1"),))
     folder.run(day(3), "a3", keep=(sst("a2"),))
     folder.coordinator.publish(None)
@@ -266,8 +260,7 @@ def state_of(storage: MemoryStorage) -> dict[str, bytes]:
 
 def test_a_hook_that_fails_runs_again() -> None:
     """F94: committed output is published by whoever comes next."""
-    folder = Folder()
-    folder.run(day(1), "a1")
+    folder = Folder(days=1)
 
     def broken(record: Record) -> None:
         raise RuntimeError("sink is down")
@@ -330,8 +323,7 @@ def test_output_that_is_given_up_is_not_tried_again() -> None:
 
 
 def test_a_re_run_is_published_again_under_its_own_id() -> None:
-    folder = Folder()
-    folder.run(day(1), "a1")
+    folder = Folder(days=1)
     assert folder.coordinator.publish(None) == [(day(1), 1)]
     folder.run(day(1), "a2")
     assert folder.coordinator.publish(None) == [(day(1), 2)]
@@ -344,8 +336,7 @@ def test_a_re_run_is_published_again_under_its_own_id() -> None:
 def test_segments_over_an_older_manifest_file_are_counted_too() -> None:
     """The record names them, not the manifest's file: they must be there at commit, stay as long as a checkpoint needs them,
     and go with the last one, also when the file went before."""
-    folder = Folder(policy=KeepLast(1), inline=False)
-    folder.run(day(1), "a1")
+    folder = Folder(days=1, policy=KeepLast(1), inline=False)
     old = {paths.shared("a1", 0, 0, 0, "manifest"), sst("a1")}
     logs: list[str] = []
 
@@ -359,8 +350,7 @@ def test_segments_over_an_older_manifest_file_are_counted_too() -> None:
 
     for n in (2, 3):
         folder.run(day(n), f"a{n}", shards=(over_a1(n),))
-        folder.coordinator.publish(None)
-        folder.coordinator.clean_up()
+        folder.publish_and_clean_up()
         assert old | set(logs) <= folder.paths(paths.SHARED)
     folder.prepare(day(4), "a4", shards=(over_a1(4),))
     folder.storage.delete(logs[-1])
@@ -368,8 +358,7 @@ def test_segments_over_an_older_manifest_file_are_counted_too() -> None:
         folder.coordinator.commit("a4")
     folder.storage.delete(paths.shared("a1", 0, 0, 0, "manifest"))
     folder.run(day(4), "b4")
-    folder.coordinator.publish(None)
-    folder.coordinator.clean_up()
+    folder.publish_and_clean_up()
     assert folder.paths(paths.SHARED).isdisjoint(logs)
 
 
@@ -402,9 +391,7 @@ def test_output_outlives_its_checkpoint_until_the_interval_is_run_again() -> Non
 
 @pytest.mark.parametrize("ends", ["by a person", "by the policy", "not"])
 def test_a_quarantined_checkpoint_and_its_base_are_held(ends: str) -> None:
-    folder = Folder(policy=AnyOf((KeepLast(2), KeepQuarantined(0 if ends == "by the policy" else 14))))
-    folder.run(day(1), "a1")
-    folder.run(day(2), "a2")
+    folder = Folder(days=2, policy=AnyOf((KeepLast(2), KeepQuarantined(0 if ends == "by the policy" else 14))))
     folder.coordinator.quarantine(2, "wrong")
     if ends == "by a person":
         folder.coordinator.drop_quarantined(2)
@@ -425,8 +412,7 @@ def test_a_held_checkpoint_with_a_damaged_manifest_does_not_stop_a_clean_up() ->
 
 
 def test_failing_rows_go_with_their_quarantined_checkpoint() -> None:
-    folder = Folder(policy=AnyOf((KeepLast(1), KeepQuarantined(0))))
-    folder.run(day(1), "a1")
+    folder = Folder(days=1, policy=AnyOf((KeepLast(1), KeepQuarantined(0))))
     rows = folder.storage.create(f"{paths.failing('a1', 'check')}rows.parquet", b"rows").path
     folder.coordinator.quarantine(1, "wrong")
     folder.run(day(1), "again")
@@ -450,9 +436,7 @@ def test_clean_up_goes_by_reference_never_by_folder() -> None:
 
 
 def test_each_missing_record_is_named_and_one_that_a_listing_missed_is_not() -> None:
-    folder = Folder()
-    for n in (1, 2, 3, 4):
-        folder.run(day(n), f"a{n}")
+    folder = Folder(days=4)
     listed = [info.path for info in folder.storage.list("")]
     assert not [*missing_records(folder.storage, [path for path in listed if path != paths.record(3)])]
     folder.storage.delete(paths.record(2))
@@ -465,17 +449,14 @@ def test_each_missing_record_is_named_and_one_that_a_listing_missed_is_not() -> 
 
 
 def test_a_record_under_another_name_is_refused() -> None:
-    folder = Folder()
-    folder.run(day(1), "a1")
+    folder = Folder(days=1)
     folder.storage.create(paths.record(2), folder.storage.read(paths.record(1)))
     with pytest.raises(CorruptRecord, match="contains the record of another checkpoint, 1"):
         folder.coordinator.log()
 
 
 def test_resolving_a_checkpoint() -> None:
-    folder = Folder(policy=KeepLast(2))
-    for n in (1, 2, 3):
-        folder.run(day(n), f"a{n}")
+    folder = Folder(days=3, policy=KeepLast(2))
     resolve = folder.coordinator.record
     assert [resolve(w).id for w in ("latest", 3, 2, day(2).end, day(3).end)] == [3, 3, 2, 2, 3]
     for absent in (1, 99, day(1).end, day(9).end):
@@ -488,9 +469,7 @@ def test_resolving_a_checkpoint() -> None:
 def test_a_re_run_with_an_equal_state_does_not_end_the_quarantine_of_later_checkpoints() -> None:
     """Day 2 has a usable checkpoint again. Day 3 was computed from the quarantined one: it alone must run again. Retention keeps its
     checkpoint as the base of another quarantined one."""
-    folder = Folder()
-    for n in (1, 2, 3, 4):
-        folder.run(day(n), f"a{n}")
+    folder = Folder(days=4)
     folder.coordinator.quarantine(2, "wrong")
     folder.coordinator.quarantine(4, "wrong too")
     with pytest.raises(StateUnusable) as refused:
@@ -508,9 +487,7 @@ def test_a_re_run_with_an_equal_state_does_not_end_the_quarantine_of_later_check
 
 
 def test_latest_passes_over_what_is_quarantined_and_its_descendants() -> None:
-    folder = Folder()
-    for n in (1, 2, 3):
-        folder.run(day(n), f"a{n}")
+    folder = Folder(days=3)
     folder.coordinator.quarantine(2, "wrong", ("total < 0",))
     folder.coordinator.quarantine(2, "wrong again")
     assert folder.coordinator.record("latest").id == 1
@@ -524,8 +501,7 @@ def test_latest_passes_over_what_is_quarantined_and_its_descendants() -> None:
 
 def test_clean_up_in_doubt_deletes_nothing() -> None:
     """A lost manifest of a retained checkpoint hides what it needs: files that a dropped one shares with it must stay."""
-    folder = Folder(policy=KeepLast(1), inline=False)
-    folder.run(day(1), "a1")
+    folder = Folder(days=1, policy=KeepLast(1), inline=False)
     folder.run(day(2), "a2", keep=(sst("a1"),))
     folder.storage.delete(paths.shared("a2", 0, 0, 0, "manifest"))
     with suppress(CairnError):
@@ -536,8 +512,7 @@ def test_clean_up_in_doubt_deletes_nothing() -> None:
 @pytest.mark.parametrize("gone", [[], ["manifest"], ["manifest", "sst"]])
 def test_a_fenced_attempt_deletes_all_of_its_own_also_behind_a_manifest(gone: list[str]) -> None:
     """F53: the manifest names the attempt's other files, so it goes last; ``gone`` is what a try that crashed had deleted."""
-    folder = Folder(inline=False)
-    folder.run(day(1), "a1")
+    folder = Folder(days=1, inline=False)
     folder.prepare(day(2), "loser", run=run("other", 0, 1))
     folder.run(day(2), "winner")
     assert sst("loser") in folder.paths()
@@ -550,9 +525,7 @@ def test_a_fenced_attempt_deletes_all_of_its_own_also_behind_a_manifest(gone: li
 
 
 def test_a_dropped_checkpoint_does_not_take_the_place_of_a_usable_one() -> None:
-    folder = Folder(policy=AnyOf((KeepLast(10), KeepQuarantined(0))))
-    folder.run(day(1), "a1")
-    folder.run(day(2), "a2")
+    folder = Folder(days=2, policy=AnyOf((KeepLast(10), KeepQuarantined(0))))
     folder.run(day(2), "again", run=run("other"), digest=77)
     folder.coordinator.quarantine(3, "a test says so")
     folder.run(day(1), "a1 again", digest=folder.coordinator.record(1).content.digest)  # drops 3
@@ -565,14 +538,12 @@ def test_a_dropped_checkpoint_does_not_take_the_place_of_a_usable_one() -> None:
 
 def test_a_damaged_manifest_in_quarantine_costs_no_file_of_a_later_checkpoint() -> None:
     """Checkpoint 3 shares a file with 1, which is dropped. Only the manifests of 2 and 3 name this file, and that of 2 is lost."""
-    folder = Folder(inline=False, policy=KeepLast(2))
-    folder.run(day(1), "a1")
+    folder = Folder(days=1, inline=False, policy=KeepLast(2))
     folder.run(day(2), "a2", keep=(sst("a1"),))
     folder.run(day(3), "a3", keep=(sst("a1"), sst("a2")))
     folder.storage.delete(paths.shared("a2", 0, 0, 0, "manifest"))
     folder.coordinator.quarantine(2, "its manifest is lost")
-    folder.coordinator.publish(None)
-    folder.coordinator.clean_up()
+    folder.publish_and_clean_up()
     assert {1, 2, 3} - folder.coordinator.log().retained.keys() == {1}
     assert {sst("a1"), sst("a2"), sst("a3")} <= folder.paths()
 
@@ -593,9 +564,7 @@ class StaleListing(MemoryStorage):
 
 def stale_folder(*unlisted: int) -> tuple[Folder, StaleListing]:
     storage = StaleListing()
-    folder = Folder(storage)
-    for n in range(1, 5):
-        folder.run(day(n), f"a{n}")
+    folder = Folder(storage, days=4)
     folder.coordinator.publish(None)
     storage.unlisted = {paths.record(n) for n in unlisted}
     return folder, storage
@@ -636,11 +605,8 @@ def test_a_file_that_a_stale_listing_left_out_is_not_missing(monkeypatch: pytest
 
 def test_a_log_whose_listed_end_is_shrunk_already_goes_on_behind_it() -> None:
     storage = StaleListing()
-    folder = Folder(storage, policy=KeepLast(1))
-    for n in range(1, 4):
-        folder.run(day(n), f"a{n}")
-    folder.coordinator.publish(None)
-    folder.coordinator.clean_up()
+    folder = Folder(storage, days=3, policy=KeepLast(1))
+    folder.publish_and_clean_up()
     assert isinstance(read_log(storage).entries[2], Tombstone)
     storage.unlisted = {paths.record(3)}
     assert read_log(storage).head_id == 3
@@ -653,8 +619,7 @@ def grown(intervals: int) -> Folder:
     folder = Folder(policy=KeepLast(3))
     for n in range(1, intervals + 1):
         folder.run(day(n), f"a{n}")
-        folder.coordinator.publish(None)
-        folder.coordinator.clean_up()
+        folder.publish_and_clean_up()
     return folder
 
 

@@ -36,7 +36,7 @@ from state_backend.checkpoint.trials import (
 from state_backend.formats import paths
 from state_backend.inspection.verify import offering_intact, verify_pipeline
 from state_backend.shard.manifest import manifest_of
-from state_backend.values.errors import CairnError, CorruptFile, CorruptRecord
+from state_backend.values.errors import CairnError, CorruptFile
 from state_backend.values.marks import Claim
 from state_backend.values.retention import KeepLast
 from tests.support.checkpoints import PIPELINE, day, run, trial_of
@@ -181,15 +181,6 @@ def test_a_manifest_that_is_damaged_stops_deleting_until_its_checkpoint_is_dropp
     assert 4 in made.coordinator.clean_up().shrunk
     sweep_all(root)
     assert {info.path for info in made.storage.list("")} == live_files(made.storage)
-
-
-def test_a_log_that_lost_its_end_commits_nothing(root: Path) -> None:
-    """Also without a mark that speaks of the lost record: the attempt knows what it began after."""
-    (root / PIPELINE / paths.record(8)).unlink()
-    for mark in (root / PIPELINE / "published").rglob("*.json"):
-        mark.unlink()
-    with pytest.raises(CorruptRecord, match=paths.record(8)):
-        commit(root)
 
 
 # --- symbolic links -----------------------------------------------------------------------------------------------------------------

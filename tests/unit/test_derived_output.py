@@ -1,17 +1,15 @@
 """The schema of the output, where the processor derives it from the input."""
 
-from datetime import UTC, datetime
-
 import pyarrow as pa
 import pytest
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from cairn import Pipeline
 from cairn.aggregates import Count, RunningAggregate, Sum
 from cairn.arrow_processor import ArrowProcessor, BatchResult
 from cairn.errors import ProcessorError, UsageError
 from cairn.testing import PipelineTester
 from tests.support.arrow_driver import ArrowDriver, Handle
+from tests.support.bare_pipeline import bare_pipeline
 from tests.unit.test_running_aggregate import KEYS, SCHEMA, Everything
 
 
@@ -34,14 +32,7 @@ class Failing(Silent):
 
 
 def pipeline(processor, **settings):
-    return Pipeline(
-        name="clicks",
-        start=datetime(2024, 1, 1, tzinfo=UTC),
-        source=lambda spark, interval: None,
-        key=["user"],
-        processor=processor,
-        **{"api": "arrow", **settings},
-    )
+    return bare_pipeline(processor, **{"name": "clicks", "key": ["user"], "api": "arrow", **settings})
 
 
 def run(declared):

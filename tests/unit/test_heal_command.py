@@ -105,9 +105,7 @@ def folder() -> Folder:
     storage = open_storage(f"{ROOT}/{PIPELINE}")
     for info in list(storage.list("")):
         storage.delete(info.path)
-    made = Folder(storage)
-    for n in (1, 2, 3):
-        made.run(day(n), f"a{n}")
+    made = Folder(storage, days=3)
     made.run(day(1), "again")
     return made
 

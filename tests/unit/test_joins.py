@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from cairn import Pipeline
 from cairn.errors import ProcessorError, UsageError
 from cairn.processors import IntervalJoin, LookupJoin, union_by_kind
 from cairn.spark.ddl import parse_ddl_locally
 from cairn.testing import PipelineTester
+from tests.support.bare_pipeline import bare_pipeline
 
 DAY = datetime(2024, 1, 1, tzinfo=UTC)
 HOUR = timedelta(hours=1)
@@ -28,15 +28,8 @@ def at(hour: int, minute: int = 0) -> datetime:
 
 
 def joined(base: type, schema: str, settings: dict[str, Any], **pipeline: Any) -> PipelineTester:
-    made = Pipeline(
-        name="joined",
-        start=DAY,
-        source=lambda spark, interval: None,
-        processor=type("Mine", (base,), settings),
-        api="arrow",
-        **{"key": ["id"], **TIMED, **pipeline},
-    )
-    return PipelineTester(made, input_schema=schema)
+    made = {"start": DAY, "api": "arrow", "key": ["id"], **TIMED, **pipeline}
+    return PipelineTester(bare_pipeline(type("Mine", (base,), settings), **made), input_schema=schema)
 
 
 def orders(how: str, **pipeline: Any) -> PipelineTester:

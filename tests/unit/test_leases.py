@@ -124,9 +124,7 @@ def test_files_stay_until_the_reading_is_over(tmp_path: Path) -> None:
 
 
 def test_a_reader_of_one_checkpoint_reads_no_record_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = Folder(MemoryStorage())
-    for n in range(1, 9):
-        folder.run(day(n), f"a{n}")
+    folder = Folder(MemoryStorage(), days=8)
     read: list[str] = []
     before = folder.storage.read
     monkeypatch.setattr(folder.storage, "read", lambda path: read.append(path) or before(path))  # type: ignore[func-returns-value]

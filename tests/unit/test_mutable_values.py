@@ -21,11 +21,11 @@ from pyspark.sql import Row
 from pyspark.sql.streaming import StatefulProcessor
 
 from cairn.arrow_processor import ArrowProcessor, BatchResult, KeyedBatch, with_keys
-from cairn.pipeline import Pipeline
 from cairn.rows import local_rows
 from cairn.runners import arrow_runner
 from cairn.runners.mutable_values import all_immutable, copy_of, copy_of_column, without_rows
 from cairn.testing import PipelineTester
+from tests.support.bare_pipeline import bare_pipeline
 
 START = datetime(2024, 1, 1, tzinfo=UTC)
 HOUR = timedelta(hours=1)
@@ -180,17 +180,13 @@ class Given(StatefulProcessor):
 
 def outputs(on_rows: Any, output: str, *, api: Any = "row", on_timer: Any = None, **settings: Any) -> list[Any]:
     """The output's values, by key, after one interval with the keys a, b and c, each with a list of two numbers."""
-    settings = {"key": ["k"], "order_by": ["n"], **settings}
-    pipeline = Pipeline(
-        name="mutating",
-        start=START,
-        source=lambda spark, interval: None,
-        processor=type("Does", (Given,), {"on_rows": on_rows, "on_timer": on_timer}),
+    pipeline = bare_pipeline(
+        type("Does", (Given,), {"on_rows": on_rows, "on_timer": on_timer}),
         api=api,
         output_schema=output,
         parallelism=1,
         max_parallelism=1,
-        **settings,
+        **{"order_by": ["n"], **settings},
     )
     tester = PipelineTester(pipeline, input_schema="k string, n bigint, a array<bigint>")
     rows = [(k, n, [n, n]) for n, k in enumerate("abc")]
@@ -412,13 +408,9 @@ def test_a_vectorised_processor_may_overwrite_all_that_it_got(monkeypatch: pytes
     monkeypatch.setattr(local_rows, "BATCH_ROWS", 200)
     found = []
     for processor in (Careful, Careless):
-        pipeline = Pipeline(
-            name="mutating",
-            start=START,
-            source=lambda spark, interval: None,
-            key=["k"],
+        pipeline = bare_pipeline(
+            processor,
             order_by=["n"],
-            processor=processor,
             api="arrow",
             output_schema="k string, n bigint, s string",
             time_mode="processing",

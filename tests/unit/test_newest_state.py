@@ -100,9 +100,7 @@ def reproduced(folder: Folder) -> None:
 def test_no_commit_drops_the_newest_state(then: Callable[[Folder], Any]) -> None:
     """Under the tightest policy: a stale checkpoint of a later interval does not count in its place."""
     folder = Folder(policy=KeepLast(1))
-    wide = Folder(folder.storage, policy=KeepLast(9))
-    for n in (1, 2, 3):
-        wide.run(day(n), f"a{n}")
+    wide = Folder(folder.storage, days=3, policy=KeepLast(9))
     corrected(wide)
     newest = newest_state(wide.coordinator.log())
     assert newest is not None and newest.interval == day(2)

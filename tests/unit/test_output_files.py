@@ -18,9 +18,7 @@ ROOT = "memory://output-files"
 
 @pytest.fixture(autouse=True)
 def folder() -> Iterator[Folder]:
-    made = Folder(open_storage(f"{ROOT}/{PIPELINE}"))
-    for n in (1, 2, 3):
-        made.run(day(n), f"a{n}")
+    made = Folder(open_storage(f"{ROOT}/{PIPELINE}"), days=3)
     yield made
     forget_memory(ROOT)
 

@@ -17,17 +17,15 @@ from cairn.data_sources.keyed_output import KeyedOutput
 from cairn.runners.output_schema import arrow_schema, from_record, recorded_schema
 from state_backend.adapters.local_storage import LocalStorage
 from state_backend.checkpoint.output_schemas import check_output_schema, newest_output, recorded_schemas, schema_of
-from state_backend.checkpoint.rewind import fork, rewind
-from state_backend.checkpoint.sweep_files import sweep
+from state_backend.checkpoint.rewind import fork
 from state_backend.formats import paths
 from state_backend.formats.table_evolution import batch_converter
 from state_backend.formats.table_schema import join_schemas, table_schema
 from state_backend.formats.types import parse_struct
-from state_backend.values.errors import BaseMoved, CorruptFile, CorruptRecord, StorageUnavailable, UsageError
+from state_backend.values.errors import CorruptFile, CorruptRecord, StorageUnavailable, UsageError
 from state_backend.values.handles import Handle
 from state_backend.values.intervals import Interval
 from state_backend.values.records import OutputFile, Permissions
-from state_backend.values.retention import KeepLast
 from tests.support.checkpoints import PIPELINE, Folder, day, run, start_ms
 from tests.support.schema_json import array, field, mapping
 
@@ -246,21 +244,6 @@ class Outputs:
 A, AB, B = {"a": "integer"}, {"b": "string", "a": "long"}, {"b": "string"}
 
 
-def test_reading_gives_all_columns(tmp_path: Path) -> None:
-    made = Outputs(tmp_path, policy=KeepLast(1))  # all but the newest record are tombstones
-    made.run(day(1), "d1", A, {"a": 1})
-    assert made.read() == [{"a": 1}]
-    made.run(day(2), "d2", AB, {"b": "x", "a": 2**40})
-    assert made.read() == [{"b": None, "a": 1}, {"b": "x", "a": 2**40}]
-    made.run(day(3), "d3", B, {"b": "y"})
-    assert made.read() == [{"b": None, "a": 1}, {"b": "x", "a": 2**40}, {"b": "y", "a": None}]
-    made.run(day(4), "d4", {**B, "c": "date"})  # no rows: the columns are there all the same
-    assert made.read(start=day(3).start.isoformat()) == [{"b": "y", "c": None, "a": None}]
-    made.run(day(5), "d5", {**B, "c": "date"}, {"b": "z", "c": None})
-    assert len(recorded_schemas(made.coordinator.log())) == 4
-    assert made.read(end=day(1).end.isoformat()) == [{"b": None, "c": None, "a": 1}]
-
-
 AC = {"a": "integer", "c": "long"}
 
 
@@ -284,38 +267,12 @@ def test_no_order_of_commits_loses_a_column(tmp_path: Path, late: bool) -> None:
     assert {*beyond.names} == {"a", "c"}
 
 
-def test_schemas_outlive_rewinds_sweeps_and_retention(tmp_path: Path) -> None:
-    made = Outputs(tmp_path, policy=KeepLast(2))
-    made.run(day(1), "d1", A, {"a": 1})
-    made.run(day(2), "d2", AB, {"b": "x", "a": 2})
-    rewind(made.coordinator.at, 1, run=run("back"), attempt="back")
-    made.coordinator.clean_up()
-    made.storage.create(paths.shared("dead", 0, 0, 0, "sst"), b"x")
-    assert sweep(made.storage, PIPELINE, now_ms=10**15).record is not None
-    log = made.coordinator.log()
-    assert recorded_schemas(log)[-1] == recorded_schema(schema(AB))
-    assert made.read() == [{"b": None, "a": 1}, {"b": "x", "a": 2}]
-
-
 def test_a_fork_begins_anew(tmp_path: Path) -> None:
     """The way out that a refusal names."""
     made, other = Outputs(tmp_path), Folder(LocalStorage(tmp_path / "other"))
     made.run(day(1), "d1", A, {"a": 1})
     fork(made.storage, 1, other.over(other.storage).at, run=run(), attempt="fork", pipeline_start_ms=start_ms())
     assert recorded_schemas(other.coordinator.log()) == ()
-
-
-def test_of_two_attempts_the_later_commit_has_to_fit(tmp_path: Path) -> None:
-    """Day 1 again, with the same state, makes nothing stale and fences nobody; but its output has other columns."""
-    made = Outputs(tmp_path)
-    made.run(day(1), "d1", A, {"a": 1}, digest=5)
-    made.run(day(2), "d2", A, {"a": 2})
-    made.prepare(day(1), "again", {"b": "double"}, {"b": 1.5}, digest=5)
-    made.prepare(day(3), "d3", {"b": "long"}, {"b": 3})
-    made.coordinator.commit("again")
-    with pytest.raises(BaseMoved, match="another commit has changed the output schema since this attempt began"):
-        made.coordinator.commit("d3")
-    assert made.read() == [{"b": 1.5, "a": None}, {"b": None, "a": 2}]
 
 
 def test_comments_make_no_schema() -> None:

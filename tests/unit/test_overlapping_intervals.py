@@ -10,7 +10,6 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from cairn.pipeline import Pipeline
 from state_backend.checkpoint import choose_base as lineage
 from state_backend.checkpoint.choose_base import overlapping_outputs
 from state_backend.checkpoint.clean_up_dropped import tombstone_of
@@ -23,6 +22,7 @@ from state_backend.values.errors import Rerun, StaleStateError, StateGapError, U
 from state_backend.values.intervals import Interval
 from state_backend.values.records import Permissions
 from state_backend.values.retention import KeepLast
+from tests.support.bare_pipeline import bare_pipeline
 from tests.support.checkpoints import DAY, START, Folder, content, day, record, run
 from tests.support.log_in_memory import log_in_memory
 
@@ -219,11 +219,9 @@ def test_files_that_were_replaced_go_with_their_checkpoint_and_marks_with_the_sw
     folder.coordinator.publish(None)
     for n, half in enumerate(halves(2)):
         folder.run(half, f"h{n}", permissions=REPLACE)
-        folder.coordinator.publish(None)
-        folder.coordinator.clean_up()
+        folder.publish_and_clean_up()
     folder.run(day(3), "d3")
-    folder.coordinator.publish(None)
-    folder.coordinator.clean_up()
+    folder.publish_and_clean_up()
     left = {"d1": day(1), "h0": halves(2)[0], "h1": halves(2)[1], "d3": day(3)}
     assert folder.paths(paths.OUTPUT) == {paths.output(i, attempt, 0, 0) for attempt, i in left.items()}
     sweep(folder.storage, "counting", now_ms=10**15, min_age=timedelta(0))
@@ -234,15 +232,7 @@ def test_files_that_were_replaced_go_with_their_checkpoint_and_marks_with_the_sw
 def test_a_sink_is_told_that_an_interval_has_no_output_any_more() -> None:
     folder = days_of(2)
     calls: list[tuple[list[str], Interval, int]] = []
-    pipeline = Pipeline(
-        name="counting",
-        start=START,
-        source=lambda *_: None,  # type: ignore[arg-type, return-value]
-        key=["k"],
-        processor=object,
-        output_schema="k string",
-        sink=lambda spark, files, interval, n: calls.append((files, interval, n)),
-    )
+    pipeline = bare_pipeline(name="counting", sink=lambda spark, files, interval, n: calls.append((files, interval, n)))
     hook = pipeline.sink_hook(None, "root")
     folder.coordinator.publish(hook)
     folder.run(halves(2)[0], "am", permissions=REPLACE)

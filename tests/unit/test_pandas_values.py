@@ -13,14 +13,13 @@ import pytest
 from pyspark.sql import Row
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
-from cairn import Pipeline
 from cairn.errors import ProcessorError
 from cairn.pandas_with_state import pandas_with_state
 from cairn.runners.pandas_frames import frame_slices, whole_frames
 from cairn.testing import PipelineTester
+from tests.support.bare_pipeline import bare_pipeline
 
 LARGE = 2**53 + 1
-START = datetime(2024, 1, 1, tzinfo=UTC)
 
 
 class Frames(StatefulProcessor):  # type: ignore[misc]
@@ -37,9 +36,7 @@ class Frames(StatefulProcessor):  # type: ignore[misc]
 
 def run(processor: Any, rows: list[Any], input_schema: str, output_schema: str, **changes: Any) -> list[Any]:
     given = {"api": "pandas", "time_zone": "UTC", "output_schema": output_schema, **changes}
-    declared = Pipeline(
-        name="p", start=START, source=lambda spark, interval: None, key=["k"], processor=processor, **given
-    )
+    declared = bare_pipeline(processor, **given)
     tester = PipelineTester(declared, input_schema=input_schema, every=timedelta(hours=1))
     return [tuple(row.values()) for row in tester.run(rows).output]
 

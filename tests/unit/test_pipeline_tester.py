@@ -39,6 +39,7 @@ from state_backend.values.errors import (
     UsageError,
     UserCodeError,
 )
+from tests.support.bare_pipeline import bare_pipeline
 
 START = datetime(2024, 1, 1, tzinfo=UTC)
 HOUR = timedelta(hours=1)
@@ -97,12 +98,11 @@ def no_source(spark: Any, interval: Interval) -> Any:
     raise AssertionError("the tester never reads the source")
 
 
-VISITS = Pipeline(
+VISITS = bare_pipeline(
+    Visits,
     name="visits",
-    start=START,
     source=no_source,
     key=["user"],
-    processor=Visits,
     output_schema="user string, rows long, first boolean",
     order_by=["n"],
 )
@@ -166,14 +166,7 @@ def test_an_input_may_have_no_column_but_the_key() -> None:
             self._n.update((n,))
             yield Row(user=key[0], n=n)
 
-    pipeline = Pipeline(
-        name="seen",
-        start=START,
-        source=lambda spark, interval: None,
-        key=["user"],
-        processor=Seen,
-        output_schema="user string, n long",
-    )
+    pipeline = bare_pipeline(Seen, key=["user"], output_schema="user string, n long")
     rows = PipelineTester(pipeline, input_schema="user string").run([("ann",), ("bob",), ("ann",)]).output
     assert sorted(row["n"] for row in rows) == [1, 2]
 

@@ -156,8 +156,7 @@ def test_the_same_result_again_makes_nothing_stale() -> None:
 
 
 def test_a_result_does_not_count_after_a_rewind_to_another_result_of_its_interval() -> None:
-    folder = Folder()
-    folder.run(day(1), "a1")
+    folder = Folder(days=1)
     earlier = folder.run(day(2), "a2").record
     folder.run(day(2), "again")
     assert earlier is not None and days(folder, 1, 2) == {1: None, 2: None}
@@ -166,24 +165,19 @@ def test_a_result_does_not_count_after_a_rewind_to_another_result_of_its_interva
 
 
 def test_what_is_quarantined_or_replaced_by_another_cut_does_not_count() -> None:
-    folder = Folder()
-    for n in range(1, 4):
-        folder.run(day(n), f"a{n}")
+    folder = Folder(days=3)
     folder.coordinator.quarantine(2, "wrong")
     found = days(folder, 1, 2, 3)
     assert found == {1: None, 2: "checkpoint 2 is quarantined", 3: "checkpoint 2 is quarantined"}
 
-    folder = Folder()
-    folder.run(day(1), "a1")
+    folder = Folder(days=1)
     whole = Interval(day(1).start, day(1).start + DAY / 2)
     folder.run(whole, "half", permissions=Permissions(replace_overlapping=True))
     assert days(folder, 1) == {}
 
 
 def test_a_commit_of_the_range_itself_spoils_what_follows() -> None:
-    folder = Folder()
-    for n in range(1, 4):
-        folder.run(day(n), f"a{n}")
+    folder = Folder(days=3)
     results = results_of(folder.coordinator.log(), [day(n) for n in range(1, 4)], BEGINNING)
     changed = folder.run(day(2), "changed").record
     assert isinstance(changed, Record)
@@ -194,8 +188,7 @@ def test_a_commit_of_the_range_itself_spoils_what_follows() -> None:
 
 def test_an_empty_log_and_an_empty_range_have_no_results() -> None:
     assert results_of(Folder().coordinator.log(), [day(1)], BEGINNING) == {}
-    folder = Folder()
-    folder.run(day(1), "a1")
+    folder = Folder(days=1)
     assert results_of(folder.coordinator.log(), [], BEGINNING) == {}
 
 
@@ -252,8 +245,7 @@ def test_dates_that_name_no_interval(first: str, last: str, rule: Any, says: str
 
 
 def test_the_rule_is_the_given_length_else_the_schedule_else_the_newest_interval() -> None:
-    folder = Folder()
-    folder.run(day(1), "a1")
+    folder = Folder(days=1)
     log, plain, declared = folder.coordinator.log(), AIRCRAFT, replace(AIRCRAFT, schedule=BERLIN)
     assert boundaries_of(declared, log, HOURS) == HOURS
     assert boundaries_of(declared, log, None) == BERLIN

@@ -512,8 +512,7 @@ def folder() -> Folder:
     storage = open_storage(URL)
     for info in list(storage.list("")):
         storage.delete(info.path)
-    made = Folder(storage)
-    made.run(day(1), "a1")
+    made = Folder(storage, days=1)
     return made
 
 

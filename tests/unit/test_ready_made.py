@@ -24,6 +24,7 @@ from cairn.aggregates import Count, First, Max, Min, RunningAggregate, Sum
 from cairn.errors import ProcessorError, UsageError
 from cairn.processors import Deduplicate, History, Latest, SessionWindow, SlidingWindow, TopN, TumblingWindow
 from cairn.testing import PipelineTester
+from tests.support.bare_pipeline import bare_pipeline
 from tests.support.layout import REPOSITORY
 
 DAY = datetime(2024, 1, 1, tzinfo=UTC)
@@ -40,14 +41,8 @@ def declared(base: type, **settings: Any) -> type:
 
 
 def ready(processor: Any, schema: str, **settings: Any) -> PipelineTester:
-    pipeline = Pipeline(
-        name="ready",
-        source=lambda spark, interval: None,
-        processor=processor,
-        api="arrow",
-        **{"start": DAY, "key": ["user"], "order_by": ["seq"], **settings},
-    )
-    return PipelineTester(pipeline, input_schema=schema)
+    made = {"name": "ready", "start": DAY, "api": "arrow", "key": ["user"], "order_by": ["seq"], **settings}
+    return PipelineTester(bare_pipeline(processor, **made), input_schema=schema)
 
 
 def newest_rows(table: str, tester: PipelineTester, *intervals: Sequence[tuple[Any, ...]]) -> list[dict[str, Any]]:
@@ -666,9 +661,7 @@ class KeepsForAnHour(RunningAggregate):
 def test_a_setting_is_refused_where_the_pipeline_is_declared(processor: Any, message: str) -> None:
     timed = {"time_mode": "none"} if "ttl_ms" in message else TIMED
     with pytest.raises(UsageError, match=message):
-        Pipeline(
-            name="p", start=DAY, source=lambda spark, interval: None, processor=processor, **{"key": ["u"]} | timed
-        )  # type: ignore[arg-type, return-value]
+        bare_pipeline(processor, **timed)
 
 
 def test_other_columns_than_the_derived_ones_are_refused() -> None:

@@ -42,9 +42,7 @@ def folder() -> Iterator[Folder]:
         storage = open_storage(f"{ROOT}/{name}")
         for info in list(storage.list("")):
             storage.delete(info.path)
-    made = Folder(open_storage(f"{ROOT}/{PIPELINE}"))
-    for n in range(1, 5):
-        made.run(day(n), f"a{n}")
+    made = Folder(open_storage(f"{ROOT}/{PIPELINE}"), days=4)
     yield made
 
 

@@ -13,7 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from state_backend.checkpoint.plan_retention import DEFAULT_POLICY, plan_retention, with_retention
-from state_backend.formats import record_codec
 from state_backend.values.errors import UsageError
 from state_backend.values.intervals import Interval
 from state_backend.values.marks import Quarantine
@@ -223,24 +222,6 @@ def test_what_is_kept_is_sorted_bounded_and_holds_the_new_one(n: int, last: int,
     assert kept == sorted(set(kept))
     assert kept[-1] == n + 1
     assert len(kept) <= last + per_day
-
-
-POLICIES = [
-    KeepLast(0),
-    KeepLast(1_000_000),
-    KeepPerDay(35),
-    KeepYounger(timedelta(days=999_999, hours=1, microseconds=7)),
-    KeepQuarantined(7),
-    AnyOf(()),
-    AllOf((KeepLast(3), AnyOf((KeepPerDay(2), AllOf(()), KeepYounger(timedelta(0)))))),
-    DEFAULT_POLICY,
-]
-
-
-@pytest.mark.parametrize("policy", POLICIES, ids=str)
-def test_a_policy_is_recorded_as_it_is(policy: RetentionPolicy) -> None:
-    made = record(1, day(1), retention=policy)
-    assert record_codec.decode(record_codec.encode(made), "r", Record) == made
 
 
 def test_quarantined_checkpoints_are_no_condition_on_usable_ones() -> None:

@@ -138,9 +138,7 @@ def test_what_retention_dropped_is_run_again_too() -> None:
 
 
 def test_every_usable_checkpoint_is_named() -> None:
-    folder = Folder()
-    for n in range(1, 15):
-        folder.run(day(n), f"a{n}")
+    folder = Folder(days=14)
     log = folder.coordinator.log()
     with pytest.raises(UsageError, match=r"usable checkpoints: 1 to 14$"):
         plan_rewind(log, 99)
@@ -196,8 +194,7 @@ def test_a_quarantined_target_needs_somebody_to_vouch_for_it(refused: int, targe
     folder.options["policy"] = KeepLast(1)
     folder.coordinator = folder.over(folder.storage)
     folder.run(day(target + 2), "after")
-    folder.coordinator.publish(None)
-    folder.coordinator.clean_up()
+    folder.publish_and_clean_up()
     assert isinstance(folder.coordinator.log().entries[5], Tombstone)
     assert base_of(folder, target + 3) == 7
     folder.coordinator.quarantine(5, "wrong after all")
@@ -358,8 +355,7 @@ def test_a_fork_goes_on_when_its_source_is_gone(inline: bool, suffix: str) -> No
 
 def test_a_fork_of_a_changelog_takes_what_changed_since_the_manifest(tmp_path: Path) -> None:
     """Files, segments in files and inline, and key groups that are other than in the manifest's file."""
-    folder = Folder(inline=False)
-    folder.run(day(1), "a1")
+    folder = Folder(days=1, inline=False)
     first = folder.coordinator.record(1).content.shards[0]
     log_file = folder.storage.create(sst("a2", "log"), b"changes of a2")
     inline = Segment(handle=None, data=b"small", changes=1, content_bytes=5)
@@ -527,8 +523,7 @@ def test_a_source_that_retention_drops_meanwhile() -> None:
             with once:
                 if tight.coordinator.log().head_id == 4:
                     tight.run(day(5), "a5")
-                    tight.coordinator.publish(None)
-                    tight.coordinator.clean_up()
+                    tight.publish_and_clean_up()
             return super().copy_from(source, handle, path)
 
     split(folder, 3, Meanwhile(into, {}))

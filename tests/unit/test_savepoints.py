@@ -16,7 +16,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from cairn.operations.savepoints.restore_savepoint import restore_savepoint
-from cairn.pipeline import Pipeline
 from cairn.shard_jobs.fill_from_savepoint import RestoreJob
 from state_backend.adapters.local_storage import LocalStorage
 from state_backend.adapters.memory_storage import MemoryStorage
@@ -33,12 +32,13 @@ from state_backend.formats import paths, record_codec
 from state_backend.formats.canonical_tables import state_schema
 from state_backend.formats.types import parse_struct
 from state_backend.values.errors import CorruptFile, CorruptRecord, Fenced, UnknownOutcome, UsageError
-from state_backend.values.marks import Claim, Savepoint
+from state_backend.values.marks import Claim
 from state_backend.values.records import Permissions
 from state_backend.values.retention import KeepLast
-from tests.support.checkpoints import START, Folder, content, day, start_ms
+from tests.support.bare_pipeline import bare_pipeline
+from tests.support.checkpoints import Folder, content, day, start_ms
 from tests.support.coordinator import Coordinator
-from tests.support.faulty_storage import Fault, FaultyStorage, StopHere, lost_answer_at, stop_at
+from tests.support.faulty_storage import Fault, FaultyStorage, StopHere, stop_at
 from tests.support.in_process import run_here
 from tests.support.savepoints import (
     MAX_PARALLELISM,
@@ -258,15 +258,6 @@ def test_the_owner_may_claim_again_and_nobody_else_may_restore() -> None:
         check_unclaimed(storage, "other")
 
 
-@pytest.mark.parametrize("when", ["before", "after"])
-def test_a_claim_whose_answer_is_lost_is_settled_by_claiming_again(when: Any) -> None:
-    storage = MemoryStorage()
-    with pytest.raises(UnknownOutcome):
-        claim_savepoint(FaultyStorage(storage, lost_answer_at(0, when)), claim("mine"))
-    claim_savepoint(storage, claim("mine", "again"))
-    assert read_claim(storage) == claim("mine", "again")
-
-
 def test_two_tries_of_the_owner_at_once_are_told_apart() -> None:
     storage = MemoryStorage()
     claim_savepoint(storage, claim("mine", "first"))
@@ -324,16 +315,7 @@ def without_spark(folder: Path, source: dict[int, Fault], root: dict[int, Fault]
 
 
 ANY: Any = None
-PIPELINE = Pipeline(
-    name="p",
-    start=START,
-    source=lambda spark, interval: ANY,
-    key=["k"],
-    processor=object,
-    output_schema="k string",
-    parallelism=1,
-    max_parallelism=MAX_PARALLELISM,
-)
+PIPELINE = bare_pipeline(parallelism=1, max_parallelism=MAX_PARALLELISM)
 
 
 @pytest.mark.parametrize(
@@ -451,17 +433,6 @@ def test_an_empty_pipeline_goes_on_from_a_restored_savepoint() -> None:
     assert folder.coordinator.publish(None) == [(day(6), 2)]  # a restore has no output
 
 
-def test_a_restore_makes_what_follows_stale_and_takes_the_place_of_its_own_interval() -> None:
-    folder = Folder()
-    for n in (1, 2, 3):
-        folder.run(day(n), f"a{n}")
-    committed_restore(folder, 1, "restored", outputs=())
-    assert {i: r.stale_by for i, r in folder.coordinator.log().retained.items()} == {1: None, 2: 4, 3: 4, 4: None}
-    assert next_base(folder, 2) == 4
-    folder.run(day(2), "again")
-    assert next_base(folder, 3) == 5
-
-
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
@@ -470,8 +441,7 @@ def test_a_restore_makes_what_follows_stale_and_takes_the_place_of_its_own_inter
     ],
 )
 def test_a_pipeline_with_another_start_is_refused(changes: Any, says: str) -> None:
-    folder = Folder()
-    folder.run(day(1), "a1")
+    folder = Folder(days=1)
     with pytest.raises(UsageError, match=says):
         begin_restore(folder, 2, **changes)
 
@@ -529,16 +499,6 @@ def test_retention_deletes_what_a_restore_linked_and_not_the_savepoint(tmp_path:
     assert {i.path for i in LocalStorage(tmp_path / "savepoint").list("")} == before
     record = coordinator.record("latest")
     assert record.id == 3 and findings(root, record.content, tmp_path) == []
-
-
-def test_a_savepoint_of_today_reads_as_written(tmp_path: Path) -> None:
-    """The record alone says what is where; without files it is the format of native savepoints before there was another."""
-    savepoint = SmallPipeline(tmp_path).take(tmp_path / "savepoint", "native")
-    envelope = json.loads((tmp_path / "savepoint" / paths.SAVEPOINT_RECORD).read_text())
-    assert envelope["body"].pop("files") == []
-    body = json.dumps(envelope["body"], sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
-    envelope["crc32c"] = f"{google_crc32c.value(body):08x}"
-    assert record_codec.decode(json.dumps(envelope).encode(), "p", Savepoint) == savepoint
 
 
 def test_a_claim_that_is_given_back_meanwhile_is_tried_again() -> None:

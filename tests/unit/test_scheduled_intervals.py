@@ -40,6 +40,7 @@ from state_backend.values.intervals import Interval, format_instant
 from state_backend.values.operation_parameters import RunRange
 from state_backend.values.records import NO_PERMISSIONS, Record
 from state_backend.values.schedule import Cron, Every, Schedule, decode, first_interval, starting_between
+from tests.support.bare_pipeline import bare_pipeline
 from tests.support.checkpoints import PIPELINE, content, record
 from tests.support.log_in_memory import log_in_memory
 
@@ -122,15 +123,7 @@ def test_a_record_with_a_zone_that_this_host_lacks_can_be_read() -> None:
 
 
 def declared(schedule: object, start: datetime = START) -> Pipeline:
-    return Pipeline(
-        name="p",
-        start=start,
-        source=print,
-        key=["k"],
-        processor=print,
-        output_schema="k string",
-        schedule=schedule,  # type: ignore[arg-type]
-    )
+    return bare_pipeline(start=start, schedule=schedule)
 
 
 def test_a_text_counts_in_the_zone_of_the_start() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import UTC, date, datetime, timedelta
+from datetime import UTC, date, timedelta
 from decimal import Decimal
 from typing import Any
 
@@ -11,12 +11,12 @@ import pytest
 from pyspark.sql.streaming import StatefulProcessor
 from pyspark.sql.types import Row
 
-from cairn.pipeline import Pipeline
 from cairn.testing import PipelineTester
 from state_backend.formats.row_codec import RowCodec
 from state_backend.formats.spark_nulls import MismatchCounts, nulling_encoder
 from state_backend.formats.types import parse_struct
 from state_backend.values.errors import ProcessorError, StateTypeError, UsageError
+from tests.support.bare_pipeline import bare_pipeline
 
 NESTED = {
     "type": "struct",
@@ -90,14 +90,7 @@ class Remembers(StatefulProcessor):
         pass
 
 
-REMEMBERS = Pipeline(
-    name="remembers",
-    start=datetime(2024, 1, 1, tzinfo=UTC),
-    source=lambda spark, interval: None,  # type: ignore[arg-type,return-value]
-    key=["k"],
-    processor=Remembers,
-    output_schema="k string, n int",
-)
+REMEMBERS = bare_pipeline(Remembers, output_schema="k string, n int")
 
 
 def test_the_log_counts_the_values_that_became_null(caplog: pytest.LogCaptureFixture) -> None:

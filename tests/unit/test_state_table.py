@@ -17,7 +17,6 @@ import pytest
 
 from cairn.data_sources.state_selection import ReadPlan, parse_numbers, plan_read
 from cairn.operations.export_state import export_state
-from cairn.pipeline import Pipeline
 from cairn.spark.session import SessionOnDemand
 from state_backend.adapters.memory_storage import MemoryStorage
 from state_backend.adapters.rocks import EngineOptions, RocksStore
@@ -43,21 +42,15 @@ from state_backend.values.errors import CheckpointDropped, CorruptFile, StateGap
 from state_backend.values.key_groups import KeyGroupRange, range_of, shard_of
 from state_backend.values.records import SchemaVersion, StateDescriptor
 from state_backend.values.retention import KeepLast
-from tests.support.checkpoints import PIPELINE, START, content, day
+from tests.support.bare_pipeline import bare_pipeline
+from tests.support.checkpoints import PIPELINE, content, day
 from tests.support.real_shards import RealPipeline
 from tests.support.savepoints import SmallPipeline
 from tests.support.shards import KEYS, STATES, struct
 from tests.support.state_sources import KEY, USERS, CountingStorage, Seen, StateChain, paths_of, random_changes
 from tests.support.validating import validate_checkpoint
 
-COUNTING = Pipeline(
-    name=PIPELINE,
-    start=START,
-    source=lambda spark, interval: spark.range(0),
-    key=["k"],
-    processor=object,
-    output_schema="k string",
-)
+COUNTING = bare_pipeline(name=PIPELINE)
 NAMES = [*(d.name for d in STATES), "$timers"]
 
 

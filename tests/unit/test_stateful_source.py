@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from types import SimpleNamespace
 from typing import Any
 
@@ -24,6 +23,7 @@ from cairn.operations.intervals.stateful_source import (
     warn_of_stateful_source,
 )
 from cairn.processors import Deduplicate
+from tests.support.bare_pipeline import bare_pipeline
 from tests.support.stateful_plans import stateful_frames
 
 SESSION: Any = SimpleNamespace(client=SimpleNamespace(), session_id="one")
@@ -43,15 +43,8 @@ def test_a_plan_of_connect(name: str) -> None:
 
 
 def pipeline(**settings: Any) -> Pipeline:
-    return Pipeline(
-        name="orders",
-        start=datetime(2024, 1, 1, tzinfo=UTC),
-        source=lambda spark, interval: None,
-        key=["user"],
-        processor=type("Once", (Deduplicate,), {"horizon": None}),
-        api="arrow",
-        **settings,
-    )
+    once = type("Once", (Deduplicate,), {"horizon": None})
+    return bare_pipeline(once, name="orders", key=["user"], api="arrow", **settings)
 
 
 @pytest.fixture(autouse=True)

@@ -103,8 +103,7 @@ def test_if_airflow_does_not_unpause_the_dag_a_warning_says_so(caplog: pytest.Lo
 
 def test_the_last_try_of_a_run_is_committed_and_its_checkpoint_task_finds_it_done() -> None:
     """Two tries prepared day 2; another run's attempt and one that was committed before are left alone."""
-    folder = Folder()
-    folder.run(day(1), "a1")
+    folder = Folder(days=1)
     folder.prepare(day(2), "first", run=run("r", try_number=1))
     folder.prepare(day(2), "second", run=run("r", try_number=2))
     folder.prepare(day(2), "other", run=run("q"))
@@ -116,8 +115,7 @@ def test_the_last_try_of_a_run_is_committed_and_its_checkpoint_task_finds_it_don
 
 def test_a_refused_attempt_is_not_committed_and_stops_nothing() -> None:
     """Of another run, of the one that is asked for, and its earlier try, which nobody meant to commit any more."""
-    folder = Folder()
-    folder.run(day(1), "a1")
+    folder = Folder(days=1)
     folder.prepare(day(2), "tried", run=run("q", try_number=1))
     folder.prepare(day(2), "wrong", run=run("q", try_number=2))
     folder.coordinator.refuse("wrong", "validation refused it", ("two totals are negative",))

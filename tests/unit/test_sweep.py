@@ -83,8 +83,7 @@ def scenario(clock: Clock, inline: bool) -> tuple[Folder, set[str]]:
     folder.run(day(1), "a1")
     folder.run(day(2), "a2", keep=(sst("a1"),))
     folder.run(day(3), "a3", keep=(sst("a1"), sst("a2")))
-    folder.coordinator.publish(None)
-    folder.coordinator.clean_up()
+    folder.publish_and_clean_up()
     folder.run(day(4), "a4", keep=(sst("a3"),))
     folder.run(day(1), "again")
     folder.run(day(2), "again2", keep=(sst("again"),))
@@ -236,8 +235,7 @@ def test_a_checkpoint_that_is_dropped_while_its_manifest_is_read() -> None:
 
     def drop() -> None:
         folder.run(day(2), "a2")
-        folder.coordinator.publish(None)
-        folder.coordinator.clean_up()
+        folder.publish_and_clean_up()
 
     clock.pass_hours(3)
     result = make(Before(folder.storage, "read", paths.SHARED, drop), clock)
@@ -256,8 +254,7 @@ def test_a_sweep_whose_listings_are_old_deletes_no_output(frozen: tuple[str, ...
     elsewhere.freeze(*frozen)
     for n in range(2, 6):
         folder.run(day(n), f"a{n}")
-        folder.coordinator.publish(None)
-        folder.coordinator.clean_up()
+        folder.publish_and_clean_up()
         clock.pass_hours(3)
     log = read_log(elsewhere)
     assert [n for n, _ in sorted(log.current_outputs().values())] == [1, 2, 3, 4, 5]
@@ -271,8 +268,7 @@ def test_a_fork_that_links_old_files_is_not_abandoned(tmp_path: Path) -> None:
     """On a disk: its files are those of the source, four days old; the sweep runs while it links them. A loop of symbolic links
     in the root does not stop the sweep."""
     source, into = LocalStorage(tmp_path / "source"), LocalStorage(tmp_path / "other")
-    folder = Folder(source)
-    folder.run(day(1), "a1")
+    Folder(source, days=1)
     old_s = time.time() - 4 * 86_400
     for info in source.list(""):
         os.utime(tmp_path / "source" / info.path, (old_s, old_s))
@@ -427,8 +423,7 @@ class SmallDisk(LocalStorage):
 def test_a_full_disk_is_swept(tmp_path: Path) -> None:
     """What a sweep has to write before it deletes fits into the room that commits keep."""
     disk = SmallDisk(tmp_path, 12 << 20)
-    folder = Folder(disk, inline=False, policy=KeepLast(1))
-    folder.run(day(1), "a1")
+    folder = Folder(disk, days=1, inline=False, policy=KeepLast(1))
     folder.coordinator.publish(None)
     disk.create(sst("crashed"), bytes(5 << 20))
     with pytest.raises(

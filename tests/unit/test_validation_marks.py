@@ -39,8 +39,7 @@ def test_a_refused_attempt_is_never_committed() -> None:
 
 
 def test_an_attempt_that_is_committed_already_is_beyond_refusal() -> None:
-    folder = Folder()
-    folder.run(day(1), "a1")
+    folder = Folder(days=1)
     folder.coordinator.refuse("a1", "too late", ())
     assert folder.coordinator.commit("a1").outcome == "already"
 

@@ -27,7 +27,6 @@ from cairn.operations.savepoints.restore_savepoint import restore_savepoint
 from cairn.operations.savepoints.take_savepoint import check_destination, check_free, consolidate_checkpoint
 from cairn.operations.validation import expectation_suites
 from cairn.operations.validation import validate_checkpoint as validate
-from cairn.pipeline import Pipeline
 from cairn.rows.column_names import ColumnNames, grouping_names
 from state_backend.checkpoint.commit_attempt import CommitResult
 from state_backend.values.errors import (
@@ -41,21 +40,14 @@ from state_backend.values.errors import (
 from state_backend.values.operation_parameters import TakeSavepoint
 from state_backend.values.retention import KeepLast
 from state_backend.values.zones import zone_of
-from tests.support.checkpoints import START, Folder, content, day, run
+from tests.support.bare_pipeline import bare_pipeline
+from tests.support.checkpoints import Folder, content, day, run
 from tests.support.savepoints import MAX_PARALLELISM, SmallPipeline
 from tests.support.shards import KEY_SCHEMA, STATES, struct
 from tests.support.validating import validate_checkpoint
 
 ANY: Any = None
-PIPELINE = Pipeline(
-    name="p",
-    start=START,
-    source=lambda spark, interval: ANY,
-    key=["k"],
-    processor=object,
-    output_schema="k string",
-    max_parallelism=MAX_PARALLELISM,
-)
+PIPELINE = bare_pipeline(max_parallelism=MAX_PARALLELISM)
 EVENT: dict[str, Any] = {
     "time_mode": "event",
     "event_time": "at",
@@ -236,8 +228,7 @@ def test_an_attempt_whose_checkpoint_was_dropped_since() -> None:
     folder = Folder(policy=KeepLast(1))
     for n in (1, 2, 3):
         folder.run(day(n), f"a{n}")
-        folder.coordinator.publish(None)
-        folder.coordinator.clean_up()
+        folder.publish_and_clean_up()
     with mock.patch("cairn.operations.savepoints.restore_savepoint.locate", lambda *_: folder.coordinator.at):
         refused(
             UsageError,
