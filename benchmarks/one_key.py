@@ -158,7 +158,7 @@ def measure(root: str, where: str, runs: int) -> None:
         content = log.whole(max(log.retained)).content
         key = SearchedKey.of((KEY,), parse_struct(content.key_schema), content.max_parallelism)
         with work_folder("bench") as work:
-            return [*history_of_key(log, url, key, storage, work)]
+            return [*history_of_key(log, key, storage, work)]
 
     def replay() -> Any:
         return replay_key(ACCOUNTS, (KEY,), changed, root)

@@ -50,7 +50,7 @@ from cairn.runners.output_schema import struct_of
 from cairn.shard_jobs.interval import IntervalJob
 from cairn.spark.ddl import parse_ddl_locally
 from state_backend.adapters.memory_storage import forget_memory
-from state_backend.adapters.open_storage import join_url, open_storage
+from state_backend.adapters.open_storage import open_storage
 from state_backend.adapters.work_folders import work_folder
 from state_backend.checkpoint.begin_attempt import Begun
 from state_backend.checkpoint.clean_up_dropped import clean_up
@@ -259,6 +259,7 @@ class PipelineTester:
             weakref.finalize(self, forget_memory, root)
         self.root = root
         self.pipeline = pipeline
+        self._at = locate(root, pipeline.name)
 
     def _initial_rows(self, pipeline: Pipeline, rows: Any, schema: str | StructType | None) -> LocalRows | None:
         if (rows is None) != (schema is None):
@@ -310,23 +311,22 @@ class PipelineTester:
             permissions=permissions,
         )
         pipeline = self._as_run(rows, position)
-        at = locate(self.root, pipeline.name)
         session: Any = PlanningSession(self._session_zone)
         here = partial(_on_shards, pipeline.processor)
-        prepared = process_interval(session, pipeline, at, attempt, on_shards=here)
+        prepared = process_interval(session, pipeline, self._at, attempt, on_shards=here)
         content, record = prepared.content, None
         if commit:
-            result = commit_attempt(at, identifier, prepared=prepared)
-            record = result.record or record_of(at, result.id)
+            result = commit_attempt(self._at, identifier, prepared=prepared)
+            record = result.record or record_of(self._at, result.id)
             self._ended = max(interval.end, self._ended or interval.end)
             content = record.content
             if self._call_sink:
-                pipeline.call_sink(at, None)
+                pipeline.call_sink(self._at, None)
             else:
-                publish(at, None)
+                publish(self._at, None)
         files = [(f.late, self._read(f.handle)) for f in content.outputs]
         if commit:
-            clean_up(at.storage)
+            clean_up(self._at.storage)
         return TestedInterval(
             interval=interval,
             output=[row for late, found in files if not late for row in found],
@@ -495,7 +495,7 @@ class PipelineTester:
             StateUnusable: There is no such checkpoint.
         """
         record = self._record(checkpoint)
-        source = StateSource.of_record(join_url(self.root, self.pipeline.name), record)
+        source = StateSource.of_record(self._at.url, record)
         descriptor, storage = source.descriptor(name), open_storage(source.url)
         found: list[pa.Table] = []
         for shard in range(record.content.parallelism):
@@ -561,7 +561,7 @@ class PipelineTester:
         base = self._record(base_id) if base_id is not None and base_id in self._log().retained else None
         checks = try_expectations(
             pipeline,
-            join_url(self.root, pipeline.name),
+            self._at.url,
             record,
             base,
             zone=self._session_zone,
@@ -593,11 +593,11 @@ class PipelineTester:
         return max((record.content.interval.end for record in self._log().completed()), default=None)
 
     def _log(self) -> Any:
-        return read_log(locate(self.root, self.pipeline.name).storage)
+        return read_log(self._at.storage)
 
     def _record(self, checkpoint: str | int | datetime) -> Record:
         try:
-            return record_of(locate(self.root, self.pipeline.name), checkpoint)
+            return record_of(self._at, checkpoint)
         except StateUnusable:
             if self._log().completed():
                 raise
@@ -606,7 +606,7 @@ class PipelineTester:
     def _read(self, handle: Any) -> list[dict[str, Any]]:
         with work_folder("tester") as work:
             local = work / "file.parquet"
-            open_storage(join_url(self.root, self.pipeline.name)).download(handle, local)
+            self._at.storage.download(handle, local)
             rows: list[dict[str, Any]] = pq.read_table(local).to_pylist()
         return rows
 

@@ -101,17 +101,11 @@ def _check_start_and_output(
 
 
 def overlapping_outputs(log: Log, interval: Interval) -> list[tuple[Interval, int]]:
-    """Return the other intervals that overlap this interval and have current output, by time.
-
-    Each comes with the id of the commit that made its output.
-
-    An interval whose output has no rows has output too.
-    """
+    """Return the other intervals of `Log.outputs_near`."""
     return [(other, n) for other, n in log.outputs_near(interval) if other != interval]
 
 
 def is_forgiven(stale_by: int | None, permissions: Permissions, as_of: int | None) -> bool:
-    """Return True if a checkpoint is not stale, or if the permissions allow to use it although it is stale."""
     if stale_by is None:
         return True
     return permissions.allow_stale_base and (as_of is None or stale_by <= as_of)

@@ -160,10 +160,9 @@ class Log:
         return [e for e in found if not isinstance(e, SweepRecord)]
 
     def outputs_near(self, interval: Interval) -> list[tuple[Interval, int]]:
-        """Return the intervals with current output that overlap this interval, by time.
+        """Return the intervals that overlap this one and have current output, by time, each with the id of its commit.
 
-        Each comes with the id of the commit that made its output. The interval itself may be among them. An interval
-        whose output has no rows has output too.
+        The interval itself may be among them. Output may have no rows.
         """
         last = last_facts(self.facts(interval))
         return sorted((fact.interval, fact.id) for fact in last if fact.kind == "interval")
@@ -217,18 +216,13 @@ class Log:
 
     @cached_property
     def _kept_facts(self) -> set[Fact]:
-        """A `Fact` (interval, id and kind) for each retained commit, read from the newest record.
-
-        The caller adds them to the facts from file names in `settled/commits/`. There a commit is missing if its file
-        is lost, or if the listing is some seconds old.
-        """
+        """A `Fact` for each retained commit, whose file in `settled/commits/` may be lost or not listed yet."""
         return {Fact(k.interval, k.id, k.kind) for k in self.kept if k.id < self.head_id}
 
     def _check_settled(self, below: list[Fact], own: list[Fact]) -> None:
         """Raise `CorruptRecord` if fewer files exist in `settled/commits/` than the newest record counts.
 
-        Each file's name holds a `Fact`: an interval, and the id of a commit of this interval, or of a commit that
-        replaced this interval's output. Without the error, readers would not see the commits that the lost files name.
+        Readers would not see the commits that the lost files name.
         """
         lost = self.summary.settled - len(own) - len({*below})
         if lost > 0:
@@ -296,13 +290,7 @@ def facts_of(record: Record) -> list[Fact]:
 
 
 def facts_of_entries(entries: Mapping[int, Entry]) -> list[Fact]:
-    """Return the facts about all commits, computed from all records and tombstones of the log.
-
-    There is one `Fact` for each commit and its own interval. There is one more for each other interval whose output the
-    commit replaced: with `replace_overlapping`, a commit replaces the output of overlapping intervals with other
-    boundaries, and a rewind retracts the output of later intervals. The function reads the whole log, and no file in
-    `settled/`.
-    """
+    """Return the facts about all commits, from all records and tombstones instead of the files in `settled/`."""
     current = dict[Interval, int]()
     in_order, longest = list[Interval](), timedelta(0)
     facts = []
@@ -340,11 +328,9 @@ def facts_of_entries(entries: Mapping[int, Entry]) -> list[Fact]:
 
 
 def last_facts(facts: Iterable[Fact]) -> list[Fact]:
-    """Return the last change of the output of each interval that ever had output.
+    """Return the last change of the output of each interval that ever had output, by the highest id of a commit.
 
-    The last change is the `Fact` with the highest commit id. Its kind is `interval` if that commit made the output,
-    which is then current. Its kind is `replaced` if that commit replaced the output by output of an overlapping
-    interval, or is a rewind that retracted the output; the interval has no output then.
+    The kind is `interval` if that commit made the output, which is then current; else `replaced`: there is none.
     """
     last: dict[Interval, Fact] = {}
     for fact in facts:

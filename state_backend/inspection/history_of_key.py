@@ -65,7 +65,6 @@ class KeyStep:
 
 def history_of_key(
     log: Log,
-    url: str,
     key: SearchedKey,
     storage: Storage,
     work: Path,
@@ -73,7 +72,7 @@ def history_of_key(
     follow_output: bool = False,
 ) -> Iterator[KeyStep]:
     """Yield the retained checkpoints that changed a key, by id."""
-    steps = _Steps(log, url, key, storage, work)
+    steps = _Steps(log, key, storage, work)
     ids = {*log.retained}
     if follow_output:
         ids |= {checkpoint_id for checkpoint_id, _ in log.current_outputs().values()}
@@ -93,8 +92,8 @@ class _Shard:
 
 
 class _Steps:
-    def __init__(self, log: Log, url: str, key: SearchedKey, storage: Storage, work: Path) -> None:
-        self._log, self._url, self._key, self._storage, self._work = log, url, key, storage, work
+    def __init__(self, log: Log, key: SearchedKey, storage: Storage, work: Path) -> None:
+        self._log, self._key, self._storage, self._work = log, key, storage, work
         self._cache = FileCache(work / "cache", _CACHE_BYTES)
         self._contents: dict[int, Content] = {}
         self._states: dict[int, StateDescriptor] = {}
@@ -249,7 +248,7 @@ class _Steps:
         if files is not None:
             with suppress(UnknownTable):
                 return entries_of(self._key, content.states, self._versions.read_stored(files))
-        source = StateSource(url=self._url, content=content, checkpoint_id=checkpoint_id)
+        source = StateSource(url=self._storage.url, content=content, checkpoint_id=checkpoint_id)
         with TemporaryDirectory(dir=self._work) as folder:
             return read_key(source, self._key, self._storage, Path(folder), self._cache)
 

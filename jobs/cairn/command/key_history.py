@@ -29,7 +29,7 @@ def show_history(key: str, root: str | None, pipeline: str | None, *, whole: boo
     schema = parse_struct(newest.content.key_schema)
     searched = SearchedKey.of(parse_key(key, schema), schema, newest.content.max_parallelism)
     with work_folder("history") as work:
-        steps = history_of_key(log, at.storage.url, searched, at.storage, work, follow_output=whole)
+        steps = history_of_key(log, searched, at.storage, work, follow_output=whole)
         described = [describe_step(step) for step in steps]
     named = plain(searched.named)
     found = {"pipeline": pipeline, "key": named, "retained": len(log.retained), "checkpoints": described}

@@ -12,7 +12,6 @@ from cairn.command.printing import print_json, print_text
 from cairn.command.terminal import load_code
 from cairn.pipeline import Pipeline as Declaration
 from cairn.sinks.table_sink import Publication, TableSink, owner_of, published_output
-from state_backend.adapters.open_storage import open_storage
 from state_backend.checkpoint.choose_base import lines_of
 from state_backend.checkpoint.location import Location
 from state_backend.checkpoint.log import read_log
@@ -73,7 +72,7 @@ def publish(
         if not isinstance(declared.sink, TableSink):
             raise UsageError(f"--check and --rebuild need a sink of cairn.sinks, but {code} has another sink or none")
         if check:
-            return _check(declared.sink, declared.name, at.url, as_json)
+            return _check(declared.sink, at, as_json)
         if not log.head_id:
             raise UsageError(
                 f"{at.storage.url} has no checkpoint, so the command does not empty the table; check --root"
@@ -109,20 +108,20 @@ def _load_declaration(code: str) -> Declaration:
     return load_code(code)
 
 
-def _current(pipeline: str, url: str, *, late: bool = False) -> list[Publication]:
-    outputs = read_log(open_storage(url)).current_outputs()
+def _current(at: Location, *, late: bool) -> list[Publication]:
+    outputs = read_log(at.storage).current_outputs()
     if not outputs:
         return []
-    owner = owner_of(pipeline, url, late=late)
-    return [published_output(owner, url, i, n, files, late=late) for i, (n, files) in sorted(outputs.items())]
+    owner = owner_of(at.pipeline, at.url, late=late)
+    return [published_output(owner, at.url, i, n, files, late=late) for i, (n, files) in sorted(outputs.items())]
 
 
-def _check(sink: TableSink, pipeline: str, url: str, as_json: bool) -> int:
+def _check(sink: TableSink, at: Location, as_json: bool) -> int:
     told: list[dict[str, Any]] = []
     lines: list[str] = []
     intervals = 0
     for table, late in sink.each_table():
-        current, what = _current(pipeline, url, late=late), "late rows" if late else "output"
+        current, what = _current(at, late=late), "late rows" if late else "output"
         found, intervals = table.check(current), len(current)
         told += [
             {
@@ -146,17 +145,14 @@ def _check(sink: TableSink, pipeline: str, url: str, as_json: bool) -> int:
 
 
 def _rebuild(sink: TableSink, declared: Declaration, at: Location, *, yes: bool, as_json: bool) -> int:
-    url = at.url
-    others = (
-        [] if yes else filter(None, (_others(table, declared.name, url, late) for table, late in sink.each_table()))
-    )
+    others = [] if yes else filter(None, (_others(table, at, late) for table, late in sink.each_table()))
     if asked := [*others]:
         raise UsageError("\n".join([*asked, "Nothing was done. To agree, run the same command with --yes"]))
     published: list[tuple[Interval, int]] = []
     lines: list[str] = []
     for table, late in sink.each_table():
-        table.clear(owner_of(declared.name, url, late=late), takes_over=yes)
-        current = _current(declared.name, url, late=late)
+        table.clear(owner_of(at.pipeline, at.url, late=late), takes_over=yes)
+        current = _current(at, late=late)
         for publication in current:
             table.publish(publication)
         published += [(publication.interval, publication.checkpoint_id) for publication in current]
@@ -169,13 +165,13 @@ def _rebuild(sink: TableSink, declared: Declaration, at: Location, *, yes: bool,
     return 0
 
 
-def _others(table: TableSink, pipeline: str, url: str, late: bool) -> str | None:
+def _others(table: TableSink, at: Location, late: bool) -> str | None:
     """Return what a rebuild would delete besides the rows of the output; None if it deletes nothing else."""
-    outputs = read_log(open_storage(url)).current_outputs()
+    outputs = read_log(at.storage).current_outputs()
     ours = {i: sum(file.rows for file in files if file.late == late) for i, (_, files) in outputs.items()}
     counts = table.row_counts()
     others = sum(max(n - ours.get(interval, 0), 0) if interval else n for interval, n in counts.items())
     if not others:
         return None
     what = "late rows" if late else "output"
-    return f"{table!r} has {sum(counts.values()):,} rows, {others:,} more than the {what} of {pipeline!r}; the command would delete all"
+    return f"{table!r} has {sum(counts.values()):,} rows, {others:,} more than the {what} of {at.pipeline!r}; the command would delete all"

@@ -52,17 +52,10 @@ class RestoreJob:
         return self.made.max_parallelism
 
     def refs_of(self, shard: int) -> tuple[ShardRef, ...]:
-        """Return where the manifest of this shard lies in a native savepoint (`ShardRef`), as a tuple with one element.
-
-        The tuple is empty for a canonical savepoint, which has no manifests: there the job reads `savepoint.files`.
-        """
+        # Empty for a canonical savepoint, which has no manifests: there the job reads `savepoint.files`.
         return tuple(ref for ref in self.savepoint.content.shards if ref.shard == shard)
 
     def with_refs(self, refs: tuple[ShardRef, ...]) -> RestoreJob:
-        """Return a copy of the job with only these references to stored shards.
-
-        `run_on_shards` calls this, so that no task receives the references of all shards.
-        """
         content = replace(self.savepoint.content, shards=refs)
         return replace(self, savepoint=replace(self.savepoint, content=content))
 

@@ -116,10 +116,6 @@ class IntervalJob(JobOnContent):
         return self.content.time.zone or "UTC"
 
     def refs_of(self, shard: int) -> tuple[ShardRef, ...]:
-        """Return references to those shards of the base that hold some of this shard's key groups.
-
-        A reference says where a stored shard's manifest is. This method reads no manifest.
-        """
         owned, count = range_of(shard, self.parallelism, self.max_parallelism), self.base_parallelism
         return tuple(r for r in self.base if range_of(r.shard, count, self.max_parallelism).intersect(owned))
 

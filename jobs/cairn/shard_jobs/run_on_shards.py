@@ -98,18 +98,9 @@ class JobOnContent:
         return self.content.max_parallelism
 
     def refs_of(self, shard: int) -> tuple[ShardRef, ...]:
-        """Return the reference to the stored shard with this number, which says where the shard's manifest lies.
-
-        The tuple is empty if the job imports state and no shard is stored yet, or if `content` belongs to a canonical
-        savepoint.
-        """
         return tuple(ref for ref in self.content.shards if ref.shard == shard)
 
     def with_refs(self, refs: tuple[ShardRef, ...]) -> Self:
-        """Return a copy of the job with only these references to stored shards.
-
-        `run_on_shards` calls this, so that no task receives the references of all shards.
-        """
         return replace(self, content=replace(self.content, shards=refs))
 
 
