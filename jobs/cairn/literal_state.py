@@ -48,7 +48,6 @@ def entries_from(
             _write(shard, descriptors[name], rows)
         for at in timers:
             register_timer(shard, at if isinstance(at, int) else to_ms(at))
-        shard.set_key(-1, b"")
         shard.flush()
         return entries_in(store, key, job.content.states)
 
