@@ -412,7 +412,7 @@ class SmallDisk(LocalStorage):
     @contextmanager
     def _written(self, path: str, chunks: Iterable[bytes], doing: str) -> Iterator[tuple[Path, Handle]]:
         data = b"".join(chunks)
-        used = sum(f.stat().st_size for f in self._root.rglob("*") if f.is_file())
+        used = sum(f.stat().st_size for f in self._root.path.rglob("*") if f.is_file())
         if used + len(data) > self.size_bytes:
             with local_storage.os_errors(doing, may_be_absent=False):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
