@@ -25,7 +25,7 @@ from state_backend.checkpoint import record_reader as readers
 from state_backend.checkpoint import settled_files as settling
 from state_backend.checkpoint import summary as summaries
 from state_backend.checkpoint import sweep_files as sweeping
-from state_backend.checkpoint.clean_up_dropped import Needed
+from state_backend.checkpoint.clean_up_dropped import Needed, files_of
 from state_backend.checkpoint.leases import plan_leases
 from state_backend.checkpoint.log import Log
 from state_backend.formats import paths, record_codec
@@ -669,3 +669,49 @@ def test_planted(name: str) -> None:
     with plant(), pytest.raises(Violation) as found:
         replace(BY_NAME[scenario], actors=actors).explore()
     print(f"{name}: {str(found.value).splitlines()[0]}")
+
+
+# --- second lines of defence ------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def shrunk_whatever_is_there() -> Iterator[None]:
+    """What a log no longer retains, no later log does, and a tombstone with output that was replaced is shrunk again: whoever
+    shrinks late on what it read long ago does no harm. Matching the generation saves that second round."""
+    with mock.patch.object(Replay, "replace", lambda self, path, data, *, generation: self.put(path, data)):
+        yield
+
+
+@contextmanager
+def own_files_whoever_needs_them() -> Iterator[None]:
+    """Files of an attempt are needed by its own record or by those that started from it, and who finds its own attempt in the
+    log, dropped or not, is not fenced."""
+
+    def delete_own(storage: Any, now: Log, content: Any) -> None:
+        files = {h.path for h in files_of(content, storage, gone_before=True)}
+        for path in sorted(p for p in files if paths.attempt_of(p) == content.attempt):
+            storage.delete(path)
+        storage.delete(paths.prepared(content.attempt))
+
+    with mock.patch.object(commit_attempt, "_delete_own", delete_own):
+        yield
+
+
+@pytest.mark.parametrize(
+    "scenario", ["quarantine of their base", "two tries", "its retry, manifests", "run again while"]
+)
+@pytest.mark.parametrize("plant", [shrunk_whatever_is_there, own_files_whoever_needs_them])
+@pytest.mark.long("seconds", runs_in="ci")
+def test_redundant(plant: Any, scenario: str) -> None:
+    """Two checks that nothing depends on as long as the others are made: no interleaving goes wrong without them."""
+    (name,) = [n for n in BY_NAME if scenario in n]
+    with plant():
+        BY_NAME[name].explore()
+
+
+def test_the_second_line_of_defence_is_one() -> None:
+    """Without the first look for its own attempt, a retry believes that it lost; then the references are what saves the files."""
+    (name,) = [n for n in BY_NAME if "its retry, and the next" in n]
+    blind, _ = BUGS["own_attempt_is_not_looked_for"]
+    with blind(), own_files_whoever_needs_them(), pytest.raises(Violation, match="what is needed is there"):
+        BY_NAME[name].explore()

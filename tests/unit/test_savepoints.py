@@ -32,7 +32,7 @@ from state_backend.formats import paths, record_codec
 from state_backend.formats.canonical_tables import state_schema
 from state_backend.formats.types import parse_struct
 from state_backend.values.errors import CorruptFile, CorruptRecord, Fenced, UnknownOutcome, UsageError
-from state_backend.values.marks import Claim
+from state_backend.values.marks import Claim, Savepoint
 from state_backend.values.records import Permissions
 from state_backend.values.retention import KeepLast
 from tests.support.bare_pipeline import bare_pipeline
@@ -499,6 +499,16 @@ def test_retention_deletes_what_a_restore_linked_and_not_the_savepoint(tmp_path:
     assert {i.path for i in LocalStorage(tmp_path / "savepoint").list("")} == before
     record = coordinator.record("latest")
     assert record.id == 3 and findings(root, record.content, tmp_path) == []
+
+
+def test_a_savepoint_of_today_reads_as_written(tmp_path: Path) -> None:
+    """The record alone says what is where; without files it is the format of native savepoints before there was another."""
+    savepoint = SmallPipeline(tmp_path).take(tmp_path / "savepoint", "native")
+    envelope = json.loads((tmp_path / "savepoint" / paths.SAVEPOINT_RECORD).read_text())
+    assert envelope["body"].pop("files") == []
+    body = json.dumps(envelope["body"], sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+    envelope["crc32c"] = f"{google_crc32c.value(body):08x}"
+    assert record_codec.decode(json.dumps(envelope).encode(), "p", Savepoint) == savepoint
 
 
 def test_a_claim_that_is_given_back_meanwhile_is_tried_again() -> None:
