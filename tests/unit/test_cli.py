@@ -635,7 +635,7 @@ def test_what_a_command_ends_with(monkeypatch: pytest.MonkeyPatch, error: type[E
     def fail(*_: Any, **__: Any) -> Any:
         raise error("what went wrong")
 
-    monkeypatch.setattr("cairn.command.options.open_storage", fail)
+    monkeypatch.setattr("state_backend.checkpoint.location.open_storage", fail)
     result = CliRunner().invoke(app, ["checkpoints", "--root", "/r", "--pipeline", "p"])
     assert (result.exit_code, result.stderr) == (code, f"{error.__name__}: what went wrong\n")
 
