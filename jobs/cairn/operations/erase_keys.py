@@ -25,6 +25,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from cairn.shard_jobs.acks import ack_of
 from state_backend.adapters.rocks import EngineOptions
 from state_backend.adapters.work_folders import work_folder
 from state_backend.checkpoint.clean_up_dropped import clean_up
@@ -34,7 +35,7 @@ from state_backend.checkpoint.forgotten_keys import is_free_of, is_key, key_hash
 from state_backend.checkpoint.location import Location, locate
 from state_backend.checkpoint.log import Log, read_log
 from state_backend.checkpoint.newest_state import newest_state
-from state_backend.checkpoint.prepare_content import ShardAck, prepare, summary_of
+from state_backend.checkpoint.prepare_content import ShardAck, prepare
 from state_backend.checkpoint.rewind import as_restored
 from state_backend.checkpoint.rewrite_outputs import OutputsWithout, exchange_outputs, write_outputs_without
 from state_backend.checkpoint.trials import check_no_trial
@@ -277,7 +278,7 @@ def _attempt(
                 ack, removed = _rewritten(manifest, content, keys, storage, attempt, engine)
                 entries.update(removed)
             else:
-                ack = ShardAck(shard=ref.shard, manifest=None, summary=summary_of(manifest), durations_us={})
+                ack = ack_of(ref.shard, None, manifest, {})
             acks.append(ack)
         if request.rewrite_output:
             with work_folder("forget-output") as work:
@@ -441,16 +442,7 @@ def _rewritten(
             f"shard {manifest.shard} is damaged after the removal of the key: {'; '.join(problems[:3])}\n"
             "Nothing is committed. Validate the newest checkpoint, and continue from an older one"
         )
-    ack = ShardAck(
-        shard=manifest.shard,
-        manifest=snapshot.manifest,
-        summary=summary_of(snapshot.manifest),
-        durations_us={},
-        uploaded_bytes=snapshot.uploaded_bytes,
-        uploaded_files=snapshot.uploaded_files,
-        downloaded_bytes=restored.downloaded_bytes,
-    )
-    return ack, removed.entries
+    return ack_of(manifest.shard, snapshot, None, {}, restored), removed.entries
 
 
 def find_suspected(log: Log, encoded: Collection[bytes], storage: Storage, engine: EngineOptions) -> tuple[int, ...]:

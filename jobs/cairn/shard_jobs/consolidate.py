@@ -12,7 +12,8 @@ from dataclasses import replace
 
 import pyarrow as pa
 
-from cairn.shard_jobs.run_on_shards import JobOnContent, StopWatch, ack_of, rare_garbage_collection
+from cairn.shard_jobs.acks import ack_of
+from cairn.shard_jobs.run_on_shards import JobOnContent, StopWatch, rare_garbage_collection
 from state_backend.adapters.open_storage import open_storage
 from state_backend.adapters.rocks import EngineOptions
 from state_backend.adapters.work_folders import work_folder
@@ -80,7 +81,7 @@ class ConsolidationJob(JobOnContent):
                             f"checkpoint {self.checkpoint_id}, shard {shard}: the consolidated state is wrong: {'; '.join(problems[:3])}\n"
                             "Nothing was committed. Validate this checkpoint, and restore an older one if it is damaged"
                         )
-        return ack_of(shard, snapshot, before, clock, restored)
+        return ack_of(shard, snapshot, before, clock.durations_us, restored)
 
     def finish(self, at: Location, h0: int, acks: list[ShardAck]) -> None:
         """Write `prepared.json`, if at least one shard was rewritten."""

@@ -13,18 +13,19 @@ from dataclasses import replace
 
 import pyarrow as pa
 
+from cairn.shard_jobs.acks import ack_of
 from cairn.shard_jobs.run_on_shards import StopWatch, rare_garbage_collection
 from state_backend.adapters.open_storage import open_storage
 from state_backend.adapters.rocks import EngineOptions, RocksStore
 from state_backend.adapters.work_folders import work_folder
 from state_backend.checkpoint.location import Location
-from state_backend.checkpoint.prepare_content import ShardAck, digest_of, entries_of, prepare, summary_of
+from state_backend.checkpoint.prepare_content import ShardAck, digest_of, entries_of, prepare
 from state_backend.checkpoint.rewind import take_over
 from state_backend.checkpoint.savepoints import native_manifest
 from state_backend.formats.types import parse_struct
 from state_backend.ports.storage import Storage
 from state_backend.shard.canonical_files import read_canonical
-from state_backend.shard.snapshot import inline_budget_bytes, take_snapshot
+from state_backend.shard.snapshot import Snapshot, inline_budget_bytes, take_snapshot
 from state_backend.values.errors import CorruptFile, NotFound
 from state_backend.values.frozen import frozen
 from state_backend.values.key_groups import range_of
@@ -69,14 +70,12 @@ class RestoreJob:
         native = self.savepoint.format == "native"
         with clock.phase("restore", "restoring from a savepoint"):
             manifest = (self._link if native else self._read)(source, storage, shard, task)
-        return ShardAck(
-            shard=shard,
+        snapshot = Snapshot(
             manifest=manifest,
-            summary=summary_of(manifest),
             uploaded_bytes=0 if native else manifest.size_bytes,  # Native files are linked, not uploaded.
             uploaded_files=len(manifest.files),
-            durations_us=clock.durations_us,
         )
+        return ack_of(shard, snapshot, None, clock.durations_us)
 
     def _link(self, source: Storage, storage: Storage, shard: int, task: int) -> ShardManifest:
         manifest = native_manifest(self.savepoint, shard, source)

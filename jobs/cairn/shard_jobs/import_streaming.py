@@ -20,7 +20,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cairn.shard_jobs.run_on_shards import JobOnContent, StopWatch, ack_of, rare_garbage_collection
+from cairn.shard_jobs.acks import ack_of
+from cairn.shard_jobs.run_on_shards import JobOnContent, StopWatch, rare_garbage_collection
 from state_backend.adapters.open_storage import open_storage
 from state_backend.adapters.rocks import EngineOptions, RocksStore
 from state_backend.adapters.work_folders import work_folder
@@ -75,7 +76,7 @@ class ImportJob(JobOnContent):
                 key_group_states=writer.stored.accounts.states(),
                 inline_budget_bytes=inline_budget_bytes(content.parallelism),
             )
-        return ack_of(shard, snapshot, None, clock)
+        return ack_of(shard, snapshot, None, clock.durations_us)
 
     def _take(self, writer: EntryWriter, reader: StateRows | TimerRows, n: int, rows: pa.Table) -> None:
         held = rows["timers" if n == TIMERS else f"entries_{n}"].combine_chunks()

@@ -32,7 +32,8 @@ from cairn.runners.output_schema import arrow_schema, struct_of
 from cairn.runners.pandas_frames import OutputFrames, frame_slices, key_values, whole_frames
 from cairn.runners.processor_handle import Clock, InputColumns, row_maker
 from cairn.runners.user_code import UserCode
-from cairn.shard_jobs.run_on_shards import JobOnContent, StopWatch, ack_of, rare_garbage_collection
+from cairn.shard_jobs.acks import ack_of
+from cairn.shard_jobs.run_on_shards import JobOnContent, StopWatch, rare_garbage_collection
 from cairn.shipping.ship_processor import ShippedProcessor
 from state_backend.adapters.open_storage import open_storage
 from state_backend.adapters.rocks import EngineOptions
@@ -200,7 +201,7 @@ class IntervalJob(JobOnContent):
             if state.stored.changed_bytes or not same_layout or self.mode == "full" or restored.base is None:
                 snapshot = self._snapshot(restored, state, changelog, at)
         return replace(
-            ack_of(at.shard, snapshot, restored.base, at.clock, restored),
+            ack_of(at.shard, snapshot, restored.base, at.clock.durations_us, restored),
             outputs=tuple(file for file in (output_file, late_file) if file is not None),
             newest_event_us=inputs.newest_event_us,
             input_rows=inputs.input_rows,

@@ -35,13 +35,11 @@ from cairn.spark.idle_daemon import end_idle_daemon
 from cairn.spark.last_words import last_words
 from cairn.spark.session import collect_once
 from state_backend.adapters.work_folders import work_folder
-from state_backend.checkpoint.prepare_content import OfShard, ShardAck, by_shard, summary_of
-from state_backend.shard.restore import RestoredShard
-from state_backend.shard.snapshot import Snapshot
+from state_backend.checkpoint.prepare_content import OfShard, by_shard
 from state_backend.values.doing import doing
 from state_backend.values.errors import DamagedCopy, InvariantViolated
 from state_backend.values.frozen import frozen
-from state_backend.values.records import Content, ShardManifest, ShardRef
+from state_backend.values.records import Content, ShardRef
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -102,32 +100,6 @@ class JobOnContent:
 
     def with_refs(self, refs: tuple[ShardRef, ...]) -> Self:
         return replace(self, content=replace(self.content, shards=refs))
-
-
-def ack_of(
-    shard: int,
-    snapshot: Snapshot | None,
-    base: ShardManifest | None,
-    clock: StopWatch,
-    restored: RestoredShard | None = None,
-) -> ShardAck:
-    """Return a shard's acknowledgement. Without a snapshot, the shard keeps its manifest in the base."""
-    manifest = base if snapshot is None else snapshot.manifest
-    if manifest is None:
-        raise InvariantViolated(f"shard {shard} did not change, and has no manifest in the base")
-    ack = ShardAck(shard=shard, manifest=None, summary=summary_of(manifest), durations_us=clock.durations_us)
-    if restored is not None:
-        ack = replace(ack, downloaded_bytes=restored.downloaded_bytes, cached_bytes=restored.cached_bytes)
-    if snapshot is None:
-        return ack
-    return replace(
-        ack,
-        manifest=manifest,
-        uploaded_bytes=snapshot.uploaded_bytes,
-        uploaded_files=snapshot.uploaded_files,
-        changes=snapshot.changes,
-        in_segment=snapshot.in_segment,
-    )
 
 
 def run_on_shards(
