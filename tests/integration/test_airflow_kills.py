@@ -207,6 +207,8 @@ def test_two_stateful_tasks_and_who_waits_for_them(airflow: AirflowServer, folde
     assert committed("weather") == committed("weather_records") == [(1, None, weather_hour(0))]
 
     # As if the first example had committed a day too, by the same operator: a day of it takes longer.
+    (folder / "state" / "aircraft").mkdir()
+    (folder / "state" / "aircraft" / "README").touch()  # an empty folder would be refused
     asset = client.call("GET", "/api/v2/assets?uri_pattern=cairn://aircraft")["assets"][0]["id"]
     client.call("POST", "/api/v2/assets/events", {"asset_id": asset, "extra": {"checkpoint": 17}})
     wait_until(lambda: client.dag_runs("flying_weather"), 60, "a run of the DAG that waits for both assets")
