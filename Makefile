@@ -61,8 +61,9 @@ demo: setup  ## the main job: real flights through Airflow, Spark and RocksDB (D
 bench: setup  ## ours beside Spark's own state; benchmarks/out/report.json and a table (SCALE=small to try it)
 	@$(PYTHON) -m benchmarks.suite --scale $(or $(SCALE),full) $(BENCH_ARGS)
 
-soak: setup  ## weeks of flights, disturbed every few days, against pandas (DAYS=60 SEED=1)
+soak: setup  ## weeks of flights, disturbed every few days, against pandas (DAYS=60 SEED=1); then 200 corrected inputs
 	@$(PYTHON) -m tests.soak
+	@$(PYTHON) -m tests.corrections
 
 # Tests start hundreds of processes: each would compile Cairn again where this variable is set.
 # A worker that died would run its test again and die again, without end: the run ends instead, and names the test.

@@ -76,7 +76,7 @@ def read_joined(spark, interval):
 
 
 def read_first(spark, interval):
-    outputs = read_log(ROOT, "FIRST").current_outputs_within(interval)
+    outputs = read_log(ROOT, "FIRST").current_outputs(within=interval)
     if sum((done.end - done.start for done in outputs), timedelta()) < interval.end - interval.start:
         raise SourceError("the first pipeline has not committed the interval")
     ids = sorted(checkpoint_id for checkpoint_id, _ in outputs.values())
