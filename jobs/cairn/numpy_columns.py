@@ -15,7 +15,6 @@ Int64s = npt.NDArray[np.int64]
 
 
 def whole(column: pa.ChunkedArray) -> pa.Array:
-    """Return a column of a table as one array."""
     return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
 
 

@@ -172,7 +172,7 @@ class PandasWithState(StatefulProcessor):  # type: ignore[misc]
 
 
 def columns_of(schema: str | StructType) -> dict[str, str | DataType]:
-    """Return the columns of a schema with their types."""
+    """Return the type of each column by name: text such as `int`, and Spark's `DataType` for nested types."""
     if isinstance(schema, StructType):
         short = {field.name: field.dataType.simpleString() for field in schema.fields}
         return {f.name: f.dataType if short[f.name].startswith(_NESTED) else short[f.name] for f in schema.fields}

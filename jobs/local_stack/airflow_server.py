@@ -128,7 +128,7 @@ class AirflowServer(Server):
     `start` does not wait until Airflow is healthy. A caller may start other servers before it calls `wait_until_ready`.
 
     The database is the one that AIRFLOW__DATABASE__SQL_ALCHEMY_CONN names. Without this variable the database is a
-    PostgreSQL server in `database_dir`. If PostgreSQL can't run, the database is SQLite, and the program prints this.
+    PostgreSQL server below `home`. If PostgreSQL can't run, the database is SQLite, and the program prints this.
 
     Every user of the machine can reach the port. So Airflow demands the password of the user `admin`. The password is
     random, and stays the same for every start with the same `home`. Commands of this user find the password in a file.

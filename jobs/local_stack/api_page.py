@@ -53,7 +53,7 @@ def with_signatures(page: str) -> str:
 
 
 def for_site(page: str) -> str:
-    """Return the text of the page with the names, for mkdocstrings, in place of the blocks of signatures."""
+    """Return the text of the page for mkdocstrings: each block of signatures is replaced by its names."""
     return _BLOCK.sub(lambda block: block[1], page)
 
 

@@ -259,7 +259,7 @@ class DayWatcher:
         self._patience = Patience(self._ended_s, least_s=_LEAST_PATIENCE_S)
 
     def watch(self) -> dict[str, Any] | None:
-        """Print the progress until all days have ended."""
+        """Print the progress until all days have ended. Return the failed or stuck run; None if all succeeded."""
         total, next_poll_s = (self._last_day - FIRST_DAY).days + 1, 0.0
         while len(self._finished) < total:
             self._killer.look()

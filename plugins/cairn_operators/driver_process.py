@@ -52,7 +52,7 @@ class DriverProcess:
         environment: Mapping[str, str] | None = None,
         private: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
-        """Run the driver until it ends, and return its result."""
+        """Run the driver until it ends, and return its result. It reads `private` from its stdin, as JSON."""
         from state_backend.adapters.work_folders import work_folder
         from state_backend.values.hide_secrets import hide
 

@@ -149,7 +149,7 @@ class PreviousCheckpointTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow i
     async def _find_end(self) -> str | None:
         """Return why the wait is over, for the task log: an awaited run has started, ended or been deleted.
 
-        The result is None if none of this has happened.
+        Without awaited runs, another queued run of the DAG ends the wait. The result is None if none of this happened.
         """
         from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
         from asgiref.sync import sync_to_async

@@ -84,7 +84,7 @@ class ValidateStateOperator(DriverOperator):
         self.docs_page: str | None = None  # `DataDocsLink` reads this when the task has ended.
 
     def execute(self, context: Any) -> dict[str, Any]:
-        """Validate the target in a driver."""
+        """Validate the target in a driver. If the state is refused, the task fails without a retry."""
         from state_backend.values.operation_parameters import Validate
 
         request = request_of(

@@ -186,7 +186,8 @@ def overview_row(
 def worst_first(rows: list[OverviewRow]) -> list[OverviewRow]:
     """Sort pipelines by the severity of their problems, then by name.
 
-    First come pipelines that can't be read, then pipelines with a chip of tone bad, then with a chip of tone warn.
+    First come pipelines that can't be read, then those with a chip of tone bad, then those with a chip of tone warn or
+    a problem, and those whose root is a Jinja template.
     """
 
     def rank(row: OverviewRow) -> int:

@@ -114,8 +114,10 @@ def receive(response: requests.Response, at_most: int, until_s: float, *, decode
 
 
 def open_client(emulator: str | None, credentials: Credentials | None) -> Client:
-    """Return a client, whose session threads may share, as Google's own transfer manager does. None: default
-    credentials."""
+    """Return a client, whose session threads may share, as Google's own transfer manager does.
+
+    Without `credentials`, it has the default credentials; at an emulator, it is anonymous.
+    """
     session = Session(credentials or _identity(emulator))
     session.mount("https://", adapter := HTTPAdapter(pool_maxsize=32))
     session.mount("http://", adapter)

@@ -196,7 +196,7 @@ class Cloud(ABC):
 
     @abstractmethod
     def page(self, start: str, token: str | None, timeout_s: float, *, delimiter: str = "", limit: int = 0) -> Page:
-        """Return a part of the listing of objects, or with a delimiter of the folders. `limit` 0: as many as fit."""
+        """Return a part of the listing: objects, or with a delimiter, folders. `limit` 0: as many as fit."""
 
     @abstractmethod
     def put(self, handle: Handle, data: bytes, nonce: str, generation: int, timeout_s: float) -> Found | None:

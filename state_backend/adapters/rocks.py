@@ -384,7 +384,7 @@ class RocksStore:
     def read_prefixes(
         self, prefixes: Sequence[bytes], rows: int = sys.maxsize
     ) -> tuple[list[bytes], list[bytes], list[int]]:
-        """Read up to `rows` entries below each prefix. The result's counts are those of the prefixes."""
+        """Read up to `rows` entries below each prefix; prefixes must ascend. Return keys, entries, counts by prefix."""
         keys: list[bytes] = []
         values: list[bytes] = []
         counts: list[int] = []

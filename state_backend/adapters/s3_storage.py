@@ -4,7 +4,7 @@ A file's generation is its ETag, so a rewrite with the same bytes keeps the gene
 `If-None-Match: *` to create, and `If-Match` with the ETag to replace and delete.
 
 Compatible stores may ignore preconditions. So the first write of a process to a bucket of such a store tries them first
-(`_before_write`).
+(`before_write`).
 """
 
 from __future__ import annotations

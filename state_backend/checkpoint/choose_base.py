@@ -101,7 +101,7 @@ def _check_start_and_output(
 
 
 def overlapping_outputs(log: Log, interval: Interval) -> list[tuple[Interval, int]]:
-    """Return the other intervals of `Log.outputs_near`."""
+    """Return the other intervals that overlap this one and have current output, each with the id of its commit."""
     return [(other, n) for other, n in log.outputs_near(interval) if other != interval]
 
 

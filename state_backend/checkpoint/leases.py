@@ -122,8 +122,7 @@ def give_back(storage: Storage, path: str) -> None:
 def delete_lease(storage: Storage, path: str, generation: int | None = None) -> None:
     """Delete a lease's file, and then its name from `settled/names/` (`fresh_listing.py`).
 
-    The errors are those of `Storage.delete` and `note_names`. With a `generation`, a file that was rewritten since
-    stays.
+    With a `generation`, a file that was rewritten since stays.
     """
     storage.delete(path, generation=generation)
     note_names(storage, paths.LEASES, [], drop=[path.removeprefix(paths.LEASES)])

@@ -98,7 +98,7 @@ class RecordReader(Mapping[int, Entry]):
 
     @property
     def summary(self) -> Summary:
-        """The newest record's summary; an empty summary for an empty log. The errors are those of `newest`."""
+        """The newest record's summary; an empty summary for an empty log."""
         newest = self.newest()
         return Summary() if newest is None else newest.summary
 

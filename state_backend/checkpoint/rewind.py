@@ -158,7 +158,7 @@ def committed_after(log: Log, end: datetime) -> Rerun | None:
 
 
 def restorable(log: Log, target: int, permissions: Permissions) -> Record:
-    """Return the record of checkpoint `target` if it may be restored. The errors are those of `plan_rewind`."""
+    """Return the record of checkpoint `target`, or raise an error that says why it may not be restored."""
     entry = log.entry(target)
     if entry is not None:
         check_target(log, target)

@@ -92,8 +92,7 @@ class SweepResult:
 
 
 def sweep_all(request: Sweep, *, on_progress: Callable[[int, int], None] | None = None) -> dict[str, Any]:
-    """Sweep the pipeline's folder and its trials. Return what was deleted as JSON values, or what would be in a dry
-    run."""
+    """Sweep the pipeline's folder and its trials. Return JSON values: what was deleted, or in a dry run would be."""
     trials = sweep_trials(request.root, request.pipeline, dry_run=request.dry_run)
     done = sweep(
         open_storage(join_url(request.root, request.pipeline)),
@@ -198,7 +197,7 @@ def sweep(
     dry_run: bool = False,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> SweepResult:
-    """Finish earlier clean-ups, then plan and carry out a sweep of the pipeline's folder."""
+    """Finish earlier clean-ups, then plan and carry out a sweep of the pipeline's folder. A dry run only plans."""
     if min_age < timedelta(0):
         raise UsageError(f"min_age must not be negative; got {min_age}")
     try:
@@ -348,10 +347,7 @@ def _find_needed(log: Log, storage: Storage) -> frozenset[str]:
 def _delete(
     storage: Storage, files: Sequence[FileInfo], on_progress: Callable[[int, int], None] | None
 ) -> list[FileInfo]:
-    """Delete files in parallel, and return those that this call deleted.
-
-    If a deletion fails, the function waits for the deletions that have begun and raises the first error.
-    """
+    """Delete files in parallel, and return those that this call deleted. After an error, no further deletion begins."""
     done = count(1)
 
     def delete(file: FileInfo) -> FileInfo | None:

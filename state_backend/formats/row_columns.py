@@ -253,7 +253,7 @@ def _from_shortest(column: pa.BinaryArray, nulls: Mask | None) -> Array:
 
 
 def batch_of(columns: Sequence[pa.Array], schema: pa.Schema, rows: int) -> pa.RecordBatch:
-    """Return columns as a batch, which has rows also without columns."""
+    """Return columns as a batch. Without columns, the batch still has `rows` rows."""
     if not columns:
         return pa.RecordBatch.from_struct_array(pa.array([{}] * rows, pa.struct([])))
     return pa.RecordBatch.from_arrays(columns, schema=schema)

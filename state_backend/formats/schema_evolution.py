@@ -148,10 +148,10 @@ def field_types(of: DataType, path: str = "") -> dict[str, DataType]:
 
 
 def with_names_swapped(schema: Any, one: str, other: str, path: str = "") -> Any:
-    """Return a schema (JSON) in which two names of one struct are swapped, whether the struct has such fields or not.
+    """Return a schema (JSON) with two field names of one struct swapped. If one field is missing, the other is renamed.
 
-    Swapped in all versions of a state, two names stay two different fields: an entry reads as before. So a field that
-    an older version dropped does not come back under a name that is taken later.
+    If all versions of a state are swapped, its entries read as before: a field that an older version dropped does not
+    come back when another field takes its name.
 
     Args:
         schema: The schema, or a type in the schema.

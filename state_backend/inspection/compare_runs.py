@@ -68,7 +68,7 @@ def _read(storage: Storage, files: Iterable[OutputFile], work: Path) -> pa.Table
 def compare_states(old: StateSource, new: StateSource, work: Path, limit: int) -> list[dict[str, Any]]:
     """Compare two states entry by entry, and return the differences by state.
 
-    Leases keep the files of both checkpoints meanwhile. The errors are those of `diff_states`.
+    Leases keep the files of both checkpoints meanwhile.
     """
     with ExitStack() as stack:
         for source in (old, new):

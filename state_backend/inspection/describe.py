@@ -177,9 +177,10 @@ def state_of(log: Log, entry: Record | Tombstone) -> str:
 
 
 def newest_of_interval(log: Log, entry: Record | Tombstone) -> int | None:
-    """Return the id of the newest later commit of the same interval that is not quarantined; None if there is none.
+    """Return the id of the newest later commit of the same interval that no quarantine spoils; None if there is none.
 
-    The next interval starts from this commit, and not from `entry`.
+    It neither is quarantined nor descends from a quarantined checkpoint. The next interval starts from it, and not from
+    `entry`.
     """
     interval = interval_of(entry)
     same = [e.id for e in log.commits_near(interval, after=entry.id) if interval_of(e) == interval]

@@ -217,7 +217,8 @@ class _Steps:
         )
 
     def _before(self, checkpoint_id: int) -> tuple[int | None, int, str | None]:
-        """Find the checkpoint to compare a checkpoint with."""
+        """Return the retained checkpoint that a checkpoint is compared with, or None; how many dropped ones lie
+        between; and why the state before is unknown, or None."""
         content, between, first = self._contents[checkpoint_id], 0, min(self._log.retained)
         if content.kind == "restore":
             return None, 0, f"the state was restored from {source_of(content)}"

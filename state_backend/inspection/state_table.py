@@ -141,7 +141,8 @@ def read_shard(
 ) -> Iterator[tuple[str, pa.Table]]:
     """Yield the rows of several states in one shard as (state, table), state by state, with one restore of the shard.
 
-    The arguments and errors are those of `read_table`.
+    Raises:
+        CorruptFile: The whole shard is read, and a state has another number of entries than the manifest records.
     """
     descriptors = [source.descriptor(state) for state in states]
     rows = [_rows(source, descriptor) for descriptor in descriptors]

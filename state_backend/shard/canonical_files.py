@@ -153,7 +153,7 @@ def read_canonical(
 
 
 def download_canonical(storage: Storage, file: CanonicalFile, local: Path) -> None:
-    """Download a file of a canonical savepoint."""
+    """Download a file of a canonical savepoint. If it is missing, raise `CorruptFile`."""
     try:
         storage.download(file.handle, local)
     except NotFound as error:
@@ -227,7 +227,7 @@ class EntryWriter:
             self._index(expiry_keys(here[expiring], times, descriptor.state_id, rests.filter(mask)))
 
     def put_timers(self, located: Located, groups: Array, mine: Array) -> None:
-        """Write timers of a canonical file into the store of this shard."""
+        """Write those timers of a canonical file that belong to the store's key groups into the store."""
         here, rests, _ = self._put(layout.TIMERS_NAME, layout.TIMERS, located, groups, mine)
         if len(here):
             keys, times = split_timers(rests)

@@ -78,9 +78,9 @@ def plan_consolidation(
 ) -> Consolidation:
     """Plan which of a shard's sorted runs to merge at the end of an interval.
 
-    All runs are merged if the shard has too many obsolete bytes (`options.most_obsolete_percent`). Such a rewrite waits
-    for the shard's turn: in each interval only every eighth shard may be rewritten, or one shard if there are fewer
-    than eight. Otherwise, the newest runs are merged if there are more than `options.most_sorted_runs`.
+    All runs are merged if the shard has too many obsolete bytes (`options.most_obsolete_percent`). Below 1.25 times
+    that share, this rewrite waits for the shard's turn and for its budget (see `put_off`). Otherwise, the newest runs
+    are merged if there are more than `options.most_sorted_runs`. No merge reads more than `free_bytes`.
     """
     if len(runs) < 2:
         return _NOTHING

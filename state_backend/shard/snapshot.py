@@ -100,9 +100,10 @@ def take_snapshot(
     opened: ShardManifest | None = None,
     cache: FileCache | None = None,
 ) -> Snapshot:
-    """Flush the store, link its files into the folder `image`, and upload the files that the base lacks.
+    """Flush the store, link its files into the folder `image`, and upload the SSTs that the base lacks.
 
-    `opened` is the manifest that the store was opened from. Without it, all files are uploaded.
+    Small SSTs, up to `inline_budget_bytes`, and RocksDB's metadata go into the manifest instead. `opened` is the
+    manifest that the store was opened from. Without it, no SST is shared.
     """
     ssts, small = store.capture(image)
     sizes = {f.name: f.stat().st_size for f in ssts}

@@ -78,10 +78,7 @@ def read_verified(storage: Storage, handle: Handle) -> bytes:
 
 @contextmanager
 def content_of(storage: Storage, handle: Handle, work: Path) -> Iterator[memoryview]:
-    """Yield the bytes of a file: from memory, or those of a large file from a copy in the local folder `work`.
-
-    The errors are those of `read_verified`.
-    """
+    """Yield the bytes of a file: from memory, or those of a large file from a copy in the local folder `work`."""
     if handle.size_bytes <= IN_MEMORY_BYTES:
         yield memoryview(read_verified(storage, handle))
         return

@@ -17,7 +17,7 @@ def first_instant(name: str, text: str, zone: tzinfo = UTC) -> datetime:
 
 
 def last_instant(name: str, text: str, zone: tzinfo = UTC) -> datetime:
-    """Return the instant, or the last millisecond of the day. The arguments and errors are those of `first_instant`."""
+    """Return the instant, or the last millisecond of the day, in UTC. `zone` is for a text without a time zone."""
     if not _DAY.fullmatch(text.strip()):
         return first_instant(name, text, zone)
     following = _parse(name, text) + timedelta(days=1)

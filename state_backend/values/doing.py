@@ -11,7 +11,10 @@ _listeners: list[Callable[[str], None]] = []
 
 @contextmanager
 def heard_by(listener: Callable[[str], None]) -> Iterator[None]:
-    """Call a function with the words of each `doing` that begins or ends within the block."""
+    """Call a function with the words of all open `doing` blocks, joined by commas, whenever they change in the block.
+
+    They change when a `doing` begins or ends, and by `say_part`. The block's end calls it with an empty text.
+    """
     _listeners.append(listener)
     try:
         yield

@@ -21,6 +21,7 @@ from pyspark.sql import Row
 from pyspark.sql.streaming import StatefulProcessor
 
 from cairn.arrow_processor import ArrowProcessor, BatchResult, KeyedBatch, with_keys
+from cairn.replay.trace import rows_of
 from cairn.rows import local_rows
 from cairn.runners import arrow_runner
 from cairn.runners.mutable_values import all_immutable, copy_of, copy_of_column, without_rows
@@ -108,11 +109,12 @@ def test_a_copy_shares_no_memory(name: str) -> None:
     make, change = MUTABLE[name]
     value = make()
     copied, before = copy_of([value])[0], shown(value)
+    (traced,) = rows_of(pd.DataFrame({"x": pd.Series([value], dtype=object)}))
     assert not all_immutable([value])
     assert shown(copied) == before and type(copied) is type(value)
     change(value)
     assert shown(value) != before, "the change changes nothing"
-    assert shown(copied) == before
+    assert shown(copied) == shown(traced["x"]) == before
 
 
 @pytest.mark.parametrize(

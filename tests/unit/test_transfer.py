@@ -8,7 +8,8 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import pytest
 
 from state_backend.adapters.local_storage import LocalStorage, write_verified
 from state_backend.adapters.memory_storage import MemoryStorage
+from state_backend.checkpoint import parallel
 from state_backend.shard.transfer import download_all, upload_all
 from state_backend.values.errors import AlreadyExists, CorruptFile, StorageUnavailable, UnknownOutcome, UsageError
 from state_backend.values.handles import Handle
@@ -111,6 +113,29 @@ def test_after_the_first_error_nothing_more_is_begun(files: list[tuple[str, Path
     with pytest.raises(StorageUnavailable, match="full"):
         upload_all(faulty, files, parallelism=1)
     assert faulty.calls == [("upload", files[0][0]), ("upload", files[1][0]), ("delete", files[0][0])]
+
+
+def test_after_the_first_error_no_small_read_is_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Late(ThreadPoolExecutor):
+        """Its caller learns of an error only when all parts have ended."""
+
+        def map(self, fn: Callable[..., Any], *parts: Any, **_: Any) -> Iterator[Any]:
+            futures = [self.submit(fn, *part) for part in zip(*parts, strict=True)]
+            wait(futures)
+            return (future.result() for future in futures)
+
+    begun = []
+
+    def read(item: int) -> None:
+        begun.append(item)
+        if item == 1:
+            raise StorageUnavailable("full")
+
+    monkeypatch.setattr(parallel, "ThreadPoolExecutor", Late)
+    monkeypatch.setattr(parallel, "PARALLELISM", 1)
+    with pytest.raises(StorageUnavailable, match="full"):
+        parallel.at_once(read, range(24))  # one thread, three items at a time
+    assert begun == [0, 1]
 
 
 def test_a_file_of_someone_else_is_not_deleted(files: list[tuple[str, Path]]) -> None:

@@ -54,7 +54,7 @@ def _text_of(file: str) -> str:
 
 @cache
 def parts_of(template: str) -> Mapping[str, Any]:
-    """Return the parts of a template, with those of the template that it is like."""
+    """Return the parts of a template. Parts that it lacks come from the template that it names as `like`."""
     own = tomllib.loads(_text_of(f"{template}.toml"))
     return {**parts_of(own["like"]), **own} if "like" in own else own
 
@@ -220,9 +220,9 @@ def write_files(into: Path, files: dict[str, str]) -> None:
 
 
 def path_to_add(into: Path) -> Path | None:
-    """Return the folder that must be on PYTHONPATH so that `pipelines` is found there; None if Python finds it already.
+    """Return the folder that PYTHONPATH needs, so that Python imports `pipelines` from `into`; None if it does already.
 
-    The environment of another clone has that clone's folder on its path.
+    In the environment of another clone, Python finds that clone's `pipelines`.
     """
     spec = importlib.util.find_spec("pipelines")
     there = [*(spec.submodule_search_locations or ())] if spec is not None else []

@@ -77,7 +77,6 @@ class Driver:
     conf: Mapping[str, str]
 
     def load(self, request: OfCode) -> Pipeline:
-        """Load the pipeline that the request names."""
         return check_name(load_pipeline(request.code), request)
 
     def connect(self, pipeline: Pipeline, what: str, *, own_workers: bool = False) -> SparkSession:
@@ -114,7 +113,7 @@ class Driver:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run one command."""
+    """Carry out one request, write its result or its error to the file of `--result`, and return the exit code."""
     logging.basicConfig(stream=sys.stdout, level=logging.INFO, format="%(message)s")
     # At level INFO each import of Great Expectations logs some 250 lines about its own functions.
     for library in ("py4j", "great_expectations"):
@@ -228,7 +227,6 @@ def _describe_outcome(outcome: Outcome) -> dict[str, Any]:
 
 
 def _operation(request: Request) -> Callable[[Any, Driver], dict[str, Any]]:
-    """Return the function that carries out a request."""
     if isinstance(request, ProcessInterval):
         return process
     module, _, function = _OPERATIONS[request.command].partition(":")

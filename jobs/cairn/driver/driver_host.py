@@ -293,7 +293,8 @@ def _stamp(file: str) -> tuple[int, int] | None:
 
 
 def _receive(connection: socket.socket, task: int) -> Request:
-    """Read a request of the process `task`."""
+    """Read a request of the process `task`: its length with three file descriptors, then JSON. Raise `ValueError` for
+    anything else."""
     # `socket.recv_fds` does not set close-on-exec: a process that starts meanwhile would inherit the files.
     data, messages, _, _ = connection.recvmsg(
         4, socket.CMSG_SPACE(3 * array.array("i").itemsize), socket.MSG_CMSG_CLOEXEC

@@ -13,7 +13,7 @@ from state_backend.values.errors import CairnError, UsageError
 
 
 def load_pipeline(reference: str) -> Pipeline:
-    """Import a module and return its `Pipeline`."""
+    """Return the `Pipeline` that a reference such as `pipelines.clicks:CLICKS` names."""
     module, _, name = reference.partition(":")
     if not all(part.isidentifier() for part in (*module.split("."), name)):
         raise UsageError(

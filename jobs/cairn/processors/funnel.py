@@ -259,7 +259,10 @@ def _funnels_of(line: _TimeLine, within: int) -> _Funnels:
 
 
 def _settled_funnels(line: _TimeLine, funnels: _Funnels, limit: int, keys: int) -> tuple[Int64s, Int64s]:
-    """Follow the funnels of each key up to the first one that a later row can change."""
+    """Follow the funnels of each key up to the first one that a later row can change.
+
+    Return the funnels before it, and for each key the first row to keep.
+    """
     owners = line.owners[funnels.opens]
     keep_from = np.full(keys, len(line.owners))
     current = np.flatnonzero(np.diff(owners, prepend=-1))

@@ -71,7 +71,7 @@ class ReadyMade(ArrowProcessor, ABC):
     @classmethod
     @abstractmethod
     def check_settings(cls) -> None:
-        """Check the class attributes."""
+        """Raise `UsageError` if a class attribute is wrong or two contradict each other."""
 
     @classmethod
     def check_pipeline(cls, pipeline: Any) -> None:

@@ -241,7 +241,7 @@ def output_rows(
 def positions(
     owners: Int64s, times: Int64s, bounds: Sequence[tuple[Int64s, Int64s, Literal["left", "right"]]]
 ) -> tuple[Int64s, list[Int64s]]:
-    """Order rows by key and time, and find the places of bounds in this order."""
+    """Return the order of rows by key and time, and for each bound (keys, times, side) its places in this order."""
     order = np.lexsort((times, owners))
     every = np.concatenate([times, *(at for _, at, _ in bounds)])
     keys = 1 + max(max((int(part.max(initial=0)) for part, _, _ in bounds), default=0), int(owners.max(initial=0)))

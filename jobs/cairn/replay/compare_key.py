@@ -49,7 +49,10 @@ def compare_key(
     *,
     ordered: bool,
 ) -> Comparison:
-    """Compare the committed result of a key with the replayed one. A pure function."""
+    """Return what differs between a key's committed and replayed results.
+
+    `output` and `late` are pairs of committed and replayed rows; without committed rows, their difference is not known.
+    """
     return Comparison(
         state=tuple(changes_of_group(committed, replayed, group)),
         output=compare_rows(*output, ordered=ordered),
@@ -58,7 +61,7 @@ def compare_key(
 
 
 def compare_rows(committed: pa.Table | None, replayed: pa.Table, *, ordered: bool) -> RowsDifference:
-    """Compare committed rows with replayed rows. A pure function."""
+    """Return the rows of only one side, columns of other types, and if `ordered`, whether just the order differs."""
     if committed is None:
         return RowsDifference(known=False)
     before, after = committed.to_pylist(), replayed.to_pylist()

@@ -35,7 +35,11 @@ class Doubtful(Exception):
 
 
 def read_csv(path: Path, schema: t.StructType, zone: Zone, *, header: bool) -> pa.Table:
-    """Return the rows of a CSV file."""
+    """Return the rows of a CSV file. An empty cell is null.
+
+    Raises:
+        Doubtful: Spark might read the file differently.
+    """
     lines = _lines(path)
     if header and lines and lines.pop(0).split(",") != schema.names:
         raise Doubtful("the header has other names")
@@ -45,14 +49,16 @@ def read_csv(path: Path, schema: t.StructType, zone: Zone, *, header: bool) -> p
         cells = line.split(",")
         if len(cells) != len(reads) or '"' in line or "\\" in line:
             raise Doubtful(f"the line {line[:40]!r}")
-        # An empty cell is null, of any type.
         rows.append([read(cell) if cell else None for read, cell in zip(reads, cells, strict=True)])
     return _table(rows, schema, zone)
 
 
 def read_json(path: Path, schema: t.StructType, zone: Zone) -> pa.Table:
-    """Return the rows of a file with one JSON object in each line. The arguments and the error are those of
-    `read_csv`."""
+    """Return the rows of a file with one JSON object in each line.
+
+    Raises:
+        Doubtful: Spark might read the file differently.
+    """
     reads = {field.name: _reader_of_json(field.dataType, zone) for field in schema.fields}
     lowered = {name.lower() for name in reads}
 

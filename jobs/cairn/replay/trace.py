@@ -208,7 +208,7 @@ def _record(items: Any, into: list[Any]) -> Iterator[Any]:
 def rows_of(item: Any) -> list[Any]:
     """Return a row or a frame as a list of dicts, which the processor can't change."""
     if isinstance(item, pd.DataFrame):
-        return item.to_dict("records")
+        return [*map(copy_of, item.to_dict("records"))]
     return [plain_value(item)]
 
 

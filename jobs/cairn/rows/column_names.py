@@ -75,8 +75,10 @@ class ColumnNames:
 
 
 def check_spelling(schema: StructType, case_sensitive: bool, what: str, earlier: Iterable[str] = ()) -> None:
-    """Check that the fields of each struct in a schema differ in more than case, from each other and from other
-    names."""
+    """Raise `UsageError` if two names in one struct, or a column and a name in `earlier`, differ in case only.
+
+    Nothing is checked if Spark is `case_sensitive`.
+    """
     if case_sensitive:
         return
     for path, of in walk(parse_struct(schema.jsonValue())):

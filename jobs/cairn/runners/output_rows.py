@@ -189,7 +189,7 @@ def column_of(field: pa.Field, values: Any, *, from_pandas: bool = False) -> pa.
 
 
 def no_nulls_if_none_may_be(field: pa.Field, array: pa.Array) -> pa.Array:
-    """Return the array unchanged."""
+    """Return the array, or raise `ProcessorError` if it has a null and the column is NOT NULL."""
     if not field.nullable and array.null_count:
         raise ProcessorError(
             f"output column {field.name!r} is NOT NULL, but a row has no value for it; yield a value, or declare the column without NOT NULL"

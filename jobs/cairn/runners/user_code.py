@@ -32,8 +32,8 @@ class UserCode:
     def call(self, name: str, key: Any = None) -> Iterator[None]:
         """Wrap one call of user code, and turn its exception into a ProcessorError.
 
-        The context manager is too slow to wrap the call for every key. Code that runs for every key calls `failed` in
-        an `except` clause instead.
+        The context manager is too slow to wrap the call for every key. Code that runs for every key calls `fail` in an
+        `except` clause instead.
         """
         try:
             yield
@@ -89,7 +89,7 @@ def printable(text: str) -> str:
 
 
 def iterable(results: Any, call: str) -> Any:
-    """Return the results unchanged."""
+    """Return the results, or raise `TypeError` if the call returned None."""
     if results is None:
         raise TypeError(
             f"{call} returned None; it must return an iterator of its output, or iter([]) if it has no output"

@@ -75,7 +75,7 @@ class ShardJob(Protocol[Ack_co]):
         """Return a copy of the job with only these references to stored shards, instead of those of all shards."""
 
     def run_shard(self, batches: Iterator[pa.RecordBatch], shard: int, task: int) -> Ack_co:
-        """Run the job on one shard, in a worker."""
+        """Run the job on one shard, in a Spark worker or in this process (`run_here`)."""
 
 
 @frozen

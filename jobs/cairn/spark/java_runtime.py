@@ -10,12 +10,12 @@ from state_backend.values.errors import UsageError
 
 
 def is_clone() -> bool:
-    """Return True if this code runs in a clone of the repository. A wheel brings no Makefile."""
+    """Return True if this code runs in a clone of the repository: only a clone has the folder `.ci/java`."""
     return (Path(__file__).parents[3] / ".ci" / "java").exists()
 
 
 def require_java(user: str) -> None:
-    """Check that this machine has a Java command."""
+    """Raise `UsageError` if the PATH has no `java` and JAVA_HOME is not set."""
     if shutil.which("java") is None and "JAVA_HOME" not in os.environ:
         raise UsageError(
             f"{user} needs a Java 17+ runtime, but the PATH has no java\n"

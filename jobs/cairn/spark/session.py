@@ -334,7 +334,10 @@ def _channel(url: str, token: str | None) -> ConnectChannel:
 
 
 def _open_remote_session(url: str, token: str | None, conf: Mapping[str, str], *, own_workers: bool) -> SparkSession:
-    """Open a session on a Connect server and configure it."""
+    """Open a session on a Connect server and configure it.
+
+    It shares its Python workers with others if the server allows it, unless `own_workers`, or `conf` sets `ISOLATION`.
+    """
     shared = ISOLATION not in conf and not own_workers and _made_with_shared_workers(url, token)
     session = _remote_session(_channel(url, token))
     _be_impatient(session.client)

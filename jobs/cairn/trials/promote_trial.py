@@ -43,9 +43,9 @@ if TYPE_CHECKING:
 
 
 def carry_out_promotion(request: PromoteTrial, place: Place, *, agreed: bool = True) -> dict[str, Any]:
-    """Promote the trial if somebody has agreed, as an operator asks before.
+    """Promote the trial. If not `agreed`, only plan and compare, and write nothing.
 
-    Otherwise only plan and compare; write nothing.
+    An operator asks a person before it calls this.
     """
     pipeline = place.load(request)
     spark = place.connect(pipeline, "promote")

@@ -304,7 +304,7 @@ def _base(
     savepoint: str | None,
     forked: tuple[int, Content] | None,
 ) -> tuple[Content | None, int | Savepoint | None, str]:
-    """Return the state that the first interval starts from."""
+    """Return what the first interval starts from: content and checkpoint or savepoint (None: empty), and their URL."""
     if savepoint is not None:
         saved = read_savepoint(open_storage(savepoint))
         if saved.content.interval.end != first.start:

@@ -44,7 +44,10 @@ def with_choices(error: StateGapError, pipeline: Pipeline, interval: Interval, *
 
 
 def _longer(schedule: Schedule, first: datetime, last: datetime) -> list[str]:
-    """Return the presets under which an interval begins at `first`, and at most half as many intervals are missing."""
+    """Return texts such as `schedule="@daily" (12 intervals)` for a message.
+
+    Under these presets, an interval begins at `first`, and at most half as many intervals are missing.
+    """
     zone = schedule.zone if isinstance(schedule, Cron) else "UTC"
     most = count_between(schedule, first, last)[0] // 2
     found = []

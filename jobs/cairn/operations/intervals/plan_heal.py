@@ -46,11 +46,17 @@ class Health:
         return None if self.start is None else min([max(self.points), *self.spoilt])
 
     def base_before(self, start: datetime) -> datetime:
-        """Return the latest end of a checkpoint, up to `start`, from which intervals may run; else `start`."""
+        """Return the latest instant up to `start` from which intervals may run; `start` if there is none.
+
+        Such an instant is the end of a usable checkpoint, or the pipeline's start.
+        """
         return max((point for point in self.points if point <= start), default=start)
 
     def can_start_at(self, start: datetime) -> bool:
-        """Return True if a checkpoint exists that the interval with this start may start from."""
+        """Return True if the interval with this start may run. An empty log allows any start.
+
+        It runs from a usable checkpoint, over an allowed gap, or from empty state at the pipeline's start.
+        """
         return not self.points or start in self.points or start in self.jumps
 
     def is_skipped(self, start: datetime) -> bool:

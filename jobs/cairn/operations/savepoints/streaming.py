@@ -428,7 +428,7 @@ class _Remembering:
 
 
 def _as_state(data_type: DataType, value: Any) -> Any:
-    """Convert a value of an initial state's row, with dicts for structs and pairs for maps, as states take it."""
+    """Convert a value of an initial state's row as states take it: a struct to a tuple, pairs of a map to a dict."""
     if value is None:
         return None
     match data_type:

@@ -226,7 +226,7 @@ def needs_spark(
 def read_compared(
     states: Mapping[str, int], rules: Declared, compared: Compared, *, zone: str, most_bytes: int | None = None
 ) -> dict[str, ArrowState] | None:
-    """Read states and, where expectations compare them, the same states of the base."""
+    """Read states and, where expectations compare them, those of the base; None if all take more than `most_bytes`."""
     now = arrow_tables.read_states(compared.now, states, most_bytes)
     if now is None:
         return None

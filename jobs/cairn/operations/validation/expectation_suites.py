@@ -70,7 +70,7 @@ class Rows(Protocol):
 
 
 class Suites:
-    """Runner of one expectation suite per table, which collects the checks."""
+    """Runner of each table's expectations in Great Expectations, which collects the checks and builds the Data Docs."""
 
     def __init__(self, pipeline: Pipeline, run_name: str, docs: Path | None) -> None:
         try:
@@ -177,7 +177,7 @@ def _check_evaluated(table: str, result: Any, columns: Sequence[str]) -> None:
 
 
 def _metric_of(result: Any) -> str | None:
-    """Return the metric that says which rows fail an expectation; None for an expectation of a table or a column."""
+    """Return the metric that says which rows fail; None if no row failed, or if a table or a column is checked."""
     from great_expectations.expectations.registry import get_expectation_impl
 
     metric = getattr(get_expectation_impl(result.expectation_config.type), "map_metric", None)
