@@ -64,7 +64,7 @@ def commit(
     Args:
         at: The pipeline.
         attempt: The attempt.
-        prepared: Its `prepared.json`, if the caller wrote it; None reads the file.
+        prepared: Its `prepared.json`, if the caller wrote it; None, or that of another attempt: the file is read.
         before: A log that the caller read earlier. Its records are not read again, but later records are looked for:
             a record that the newest record retains never changes.
         policy: A policy in place of the attempt's.
@@ -73,7 +73,9 @@ def commit(
     # ended: by its commit, by a commit that fenced it, or by a sweep. So if the file is missing here, the log that
     # is read next has the reason.
     with suppress(StateUnusable):
-        prepared = prepared or load_prepared(at, attempt)
+        if prepared is None or prepared.content.attempt != attempt:
+            prepared = None
+            prepared = load_prepared(at, attempt)
     log = read_newest(at.storage, before)
     mine = log.of_attempt(attempt)
     if mine is not None:

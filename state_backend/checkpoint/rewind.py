@@ -142,7 +142,7 @@ def restore_checkpoint(request: Restore, plan: RewindPlan) -> dict[str, Any]:
         retract_output=request.retract_output,
         **request.of_record("rewind"),
     )
-    clean_up(at.storage, made.log)
+    clean_up(at.storage)
     return {"checkpoint": made.id, **describe_rewind(plan)}
 
 

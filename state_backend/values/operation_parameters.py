@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Literal, get_args
 from uuid import uuid4
 
 from state_backend.values.environment import Variable
+from state_backend.values.errors import UsageError
 from state_backend.values.records import NO_PERMISSIONS, OnRerun, Permissions, RunRef, own_run
 
 # A driver of `ProcessInterval` that has planned its attempt prints a line with this prefix, then JSON with attempt and
@@ -50,8 +51,13 @@ DRY_RUN = "Print what would be done; do nothing."
 MATCH = "Column that identifies an output row; may be repeated. Left out: compare whole rows."
 
 
+# A driver refuses a field that it does not know: an operator of a newer release may ask for less than it would do.
+_NO_OTHER_FIELDS = {"extra": "forbid"}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Operation:
+    __pydantic_config__: ClassVar = _NO_OTHER_FIELDS
     command: ClassVar[str]
 
     root: str = parameter("URL of the folder that holds all pipelines, as in file:///data/state.", env=Variable.ROOT)
@@ -391,6 +397,8 @@ REQUESTS: dict[str, type[Any]] = {kind.command: kind for kind in get_args(Reques
 class Call:
     """How a driver reaches Spark, beside its request."""
 
+    __pydantic_config__: ClassVar = _NO_OTHER_FIELDS
+
     spark: str
     # UUID of the driver's session on a Spark Connect server; None: the driver chooses one.
     session: str | None = None
@@ -401,12 +409,19 @@ class Call:
 
 
 def to_json(value: Any) -> str:
+    """Return a request as JSON. A value of a wrong type is written too: the driver refuses it."""
     from pydantic import TypeAdapter
 
-    return TypeAdapter(type(value)).dump_json(value, exclude_defaults=True).decode()
+    return TypeAdapter(type(value)).dump_json(value, exclude_defaults=True, warnings=False).decode()
 
 
 def from_json(kind: type[Any], text: str) -> Any:
-    from pydantic import TypeAdapter
+    """Raise `UsageError` if the text has an unknown field, or a value that a field can't have."""
+    from pydantic import TypeAdapter, ValidationError
 
-    return TypeAdapter(kind).validate_json(text)
+    try:
+        return TypeAdapter(kind).validate_json(text)
+    except ValidationError as error:
+        wrong = [(".".join(map(str, e["loc"])), e["msg"], e["input"]) for e in error.errors(include_url=False)]
+        lines = [f"{field} is {value!r}: {text[0].lower()}{text[1:]}" for field, text, value in wrong]
+        raise UsageError("\n".join(["the request can't be carried out", *lines])) from error

@@ -25,8 +25,10 @@ from cairn_operators import (
     trial_pipeline,
 )
 from cairn_operators.request_of import request_of
+from state_backend.values.errors import UsageError
 from state_backend.values.operation_parameters import (
     REQUESTS,
+    Call,
     Fork,
     ProcessInterval,
     PromoteTrial,
@@ -97,6 +99,22 @@ def test_a_request_travels_as_json(kind: type[Any]) -> None:
     for name, one in given.items():
         alone = kind(**{**needed, name: one})
         assert from_json(kind, to_json(alone)) == alone and (name in needed or alone != kind(**needed)), name
+
+
+@pytest.mark.parametrize(
+    ("kind", "wrong", "told"),
+    [
+        (Restore, {"savepoint": "/s", "claim": "STEAL"}, "claim is 'STEAL': input should be 'NO_CLAIM' or 'CLAIM'"),
+        (RunRange, {"first": "2024-01-01", "count": "many"}, "count is 'many': "),
+        (RunRange, {"first": "2024-01-01", "only_new": True}, "only_new is True: unexpected"),
+        (Call, {"spark": "local", "new": 1}, "new is 1: unexpected"),
+    ],
+    ids=["value", "type", "field of a newer release", "field of a call"],
+)
+def test_a_driver_refuses_a_request_that_it_does_not_know(kind: type[Any], wrong: dict[str, Any], told: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        from_json(kind, json.dumps(wrong if kind is Call else {**WHERE, **wrong}))
+    assert told in str(refused.value)
 
 
 def test_each_command_of_a_driver_has_its_request() -> None:

@@ -72,7 +72,7 @@ def publish(
         if not isinstance(declared.sink, TableSink):
             raise UsageError(f"--check and --rebuild need a sink of cairn.sinks, but {code} has another sink or none")
         if check:
-            return _check(declared.sink, at, as_json)
+            return _check(declared.sink, declared.name, at, as_json)
         if not log.head_id:
             raise UsageError(
                 f"{at.storage.url} has no checkpoint, so the command does not empty the table; check --root"
@@ -108,20 +108,20 @@ def _load_declaration(code: str) -> Declaration:
     return load_code(code)
 
 
-def _current(at: Location, *, late: bool) -> list[Publication]:
+def _current(name: str, at: Location, *, late: bool) -> list[Publication]:
     outputs = read_log(at.storage).current_outputs()
     if not outputs:
         return []
-    owner = owner_of(at.pipeline, at.url, late=late)
+    owner = owner_of(name, at.url, late=late)
     return [published_output(owner, at.url, i, n, files, late=late) for i, (n, files) in sorted(outputs.items())]
 
 
-def _check(sink: TableSink, at: Location, as_json: bool) -> int:
+def _check(sink: TableSink, name: str, at: Location, as_json: bool) -> int:
     told: list[dict[str, Any]] = []
     lines: list[str] = []
     intervals = 0
     for table, late in sink.each_table():
-        current, what = _current(at, late=late), "late rows" if late else "output"
+        current, what = _current(name, at, late=late), "late rows" if late else "output"
         found, intervals = table.check(current), len(current)
         told += [
             {
@@ -151,8 +151,8 @@ def _rebuild(sink: TableSink, declared: Declaration, at: Location, *, yes: bool,
     published: list[tuple[Interval, int]] = []
     lines: list[str] = []
     for table, late in sink.each_table():
-        table.clear(owner_of(at.pipeline, at.url, late=late), takes_over=yes)
-        current = _current(at, late=late)
+        table.clear(owner_of(declared.name, at.url, late=late), takes_over=yes)
+        current = _current(declared.name, at, late=late)
         for publication in current:
             table.publish(publication)
         published += [(publication.interval, publication.checkpoint_id) for publication in current]

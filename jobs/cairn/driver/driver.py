@@ -119,12 +119,13 @@ def main(arguments: list[str] | None = None) -> int:
     for library in ("py4j", "great_expectations"):
         logging.getLogger(library).setLevel(logging.WARNING)
     asked = parser().parse_args(arguments)
-    call, request = from_json(Call, asked.call), from_json(REQUESTS[asked.command], asked.request)
+    call = from_json(Call, asked.call)
     # The task's own folders come last in `sys.path`: a module beside a DAG must not hide a module of Python's library.
     sys.path += [p for p in (Variable.PYTHON_PATH.given or "").split(os.pathsep) if p and p not in sys.path]
     private = json.load(sys.stdin) if call.settings_on_stdin else {}
     place = Driver(call=call, token=private.get("token"), conf=private.get("conf") or {})
     try:
+        request = from_json(REQUESTS[asked.command], asked.request)
         result = {"ok": _operation(request)(request, place)}
     except Exception as raised:
         error = explain(raised, call.spark)
