@@ -236,11 +236,7 @@ class DriverKiller:
 
     def _is_driver(self, pid: int) -> bool:
         driver = RunningDriver.of(pid)
-        return (
-            driver is not None
-            and driver.command.startswith("interval ")
-            and f'"start": "{self.day.isoformat()}"' in driver.command
-        )
+        return driver is not None and driver.interval_start() == self.day
 
 
 class DayWatcher:

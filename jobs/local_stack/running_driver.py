@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+from datetime import datetime
 from pathlib import Path
 from typing import Self
 
@@ -19,6 +21,13 @@ class RunningDriver:
     pid: int
     task: int
     command: str
+
+    def interval_start(self) -> datetime | None:
+        """Return the start of the interval that the driver processes; None if the driver has another command."""
+        kind, _, rest = self.command.partition(" ")
+        if kind != "interval":
+            return None
+        return datetime.fromisoformat(json.JSONDecoder().raw_decode(rest)[0]["start"])
 
     @classmethod
     def of(cls, pid: int) -> Self | None:

@@ -41,7 +41,7 @@ def keys_of_json(text: str, schema: StructType, *, for_spark: bool = False) -> l
         keys = [_struct(one, schema, for_spark) for one in given]
         for key in keys:
             codec.encode(key)
-    except (StateTypeError, ValueError, TypeError, InvalidOperation) as error:
+    except (StateTypeError, ValueError, TypeError, OverflowError, InvalidOperation) as error:
         raise UsageError(f"key {text!r} does not fit: {error}; {_explain_expected(schema)}") from None
     return keys
 

@@ -14,6 +14,8 @@ part (`needed_for`).
 
 from __future__ import annotations
 
+import shutil
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
@@ -248,16 +250,34 @@ def open_shard(
     """Restore a shard into a folder below `work`, and yield the open store and the manifest of the restored files."""
     with telling_drops(storage, source.checkpoint_id if source.savepoint is None else None):
         manifest = _manifest(source, shard, storage)
-        if spans is not None:
-            manifest = needed_for(manifest, spans)
         folder = work / f"shard-{shard}"
-        restored = restore_shard(
-            manifest.key_groups, [manifest], storage, folder, EngineOptions(), cache, partial=spans is not None
-        )
+        store = None if spans is None else open_part(manifest, spans, storage, folder, cache)
+        if store is None:
+            store = restore_shard(manifest.key_groups, [manifest], storage, folder, EngineOptions(), cache).store
     try:
-        yield restored.store, manifest
+        yield store, manifest
     finally:
-        restored.store.close()
+        store.close()
+
+
+def open_part(
+    manifest: ShardManifest, spans: Sequence[Span], storage: Storage, folder: Path, cache: FileCache | None
+) -> RocksStore | None:
+    """Open a shard with the SSTs that `needed_for` names; None if the scans of the spans need others.
+
+    Where a range deletion covers a key, RocksDB seeks behind the range in all older files. A MANIFEST does not say
+    where such a range ends, so each span is scanned once.
+    """
+    needed = needed_for(manifest, spans)
+    store = restore_shard(manifest.key_groups, [needed], storage, folder, EngineOptions(), cache, partial=True).store
+    try:
+        for span in spans:
+            deque(store.chunks(*span), maxlen=0)
+    except CorruptFile:
+        store.close()
+        shutil.rmtree(folder)
+        return None
+    return store
 
 
 def _manifest(source: StateSource, shard: int, storage: Storage) -> ShardManifest:
@@ -288,7 +308,7 @@ def needed_for(manifest: ShardManifest, spans: Sequence[Span]) -> ShardManifest:
     """Return the manifest without the SSTs that RocksDB does not open while it scans the spans.
 
     RocksDB opens all SSTs of level 0. In each deeper level, it opens the SSTs that may have a key of the span, and the
-    next SST: a seek behind the last key ends there.
+    next SST: a seek behind the last key ends there. It opens more only where a range deletion covers a key of the span.
     """
     ordered = sorted(ssts_of(manifest), key=lambda sst: (sst.level, sst.smallest, sst.largest))
     needed = set[int]()

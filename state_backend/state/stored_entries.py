@@ -19,7 +19,6 @@ MIB = 1024 * 1024
 # RocksDB holds a write batch twice in memory until the batch is written.
 _WRITE_BYTES = 8 * MIB
 _GET_ROWS = 1024
-_REMOVED_ENTRIES = 10_000
 # From MIN_COLUMN_ROWS rows on, Arrow and NumPy calls cost less than a Python loop. For entries that average more than
 # MAX_COLUMN_BYTES, the copies that Arrow makes cost more than the loop.
 MIN_COLUMN_ROWS, MAX_COLUMN_BYTES = 64, 4096
@@ -130,19 +129,19 @@ class StoredEntries:
 
     def _account(self, keys: list[bytes], old: Entries, new: Entries) -> dict[bytes, bytes | None]:
         """Account for replaced entries, and return the changes of the indexes."""
-        in_columns = len(keys) >= MIN_COLUMN_ROWS and sum(map(len, filter(None, new))) < len(keys) * MAX_COLUMN_BYTES
+        size_bytes = max(sum(map(len, filter(None, entries))) for entries in (old, new))
+        in_columns = len(keys) >= MIN_COLUMN_ROWS and size_bytes < len(keys) * MAX_COLUMN_BYTES
         return (account_columns if in_columns else account_one_by_one)(self.accounts, self._names, keys, old, new)
 
     def remove(self, start: bytes, *, as_range: bool = False) -> None:
         """Remove all that is stored under a prefix, with one deletion marker of RocksDB or with one for each key."""
         end = layout.after(start)
         assert end is not None
-        found = self.store.scan(start, end)
-        while some := dict(islice(found, _REMOVED_ENTRIES)):
-            keys = list(some)
-            entries = {key: data for key, data in some.items() if not layout.is_positions(data)}
-            for key in some.keys() - entries.keys():
-                self.accounts.resize(int.from_bytes(key[:2], "big"), -layout.record_bytes(key, some[key]))
+        for keys, found in self.store.chunks(start, end):
+            entries = {key: data for key, data in zip(keys, found, strict=True) if not layout.is_positions(data)}
+            for key, data in zip(keys, found, strict=True):
+                if key not in entries:
+                    self.accounts.resize(int.from_bytes(key[:2], "big"), -layout.record_bytes(key, data))
             self.put_sorted(self._account(list(entries), list(entries.values()), [None] * len(entries)))
             if as_range:
                 self.changed_bytes += sum(map(len, keys))

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from state_backend.shard.consolidation import count_bytes
 from state_backend.state import stored_entries
-from state_backend.state.accounts import Accounts
+from state_backend.state.accounts import Accounts, Entries, account_one_by_one
 from state_backend.state.state_variables import ListState, MapState, ValueState
+from state_backend.state.stored_entries import MIN_COLUMN_ROWS
 from state_backend.state.timers import register_timer
 from state_backend.values.errors import InvariantViolated
 from state_backend.values.records import KeyGroupState
@@ -60,8 +63,8 @@ def test_an_account_that_can_not_be_is_refused(count: int, says: str) -> None:
 def test_a_dropped_state_takes_its_bytes_with_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, removed_at_once: int
 ) -> None:
-    monkeypatch.setattr(stored_entries, "_REMOVED_ENTRIES", removed_at_once)
     state = open_state(tmp_path, now_ms=0)
+    monkeypatch.setattr(state.store, "chunks", partial(state.store.chunks, rows=removed_at_once))
     for user in range(8):
         state.set_key(user % 2, KEYS.encode((str(user),)))
         register_timer(state, user)
@@ -82,4 +85,23 @@ def test_a_dropped_state_takes_its_bytes_with_it(
         assert count_bytes(state.store, [replace(group, size_bytes=None) for group in groups]) == groups
         assert {key[2] for key, _ in state.store.scan(b"", None)} >= {d.state_id for d in STATES if d.name in left}
     assert len(list(state.store.scan(b"", None))) == 8 * 2
+    state.store.close()
+
+
+def test_a_dropped_state_of_large_values_is_read_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Arrow would copy large values, and takes no column above 2 GiB."""
+    state, read = open_state(tmp_path, now_ms=0), list[int]()
+    for user in range(2 * MIN_COLUMN_ROWS):
+        state.set_key(0, KEYS.encode((str(user),)))
+        ListState(state, "list").put([(user, "x" * 500_000)])
+    state.flush()
+
+    def account(accounts: Accounts, names: Any, keys: list[bytes], old: Entries, new: Entries) -> Any:
+        read.append(sum(map(len, filter(None, old))))
+        return account_one_by_one(accounts, names, keys, old, new)
+
+    monkeypatch.setattr(stored_entries, "account_one_by_one", account)
+    monkeypatch.delattr(stored_entries, "account_columns")
+    state.stored.drop(next(d for d in STATES if d.name == "list"))
+    assert not state.key_group_states() and sum(read) >= 64_000_000 and max(read) < 20_000_000
     state.store.close()

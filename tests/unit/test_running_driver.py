@@ -6,15 +6,27 @@ import os
 import signal
 import subprocess
 import sys
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
 from local_stack.owned_process import OwnedProcesses
 from local_stack.running_driver import RunningDriver
+from state_backend.values.operation_parameters import ProcessInterval, to_json
+from state_backend.values.records import RunRef
 from tests.support.waiting import wait_until
 
-PROCESS = 'interval {"root": "r", "code": "p:P", "start": "2024-01-01T00:00:00+00:00"} --call {}'
+DAY = datetime(2024, 1, 1, tzinfo=UTC)
+ASKED = ProcessInterval(
+    root="r",
+    code="p:P",
+    run=RunRef(run_id="a b", clear_number=0, try_number=1),
+    start=DAY,
+    end=DAY + timedelta(days=1),
+    attempt="a",
+)
+PROCESS = f"interval {to_json(ASKED)} --call {{}}"
 
 
 @pytest.mark.parametrize(
@@ -30,6 +42,7 @@ PROCESS = 'interval {"root": "r", "code": "p:P", "start": "2024-01-01T00:00:00+0
 def test_a_driver_is_known_by_its_command_line(words: str, driver: tuple[int, str] | None) -> None:
     found = RunningDriver.parse(words, 99, 7)
     assert (None if found is None else (found.task, found.command)) == driver
+    assert found is None or found.interval_start() == DAY
 
 
 # As a forked driver: a session of its own, and a title over the memory of its environment.

@@ -29,7 +29,7 @@ from state_backend.formats.types import parse_struct
 from state_backend.inspection.checkpoint_names import find_state
 from state_backend.inspection.describe import plain, self_describing
 from state_backend.inspection.state_diff import manifests_of
-from state_backend.inspection.state_table import Part, StateSource, needed_for, read_table, table_schema
+from state_backend.inspection.state_table import Part, StateSource, needed_for, open_part, read_table, table_schema
 from state_backend.inspection.verify import offering_intact
 from state_backend.shard.restore import restore_shard
 from state_backend.shard.snapshot import take_snapshot
@@ -40,7 +40,7 @@ from state_backend.state.entry_columns import expiries
 from state_backend.state.state_variables import ListState, ValueState
 from state_backend.values.errors import CheckpointDropped, CorruptFile, StateGapError, StateSchemaError, UsageError
 from state_backend.values.key_groups import KeyGroupRange, range_of, shard_of
-from state_backend.values.records import SchemaVersion, StateDescriptor
+from state_backend.values.records import SchemaVersion, ShardManifest, StateDescriptor
 from state_backend.values.retention import KeepLast
 from tests.support.bare_pipeline import bare_pipeline
 from tests.support.checkpoints import PIPELINE, content, day
@@ -386,6 +386,51 @@ def test_the_files_that_a_read_of_a_span_needs_give_the_span(tmp_path: Path, see
                     at = keys[-1] + b"\0" if keys else at
                 assert found == list(store.scan(start, end))
     assert spare
+
+
+def test_a_look_up_above_the_deleted_range_of_an_earlier_split_reads_the_whole_shard(tmp_path: Path) -> None:
+    """2, 3, then 2 shards: entries are copied above a range that a split had deleted, and a seek into the range ends behind it."""
+    storage, options = MemoryStorage(), EngineOptions(target_file_bytes=4 * 1024)
+    want: dict[bytes, bytes] = {}
+    manifests: list[ShardManifest] = []
+    for number, shards in enumerate((2, 3, 2)):
+        earlier, manifests = manifests, []
+        for shard in range(shards):
+            owned, place = range_of(shard, shards, 12), tmp_path / f"{number}-{shard}"
+            of_range = [m for m in earlier if m.key_groups.intersect(owned)]
+            restored = restore_shard(owned, of_range, storage, place, options)
+            with restored.store as store:
+                if not earlier:
+                    for group in range(owned.first, owned.last + 1):
+                        new = {layout.prefix(group, 1) + b"%04d" % n: os.urandom(100) for n in range(200)}
+                        store.write([*new.items()])
+                        want |= new
+                    store.compact()
+                snapshot = take_snapshot(
+                    store,
+                    storage,
+                    image=place.with_suffix(".image"),
+                    attempt=place.name,
+                    shard=shard,
+                    task=0,
+                    key_groups=owned,
+                    key_group_states=(),
+                    inline_budget_bytes=0,
+                    opened=restored.opened,
+                )
+            manifests.append(snapshot.manifest)
+    whole = 0
+    for stored, value in [*want.items()][::50]:
+        span = stored, layout.after(stored)
+        manifest = next(m for m in manifests if int.from_bytes(stored[:2], "big") in m.key_groups)
+        part = open_part(manifest, [span], storage, tmp_path / "part", None)
+        whole += part is None
+        if part is not None:
+            with part:
+                assert [*part.scan(*span)] == [(stored, value)]
+            shutil.rmtree(tmp_path / "part")
+        assert not (tmp_path / "part").exists()
+    assert 0 < whole < len(want) // 50 / 4
 
 
 def test_a_read_of_a_missing_file_is_an_error(tmp_path: Path) -> None:

@@ -440,7 +440,7 @@ def test_a_root_is_read_as_the_connection_of_its_dag(tmp_path: Path, monkeypatch
     ref = PipelineRef(name="clicks", root="gs://bucket/state", storage_conn_id="google")
     opened: Any = open_folder(ref)
     assert opened.url == "gs://bucket/state/clicks"
-    assert opened._client()._credentials.refresh_token == "of-clicks"
+    assert opened.cloud._client()._credentials.refresh_token == "of-clicks"
     with pytest.raises(UsageError, match="key file is not usable"):
         open_folder(replace(ref, storage_conn_id="broken"))
     amazon = {"conn_type": "aws", "login": "AKIA", "password": "s", "extra": {"region_name": "eu-west-1"}}
@@ -448,13 +448,13 @@ def test_a_root_is_read_as_the_connection_of_its_dag(tmp_path: Path, monkeypatch
     for name, given in (("AMAZON", amazon), ("MICROSOFT", microsoft)):
         monkeypatch.setenv(f"AIRFLOW_CONN_{name}", json.dumps(given))
     opened = open_folder(replace(ref, root="s3://bucket/state", storage_conn_id="amazon"))
-    client = opened._clients.of_this_process()
+    client = opened.cloud._clients.of_this_process()
     assert (client._request_signer._credentials.access_key, client.meta.region_name) == ("AKIA", "eu-west-1")
     with pytest.raises(UsageError, match="ProfileNotFound; expected credentials"):
         monkeypatch.setenv("AIRFLOW_CONN_NOBODY", json.dumps({"conn_type": "aws", "extra": {"profile_name": "nobody"}}))
         open_folder(replace(ref, root="s3://bucket/state", storage_conn_id="nobody"))
     opened = open_folder(replace(ref, root="az://box/state", storage_conn_id="microsoft"))
-    assert opened._container().url == "https://acc.blob.core.windows.net/box"
+    assert opened.cloud._container().url == "https://acc.blob.core.windows.net/box"
 
 
 def test_the_age_on_the_list_is_that_of_the_checkpoint_beside_it(
