@@ -134,7 +134,7 @@ class DisturbedStorage(LocalStorage):
             if now_s - at_s < stale_s:
                 return names  # type: ignore[no-any-return]
         names = []
-        with suppress(FileNotFoundError), _scandir(self._root / folder) as entries:
+        with suppress(FileNotFoundError), _scandir(self._root.path / folder) as entries:
             names = sorted(f"{e.name}/" if e.is_dir() else e.name for e in entries)
         part = cached.with_suffix(f".{uuid4().hex}")
         part.write_text(json.dumps([now_s, names]))
@@ -143,7 +143,7 @@ class DisturbedStorage(LocalStorage):
 
     def _cached(self, folder: str) -> Path:
         process = _HERE[0]
-        return process.folder / "hosts" / process.host / sha256(str(self._root / folder).encode()).hexdigest()[:24]
+        return process.folder / "hosts" / process.host / sha256(str(self._root.path / folder).encode()).hexdigest()[:24]
 
     def _wrote(self, path: str, action: Callable[[], R]) -> R:
         """A client that writes into a directory looks at that directory anew, and so at those above that it had to make."""
@@ -178,7 +178,7 @@ class DisturbedStorage(LocalStorage):
 
     def _note(self, path: str, data: bytes) -> None:
         if path.startswith(JOURNALED):
-            note(_HERE[0].folder, self._root, path, data)
+            note(_HERE[0].folder, self._root.path, path, data)
 
 
 def note(history: Path, root: Path, path: str, data: bytes) -> None:
