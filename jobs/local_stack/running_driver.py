@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from datetime import datetime
 from pathlib import Path
@@ -13,6 +12,8 @@ from state_backend.values.frozen import frozen
 
 # The title of a forked driver (`cairn.driver.driver_host`), or the command line of a driver that a task started.
 _FORKED = re.compile(r"cairn-driver of task (?P<task>\d+): \S+ -m cairn\.driver\.driver (?P<command>.+)")
+# In the request as JSON, which a title has as a shell would quote it.
+_START = re.compile(r'"start":\s*"(?P<start>[^"]+)"')
 _STARTED = re.compile(r"\S+ -m cairn\.driver\.driver (?P<command>.+)")
 
 
@@ -24,10 +25,8 @@ class RunningDriver:
 
     def interval_start(self) -> datetime | None:
         """Return the start of the interval that the driver processes; None if the driver has another command."""
-        kind, _, rest = self.command.partition(" ")
-        if kind != "interval":
-            return None
-        return datetime.fromisoformat(json.JSONDecoder().raw_decode(rest)[0]["start"])
+        found = _START.search(self.command) if self.command.startswith("interval ") else None
+        return found and datetime.fromisoformat(found["start"])
 
     @classmethod
     def of(cls, pid: int) -> Self | None:

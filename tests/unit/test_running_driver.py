@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -26,7 +27,7 @@ ASKED = ProcessInterval(
     end=DAY + timedelta(days=1),
     attempt="a",
 )
-PROCESS = f"interval {to_json(ASKED)} --call {{}}"
+PROCESS, QUOTED = (f"interval {request} --call {{}}" for request in (to_json(ASKED), shlex.quote(to_json(ASKED))))
 
 
 @pytest.mark.parametrize(
@@ -34,6 +35,7 @@ PROCESS = f"interval {to_json(ASKED)} --call {{}}"
     [
         (f"/venv/bin/python -m cairn.driver.driver {PROCESS}", (7, PROCESS)),
         (f"cairn-driver of task 31: /venv/bin/python -m cairn.driver.driver {PROCESS}", (31, PROCESS)),
+        (f"cairn-driver of task 31: python -m cairn.driver.driver {QUOTED}", (31, QUOTED)),
         ("/venv/bin/python -m cairn.driver.driver_host /tmp/a.sock 7", None),
         ("grep -m cairn.driver.driver", None),
         ("", None),
