@@ -1194,7 +1194,7 @@ MISTAKES: dict[str, tuple[Any, str, Any]] = {
         lambda storage, dry_run: HOST.time_ns() // 10**6,
     ),
     "a host dates the files that it writes": (Pipelines, "storage_ms", lambda self: self.now_ms + HOST.ahead_ms),
-    "what was replaced counts again": (Log, "superseding", lambda log, candidate: []),
+    "what was replaced counts again": (lineage, "is_superseded", lambda log, candidate: False),
     "the highest id is the newest": (
         newest_states,
         "newest_of",
