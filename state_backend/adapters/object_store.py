@@ -639,7 +639,10 @@ _clients_lock = threading.Lock()
 
 
 def clients_of(key: Any, variables: Iterable[str], open_client: Callable[[], Any]) -> Clients:
-    """Return the clients of the login that `key` and the present values of the variables identify."""
+    """Return this process's clients for a login, which all storages with this login share.
+
+    `key` and the present values of the environment variables `variables` identify the login.
+    """
     login = (key, *(os.environ.get(name) for name in variables))
     with _clients_lock:
         return _clients.setdefault(login, Clients(open_client))

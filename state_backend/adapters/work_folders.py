@@ -50,8 +50,8 @@ def work_folder(what: str) -> Iterator[Path]:
     """
     try:
         parent = _parent()
-        # Without a parent folder, because another user owns its name or the disk fails, the work folder is made
-        # directly in the temp folder, and no abandoned folder is removed.
+        # If another user owns the parent folder, or it can't be made, the work folder lies directly in the temp folder.
+        # Nothing removes it then if this process dies.
         if parent is None:
             with tempfile.TemporaryDirectory(prefix=f"cairn-{what}-", ignore_cleanup_errors=True) as name:
                 yield Path(name)

@@ -90,7 +90,10 @@ def unpublished(at: Location) -> list[tuple[Interval, int]]:
 
 
 def _unpublished(storage: Storage, log: Log, *, own: bool) -> list[tuple[Interval, int]]:
-    """`own`: this process has just made the newest commit, so that its mark need not be looked up."""
+    """Return the outputs that the sink has not accepted: those without a file that marks them as published.
+
+    `own`: this process has just made the newest commit, which so has no such file: the storage is not asked.
+    """
     just_made = log.head_id if own else 0
     told = [(u.interval, u.id) for u in log.summary.unpublished]
     return [(i, n) for i, n in told if n == just_made or storage.stat(paths.published(i, n)) is None]

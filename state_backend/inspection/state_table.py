@@ -273,10 +273,12 @@ def open_part(
     try:
         for span in spans:
             deque(store.chunks(*span), maxlen=0)
-    except CorruptFile:
+    except BaseException as error:
         store.close()
         shutil.rmtree(folder)
-        return None
+        if isinstance(error, CorruptFile):
+            return None
+        raise
     return store
 
 

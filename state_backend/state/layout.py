@@ -162,12 +162,13 @@ def row_of(entry: bytes) -> bytes:
 
 
 def record_bytes(stored_key: bytes, data: bytes) -> int:
-    """Return the bytes that RocksDB counts for one stored key: with 8 for its sequence number and type."""
+    """Return the size that RocksDB counts for a stored key and its value, with 8 bytes for sequence number and type."""
     return len(stored_key) + len(data) + SEQUENCE_BYTES
 
 
 def entry_bytes(stored_key: bytes, entry: bytes) -> int:
     """Return the bytes that RocksDB counts for an entry and for its key in the timer index or expiry index."""
+    # For speed, this repeats `record_bytes`.
     size_bytes = len(stored_key) + len(entry) + SEQUENCE_BYTES
     if stored_key[2] == TIMERS:
         return size_bytes + len(stored_key) + SEQUENCE_BYTES

@@ -288,7 +288,9 @@ class ShardState:
         self.changed_maps.setdefault(start, set()).add(stored_key)
 
     def scan_map(self, prefix: bytes, rows: int = _FIRST_SCAN_ROWS) -> Iterator[tuple[bytes, bytes]]:
-        """Yield all entries of one key's map, or all timers of a key, ascending. Expired entries are included.
+        """Yield all entries of one map, or all timers of one key: what is stored under `prefix`, by stored key.
+
+        Expired entries are included.
 
         The caller gets the entries as they are when it asks for the first one: later writes and flushes do not change
         the result. The store is read only as far as the caller iterates, `rows` at first.

@@ -21,6 +21,7 @@ import boto3
 import google_crc32c
 
 from local_stack.owned_process import free_port
+from state_backend.values.environment import environment
 from tests.support.faulty_proxy import Answer, FaultyProxy, Request
 
 BUCKET = "cairn-tests"
@@ -90,7 +91,6 @@ def _refused(status: int, code: str) -> Answer:
 def s3_server() -> Iterator[S3Server]:
     """Run a server with the bucket `BUCKET`. Within the block, the AWS SDK's environment variables name the server."""
     port = free_port()
-    before = {name: os.environ.get(name) for name in (*ENVIRONMENT, "AWS_ENDPOINT_URL_S3")}
     proxy = S3Server(f"http://127.0.0.1:{port}", lenient=not SEAWEEDFS)
     with tempfile.TemporaryFile() as log, tempfile.TemporaryDirectory(prefix="cairn-weed-") as data:
         process = subprocess.Popen(
@@ -99,16 +99,10 @@ def s3_server() -> Iterator[S3Server]:
             env={**os.environ, "S3_UPLOAD_PART_MIN_SIZE": "1"},
         )  # fmt: skip
         try:
-            os.environ.update(ENVIRONMENT)
-            _make_bucket(f"http://127.0.0.1:{port}", process)
-            os.environ["AWS_ENDPOINT_URL_S3"] = proxy.url
-            yield proxy
+            with environment({**ENVIRONMENT, "AWS_ENDPOINT_URL_S3": proxy.url}):
+                _make_bucket(f"http://127.0.0.1:{port}", process)
+                yield proxy
         finally:
-            for name, value in before.items():
-                if value is None:
-                    os.environ.pop(name, None)
-                else:
-                    os.environ[name] = value
             proxy.close()
             process.terminate()
             process.wait(60)

@@ -1,4 +1,4 @@
-"""No false alarm of expectations: intervals of healthy pipelines, each validated in full, have no finding."""
+"""Healthy pipelines: every interval is validated with all expectations, and no expectation fails."""
 
 from __future__ import annotations
 
