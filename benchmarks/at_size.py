@@ -58,7 +58,7 @@ from state_backend.adapters.local_storage import LocalStorage
 from state_backend.adapters.open_storage import join_url
 from state_backend.adapters.rocks import EngineOptions
 from state_backend.checkpoint.find_checkpoint import record_of
-from state_backend.checkpoint.location import locate_folder
+from state_backend.checkpoint.location import locate
 from state_backend.inspection.state_table import StateSource, read_table
 from state_backend.values.records import Record
 from state_backend.values.retention import KeepLast
@@ -225,7 +225,7 @@ def keys(folder: Path, size: int, shards: int, chars: int) -> dict[str, Any]:
         cold_pipeline = replace(pipeline, engine=EngineOptions(cache_dir=None))
         cold = one(watch, spark, cold_pipeline, loads + _UPDATES - 1, root)
         url = join_url(str(root), "bench")
-        record = record_of(locate_folder(url), "latest")
+        record = record_of(locate(str(root), "bench"), "latest")
         source = StateSource.of_record(url, record)
         saved: dict[str, Any] = {"left out": "the disk has no room for it"}
         if shutil.disk_usage(folder).free > 1.5 * record.content.totals.state_bytes:

@@ -14,7 +14,7 @@ from cairn_ui.read_logs import Look, Reading, Stored
 from cairn_ui.run_bars import Bars
 from state_backend.checkpoint.log import Log
 from state_backend.checkpoint.newest_state import newest_of, newest_state, valid_states
-from state_backend.inspection.describe import describe_entry, load_states, source_of, state_of
+from state_backend.inspection.describe import describe_entry, load_states, origin_of, state_of
 from state_backend.inspection.pipeline_status import describe_status
 from state_backend.values.airflow_commands import backfill_command, heal_command, local_command
 from state_backend.values.airflow_runs import DagSchedule
@@ -233,7 +233,7 @@ def overview(
     completed, validated, back = (None if found is None else found.id for found in (newest, passed, restored))
     taken = savepoint["checkpoint"] if savepoint and isinstance(savepoint.get("checkpoint"), int) else None
     where = str(savepoint.get("savepoint") or "") if savepoint else ""
-    came = "" if restored is None else f"from {source_of(restored.content)}"
+    came = "" if restored is None else origin_of(restored) or ""
     # The title of a card, its checkpoint, a remark, and the remark if there is none.
     cards = [
         ("Latest completed", completed, ago, "No checkpoint was committed yet"),

@@ -42,6 +42,7 @@ _NEEDED_BY_TASKS = (
     "state_backend.adapters.die_with_parent",
     "state_backend.adapters.open_storage",
     "state_backend.checkpoint.commit_attempt",
+    "state_backend.checkpoint.publish_output",
     "state_backend.inspection.describe",
     "state_backend.values.airflow_commands",
     "state_backend.values.human_units",

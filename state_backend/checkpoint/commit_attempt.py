@@ -120,7 +120,7 @@ def _commit(at: Location, log: Log, prepared: Prepared, policy: RetentionPolicy 
             )
         if not verified:
             try:
-                verify_files(at.storage, prepared)
+                _verify_written(at.storage, prepared)
             except CorruptFile:
                 if read_newest(at.storage, log).head_id == log.head_id:
                     raise
@@ -189,7 +189,7 @@ def _find_validated(storage: Storage, there: Collection[str]) -> list[frozenset[
     return [frozenset(n for n, mode in marks if mode == one) for one in get_args(ValidationMode)]
 
 
-def verify_files(storage: Storage, prepared: Prepared) -> None:
+def _verify_written(storage: Storage, prepared: Prepared) -> None:
     """Raise `CorruptFile` unless every file of the attempt exists with the acknowledged size and checksum.
 
     The checksum (crc32c) is compared only where the storage keeps one. Folders with more than `_FEW_FILES` files

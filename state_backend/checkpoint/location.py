@@ -27,9 +27,3 @@ class Location:
 
 def locate(root: str, pipeline: str) -> Location:
     return Location(root=root, pipeline=pipeline, storage=open_storage(join_url(root, pipeline)))
-
-
-def locate_folder(url: str) -> Location:
-    """Open a pipeline's folder, which may be a copy under another name."""
-    root, _, pipeline = url.rstrip("/").rpartition("/")
-    return Location(root=root, pipeline=pipeline, storage=open_storage(url))

@@ -1,4 +1,7 @@
-"""Write and read `prepared.json`, and the file by which validation refuses an attempt."""
+"""Write and read `prepared.json`, and the file by which validation refuses an attempt.
+
+If a process stops before `prepared.json` is there, the attempt's files are named by no record: a sweep deletes them.
+"""
 
 from __future__ import annotations
 

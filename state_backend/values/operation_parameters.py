@@ -409,19 +409,21 @@ class Call:
 
 
 def to_json(value: Any) -> str:
-    """Return a request as JSON. A value of a wrong type is written too: the driver refuses it."""
     from pydantic import TypeAdapter
 
     return TypeAdapter(type(value)).dump_json(value, exclude_defaults=True, warnings=False).decode()
 
 
 def from_json(kind: type[Any], text: str) -> Any:
-    """Raise `UsageError` if the text has an unknown field, or a value that a field can't have."""
+    """Raise `UsageError` for an unknown field, or a value that a field can't have: `to_json` writes any value."""
     from pydantic import TypeAdapter, ValidationError
 
     try:
         return TypeAdapter(kind).validate_json(text)
     except ValidationError as error:
-        wrong = [(".".join(map(str, e["loc"])), e["msg"], e["input"]) for e in error.errors(include_url=False)]
-        lines = [f"{field} is {value!r}: {text[0].lower()}{text[1:]}" for field, text, value in wrong]
+        lines = []
+        for wrong in error.errors(include_url=False):
+            field, why = ".".join(map(str, wrong["loc"])), f"{wrong['msg'][0].lower()}{wrong['msg'][1:]}"
+            shown = field and (field if wrong["type"] == "missing" else f"{field} is {wrong['input']!r}")
+            lines.append(f"{shown or 'the request'}: {why}")
         raise UsageError("\n".join(["the request can't be carried out", *lines])) from error

@@ -189,7 +189,7 @@ def nothing_becomes_stale() -> Iterator[None]:
 
 @bug("a file that was acked")
 def files_are_not_verified() -> Iterator[None]:
-    with mock.patch.object(commit_attempt, "verify_files", lambda storage, prepared: None):
+    with mock.patch.object(commit_attempt, "_verify_written", lambda storage, prepared: None):
         yield
 
 

@@ -125,7 +125,7 @@ def test_a_commit_of_a_thousand_shards_makes_few_requests() -> None:
 
     storage.delete(manifests[500].path)
     with pytest.raises(CorruptFile, match="500-7-0"):
-        commit_attempt.verify_files(storage, Prepared(h0=1, content=made, written=written))
+        commit_attempt._verify_written(storage, Prepared(h0=1, content=made, written=written))
 
 
 def test_committing_again_is_a_no_op() -> None:

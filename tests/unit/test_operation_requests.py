@@ -108,8 +108,9 @@ def test_a_request_travels_as_json(kind: type[Any]) -> None:
         (RunRange, {"first": "2024-01-01", "count": "many"}, "count is 'many': "),
         (RunRange, {"first": "2024-01-01", "only_new": True}, "only_new is True: unexpected"),
         (Call, {"spark": "local", "new": 1}, "new is 1: unexpected"),
+        (Call, {}, "\nspark: field required"),
     ],
-    ids=["value", "type", "field of a newer release", "field of a call"],
+    ids=["value", "type", "field of a newer release", "field of a call", "missing field"],
 )
 def test_a_driver_refuses_a_request_that_it_does_not_know(kind: type[Any], wrong: dict[str, Any], told: str) -> None:
     with pytest.raises(UsageError) as refused:

@@ -220,7 +220,7 @@ def test_the_overview_says_what_the_next_interval_would_do(rides: Reading) -> No
     assert [(p.title, p.checkpoint, p.note) for p in shown.pointers] == [
         ("Latest completed", 13, "committed 1 min 30 s ago"),
         ("Latest validated", 11, "fast and full validation"),
-        ("Last restored", 13, "from checkpoint 11"),
+        ("Last restored", 13, "went back to checkpoint 11"),
         ("Last savepoint", 3, "file:///s/3"),
     ]
     assert [one["id"] for one in shown.status["quarantined"]] == [14] and shown.docs == {14: "d.html"}
