@@ -16,13 +16,12 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 from pyspark.errors import PySparkTypeError
-from pyspark.sql.conversion import ArrowBatchTransformer
-from pyspark.sql.pandas.types import to_arrow_type
 from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from pyspark.sql.types import DataType, StructType
 
 from cairn.spark.ddl import parse_ddl_locally
+from cairn.spark_versions import series_of, to_arrow_type
 from state_backend.values.errors import UsageError
 
 Timeout = Literal["NoTimeout", "ProcessingTimeTimeout", "EventTimeTimeout"]
@@ -211,14 +210,7 @@ def as_spark_gives(frame: pd.DataFrame, columns: dict[str, str | DataType]) -> p
 
 def _series(values: pd.Series[Any], kind: str | DataType) -> pd.Series[Any]:
     if isinstance(kind, DataType):
-        column = pa.array(values.tolist(), type=to_arrow_type(kind, timezone="UTC"))
-        (series,) = ArrowBatchTransformer.to_pandas(
-            pa.RecordBatch.from_arrays([column], names=[str(values.name)]),
-            timezone="UTC",
-            struct_in_pandas="dict",
-            ndarray_as_list=False,
-            df_for_struct=False,
-        )
+        series = series_of(pa.array(values.tolist(), type=to_arrow_type(kind)), "UTC")
         return pd.Series(series.array, index=values.index)
     dtype: Any = _NUMBERS.get(kind)
     if dtype is None:

@@ -13,7 +13,8 @@ pytest.importorskip("pyspark.sql.connect.proto")
 from pyspark.sql.connect.proto import relations_pb2
 from pyspark.sql.types import LongType, StructField, StructType
 
-from cairn.rows.connect_frames import is_streaming, with_schema
+from cairn.rows.connect_frames import is_streaming
+from cairn.spark_versions import with_schema
 
 
 class Frame:

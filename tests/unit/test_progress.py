@@ -23,7 +23,7 @@ from cairn.command.cli import app
 from cairn.command.exit_codes import exit_codes
 from cairn.command.printing import style_of
 from cairn.command.progress import progress
-from cairn.spark.session import _ctrl_c_kept
+from cairn.spark_versions import ctrl_c_kept
 from tests.support.checkpoints import PIPELINE
 from tests.support.real_shards import RealPipeline
 
@@ -129,7 +129,7 @@ def test_ctrl_c_ends_a_call_of_spark_without_a_traceback_in_the_log(monkeypatch:
     before = signal.getsignal(signal.SIGINT)
 
     def command() -> int:
-        with _ctrl_c_kept():
+        with ctrl_c_kept():
             context.signal.signal(context.signal.SIGINT, lambda *_: pytest.fail("PySpark's handler"))
         assert context.signal is signal
         os.kill(os.getpid(), signal.SIGINT)

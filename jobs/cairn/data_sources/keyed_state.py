@@ -42,11 +42,11 @@ from pyspark.sql.datasource import (
     DataSourceReader,
     InputPartition,
 )
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType, TimestampType
 
 from cairn.data_sources.check_options import check_options
 from cairn.data_sources.state_selection import ReadPlan, parse_numbers, plan_read
+from cairn.spark_versions import to_arrow_schema
 from state_backend.adapters.open_storage import open_storage
 from state_backend.adapters.rocks import EngineOptions
 from state_backend.adapters.work_folders import work_folder
@@ -195,7 +195,7 @@ class _TableReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if not isinstance(partition, _Part):  # Spark calls `read` once with None if there are no partitions.
             return
-        arrow = to_arrow_schema(self._schema, timezone="UTC", prefers_large_types=False)
+        arrow = to_arrow_schema(self._schema)
         storage = open_storage(self._source.url)
         with work_folder(f"read-{partition.shard}") as work:
             for table in read_table(self._source, self._state, partition.shard, storage, work, partition.part):
@@ -212,7 +212,7 @@ class _CheckReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, _Shard)
-        arrow = to_arrow_schema(self._schema, timezone="UTC", prefers_large_types=False)
+        arrow = to_arrow_schema(self._schema)
         with work_folder(f"check-{partition.ref.shard}") as work:
             rows = list(_findings(partition, open_storage(self._source.url), work))
         columns = [pa.array(column, field.type) for field, column in zip(arrow, zip(*rows, strict=True), strict=True)]

@@ -9,7 +9,6 @@ from typing import Any, ClassVar
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql.pandas.types import to_arrow_type
 from pyspark.sql.types import ArrayType, BooleanType, IntegerType, ShortType, StructField, StructType
 
 from cairn.aggregates.column_types import is_scalar
@@ -28,6 +27,7 @@ from cairn.processors.ready_made import (
     type_of_event_time,
     wrong_setting,
 )
+from cairn.spark_versions import to_arrow_type
 from state_backend.values.errors import UsageError
 from state_backend.values.frozen import frozen
 
@@ -132,7 +132,7 @@ class Funnel(ReadyMade):
         of = type_of(owner, "step", self.step, handle)
         try:
             if is_scalar(of):
-                values = pa.array(list(self.steps), to_arrow_type(of, timezone="UTC"))
+                values = pa.array(list(self.steps), to_arrow_type(of))
                 # Arrow makes an integer of 2.7 without an error.
                 if not pa.types.is_integer(values.type) or values.to_pylist() == list(self.steps):
                     return values
@@ -182,7 +182,7 @@ class Funnel(ReadyMade):
         return BatchResult(output=self._output(batch, line, funnels, chosen))
 
     def _output(self, batch: KeyedBatch, line: _TimeLine, funnels: _Funnels, chosen: Int64s) -> pa.Table:
-        of = to_arrow_type(self._of_time, timezone="UTC")
+        of = to_arrow_type(self._of_time)
         opens, reached = funnels.opens[chosen], funnels.reached[chosen]
         times = funnels.step_times[chosen]
         at = pa.array(np.append(0, np.cumsum(reached)), pa.int32())

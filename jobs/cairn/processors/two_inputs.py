@@ -9,7 +9,6 @@ from typing import Any, Literal
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StringType, StructField, StructType
 
 from cairn.aggregates.state_fields import nullable
@@ -23,6 +22,7 @@ from cairn.processors.ready_made import (
     type_of_event_time,
     wrong_setting,
 )
+from cairn.spark_versions import to_arrow_schema
 from state_backend.values.errors import ProcessorError, UsageError
 from state_backend.values.frozen import frozen
 
@@ -222,7 +222,7 @@ def no_rows(side: Side) -> SideRows:
 
 def arrow_schema(schema: StructType) -> pa.Schema:
     """Return the Arrow schema of a Spark schema, with times in UTC."""
-    made: pa.Schema = to_arrow_schema(schema, timezone="UTC", prefers_large_types=False)
+    made: pa.Schema = to_arrow_schema(schema)
     return made
 
 

@@ -9,7 +9,6 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import BooleanType, LongType, StructField, StructType
 
 from cairn.aggregates import Aggregate
@@ -38,6 +37,7 @@ from cairn.processors.ready_made import (
     with_settings,
     wrong_setting,
 )
+from cairn.spark_versions import to_arrow_schema
 from state_backend.values.errors import UsageError
 from state_backend.values.frozen import frozen
 from state_backend.values.time_bounds import check_length_of_time
@@ -127,7 +127,7 @@ class Windows(ReadyMade, ABC):
         self._parts = {name: [part for part, _ in parts] for name, parts in fields.items()}
         self._handle = handle
         self._of_time = type_of_event_time(owner, ready_made(type(self)).__name__, handle)
-        schema = to_arrow_schema(handle.input_schema, timezone="UTC", prefers_large_types=False)
+        schema = to_arrow_schema(handle.input_schema)
         self._no_rows: pa.Table = schema.empty_table()
         self._lateness = self.allowed_lateness // MICROSECOND
         self._numbered_before = 0

@@ -16,12 +16,12 @@ from urllib.parse import unquote, urlsplit
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.sql import types as t
-from pyspark.sql.pandas.types import from_arrow_type, to_arrow_schema
 
 from cairn.replay.text_files import Doubtful, read_csv, read_json
 from cairn.rows.local_rows import LocalRows
 from cairn.rows.row_order import find_unordered_type
 from cairn.spark.ddl import parse_ddl_locally
+from cairn.spark_versions import from_arrow_type, to_arrow_schema, to_arrow_type
 from state_backend.formats.types import parse_struct
 from state_backend.inspection.key_entries import SearchedKey
 from state_backend.inspection.key_rows import rows_of_key
@@ -173,7 +173,7 @@ class LocalFrame(LocalRows):
         return LocalFrame(schema, self.zone, files=self._files, tables=tables)
 
     def rows_of(self, key: SearchedKey, names: Sequence[str]) -> LocalRows:
-        wanted = to_arrow_schema(self.schema, timezone=self.zone.name, prefers_large_types=False)
+        wanted = to_arrow_schema(self.schema, self.zone.name)
         found = [_filter(part, key, names) for part in self._parts(wanted)]
         table = pa.concat_tables(found) if found else wanted.empty_table()
         return LocalRows.of_table(table, self.schema, self.zone)
@@ -245,10 +245,7 @@ def _common_schema(files: Sequence[Path]) -> t.StructType:
             fields = [t.StructField(f.name, from_arrow_type(f.type)) for f in found]
         except Exception:
             raise NeedsSpark(f"a column of {path}") from None
-        exact = all(
-            to_arrow_schema(t.StructType([s]), timezone="UTC", prefers_large_types=False)[0].type == f.type
-            for s, f in zip(fields, found, strict=True)
-        )
+        exact = all(to_arrow_type(s.dataType) == f.type for s, f in zip(fields, found, strict=True))
         if not exact:
             raise NeedsSpark(f"a column of {path}")
         schemas.append(t.StructType(fields))

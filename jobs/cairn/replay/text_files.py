@@ -17,8 +17,8 @@ from typing import Any, NoReturn
 
 import pyarrow as pa
 from pyspark.sql import types as t
-from pyspark.sql.pandas.types import to_arrow_schema
 
+from cairn.spark_versions import to_arrow_schema
 from state_backend.values.zones import Zone
 
 _COMPRESSED = (".gz", ".bz2", ".lz4", ".snappy", ".deflate", ".zst", ".zstd", ".xz")
@@ -95,7 +95,7 @@ def _lines(path: Path) -> list[str]:
 
 
 def _table(rows: list[list[Any]], schema: t.StructType, zone: Zone) -> pa.Table:
-    wanted = to_arrow_schema(schema, timezone=zone.name, prefers_large_types=False)
+    wanted = to_arrow_schema(schema, zone.name)
     columns = zip(*rows, strict=True) if rows else ((),) * len(wanted)
     try:
         return pa.Table.from_arrays(

@@ -8,6 +8,7 @@ from typing import Any
 
 from pyspark.sql.types import StructType
 
+from cairn.spark_versions import Grouping, connect_column, is_connect, java_column
 from state_backend.formats.types import StructType as Struct
 from state_backend.formats.types import parse_struct, walk
 from state_backend.values.errors import SourceError, UsageError
@@ -118,27 +119,20 @@ def plain_name(column: Any, what: str) -> str:
     return parts[0]
 
 
-def grouping_names(grouped: Any, what: str) -> list[str] | None:
-    """Return the columns by which `DataFrame.groupBy` grouped; None for an object of another type."""
-    if hasattr(grouped, "_jgd") and hasattr(grouped, "_df"):
-        expressions = grouped._jgd.groupingExprs()
-        columns: Iterable[Any] = [expressions.apply(i) for i in range(expressions.size())]
-        kind, names = grouped._jgd.toString().rpartition("type: ")[2].rstrip("]"), [*map(_of_node, columns)]
-    elif hasattr(grouped, "_grouping_cols") and hasattr(grouped, "_df"):
-        kind, names = grouped._group_type, [*map(_parts, grouped._grouping_cols)]
-    else:
-        return None
-    if kind.lower() != "groupby" or any(len(parts) != 1 for parts in names):
+def grouping_names(grouping: Grouping, what: str) -> list[str]:
+    """Return the columns by which `DataFrame.groupBy` grouped."""
+    names = [*map(_parts if is_connect(grouping.frame) else _of_node, grouping.columns)]
+    if grouping.kind.lower() != "groupby" or any(len(parts) != 1 for parts in names):
         raise UsageError(f"{what} must be grouped with groupBy, by plain columns only\n{_WAY_OUT}")
     return [parts[0] for parts in names]
 
 
 def _parts(column: Any) -> list[str]:
     """Return the parts of a column's name: two for `s.x`, and an empty list for an expression."""
-    if hasattr(column, "_jc"):
-        node = column._jc.node()
+    node = java_column(column)
+    if node is not None:
         return _of_node(node.expression() if node.getClass().getSimpleName() == "ExpressionColumnNode" else node)
-    expression: Any = getattr(column, "_expr", None)
+    expression = connect_column(column)
     if type(expression).__name__ == "ColumnReference":
         name = expression.name()
         return [remove_quotes(name)] if "." not in name or remove_quotes(name) != name else name.split(".")

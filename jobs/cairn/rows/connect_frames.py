@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from cairn.spark_versions import connect_plan, is_connect
+
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
-    from pyspark.sql.types import StructType
 
 _RELATION = "spark.connect.Relation"
 # Relations that read no other relation, and are never streaming.
@@ -19,15 +20,9 @@ _BATCH = frozenset({"local_relation", "cached_local_relation", "chunked_cached_l
 
 def is_streaming(frame: DataFrame) -> bool:
     """Return True if the DataFrame is streaming. The server is asked only if the plan does not show the answer."""
-    if _is_remote(frame):
-        remote: Any = frame
-        if _is_batch(remote._plan.plan(remote.sparkSession.client)):
-            return False
+    if is_connect(frame) and _is_batch(connect_plan(frame)):
+        return False
     return bool(frame.isStreaming)
-
-
-def _is_remote(frame: object) -> bool:
-    return type(frame).__module__.startswith("pyspark.sql.connect")
 
 
 def _is_batch(relation: Any) -> bool:
@@ -60,12 +55,3 @@ def _messages(value: Any) -> Iterator[Any]:
     elif not isinstance(value, str | bytes) and hasattr(value, "__iter__"):
         parts = value.values() if hasattr(value, "values") else value
         yield from (part for part in parts if hasattr(part, "DESCRIPTOR"))
-
-
-def with_schema(frame: DataFrame, schema: StructType) -> DataFrame:
-    """Set the schema of a Spark Connect DataFrame, and return the DataFrame. The client then does not ask the
-    server."""
-    if _is_remote(frame):
-        remote: Any = frame
-        remote._cached_schema = schema
-    return frame

@@ -15,11 +15,11 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 from pyspark.sql import types as t
-from pyspark.sql.pandas.types import to_arrow_schema
 
 from cairn.rows.arrange_rows import one_nan
 from cairn.rows.routing import INITIAL, INPUT, TICK, check_order_by, key_columns
 from cairn.rows.row_order import MASK_BITS, find_unordered_type, without_zones
+from cairn.spark_versions import to_arrow_schema
 from state_backend.formats.spark_hash import key_hasher
 from state_backend.formats.types import parse_struct
 from state_backend.values.errors import UsageError
@@ -51,7 +51,7 @@ class LocalRows:
     def of_table(cls, table: pa.Table, schema: t.StructType, zone: Zone) -> LocalRows:
         made = cls.__new__(cls)
         made.schema, made.zone = schema, zone
-        made.table = table.cast(to_arrow_schema(schema, timezone=zone.name, prefers_large_types=False))
+        made.table = table.cast(to_arrow_schema(schema, zone.name))
         return made
 
 
@@ -259,7 +259,7 @@ def sorted_rows(rows: Sequence[dict[str, Any]], columns: Sequence[tuple[str, t.D
 
 
 def _table(rows: Any, schema: t.StructType, zone: Zone, what: str) -> pa.Table:
-    arrow = to_arrow_schema(schema, timezone=zone.name, prefers_large_types=False)
+    arrow = to_arrow_schema(schema, zone.name)
     if isinstance(rows, pa.Table):
         rows = rows.to_pylist()
     elif isinstance(rows, pd.DataFrame):

@@ -1,7 +1,7 @@
 """Place the rows of an interval in Spark partitions, one for each shard.
 
 One DataFrame holds rows of three kinds. The column `__kind` is 0 for a tick, 1 for a row of the initial state, and 2
-for an input row. `repartitionById` places the rows in the partitions.
+for an input row.
 
 The job of a shard reads sorted rows in this layout, called the layout of jobs:
 
@@ -36,6 +36,8 @@ stored key must not depend on which row comes first.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
+from itertools import count
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -53,8 +55,8 @@ from pyspark.sql.types import (
     StructType,
 )
 
-from cairn.rows.connect_frames import with_schema
 from cairn.rows.row_order import bytes_of, needs_bytes, normalise_zeros, spark_order, tie_breaks
+from cairn.spark_versions import with_schema
 from state_backend.formats.key_codec import check_key_schema
 from state_backend.formats.types import parse_struct
 from state_backend.values.errors import UsageError
@@ -114,7 +116,7 @@ def route(spark: SparkSession, inputs: Inputs, *, parts: Sequence[bytes], max_pa
         flat = flat.unionByName(_flat(rows, kind, key, max_parallelism), allowMissingColumns=True)
         names = flat_columns(kind, len(rows.schema.names))
         columns += [StructField(name, field.dataType) for name, field in zip(names, rows.schema, strict=True)]
-    placed = flat.repartitionById(len(parts), _shard(len(parts), max_parallelism))
+    placed = _place_by_shard(flat, len(parts), max_parallelism)
     return with_schema(placed, StructType(columns))
 
 
@@ -141,7 +143,7 @@ def route_in_order(spark: SparkSession, inputs: Inputs, *, parts: Sequence[bytes
         if any(needs_bytes(f.dataType) for f in of):
             in_bytes.append(_BYTES[name])
     routed = _with_ticks(spark, parts, keyed, max_parallelism)
-    placed = routed.repartitionById(len(parts), _shard(len(parts), max_parallelism)).sortWithinPartitions(
+    placed = _place_by_shard(routed, len(parts), max_parallelism).sortWithinPartitions(
         *_sort_prefix(schema[inputs.key[0]].dataType),
         F.col(KEY_GROUP),
         *map(F.col, key_columns(len(inputs.key))),
@@ -260,7 +262,7 @@ def _one_nan(column: Column, data_type: DataType) -> Column:
 def ticks(spark: SparkSession, parts: Sequence[bytes], *, max_parallelism: int) -> DataFrame:
     """Return a DataFrame with only the ticks, for a job without input."""
     rows = _tick_rows(spark, parts, max_parallelism)
-    return with_schema(rows.repartitionById(len(parts), _shard(len(parts), max_parallelism)), _TICK)
+    return with_schema(_place_by_shard(rows, len(parts), max_parallelism), _TICK)
 
 
 def place(
@@ -273,10 +275,10 @@ def place(
     rows = _tick_rows(spark, parts, max_parallelism)
     for frame in frames:
         rows = rows.unionByName(frame, allowMissingColumns=True)
-    shard = _shard(len(parts), max_parallelism)
-    return rows.repartitionById(len(parts), shard).sortWithinPartitions(F.col(PART).isNull())
+    return _place_by_shard(rows, len(parts), max_parallelism).sortWithinPartitions(F.col(PART).isNull())
 
 
+_BITS = 2**32 - 1
 _TICK = StructType([StructField(KEY_GROUP, IntegerType()), StructField(PART, BinaryType())])
 _TICK_OF_KIND = StructType([*_TICK, StructField(KIND, ByteType())])
 
@@ -291,8 +293,40 @@ def _tick_rows(spark: SparkSession, parts: Sequence[bytes], max_parallelism: int
     return spark.createDataFrame(pa.table(columns), _TICK if kind is None else _TICK_OF_KIND).coalesce(1)
 
 
-def _shard(parallelism: int, max_parallelism: int) -> Column:
-    return F.expr(f"cast(__key_group as bigint) * {parallelism} div {max_parallelism}").cast("int")
+def _place_by_shard(rows: DataFrame, parallelism: int, max_parallelism: int) -> DataFrame:
+    """Place each row in the partition that has the number of its shard.
+
+    `repartition` takes the partition from a hash. So the shard's number is replaced by a number with the right hash.
+    Spark 4.1 has `repartitionById` for this purpose.
+    """
+    shard = f"cast(cast(__key_group as bigint) * {parallelism} div {max_parallelism} as int)"
+    numbers = ", ".join(map(str, numbers_by_partition(parallelism)))
+    return rows.repartition(parallelism, F.expr(f"element_at(array({numbers}), {shard} + 1)"))
+
+
+@cache
+def numbers_by_partition(partitions: int) -> tuple[int, ...]:
+    """Return for each partition of `repartition` a number whose hash places a row there."""
+    found: dict[int, int] = {}
+    for number in count():
+        found.setdefault(_hash(number) % partitions, number)
+        if len(found) == partitions:
+            break
+    return tuple(found[partition] for partition in range(partitions))
+
+
+def _hash(number: int) -> int:
+    """Return Spark's hash of an INT: Murmur3 of 32 bits with the seed 42, as a signed number."""
+    mixed = _rotated(number * 0xCC9E2D51, 15) * 0x1B873593 & _BITS
+    found = _rotated(42 ^ mixed, 13) * 5 + 0xE6546B64 & _BITS ^ 4
+    for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35), (16, 1)):
+        found = (found ^ found >> shift) * factor & _BITS
+    return found - (found >> 31 << 32)
+
+
+def _rotated(number: int, bits: int) -> int:
+    number &= _BITS
+    return number << bits & _BITS | number >> 32 - bits
 
 
 def _column(name: str) -> Column:

@@ -39,8 +39,6 @@ from pyspark.sql.types import (
     DecimalType,
     DoubleType,
     FloatType,
-    GeographyType,
-    GeometryType,
     IntegerType,
     LongType,
     MapType,
@@ -53,6 +51,8 @@ from pyspark.sql.types import (
     UserDefinedType,
     VariantType,
 )
+
+from cairn.spark_versions import GeographyType, GeometryType
 
 MASK_BITS = 62
 # Types whose values have the same order in Python as in the JVM.

@@ -8,9 +8,9 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import StructType
 
+from cairn.spark_versions import from_arrow_schema, to_arrow_schema
 from state_backend.formats.types import UnsupportedType, parse_struct, walk
 from state_backend.ports.storage import Storage
 from state_backend.values.errors import CorruptRecord
@@ -27,7 +27,7 @@ def struct_of(schema: dict[str, Any]) -> StructType:
 
 
 def arrow_schema(schema: dict[str, Any]) -> pa.Schema:
-    arrow: pa.Schema = to_arrow_schema(struct_of(schema), timezone="UTC", prefers_large_types=False)
+    arrow: pa.Schema = to_arrow_schema(struct_of(schema))
     return arrow
 
 

@@ -10,8 +10,8 @@ is exact up to 2**53 only. A key with a null and an integer of that size or more
 `Int64`.
 
 The frames of a key are small. With pandas' public `frame[start:end].copy()` and `frame[name]`, about a third of a
-shard's task was pandas' own overhead for each frame and column. So this module uses pandas' internal blocks, which are
-the same in pandas 2.2 and 2.3. The package allows no other versions.
+shard's task was pandas' own overhead for each frame and column. So frames are sliced by pandas' internal blocks
+(`cairn.spark_versions`).
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.errors import PySparkException
-from pyspark.sql.conversion import ArrowBatchTransformer, PandasToArrowConversion
 from pyspark.sql.types import StructType
 
 from cairn.rows.output_file import LocalParquet
 from cairn.runners.input_rows import Slices, SlicesOf
 from cairn.runners.mutable_values import copy_of_column
 from cairn.runners.output_rows import column_of, no_nulls_if_none_may_be
+from cairn.spark_versions import arrays_of_frame, column_of_series, rows_of_frame, series_of, values_of_labels
 from state_backend.values.errors import ProcessorError
 
 # From this size on, different integers are the same float.
@@ -48,7 +48,7 @@ def frame_slices(zone: str) -> SlicesOf:
             [_widen(values) for values in column.flatten()],
             schema=pa.schema([field.with_type(_wide(field.type)) for field in column.type]),
         )
-        frame = pd.concat(ArrowBatchTransformer.to_pandas(batch, timezone=zone), axis=1)
+        frame = pd.concat([series_of(values, zone) for values in batch.columns], axis=1)
         frame.columns = pd.Index(batch.schema.names)
         for at, values in enumerate(batch.columns):
             if _null_inside(values):
@@ -74,9 +74,9 @@ def frame_slices(zone: str) -> SlicesOf:
         def slices(start: int, end: int) -> Iterable[pd.DataFrame]:
             nonlocal labels
             # A handler may have renamed a column in the shared labels by `frame.columns.values[0] = "x"`.
-            if labels._values.tolist() != names:
+            if values_of_labels(labels) != names:
                 frame.columns = labels = pd.Index(names)
-            part = _rows_of(frame, start, end)
+            part = rows_of_frame(frame, start, end)
             for at, (valid, values) in exact.items():
                 if valid[start:end].all():
                     part.isetitem(at, values[start:end])
@@ -87,19 +87,6 @@ def frame_slices(zone: str) -> SlicesOf:
         return slices
 
     return slices_of
-
-
-def _rows_of(frame: Any, start: int, end: int) -> Any:
-    """Return the rows from `start` to `end` as a frame with an index from 0.
-
-    The returned frame shares memory with `frame`. No other frame gets the same rows, so a handler may write into it.
-    """
-    blocks = frame._mgr.get_slice(slice(start, end), axis=1)
-    # Each frame gets a view of the labels: a handler that sets `columns.name` would otherwise set it in the frames of
-    # all keys.
-    blocks.axes[:] = frame.columns.view(), pd.RangeIndex(end - start)
-    made: Any = pd.DataFrame
-    return made._from_mgr(blocks, blocks.axes)
 
 
 def _integers(values: Any, valid: Any) -> Any:
@@ -251,7 +238,7 @@ class OutputFrames:
 
     def _columns(self, frame: Any) -> list[Any]:
         if frame.columns.tolist() == self._names:
-            columns = [frame._mgr.iget_values(at) for at in range(len(self._names))]
+            columns = arrays_of_frame(frame)
             if all(type(column) is np.ndarray for column in columns):
                 return columns
         try:
@@ -316,23 +303,21 @@ class OutputFrames:
         return self._cast(at, values, None)
 
     def _cast(self, at: int, values: Any, why: ProcessorError | None) -> pa.Array:
-        """Return the values as an Arrow array, converted by PySpark's own code with the casts of Spark's worker."""
+        """Return the values as an Arrow array, converted with the casts of Spark's worker."""
         field: pa.Field = self._file.schema.field(at)
         try:
-            batch = PandasToArrowConversion.convert(
-                [pd.Series(values)],
-                StructType([self._schema[at]]),
-                timezone=self._zone,
+            array = column_of_series(
+                pd.Series(values),
+                self._schema[at].dataType,
+                self._zone,
                 # The check is off for instants, whose nanoseconds may be dropped. Numbers must not lose digits.
-                safecheck=not pa.types.is_timestamp(field.type),
-                arrow_cast=True,
+                safe=not pa.types.is_timestamp(field.type),
             )
         except (pa.ArrowException, PySparkException, TypeError, ValueError, AttributeError, ArithmeticError) as error:
             text = str(error.__cause__ or error).splitlines()[0]
             raise why or ProcessorError(
                 f"output column {field.name!r} is {field.type}, and a value does not fit: {text}"
             ) from error
-        array = batch.column(0)
         return no_nulls_if_none_may_be(field, array if array.type == field.type else array.cast(field.type))
 
 

@@ -37,8 +37,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from pyspark import cloudpickle
-from pyspark.core.broadcast import Broadcast
+from pyspark import Broadcast, cloudpickle
 
 import cairn
 from cairn.shipping.distributions import InstalledDistribution, distribution_here
@@ -53,6 +52,7 @@ from cairn.shipping.user_modules import (
     spec_here,
 )
 from cairn.shipping.value_hash import ValueHasher
+from cairn.spark_versions import id_of_broadcast, made_broadcast
 from state_backend.values.errors import ProcessorError, UsageError, UserCodeError
 from state_backend.values.frozen import frozen
 
@@ -200,8 +200,7 @@ class _Pickler(cloudpickle.Pickler):
         self._broadcasts = broadcasts
 
     def reducer_override(self, obj: Any) -> Any:
-        if isinstance(obj, Broadcast) and obj._jbroadcast is not None:
-            number = obj._jbroadcast.id()
+        if isinstance(obj, Broadcast) and (number := id_of_broadcast(obj)) is not None:
             self._broadcasts[number] = obj
             return _broadcast, (number,)
         return super().reducer_override(obj)
@@ -477,9 +476,7 @@ _FINDER = _Finder()
 
 
 def _broadcast(number: int) -> Any:
-    variable: Any = Broadcast(path="")
-    variable._value = cloudpickle.loads(_BROADCASTS[number])
-    return variable
+    return made_broadcast(cloudpickle.loads(_BROADCASTS[number]))
 
 
 @contextmanager

@@ -22,8 +22,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from pyspark.accumulators import Accumulator
-from pyspark.core.broadcast import Broadcast
+from pyspark import Accumulator, Broadcast
 
 from state_backend.values.errors import UsageError
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import types as t
 
+from cairn.spark_versions import parser_of
 from state_backend.values.errors import UsageError
 
 if TYPE_CHECKING:
@@ -177,9 +178,8 @@ def parse_ddl(spark: SparkSession, ddl: str) -> t.StructType:
 
 def parse_ddl_by_spark(spark: SparkSession, ddl: str) -> t.StructType:
     """Parse the columns of a DDL schema with Spark's own parser, which costs a request to the server."""
-    parse: Any = getattr(spark, "_parse_ddl", None) or spark.sparkContext._parse_ddl
     try:
-        schema = parse(ddl)
+        schema = parser_of(spark)(ddl)
     except UsageError:  # A parser that a test put in place of Spark's raises this error itself.
         raise
     except Exception as error:

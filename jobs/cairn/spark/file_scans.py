@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from cairn.spark_versions import connect_metrics, executed_plan, is_connect
 from state_backend.values.frozen import frozen
 
 if TYPE_CHECKING:
@@ -29,13 +30,11 @@ class Scans:
 
 def scans_of(frame: DataFrame) -> Scans:
     """Return the reads of a frame that was collected, classic or of Spark Connect."""
-    remote: Any = frame
-    if type(frame).__module__.startswith("pyspark.sql.connect"):
-        executed = remote.executionInfo
-        nodes = [] if executed is None else executed.metrics._metrics
+    if is_connect(frame):
+        nodes = connect_metrics(frame)
         leaves = [(node.name, {metric.name: metric.value for metric in node.metrics}) for node in nodes]
     else:
-        leaves = [*_leaves(remote._jdf.queryExecution().executedPlan())]
+        leaves = [*_leaves(executed_plan(frame))]
     return Scans(
         files=tuple((values[_FILES], values[_BYTES]) for _, values in leaves if _FILES in values and _BYTES in values),
         cached=any(name.startswith(_CACHED) for name, _ in leaves),

@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from cairn.spark_versions import fault_handler_file
 from state_backend.values.doing import heard_by
 from state_backend.values.errors import WorkerDied
 
@@ -49,9 +50,7 @@ def last_words(who: str) -> Iterator[None]:
 
 def _file() -> int | None:
     """Return the descriptor of the fault handler's file; None if Spark made none."""
-    from pyspark import util
-
-    file = getattr(getattr(util, "_faulthandler_helper", None), "_log_file", None)
+    file = fault_handler_file()
     return None if file is None else int(file.fileno())
 
 

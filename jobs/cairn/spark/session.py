@@ -10,12 +10,11 @@ import shlex
 import signal
 import socket
 import sys
-import tempfile
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from types import MappingProxyType, SimpleNamespace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import unquote, urlsplit
 
@@ -23,14 +22,25 @@ from cairn.spark.class_archive import archive_in_use
 from cairn.spark.java_runtime import require_java
 from cairn.spark.last_words import FAULT_HANDLER
 from cairn.spark.local_server_secret import LOOPBACK, check_address, checked_token, find_secret
+from cairn.spark_versions import (
+    connect_channel,
+    connect_client,
+    connect_session,
+    context_of,
+    ctrl_c_kept,
+    forget_exit,
+    gateway_in,
+    has,
+    is_connect,
+    is_stopped,
+    set_retries,
+)
 from state_backend.adapters.work_folders import work_folder
 from state_backend.values.environment import Variable, environment
 from state_backend.values.errors import CairnError, StorageUnavailable, UsageError
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row, SparkSession
-
-    from cairn.spark.connect_channel import ConnectChannel
 
 log = logging.getLogger("cairn")
 
@@ -145,48 +155,11 @@ def connect(
     for key, value in master_conf(where).items():
         if key not in given:
             builder = builder.config(key, value)
-    with _properties(given), archive_in_use(), _ctrl_c_kept(), _gateway_in_work_folder():
+    with _properties(given), archive_in_use(), ctrl_c_kept(), work_folder("gateway") as folder, gateway_in(folder):
         session = builder.getOrCreate()
     if not where.startswith("local"):
         _send_runtime(session)
     return session
-
-
-@contextmanager
-def _ctrl_c_kept() -> Iterator[None]:
-    """Keep the process's handler of Ctrl-C in the block, where PySpark makes a context and would install its own
-    handler.
-
-    PySpark's handler calls the JVM. If Ctrl-C interrupts another call of the JVM, both calls use one connection. Then
-    the interrupted call may raise `Py4JError` instead of `KeyboardInterrupt`, and Py4J logs tracebacks.
-    """
-    from pyspark.core import context
-
-    # In the block, the name `signal` in PySpark's module `context` is an object that installs no handler.
-    module: Any = context
-    module.signal = SimpleNamespace(signal=lambda *_: None, SIGINT=signal.SIGINT)
-    try:
-        yield
-    finally:
-        module.signal = signal
-
-
-@contextmanager
-def _gateway_in_work_folder() -> Iterator[None]:
-    """Let PySpark wait in a work folder for the address of the JVM that it starts.
-
-    PySpark's own folder is an unnamed `tmp…`. If this process is killed while the JVM starts, nobody would delete it.
-    """
-    from pyspark import java_gateway
-
-    # In the block, the name `tempfile` in PySpark's module is an object that makes folders in the work folder.
-    module: Any = java_gateway
-    with work_folder("gateway") as folder:
-        module.tempfile = SimpleNamespace(mkdtemp=lambda: tempfile.mkdtemp(dir=folder), mkstemp=tempfile.mkstemp)
-        try:
-            yield
-        finally:
-            module.tempfile = tempfile
 
 
 def master_conf(where: str) -> dict[str, str]:
@@ -205,7 +178,7 @@ def collect_once(
 
     Source: SPARK-47764, SPARK-52777.
     """
-    remote = type(spark).__module__.startswith("pyspark.sql.connect")
+    remote = is_connect(spark)
     found: list[Row] | None = None
     with ExitStack() as settings:
         if executed is not None:
@@ -326,11 +299,8 @@ def _with_token(where: str, given: str | None) -> tuple[str, str | None]:
     return where, token
 
 
-def _channel(url: str, token: str | None) -> ConnectChannel:
-    # gRPC and Spark's Connect client are imported only here, because a session on a master needs neither.
-    from cairn.spark.connect_channel import ConnectChannel
-
-    return ConnectChannel(url, token)
+def _channel(url: str, token: str | None) -> Any:
+    return connect_channel(url, token, LOOPBACK)
 
 
 def _open_remote_session(url: str, token: str | None, conf: Mapping[str, str], *, own_workers: bool) -> SparkSession:
@@ -340,7 +310,7 @@ def _open_remote_session(url: str, token: str | None, conf: Mapping[str, str], *
     """
     shared = ISOLATION not in conf and not own_workers and _made_with_shared_workers(url, token)
     session = _remote_session(_channel(url, token))
-    _be_impatient(session.client)
+    set_retries(session.client, **_PATIENCE)
     if shared:
         remote = cast(Any, session)
         remote.addArtifact = remote.addArtifacts = _refuse_artifacts
@@ -359,15 +329,14 @@ def _made_with_shared_workers(url: str, token: str | None) -> bool:
     Spark reads the setting when it makes a session, and a client can set it only later. So the session is made as a
     copy of an empty session that has the setting.
     """
-    from pyspark.sql.connect.session import SparkSession as RemoteSession
-
-    empty = RemoteSession(connection=_channel(_with_session(url, str(uuid.uuid4())), token))
-    atexit.unregister(empty.client._on_exit)
-    _be_impatient(empty.client)
+    if not has("copies of Connect sessions"):
+        return False
+    empty: Any = connect_session(_channel(_with_session(url, str(uuid.uuid4())), token), registered=False)
+    set_retries(empty.client, **_PATIENCE)
     try:
         empty.conf.set(ISOLATION, "false")
         copy = empty.client.clone(url.rpartition("session_id=")[2])
-        atexit.unregister(copy._on_exit)
+        forget_exit(copy)
         copy.close()
     except Exception as error:
         if is_lost(error) or _is_refused(error):
@@ -388,24 +357,18 @@ def _refuse_artifacts(*_: Any, **__: Any) -> None:
     )
 
 
-def _remote_session(channel: ConnectChannel) -> SparkSession:
-    from pyspark.sql.connect.session import SparkSession as RemoteSession
-
+def _remote_session(channel: Any) -> SparkSession:
     # `SparkSession.builder.remote` sets this variable too. With it, `pyspark.sql.functions` makes columns for Connect.
     os.environ["SPARK_CONNECT_MODE_ENABLED"] = "1"
-    session = RemoteSession.builder.channelBuilder(channel).create()
-    # At its exit, the client would only clear the session's cache of ML models.
-    atexit.unregister(session.client._on_exit)
+    session = connect_session(channel)
     atexit.register(_release, session.client)
-    return cast("SparkSession", session)
+    return session
 
 
 def _release(client: Any) -> None:
     """End the session at the exit of this process, without a retry: the server may have stopped."""
-    from pyspark.sql.connect.client.retries import DefaultPolicy
-
     with suppress(Exception):
-        client.set_retry_policies([DefaultPolicy(max_retries=0)])
+        set_retries(client, max_retries=0)
         client.release_session()
 
 
@@ -490,9 +453,7 @@ def is_lost(error: Exception) -> bool:
 
 def check_running(session: SparkSession) -> None:
     """Raise an error for a stopped session, classic or of Spark Connect."""
-    context = getattr(session, "_sc", None)
-    stopped = context._jsc is None if context is not None else getattr(session, "is_stopped", False)
-    if stopped:
+    if is_stopped(session):
         raise UsageError(
             "the Spark session has been stopped; pass a running session, such as SparkSession.builder.getOrCreate()"
         )
@@ -504,7 +465,7 @@ def use_this_python(session: SparkSession) -> None:
     Spark's default is the `python3` of the PATH. That Python lacks the packages of a virtual environment that is not on
     the PATH.
     """
-    context = getattr(session, "_sc", None)
+    context = context_of(session)
     if context is None or not str(getattr(context, "master", "")).startswith("local"):
         return
     if not any(os.environ.get(name) for name in ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON")):
@@ -523,11 +484,9 @@ def _with_session(where: str, session_id: str) -> str:
 
 def _interrupt(url: str, token: str | None, *, release: bool) -> list[str]:
     """Interrupt the operations of a session, and end the session if `release` is True. Return the operations' ids."""
-    from pyspark.sql.connect.client import SparkConnectClient
-
-    client = SparkConnectClient(_channel(url, token))
+    client = connect_client(_channel(url, token))
     try:
-        _be_impatient(client)
+        set_retries(client, **_PATIENCE)
         interrupted = client.interrupt_all() or []
         if release:
             try:
@@ -538,12 +497,6 @@ def _interrupt(url: str, token: str | None, *, release: bool) -> list[str]:
         return interrupted
     finally:
         client.close()
-
-
-def _be_impatient(client: Any) -> None:
-    from pyspark.sql.connect.client.retries import DefaultPolicy
-
-    client.set_retry_policies([DefaultPolicy(**_PATIENCE)])
 
 
 def _first_line(error: Exception) -> str:

@@ -31,6 +31,7 @@ from cairn.shipping.ship_processor import (
 )
 from cairn.spark.ddl import parse_ddl
 from cairn.spark.session import SESSION_ZONE
+from cairn.spark_versions import grouping_of
 from state_backend.checkpoint.begin_attempt import Begun
 from state_backend.checkpoint.log import Log
 from state_backend.checkpoint.output_schemas import check_output_schema, recorded_schemas, spelling
@@ -395,8 +396,9 @@ def _initial_state(
         return None, []
     what = f"pipeline {pipeline.name!r}: the initial state"
     given: Any = pipeline.initial_state(spark)
-    grouped_by = grouping_names(given, what)
-    initial: DataFrame = given._df if grouped_by is not None else given
+    grouping = grouping_of(given)
+    grouped_by = None if grouping is None else grouping_names(grouping, what)
+    initial: DataFrame = given if grouping is None else grouping.frame
     names = _names_of(spark, initial.schema, what)
     key = names.find_key(pipeline.key)
     if grouped_by is not None and list(map(names.find, grouped_by)) != key:

@@ -19,6 +19,7 @@ from cairn.shard_jobs.interval import IntervalJob
 from cairn.shard_jobs.run_on_shards import run_on_shards
 from cairn.spark.file_scans import scans_of
 from cairn.spark.session import check_running, use_this_python
+from cairn.spark_versions import is_connect
 from state_backend.checkpoint.begin_attempt import Begun, begin
 from state_backend.checkpoint.location import Location
 from state_backend.checkpoint.log import Log, read_log
@@ -128,7 +129,7 @@ def _on_spark(spark: SparkSession, job: IntervalJob, inputs: Inputs) -> list[Sha
 
 def _check_read(job: IntervalJob, executed: DataFrame) -> None:
     """Raise `SourceError` if the query has perhaps not read the files that the source's position lists."""
-    shared = type(executed).__module__.startswith("pyspark.sql.connect")
+    shared = is_connect(executed)
     if not shared and recorded_lengths(job.content.source_position) is None:
         return  # A walk over the plan of a classic session takes milliseconds.
     if why := unproven(job.content.source_position, scans_of(executed), shared_cache=shared):

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from cairn.rows.local_rows import LocalRows
+from cairn.spark_versions import analyzed_plan, connect_plan, is_connect
 
 if TYPE_CHECKING:
     from cairn.pipeline import Pipeline
@@ -70,11 +71,11 @@ def stateful_operations(rows: Any) -> list[str]:
 
     The operations are those of `_OPERATIONS`: duplicates, window functions, time windows, joins over a range.
     """
-    if hasattr(rows, "_jdf"):
-        text = str(rows._jdf.queryExecution().analyzed().toString())
+    if not is_connect(rows):
+        text = str(analyzed_plan(rows).toString())
         found = {operation for operation, pattern in _IN_TEXT.items() if pattern.search(text)}
     else:
-        found = set(_of_message(rows._plan.plan(rows._session.client)))
+        found = set(_of_message(connect_plan(rows)))
     return [operation for operation in _OPERATIONS if operation in found]
 
 

@@ -25,6 +25,7 @@ from cairn.operations.validation.expectation_suites import OVER_TIME, Rows, Suit
 from cairn.operations.validation.row_json import has_json
 from cairn.pipeline import Pipeline
 from cairn.spark.session import SessionOnDemand, open_now, zone_of_session
+from cairn.spark_versions import from_arrow_schema
 from state_backend.inspection.state_table import StateSource, table_schema
 from state_backend.state.layout import TIMERS_NAME
 from state_backend.values.errors import UsageError
@@ -293,9 +294,7 @@ def _on_spark(spark: SparkSession, tables: ArrowState) -> AbstractContextManager
 
 def _frame(spark: SparkSession, table: pa.Table) -> DataFrame:
     """Return an Arrow table as a DataFrame. Without a schema, Spark would take times without a zone for instants."""
-    from pyspark.sql.pandas.types import from_arrow_schema
-
-    return spark.createDataFrame(table, from_arrow_schema(table.schema, prefer_timestamp_ntz=True))
+    return spark.createDataFrame(table, from_arrow_schema(table.schema))
 
 
 class Engines:

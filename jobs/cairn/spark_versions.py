@@ -1,0 +1,366 @@
+"""The differences between versions of PySpark, and the private parts of PySpark and pandas that Cairn uses.
+
+No other module asks for a version, imports a private module, or reads an underscore attribute of such objects
+(`tests/architecture/test_spark_versions.py`). Modules that take seconds to import are imported where they are used.
+"""
+
+from __future__ import annotations
+
+import atexit
+import signal
+import tempfile
+from collections.abc import Callable, Container, Iterator
+from contextlib import contextmanager, suppress
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+import pyarrow as pa
+import pyspark
+from pyspark.sql import types as t
+
+if TYPE_CHECKING:
+    import grpc
+    import pandas as pd
+    from pyspark.sql import DataFrame, SparkSession
+
+Version = tuple[int, int]
+
+
+class Since(NamedTuple):
+    """The first version of PySpark that has something, and what Cairn does on an older version."""
+
+    version: Version
+    before: str
+
+
+SINCE = {
+    "timezone of to_arrow_schema": Since((4, 2), "instants are in UTC, and Cairn sets the zone in the Arrow schema"),
+    "copies of Connect sessions": Since((4, 1), "each session of a Connect server has Python workers of its own"),
+    "time": Since((4, 1), "a schema with this type is refused"),
+    "geography": Since((4, 1), "a schema with this type is refused"),
+    "geometry": Since((4, 1), "a schema with this type is refused"),
+}
+OLDEST, NEWEST = (4, 0), (4, 3)
+
+
+def version_of(text: str) -> Version:
+    """Return major and minor number of a version of Spark, such as "4.1.1" or "4.2.0.dev1"."""
+    major, minor = text.split(".")[:2]
+    return int(major), int(minor)
+
+
+VERSION = version_of(pyspark.__version__)
+
+
+def has(name: str) -> bool:
+    """Return True if this PySpark has what `SINCE` lists under the name."""
+    return SINCE[name].version <= VERSION
+
+
+class _Lacking:
+    """Stands for a class of types that this PySpark lacks. Nothing is an instance of it."""
+
+
+GeographyType: Any = getattr(t, "GeographyType", _Lacking)
+GeometryType: Any = getattr(t, "GeometryType", _Lacking)
+
+
+# Arrow and pandas
+
+
+def to_arrow_type(of: t.DataType, zone: str = "UTC") -> pa.DataType:
+    """Return the Arrow type for a Spark type, with instants in the zone."""
+    return to_arrow_schema(t.StructType([t.StructField("_", of)]), zone).field(0).type
+
+
+def to_arrow_schema(schema: t.StructType, zone: str = "UTC") -> pa.Schema:
+    """Return the Arrow schema for a Spark schema, with instants in the zone."""
+    from pyspark.sql.pandas import types
+
+    if has("timezone of to_arrow_schema"):
+        return types.to_arrow_schema(schema, timezone=zone, prefers_large_types=False)
+    made = types.to_arrow_schema(schema)
+    return made if zone == "UTC" else pa.schema([field.with_type(_in_zone(field.type, zone)) for field in made])
+
+
+def _in_zone(of: pa.DataType, zone: str) -> pa.DataType:
+    """Return the type with the zone in each instant, also in nested types."""
+    if pa.types.is_timestamp(of):
+        return of if of.tz is None else pa.timestamp(of.unit, zone)
+    if pa.types.is_struct(of):
+        return pa.struct([field.with_type(_in_zone(field.type, zone)) for field in of])
+    if pa.types.is_map(of):
+        key, item = (field.with_type(_in_zone(field.type, zone)) for field in (of.key_field, of.item_field))
+        return pa.map_(key, item, of.keys_sorted)
+    if pa.types.is_list(of):
+        return pa.list_(of.value_field.with_type(_in_zone(of.value_type, zone)))
+    return of
+
+
+def from_arrow_schema(schema: pa.Schema) -> t.StructType:
+    """Return the Spark schema for an Arrow schema. Times without a zone are TIMESTAMP_NTZ."""
+    from pyspark.sql.pandas import types
+
+    return types.from_arrow_schema(schema, prefer_timestamp_ntz=True)
+
+
+def from_arrow_type(of: pa.DataType) -> t.DataType:
+    """Return the Spark type for an Arrow type. A time without a zone is TIMESTAMP_NTZ."""
+    from pyspark.sql.pandas import types
+
+    return types.from_arrow_type(of, prefer_timestamp_ntz=True)
+
+
+def series_of(column: pa.Array, zone: str) -> pd.Series[Any]:
+    """Return a column as Spark's worker gives it to a pandas UDF: instants naive in the zone, structs as dicts."""
+    from pyspark.sql.pandas import types
+
+    nested = pa.types.is_nested(column.type)
+    values = column.to_pandas(date_as_object=True, coerce_temporal_nanoseconds=True, integer_object_nulls=nested)
+    convert = types._create_converter_to_pandas(from_arrow_type(column.type), timezone=zone, struct_in_pandas="dict")
+    return cast("pd.Series[Any]", convert(values))
+
+
+def column_of_series(series: pd.Series[Any], of: t.DataType, zone: str, *, safe: bool) -> pa.Array:
+    """Return the values as Spark's worker converts what a pandas UDF returns.
+
+    If `safe`, a number that the type can't hold exactly is an error.
+    """
+    import pandas as pd
+    from pyspark.sql.pandas import types
+
+    if isinstance(series.dtype, pd.CategoricalDtype):
+        series = series.astype(series.dtype.categories.dtype)
+    convert: Any = types._create_converter_from_pandas(of, timezone=zone, error_on_duplicated_field_names=False)
+    series, wanted = convert(series), to_arrow_type(of, zone)
+    mask = None if hasattr(series.array, "__arrow_array__") else series.isnull()
+    try:
+        return pa.Array.from_pandas(series, mask=mask, type=wanted, safe=safe)
+    except pa.ArrowInvalid:
+        return pa.Array.from_pandas(series, mask=mask).cast(wanted, safe=safe)
+
+
+def rows_of_frame(frame: Any, start: int, end: int) -> Any:
+    """Return the rows from `start` to `end` as a frame with an index from 0, which shares memory with `frame`.
+
+    pandas' blocks are the same in 2.2 and 2.3. The package allows no other versions.
+    """
+    import pandas as pd
+
+    blocks = frame._mgr.get_slice(slice(start, end), axis=1)
+    # Each frame gets a view of the labels: a handler that sets `columns.name` would otherwise set it in the frames of
+    # all keys.
+    blocks.axes[:] = frame.columns.view(), pd.RangeIndex(end - start)
+    made: Any = pd.DataFrame
+    return made._from_mgr(blocks, blocks.axes)
+
+
+def values_of_labels(labels: Any) -> list[Any]:
+    """Return the labels, which user code may have changed in the array below them."""
+    found: list[Any] = labels._values.tolist()
+    return found
+
+
+def arrays_of_frame(frame: Any) -> list[Any]:
+    """Return the array of each column, without a Series around it."""
+    return [frame._mgr.iget_values(at) for at in range(frame.shape[1])]
+
+
+# Frames and columns of classic sessions and of Spark Connect
+
+
+def is_connect(made: object) -> bool:
+    """Return True for a session, a frame or a column of Spark Connect."""
+    return type(made).__module__.startswith("pyspark.sql.connect")
+
+
+def executed_plan(frame: Any) -> Any:
+    """Return the JVM's plan of a query of a classic session that ran."""
+    return frame._jdf.queryExecution().executedPlan()
+
+
+def analyzed_plan(frame: Any) -> Any:
+    """Return the JVM's plan of a query of a classic session before any optimisation."""
+    return frame._jdf.queryExecution().analyzed()
+
+
+def connect_plan(frame: Any) -> Any:
+    """Return the message that a frame of Spark Connect sends to its server."""
+    return frame._plan.plan(frame.sparkSession.client)
+
+
+def connect_metrics(frame: Any) -> list[Any]:
+    """Return the metrics of each node of a query of Spark Connect that ran."""
+    executed = frame.executionInfo
+    return [] if executed is None else list(executed.metrics._metrics)
+
+
+def with_schema(frame: DataFrame, schema: t.StructType) -> DataFrame:
+    """Set the schema of a DataFrame of Spark Connect, which then asks no server for it. Return the DataFrame."""
+    if is_connect(frame):
+        remote: Any = frame
+        remote._cached_schema = schema
+    return frame
+
+
+def java_column(column: Any) -> Any:
+    """Return the JVM's node of a column of a classic session; None for another column."""
+    return column._jc.node() if hasattr(column, "_jc") else None
+
+
+def connect_column(column: Any) -> Any:
+    """Return the expression of a column of Spark Connect; None for another column."""
+    return getattr(column, "_expr", None)
+
+
+class Grouping(NamedTuple):
+    """The result of `groupBy`, `cube` or `rollup`. The columns of a classic frame are nodes of the JVM."""
+
+    kind: str
+    frame: DataFrame
+    columns: list[Any]
+
+
+def grouping_of(grouped: Any) -> Grouping | None:
+    """Return the parts of a grouped DataFrame; None for another object."""
+    if not hasattr(grouped, "_df"):
+        return None
+    if hasattr(grouped, "_jgd"):
+        expressions, kind = grouped._jgd.groupingExprs(), grouped._jgd.toString().rpartition("type: ")[2].rstrip("]")
+        return Grouping(kind, grouped._df, [expressions.apply(i) for i in range(expressions.size())])
+    return Grouping(grouped._group_type, grouped._df, list(grouped._grouping_cols))
+
+
+def parser_of(spark: Any) -> Callable[[str], t.DataType]:
+    """Return the function of a session that parses DDL with Spark's own parser."""
+    parse: Callable[[str], t.DataType] = getattr(spark, "_parse_ddl", None) or spark.sparkContext._parse_ddl
+    return parse
+
+
+# Sessions
+
+
+def context_of(spark: Any) -> Any:
+    """Return the SparkContext of a classic session; None for a session of Spark Connect."""
+    return getattr(spark, "_sc", None)
+
+
+def is_stopped(spark: Any) -> bool:
+    """Return True for a session that was stopped, classic or of Spark Connect."""
+    context = context_of(spark)
+    return context._jsc is None if context is not None else bool(getattr(spark, "is_stopped", False))
+
+
+@contextmanager
+def ctrl_c_kept() -> Iterator[None]:
+    """Keep the process's handler of Ctrl-C in the block, where PySpark makes a context and would install its own.
+
+    PySpark's handler calls the JVM. If Ctrl-C interrupts another call of the JVM, both calls use one connection. Then
+    the interrupted call may raise `Py4JError` instead of `KeyboardInterrupt`, and Py4J logs tracebacks.
+    """
+    from pyspark.core import context
+
+    # In the block, the name `signal` in PySpark's module `context` is an object that installs no handler.
+    module: Any = context
+    module.signal = SimpleNamespace(signal=lambda *_: None, SIGINT=signal.SIGINT)
+    try:
+        yield
+    finally:
+        module.signal = signal
+
+
+@contextmanager
+def gateway_in(folder: Any) -> Iterator[None]:
+    """Let PySpark wait in the folder for the address of the JVM that it starts.
+
+    PySpark's own folder is an unnamed `tmp…`. If this process is killed while the JVM starts, nobody would delete it.
+    """
+    from pyspark import java_gateway
+
+    # In the block, the name `tempfile` in PySpark's module is an object that makes folders in the folder.
+    module: Any = java_gateway
+    module.tempfile = SimpleNamespace(mkdtemp=lambda: tempfile.mkdtemp(dir=folder), mkstemp=tempfile.mkstemp)
+    try:
+        yield
+    finally:
+        module.tempfile = tempfile
+
+
+def fault_handler_file() -> Any:
+    """Return the open file of the fault handler of a Python worker; None if Spark made none."""
+    from pyspark import util
+
+    return getattr(getattr(util, "_faulthandler_helper", None), "_log_file", None)
+
+
+def id_of_broadcast(variable: Any) -> int | None:
+    """Return the number of a broadcast variable on the driver; None in a task."""
+    return None if variable._jbroadcast is None else int(variable._jbroadcast.id())
+
+
+def made_broadcast(value: Any) -> Any:
+    """Return a broadcast variable of a task that holds the value."""
+    variable: Any = pyspark.Broadcast(path="")
+    variable._value = value
+    return variable
+
+
+# Spark Connect
+
+
+def connect_channel(url: str, token: str | None, loopback: Container[str]) -> Any:
+    """Return the builder of a gRPC channel that sends a token without TLS to the addresses of the loopback interface.
+
+    Spark's own client sends a token without TLS only to the host name localhost. This name may lead to ::1, where
+    another user could listen and receive the token. So Cairn connects to 127.0.0.1, and needs a channel of its own.
+    """
+    import grpc
+    from pyspark.sql.connect.client import DefaultChannelBuilder
+
+    class ConnectChannel(DefaultChannelBuilder):  # type: ignore[misc]  # PySpark is not type-checked here
+        def toChannel(self) -> grpc.Channel:
+            if self.token is None or self.use_ssl or self.host.strip("[]") not in loopback:
+                return super().toChannel()
+            credentials = grpc.composite_channel_credentials(
+                grpc.local_channel_credentials(), grpc.access_token_call_credentials(self.token)
+            )
+            return self._secure_channel(self.endpoint, credentials)
+
+    channel = ConnectChannel(url)
+    if token is not None:
+        channel.set(channel.PARAM_TOKEN, token)
+    return channel
+
+
+def connect_client(channel: Any) -> Any:
+    """Return a client of a Connect server without a session around it."""
+    from pyspark.sql.connect.client import SparkConnectClient
+
+    return SparkConnectClient(channel)
+
+
+def connect_session(channel: Any, *, registered: bool = True) -> SparkSession:
+    """Return a session of a Connect server. Only a `registered` one is the active session.
+
+    At its exit, the client would only clear the session's cache of ML models.
+    """
+    from pyspark.sql.connect.session import SparkSession as RemoteSession
+
+    session: Any = (
+        RemoteSession.builder.channelBuilder(channel).create() if registered else RemoteSession(connection=channel)
+    )
+    forget_exit(session.client)
+    return cast("SparkSession", session)
+
+
+def forget_exit(client: Any) -> None:
+    """Let the client do nothing at the exit of this process. Before 4.1 it does nothing."""
+    with suppress(AttributeError):
+        atexit.unregister(client._on_exit)
+
+
+def set_retries(client: Any, **policy: Any) -> None:
+    """Let the client retry a failed request by Spark's policy with other numbers."""
+    from pyspark.sql.connect.client.retries import DefaultPolicy
+
+    client.set_retry_policies([DefaultPolicy(**policy)])
