@@ -15,12 +15,12 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
-from pyspark.sql.pandas.types import from_arrow_schema
 
 from cairn.operations.validation import arrow_tables, state_tables
 from cairn.operations.validation.arrow_conditions import find_unsupported
 from cairn.operations.validation.checks import Check
 from cairn.operations.validation.expectation_suites import Rows, Suites, Table
+from cairn.spark_versions import from_arrow_schema
 from tests.support.tiers import at_tier
 
 if TYPE_CHECKING:
@@ -156,7 +156,7 @@ def sorted_rows(folder: str) -> list[dict[str, Any]]:
 
 
 def on_spark(spark: SparkSession, table: pa.Table) -> DataFrame:
-    return spark.createDataFrame(table, from_arrow_schema(table.schema, prefer_timestamp_ntz=True))
+    return spark.createDataFrame(table, from_arrow_schema(table.schema))
 
 
 @pytest.fixture(scope="module")

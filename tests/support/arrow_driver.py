@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.streaming.stateful_processor import TimerValues
 from pyspark.sql.types import StructType
 
 from cairn.arrow_processor import ArrowProcessor, KeyedBatch
+from cairn.spark_versions import from_arrow_schema, to_arrow_schema
 
 
 class Handle:
@@ -26,7 +26,7 @@ class Handle:
 
     def getValueState(self, name: str, schema: StructType, ttlDurationMs: int | None = None) -> None:
         assert name not in self.states
-        self.states[name] = to_arrow_schema(schema, timezone="UTC", prefers_large_types=False)
+        self.states[name] = to_arrow_schema(schema)
         self.ttl_ms[name] = ttlDurationMs
 
 

@@ -19,10 +19,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from pyspark.sql.pandas.types import to_arrow_schema
 
 from cairn import Interval, KeepLast, Pipeline
 from cairn.spark.ddl import parse_ddl_locally
+from cairn.spark_versions import to_arrow_schema
 from cairn.testing import PipelineTester
 from tests.support.tiers import at_tier
 
@@ -129,7 +129,7 @@ def histories(
         if at is not None and time == "timestamp_ntz":
             at = at.astimezone(ZoneInfo(zone)).replace(tzinfo=None)  # wall time of the pipeline's zone
         rows.append((key, START + minutes, seq, at, *others))
-    arrow = to_arrow_schema(parse_ddl_locally(schema), timezone="UTC", prefers_large_types=False)
+    arrow = to_arrow_schema(parse_ddl_locally(schema))
     table = pa.Table.from_pylist([dict(zip(arrow.names, row, strict=True)) for row in rows], arrow)
     return History(schema=schema, rows=table, zone=zone)
 

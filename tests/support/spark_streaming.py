@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pyspark.sql.pandas.types import to_arrow_schema
 
 from cairn.spark.ddl import parse_ddl
+from cairn.spark_versions import to_arrow_schema
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, GroupedData, SparkSession
@@ -88,7 +88,7 @@ def ddl(spark: SparkSession, schema: str) -> StructType:
 
 def write_batches(spark: SparkSession, case: Case, folder: Path) -> list[Path]:
     """One Parquet file for each batch."""
-    schema = to_arrow_schema(ddl(spark, case.input_schema), timezone="UTC", prefers_large_types=False)
+    schema = to_arrow_schema(ddl(spark, case.input_schema))
     folder.mkdir(parents=True)
     files = []
     for n, rows in enumerate(case.batches):

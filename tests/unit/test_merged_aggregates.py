@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from pyspark.sql.pandas.types import to_arrow_type
 from pyspark.sql.streaming.stateful_processor import TimerValues
 from pyspark.sql.types import BinaryType, DecimalType, DoubleType, LongType, StringType
 
@@ -16,6 +15,7 @@ from cairn.aggregates import Aggregate, ApproxDistinct, Count, First, Last, Max,
 from cairn.aggregates.groups import Arrivals, Groups
 from cairn.arrow_processor import KeyedBatch
 from cairn.errors import ProcessorError
+from cairn.spark_versions import to_arrow_type
 
 # Two sets of rows of the first key, one of the second, and two of the third. Each set came as a batch of its own.
 SETS = [[3, None, 5], [8], [None], [7, 7, 1], [2, None]]
@@ -45,8 +45,8 @@ def groups(values: list[list[Any]], of: pa.DataType, keys: list[int], name: str 
 
 def parts_of(aggregate: Aggregate, of: Any, values: list[list[Any]], keys: list[int]) -> dict[str, pa.Array]:
     types = aggregate.parts_to_merge(None if aggregate.column is None else of)
-    nothing = {name: pa.nulls(len(values), to_arrow_type(part, timezone="UTC")) for name, part in types.items()}
-    found = aggregate.step(groups(values, to_arrow_type(of, timezone="UTC"), keys), nothing)[0]
+    nothing = {name: pa.nulls(len(values), to_arrow_type(part)) for name, part in types.items()}
+    found = aggregate.step(groups(values, to_arrow_type(of), keys), nothing)[0]
     return {name: found[name] for name in types}
 
 

@@ -337,7 +337,7 @@ def test_what_a_server_refuses(monkeypatch: pytest.MonkeyPatch, spark_says: str,
     monkeypatch.setattr(spark_session, "_remote_session", lambda _: session)
     monkeypatch.setattr(spark_session, "_made_with_shared_workers", lambda *_: True)
     monkeypatch.setattr(spark_session, "_check_listening", lambda _: None)
-    monkeypatch.setattr(spark_session, "_be_impatient", lambda _: None)
+    monkeypatch.setattr(spark_session, "set_retries", lambda _, **__: None)
     with pytest.raises(error, match=f"the Spark Connect server at sc://h {says}|{says}"):
         connect("sc://h", "test", conf={"spark.executor.memory": "1g"})
 
