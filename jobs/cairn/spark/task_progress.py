@@ -7,13 +7,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from cairn.spark_versions import is_connect
+
 _POLL_S = 0.5
 
 
 @contextmanager
 def task_progress(session: Any, on_progress: Callable[[int, int], None]) -> Iterator[None]:
     """Report finished tasks and all tasks of the running stages while the block runs."""
-    if not hasattr(session, "_jsparkSession"):  # Spark Connect
+    if is_connect(session):
         with _connect_progress(session, on_progress):
             yield
         return

@@ -1,0 +1,129 @@
+"""One module knows the versions of PySpark, and what is private in PySpark and pandas."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+import pyspark
+import pytest
+
+from cairn import spark_versions
+from tests.support.layout import REPOSITORY
+
+KNOWS = REPOSITORY / "jobs/cairn/spark_versions.py"
+PROGRAM = {
+    path: ast.parse(path.read_text())
+    for folder in ("state_backend", "jobs", "plugins", "dags")
+    for path in (REPOSITORY / folder).rglob("*.py")
+    if path != KNOWS
+}
+PUBLIC = {
+    *(
+        "pyspark",
+        "pyspark.errors",
+        "pyspark.sql",
+        "pyspark.sql.datasource",
+        "pyspark.sql.functions",
+        "pyspark.sql.types",
+    ),
+    *("pyspark.sql.streaming", "pyspark.sql.streaming.state", "pyspark.sql.streaming.stateful_processor", "pandas"),
+}
+# Python's own, what `NamedTuple` makes, and what pyiceberg, Great Expectations and Google's client have.
+NOT_THEIRS = {
+    *("_asdict", "_exit", "_fields", "_getframe", "_replace", "_shutdown", "_signature_metadata"),
+    *("_do_commit", "_requirements", "_updates"),
+    *("_execution_engine", "_http", "_run_exitfuncs", "_value_"),
+}
+
+
+def own_names(trees: Iterator[ast.Module]) -> set[str]:
+    """Return each name with an underscore that the program defines itself."""
+    found = set()
+    for node in (node for tree in trees for node in ast.walk(tree)):
+        match node:
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+                found.add(name)
+            case ast.Name(id=name, ctx=ast.Store()) | ast.arg(arg=name) | ast.alias(name=name):
+                found.add(name)
+            case ast.Attribute(value=ast.Name(id="self" | "cls"), attr=name, ctx=ast.Store()):
+                found.add(name)
+    return found
+
+
+def private_uses(tree: ast.Module, own: set[str]) -> Iterator[str]:
+    """Yield each private module, foreign underscore attribute and question for a version."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.ImportFrom(module=str(module), names=names) if module.split(".")[0] in ("pyspark", "pandas"):
+                yield from (f"{module}.{n.name}" for n in names if n.name == "__version__" or n.name[0] == "_")
+                if module not in PUBLIC:
+                    yield module
+            case ast.Import(names=names):
+                theirs = [n.name for n in names if n.name.split(".")[0] in ("pyspark", "pandas")]
+                yield from (name for name in theirs if name not in PUBLIC)
+            case ast.Attribute(value=ast.Name(id="self" | "cls"), attr=name) if name[0] == "_" and name[:2] != "__":
+                continue
+            case ast.Attribute(attr="__version__", value=ast.Name(id="pyspark" | "pandas" | "pd")):
+                yield "__version__"
+            case ast.Attribute(attr="version", value=ast.Name(id="spark" | "session")):
+                yield "version of a session"
+            case ast.Attribute(attr=name) if name[0] == "_" and name[:2] != "__" and name not in own | NOT_THEIRS:
+                yield name
+            case ast.Call(func=ast.Name(id="getattr" | "hasattr"), args=[_, ast.Constant(value=str(name)), *_]):
+                if name[0] == "_" and name[:2] != "__" and name not in own | NOT_THEIRS:
+                    yield name
+
+
+OWN = own_names(iter(PROGRAM.values()))
+
+
+def test_one_module_uses_what_is_private() -> None:
+    found = {
+        path.relative_to(REPOSITORY).as_posix(): used
+        for path, tree in PROGRAM.items()
+        if (used := sorted({*private_uses(tree, OWN)}))
+    }
+    assert found == {}
+    assert len({*private_uses(ast.parse(KNOWS.read_text()), OWN)}) > 20, "the one module itself is not seen"
+
+
+@pytest.mark.parametrize(
+    "planted",
+    [
+        "from pyspark.sql.conversion import ArrowTableToRowsConversion",
+        "import pyspark.sql.connect.client",
+        "from pandas.core import frame",
+        "from pyspark import _NoValue",
+        "plan = frame._jdf.queryExecution()",
+        "manager = frame._mgr",
+        "has = hasattr(spark, '_jsparkSession')",
+        "new = pyspark.__version__ > '4'",
+        "from pyspark import __version__",
+        "new = spark.version",
+    ],
+)
+def test_a_planted_use_is_found(planted: str) -> None:
+    assert [*private_uses(ast.parse(planted), OWN)]
+
+
+def test_versions_are_compared_as_numbers() -> None:
+    assert spark_versions.version_of("4.1.1") == (4, 1) < spark_versions.version_of("4.10.0.dev1")
+    assert spark_versions.version_of(pyspark.__version__) == spark_versions.VERSION
+    assert spark_versions.OLDEST <= spark_versions.VERSION <= spark_versions.NEWEST
+    assert all(
+        spark_versions.OLDEST < since.version <= spark_versions.NEWEST for since in spark_versions.SINCE.values()
+    )
+
+
+def test_the_table_is_used() -> None:
+    """Each row that is not a type of columns has a question, and the module has no second one."""
+    asked = {
+        node.args[0].value
+        for tree in (*PROGRAM.values(), ast.parse(KNOWS.read_text()))
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "has"
+        if isinstance(node.args[0], ast.Constant)
+    }
+    assert asked <= spark_versions.SINCE.keys()
+    assert spark_versions.SINCE.keys() - asked == {"time", "geography", "geometry"}
