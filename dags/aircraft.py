@@ -7,8 +7,6 @@ import os
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from airflow.sdk import CronDataIntervalTimetable
-
 from cairn_operators import restore_pipeline, stateful_pipeline
 
 DATA = Path(os.environ.get("CAIRN_DATA", Path(__file__).resolve().parents[1] / "data"))
@@ -25,9 +23,7 @@ dag = stateful_pipeline(
         "docs": f"{DATA}/docs",
         "expectations_every": timedelta(days=int(os.environ.get("CAIRN_EXPECTATIONS_DAYS", "1"))),
     },
-    # The preset "@daily" would give intervals of zero length in an Airflow whose configuration does not set
-    # `create_cron_data_intervals`.
-    schedule=CronDataIntervalTimetable("@daily", timezone="UTC"),
+    schedule="@daily",
     start_date=datetime(2013, 1, 1, tzinfo=UTC),
     end_date=datetime(2013, 12, 31, tzinfo=UTC),
     tags=["cairn"],

@@ -11,7 +11,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from airflow.sdk import DAG, Asset, CronDataIntervalTimetable, task
+from airflow.sdk import DAG, Asset, task
+
+# Airflow 3.1 does not have it in `airflow.sdk`.
+from airflow.timetables.interval import CronDataIntervalTimetable
 
 from cairn_operators import CommitCheckpointOperator, ProcessIntervalOperator, retry_arguments
 
@@ -39,6 +42,8 @@ def interval_and_checkpoint(name: str, code: str) -> tuple[Any, Any]:
 
 with DAG(
     "weather",
+    # The text "@hourly" would give intervals of zero length in an Airflow whose configuration does not set
+    # `create_cron_data_intervals`.
     schedule=CronDataIntervalTimetable("@hourly", timezone="UTC"),
     start_date=datetime(2013, 1, 1, 6, tzinfo=UTC),
     end_date=datetime(2013, 12, 30, 23, tzinfo=UTC),

@@ -52,7 +52,7 @@ STALLED_S = 240
 
 DAGS = """
 from datetime import UTC, datetime, timedelta
-from airflow.sdk import CronDataIntervalTimetable
+from cairn_operators.airflow_versions import CronDataIntervalTimetable
 from cairn_operators import stateful_pipeline
 
 quick = {"retry_delay": timedelta(seconds=1), "retries": 10}

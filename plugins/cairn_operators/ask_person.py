@@ -6,7 +6,7 @@ import re
 from datetime import timedelta
 from typing import Any, NoReturn
 
-from airflow.sdk.exceptions import AirflowFailException, TaskAwaitingInput
+from cairn_operators.airflow_versions import AirflowFailException, say_lacks, wait_for_answer
 
 APPROVE, REJECT = "Approve", "Reject"
 
@@ -25,7 +25,8 @@ def ask_person(
         params={},  # Airflow's API refuses None here.
     )
     task.log.info("waiting, without a worker slot, for a person to answer under Required Actions in the UI")
-    raise TaskAwaitingInput(method_name="after_answer", kwargs=asked, timeout=timeout)
+    say_lacks(task.log, "waiting for input", "task state store")
+    wait_for_answer(task, context["ti"].id, [APPROVE, REJECT], asked, timeout)
 
 
 def agreed_before(context: Any, key: str) -> Any:

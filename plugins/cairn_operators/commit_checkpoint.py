@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import Asset, BaseOperator, XComArg
 from airflow.sdk.bases.xcom import BaseXCom
-from airflow.sdk.exceptions import AirflowFailException, DownstreamTasksSkipped
-from airflow.sdk.observability import stats
 
+from cairn_operators.airflow_versions import AirflowFailException, DownstreamTasksSkipped, stats
 from cairn_operators.data_interval import is_due_in
 from cairn_operators.failures import failure_of
 from cairn_operators.pipeline_asset import pipeline_asset

@@ -6,8 +6,8 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import pendulum
-from airflow.sdk import CronDataIntervalTimetable, DeltaDataIntervalTimetable
 
+from cairn_operators.airflow_versions import CronDataIntervalTimetable, DeltaDataIntervalTimetable, setting_of
 from cairn_operators.pipeline_source import declared_schedule
 
 if TYPE_CHECKING:
@@ -77,8 +77,8 @@ def schedule_of_dag(dag: Any) -> dict[str, Any] | None:
     timetable: Any = getattr(dag, "timetable", None)
     kind = type(timetable).__name__
     if kind == "CronDataIntervalTimetable":
-        zone = timetable.timezone
-        return encode(Cron(timetable.expression, zone if isinstance(zone, str) else zone.name))
-    if kind == "DeltaDataIntervalTimetable" and isinstance(timetable.delta, timedelta):
-        return encode(Every(timetable.delta // timedelta(milliseconds=1)))
+        zone = setting_of(timetable, "timezone")
+        return encode(Cron(setting_of(timetable, "expression"), zone if isinstance(zone, str) else zone.name))
+    if kind == "DeltaDataIntervalTimetable" and isinstance(delta := setting_of(timetable, "delta"), timedelta):
+        return encode(Every(delta // timedelta(milliseconds=1)))
     return None

@@ -9,6 +9,8 @@ from urllib.parse import quote, urlsplit
 
 from airflow.sdk import BaseOperatorLink
 
+from cairn_operators.airflow_versions import conf
+
 URL_PREFIX = "/cairn/docs"
 # Pages of Great Expectations load their styles and status icons from other hosts. In a browser that can't reach those
 # hosts, the styles below make the pages readable. In other browsers the loaded styles override the styles below.
@@ -84,6 +86,4 @@ class DataDocsLink(BaseOperatorLink):  # type: ignore[misc]  # Airflow is not ty
         page = getattr(operator, "docs_page", None)
         if not page:
             return ""
-        from airflow.sdk.configuration import conf
-
         return docs_url(page, docs_root(), conf.get("api", "base_url", fallback="") or "")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
+from cairn_operators.airflow_versions import TIMETABLES, AirflowFailException, AirflowSkipException, setting_of
 
 
 def data_interval(context: Any) -> tuple[datetime, datetime]:
@@ -25,14 +25,14 @@ def data_interval(context: Any) -> tuple[datetime, datetime]:
             raise AirflowFailException(
                 f"this run's data interval has no length ({start}), because the DAG's schedule is a {type(timetable).__name__}. "
                 "Cairn keeps state per interval.\n"
-                f"Give the DAG schedule={_suggestion(timetable)} (from airflow.sdk). Or set [scheduler] create_cron_data_intervals "
+                f"Give the DAG schedule={_suggestion(timetable)} (from {TIMETABLES}). Or set [scheduler] create_cron_data_intervals "
                 "(for a timedelta: create_delta_data_intervals) to True in airflow.cfg, which changes all DAGs. Only "
                 'stateful_pipeline takes "@daily" as it is. Then backfill the days that you want'
             )
         from state_backend.values.airflow_commands import backfill_command
         from state_backend.values.errors import Rerun
 
-        first = _plain(context["dag"].start_date)
+        first = plain(context["dag"].start_date)
         raise AirflowFailException(
             f"this run has no data interval (start {start}, end {end}), but Cairn keeps state per interval.\n"
             "Trigger the run with a logical date, or backfill the intervals that you want. This command runs only the DAG's first "
@@ -47,9 +47,9 @@ def check_ended(context: Any, end: datetime) -> None:
     Airflow gives such an interval to a manual run in the hour that clocks repeat.
     """
     own = getattr(context["dag_run"], "run_type", None)
-    if str(getattr(own, "value", own)) == "manual" and _plain(end) > datetime.now(tz=UTC):
+    if str(getattr(own, "value", own)) == "manual" and plain(end) > datetime.now(tz=UTC):
         raise AirflowFailException(
-            f"this run's data interval ends at {_plain(end).isoformat()}, which is still to come, so its input is not complete. The "
+            f"this run's data interval ends at {plain(end).isoformat()}, which is still to come, so its input is not complete. The "
             f"scheduled run processes this interval after its end.\n{_last_before(context, context['data_interval_start'])}"
         )
 
@@ -62,7 +62,7 @@ def _last_before(context: Any, end: datetime) -> str:
     from state_backend.values.schedule import decode, interval_before
 
     schedule = schedule_of_dag(context.get("dag"))
-    last = None if schedule is None else interval_before(decode(schedule), _plain(end))
+    last = None if schedule is None else interval_before(decode(schedule), plain(end))
     if last is None:
         return "Run the intervals that you want with cairn backfill"
     again = Rerun(first=last.start, last=last.start)
@@ -70,9 +70,9 @@ def _last_before(context: Any, end: datetime) -> str:
 
 
 def _suggestion(timetable: Any) -> str:
-    expression, delta = getattr(timetable, "expression", None), getattr(timetable, "delta", None)
+    expression, delta = setting_of(timetable, "expression"), setting_of(timetable, "delta")
     if expression is not None:
-        return f'CronDataIntervalTimetable("{expression}", timezone="{getattr(timetable, "timezone", "UTC")}")'
+        return f'CronDataIntervalTimetable("{expression}", timezone="{setting_of(timetable, "timezone") or "UTC"}")'
     return (
         f"DeltaDataIntervalTimetable({delta!r})"
         if delta is not None
@@ -88,7 +88,7 @@ def is_due(end: datetime, start: datetime, every: timedelta | None) -> bool:
     """
     if every is None:
         return True
-    elapsed = _plain(end) - _plain(start)
+    elapsed = plain(end) - plain(start)
     return elapsed > timedelta(0) and elapsed % every == timedelta(0)
 
 
@@ -106,6 +106,6 @@ def skip_unless_due(context: Any, cadence: timedelta | None, what: str) -> None:
         raise AirflowSkipException(f"{what} every {cadence}; none is due at {end}")
 
 
-def _plain(instant: datetime) -> datetime:
+def plain(instant: datetime) -> datetime:
     """Convert Airflow's pendulum datetime to a plain `datetime`. Differences of pendulum datetimes have no `%`."""
     return datetime.fromisoformat(instant.isoformat())

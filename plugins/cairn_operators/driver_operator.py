@@ -10,10 +10,12 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import BaseOperator, get_current_context
-from airflow.sdk.exceptions import AirflowFailException
 
+from cairn_operators.airflow_versions import AirflowFailException
 from cairn_operators.driver_process import DriverProcess
+from cairn_operators.failures import UserCodeFailed
 from cairn_operators.hidden_settings import Hidden, hide_secrets
+from cairn_operators.retries import check_failures
 from cairn_operators.spark_location import DEFAULT_CONN_ID, spark_location
 from cairn_operators.storage_connection import storage_credentials
 
@@ -86,6 +88,7 @@ class DriverOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not type
         from state_backend.values.hide_secrets import hide
         from state_backend.values.operation_parameters import Call, to_json
 
+        asked: Any = {}
         with suppress(RuntimeError):  # The operator runs outside of Airflow.
             asked = get_current_context()
             check_conf(getattr(asked.get("dag_run"), "conf", None) or {}, getattr(asked.get("dag"), "params", ()))
@@ -105,6 +108,10 @@ class DriverOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not type
             show = on_line or (lambda line: self.log.info("%s", line))
             with storage_credentials(self.storage_conn_id) as environment:
                 return self._driver.run(arguments, show, environment, private)
+        except UserCodeFailed as error:
+            if "ti" in asked:
+                check_failures(error, self, asked["ti"])
+            raise
         finally:
             self._driver = None
 

@@ -22,9 +22,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from airflow.sdk.configuration import conf
-from airflow.sdk.exceptions import AirflowException
-
+from cairn_operators.airflow_versions import AirflowException, conf
 from cairn_operators.failures import exit_failure, failure
 from cairn_operators.warm_driver import WarmDriver, start_host_if_it_pays, start_warm
 

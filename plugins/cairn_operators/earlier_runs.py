@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
+from cairn_operators.airflow_versions import has
+from cairn_operators.dag_schedule import schedule_of_dag
+from cairn_operators.data_interval import plain
 from state_backend.values.airflow_runs import DagRun, read_run
 
 if TYPE_CHECKING:
@@ -14,6 +17,10 @@ if TYPE_CHECKING:
 # The largest number of runs that one search reads, newest first. If more manual runs than this lie between two
 # scheduled runs, the search does not find the scheduled run of the interval before.
 _LOOK_BACK = 32
+# An Airflow without it describes only running runs. The others are found by the logical dates of scheduled runs, and
+# their number of clears is unknown. Such a run has not committed since it was cleared: it is queued, or it has ended.
+_UNSTARTED = "query of a queued run"
+_UNKNOWN_CLEAR = -1
 
 
 def predecessor_runs(context: Any, start: datetime, end: datetime, tasks: Sequence[str]) -> list[PredecessorRun]:
@@ -28,16 +35,27 @@ def predecessor_runs(context: Any, start: datetime, end: datetime, tasks: Sequen
     """
     from cairn_operators.predecessor import PredecessorRun
 
-    dag_id, own = context["dag_run"].dag_id, context["dag_run"].run_id
+    dag_id, own, ti = context["dag_run"].dag_id, context["dag_run"].run_id, context["ti"]
     found = []
-    for run in _runs_before(dag_id, end + (end - start)):
+    for run in _runs_before(dag_id, end + (end - start), None if has(_UNSTARTED) else "running"):
         if run.run_id != own and run.end == start:
             found.append(run)
         if run.logical_date is not None and run.logical_date < start and run.run_type != "manual":
             break
+    if not has(_UNSTARTED):
+        known = {own, *(run.run_id for run in found)}
+        there = ti.get_task_states(
+            dag_id=dag_id, logical_dates=_starts_before(context, start, end, 1), task_ids=list(tasks)
+        )
+        for run_id in sorted(there.keys() - known):
+            states = (
+                s for s in ("success", "queued", "failed") if ti.get_dr_count(dag_id, run_ids=[run_id], states=[s])
+            )
+            if (state := next(states, None)) is not None:
+                found.append(DagRun(run_id=run_id, state=state, clear_number=_UNKNOWN_CLEAR))
     if not found:
         return []
-    states = context["ti"].get_task_states(dag_id=dag_id, run_ids=[run.run_id for run in found], task_ids=list(tasks))
+    states = ti.get_task_states(dag_id=dag_id, run_ids=[run.run_id for run in found], task_ids=list(tasks))
     return [
         PredecessorRun(
             run_id=run.run_id,
@@ -61,15 +79,32 @@ def is_earlier_blocked(context: Any, start: datetime) -> bool:
     Airflow counts runs of a backfill and other runs separately towards their `max_active_runs`. So a queued run never
     waits for a run of the other kind.
     """
-    run = _previous(context["dag_run"].dag_id, start, "queued")
-    return run is not None and (run.run_type == "backfill") == (
-        read_run(DagRun, context["dag_run"]).run_type == "backfill"
-    )
+    own = read_run(DagRun, context["dag_run"]).run_type == "backfill"
+    if has(_UNSTARTED):
+        run = _previous(context["dag_run"].dag_id, start, "queued")
+        return run is not None and (run.run_type == "backfill") == own
+    dag_id, ti = context["dag_run"].dag_id, context["ti"]
+    dates = _starts_before(context, start, context["data_interval_end"], _LOOK_BACK)
+    there = ti.get_task_states(dag_id=dag_id, logical_dates=dates, task_ids=[ti.task_id])
+    same = [run_id for run_id in there if run_id.startswith("backfill__") == own]
+    return bool(same) and ti.get_dr_count(dag_id, run_ids=same, states=["queued"]) > 0
 
 
-def _runs_before(dag_id: str, logical_date: datetime | None) -> Iterator[DagRun]:
+def _starts_before(context: Any, start: datetime, end: datetime, number: int) -> list[datetime]:
+    """Return the starts of the last intervals before `start`, which are the logical dates of scheduled runs."""
+    from state_backend.values.schedule import Every, decode, interval_before
+
+    said, start, end = schedule_of_dag(context.get("dag")), plain(start), plain(end)
+    schedule = Every((end - start) // timedelta(milliseconds=1)) if said is None else decode(said)
+    starts: list[datetime] = []
+    while len(starts) < number and (before := interval_before(schedule, starts[-1] if starts else start)) is not None:
+        starts.append(before.start)
+    return starts
+
+
+def _runs_before(dag_id: str, logical_date: datetime | None, state: str | None) -> Iterator[DagRun]:
     for _ in range(_LOOK_BACK):
-        if logical_date is None or (run := _previous(dag_id, logical_date, None)) is None:
+        if logical_date is None or (run := _previous(dag_id, logical_date, state)) is None:
             return
         yield run
         logical_date = run.logical_date

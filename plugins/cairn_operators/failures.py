@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from airflow.sdk.exceptions import AirflowException, AirflowFailException
+from cairn_operators.airflow_versions import AirflowException, AirflowFailException
 
 if TYPE_CHECKING:
     from state_backend.values.errors import CairnError

@@ -12,7 +12,6 @@ from urllib.parse import quote
 
 import attr
 from airflow.providers.openlineage.extractors import OperatorLineage
-from airflow.sdk.configuration import conf
 from openlineage.client.event_v2 import InputDataset, OutputDataset
 from openlineage.client.facet_v2 import (
     DatasetFacet,
@@ -23,6 +22,7 @@ from openlineage.client.facet_v2 import (
     schema_dataset,
 )
 
+from cairn_operators.airflow_versions import conf
 from cairn_operators.lineage_datasets import Dataset, Field, checkpoint_facet, inputs_of, outputs_of
 from state_backend.values.records import Record
 from state_backend.values.release import RELEASE

@@ -10,9 +10,7 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
-from airflow.sdk.exceptions import AirflowFailException
-from airflow.sdk.observability import stats
-
+from cairn_operators.airflow_versions import AirflowFailException, say_lacks, stats
 from cairn_operators.commit_checkpoint import CommitCheckpointOperator, command_to_clear
 from cairn_operators.dag_schedule import schedule_of_dag
 from cairn_operators.data_interval import check_ended, data_interval
@@ -342,7 +340,9 @@ class ProcessIntervalOperator(DriverOperator):
         # Each try gets a new attempt uuid. An earlier try may still be writing, and its files bear the earlier uuid.
         attempt = str(uuid.uuid4())
         # A first try has no earlier attempt, so it saves the request to Airflow's task state store.
-        known = store is not None and self.reuse_prepared and context["ti"].try_number > 1
+        known = self.reuse_prepared and context["ti"].try_number > 1
+        if known:
+            say_lacks(self.log, "task state store")
         request = request_of(
             ProcessInterval,
             self,
@@ -354,7 +354,7 @@ class ProcessIntervalOperator(DriverOperator):
             committed=there,
             schedule=schedule_of_dag(context.get("dag")),
             newest_first=_is_newest_first(context),
-            earlier=(store.get(_ATTEMPT_KEY) or None) if known else None,
+            earlier=(store.get(_ATTEMPT_KEY) or None) if known and store is not None else None,
         )
 
         def line(text: str) -> None:

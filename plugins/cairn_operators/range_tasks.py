@@ -8,8 +8,8 @@ from typing import Any
 
 from airflow.sdk import DAG, Asset, AssetAlias, Param
 from airflow.sdk.bases.xcom import BaseXCom
-from airflow.sdk.exceptions import AirflowFailException, DownstreamTasksSkipped
 
+from cairn_operators.airflow_versions import AirflowFailException, DownstreamTasksSkipped
 from cairn_operators.check_dag_arguments import BY_HAND, checked_place
 from cairn_operators.driver_operator import DriverOperator
 from cairn_operators.pipeline_asset import pipeline_asset

@@ -9,8 +9,8 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from airflow.sdk import DAG, Param
-from airflow.sdk.exceptions import AirflowFailException
 
+from cairn_operators.airflow_versions import AirflowFailException
 from cairn_operators.ask_person import agreed_before, ask_person, check_approved
 from cairn_operators.check_dag_arguments import BY_HAND, checked_place
 from cairn_operators.driver_operator import DriverOperator

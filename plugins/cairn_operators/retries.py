@@ -9,15 +9,16 @@ from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
 
-from airflow.sdk import RetryDecision, RetryPolicy
-
+from cairn_operators.airflow_versions import AirflowFailException, RetryDecision, RetryPolicy, has, own_pauses
 from cairn_operators.failures import UserCodeFailed
 
 _SECONDS = (5, 15, 60, 180, 300, 600, 600)
+_LONGEST = timedelta(seconds=_SECONDS[-1])
 RETRIES = len(_SECONDS)
 # Largest number of retries after an exception of the user's code. Most of these exceptions are bugs, so the run should
 # fail soon and show the bug.
 USER_CODE_RETRIES = 3
+_STILL_FAILS = f"the pipeline's code still fails after {USER_CODE_RETRIES} retries"
 _OWN = {"retry_delay", "retry_exponential_backoff", "max_retry_delay", "retry_policy"}
 
 
@@ -38,15 +39,28 @@ class RetriesOverHalfAnHour(RetryPolicy):  # type: ignore[misc]
 
         Airflow never makes more retries than the task's `retries`, even if this method returns a retry.
         """
-        # A clear does not reset `try_number`: Airflow sets `max_tries` to the tries so far plus the retries. So
-        # `failure` is the number of failures since the clear.
-        failure = max(1, self.retries - max_tries + try_number)
+        failure = failures_since_clear(self.retries, max_tries, try_number)
         if isinstance(exception, UserCodeFailed):
             if failure > USER_CODE_RETRIES:
-                return RetryDecision.fail(f"the pipeline's code still fails after {USER_CODE_RETRIES} retries")
+                return RetryDecision.fail(_STILL_FAILS)
             return RetryDecision.retry(timedelta(seconds=_SECONDS[0]))
         seconds = _SECONDS[min(failure, RETRIES) - 1]
         return RetryDecision.retry(timedelta(seconds=seconds), f"retry {failure} of {self.retries} in {seconds} s")
+
+
+def failures_since_clear(retries: int, max_tries: int, try_number: int) -> int:
+    # A clear does not reset `try_number`: Airflow sets `max_tries` to the tries so far plus the retries.
+    return max(1, retries - max_tries + try_number)
+
+
+def check_failures(error: UserCodeFailed, task: Any, ti: Any) -> None:
+    """Raise `AirflowFailException` if an Airflow without retry policies would retry the user's code too often.
+
+    A task with pauses of the user's own is retried as often as the user wants.
+    """
+    ours = not has("retry policy") and all(getattr(task, k) == v for k, v in own_pauses(_LONGEST).items())
+    if ours and failures_since_clear(task.retries, ti.max_tries, ti.try_number) > USER_CODE_RETRIES:
+        raise AirflowFailException(f"{error}\n{_STILL_FAILS}") from error
 
 
 def retry_arguments(own: Mapping[str, Any] | None = None, retries: int = RETRIES) -> dict[str, Any]:
@@ -60,6 +74,10 @@ def retry_arguments(own: Mapping[str, Any] | None = None, retries: int = RETRIES
         retries: Number of retries if `own` has no `retries`. With 0 retries, no retry policy is set.
     """
     arguments = {"retries": retries, "retry_delay": timedelta(seconds=_SECONDS[0]), **(own or {})}
-    if not _OWN & {*(own or {})} and arguments["retries"]:
+    if _OWN & {*(own or {})} or not arguments["retries"]:
+        return arguments
+    if has("retry policy"):
         arguments["retry_policy"] = RetriesOverHalfAnHour(arguments["retries"])
+    else:
+        arguments |= own_pauses(_LONGEST)
     return arguments

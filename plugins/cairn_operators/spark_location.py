@@ -13,9 +13,9 @@ from dataclasses import field
 from typing import Any
 
 from airflow.sdk import BaseHook
-from airflow.sdk.exceptions import AirflowFailException, AirflowNotFoundException
 from airflow.sdk.log import mask_secret
 
+from cairn_operators.airflow_versions import AirflowFailException, AirflowNotFoundException
 from cairn_operators.hidden_settings import Hidden, is_secret, redaction_of
 from state_backend.values.frozen import frozen
 from state_backend.values.hide_secrets import hide

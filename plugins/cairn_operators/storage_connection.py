@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from airflow.sdk import BaseHook
-from airflow.sdk.exceptions import AirflowFailException
 from airflow.sdk.log import mask_secret
+
+from cairn_operators.airflow_versions import AirflowFailException
 
 _PREFIX = "extra__google_cloud_platform__"  # Airflow 2 put this prefix before each field's name.
 _PROFILE = "cairn-connection"

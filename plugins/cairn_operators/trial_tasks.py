@@ -7,8 +7,8 @@ from datetime import timedelta
 from typing import Any
 
 from airflow.sdk import DAG, AssetAlias, Param, XComArg
-from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
+from cairn_operators.airflow_versions import AirflowFailException, AirflowSkipException
 from cairn_operators.ask_person import agreed_before, ask_person, check_approved
 from cairn_operators.check_dag_arguments import BY_HAND, checked_place
 from cairn_operators.driver_operator import DriverOperator

@@ -7,9 +7,8 @@ from datetime import timedelta
 from typing import Any
 
 from airflow.sdk import XComArg
-from airflow.sdk.exceptions import AirflowFailException
-from airflow.sdk.observability import stats
 
+from cairn_operators.airflow_versions import AirflowFailException, stats
 from cairn_operators.data_docs_link import DataDocsLink
 from cairn_operators.data_interval import is_due_in
 from cairn_operators.driver_operator import DriverOperator

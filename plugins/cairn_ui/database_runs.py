@@ -20,6 +20,7 @@ from airflow.utils.session import create_session
 from sqlalchemy import select
 from sqlalchemy.orm import joinedload
 
+from cairn_operators.airflow_versions import has
 from cairn_ui.try_reason import LogLine, reason_of
 from state_backend.values.airflow_runs import DagRun, TaskTry, read_run
 
@@ -98,7 +99,7 @@ def _try(row: Any) -> TaskTry:
         queued=row.queued_dttm if begun or state == "queued" else None,
         began=row.start_date if begun else None,
         ended=row.end_date if begun else None,
-        retry_reason=row.retry_reason if begun else None,
+        retry_reason=row.retry_reason if begun and has("retry reason") else None,
     )
 
 

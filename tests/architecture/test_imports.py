@@ -73,7 +73,7 @@ def test_importing_is_cheap(what: str, tmp_path: Path) -> None:
     heavy = [name for name in modules if any(name == h or name.startswith(f"{h}.") for h in HEAVY)]
     assert {*heavy} <= LIGHT
     # Modules and not seconds, which depend on who else uses the machine.
-    assert 0 < len(modules) < 100, modules
+    assert 0 < len(modules) < 110, modules
 
 
 @pytest.mark.long("seconds", runs_in="ci")

@@ -48,8 +48,8 @@ import sys
 from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
-from airflow.sdk.exceptions import AirflowFailException
-from airflow.sdk.observability import stats
+from cairn_operators.airflow_versions import AirflowFailException
+from cairn_operators.airflow_versions import stats
 from airflow.sdk.observability.metrics.stats_utils import get_stats_factory
 from cairn_operators import CommitCheckpointOperator, ValidateStateOperator
 root, attempt = sys.argv[1:]

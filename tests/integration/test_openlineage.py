@@ -44,7 +44,8 @@ DAGS = """
 # An Airflow DAG.
 import os
 from datetime import timedelta
-from airflow.sdk import DAG, Asset, CronDataIntervalTimetable
+from airflow.sdk import DAG, Asset
+from cairn_operators.airflow_versions import CronDataIntervalTimetable
 from airflow.providers.standard.operators.empty import EmptyOperator
 from cairn_operators import stateful_pipeline
 from tests.support.checkpoints import START

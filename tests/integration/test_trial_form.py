@@ -45,7 +45,7 @@ DAGS = """
 # Airflow DAGs: production's, which is paused, and the form. ``CODE`` is the pipeline that production runs.
 import os
 from datetime import datetime, timedelta, timezone
-from airflow.sdk import CronDataIntervalTimetable
+from cairn_operators.airflow_versions import CronDataIntervalTimetable
 from cairn_operators import stateful_pipeline, trial_pipeline
 
 root = os.environ["CAIRN_ROOT"]

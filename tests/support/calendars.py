@@ -93,7 +93,7 @@ CASES = {
 DAGS = """
 # Airflow DAGs.
 from datetime import timedelta
-from airflow.sdk import CronDataIntervalTimetable, DeltaDataIntervalTimetable
+from cairn_operators.airflow_versions import CronDataIntervalTimetable, DeltaDataIntervalTimetable
 from cairn_operators import stateful_pipeline
 from tests.support.calendars import CASES, ROOT, changes_of
 

@@ -121,7 +121,7 @@ OWN = {
 DAGS = """
 # An Airflow DAG: where a file says neither word, Airflow skips it.
 from datetime import UTC, datetime, timedelta
-from airflow.sdk import CronDataIntervalTimetable
+from cairn_operators.airflow_versions import CronDataIntervalTimetable
 from cairn_operators import stateful_pipeline
 
 quick = {"retry_delay": timedelta(seconds=1), "retries": 5}

@@ -13,9 +13,8 @@ import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 
-from airflow.sdk.exceptions import AirflowFailException
-
 from cairn.command.exit_codes import FINDINGS, STORAGE, USAGE, code_of
+from cairn_operators.airflow_versions import AirflowFailException
 from cairn_operators.failures import UserCodeFailed, failure
 from cairn_operators.retries import _SECONDS, RETRIES, USER_CODE_RETRIES
 from state_backend.values import errors

@@ -26,7 +26,7 @@ DAGS = """
 # Airflow DAGs.
 import os
 from datetime import timedelta
-from airflow.sdk import CronDataIntervalTimetable
+from cairn_operators.airflow_versions import CronDataIntervalTimetable
 from cairn_operators import stateful_pipeline
 from tests.support.checkpoints import START
 from tests.support.tally_dags import DRIVER, ROOT

@@ -82,7 +82,7 @@ SUMS = Pipeline(name="sums", start=datetime(2024, 1, 1, tzinfo=UTC), source=sour
 DAGS = """
 # Airflow DAGs.
 from datetime import UTC, datetime, timedelta
-from airflow.sdk import CronDataIntervalTimetable
+from cairn_operators.airflow_versions import CronDataIntervalTimetable
 from cairn_operators import stateful_pipeline
 
 for name, more in @DAGS@.items():

@@ -4,9 +4,10 @@ import os
 from datetime import UTC, datetime, timedelta
 
 from airflow.providers.standard.operators.empty import EmptyOperator
-from airflow.sdk import DAG, CronDataIntervalTimetable
+from airflow.sdk import DAG
 
 from cairn_operators import stateful_pipeline
+from cairn_operators.airflow_versions import CronDataIntervalTimetable
 from tests.support.checkpoints import START
 
 ROOT = f"file://{os.environ['CAIRN_TALLY']}/state"

@@ -176,7 +176,11 @@ def _next_minor(version: str) -> str:
 
 def test_the_versions_that_were_tested_are_those_of_the_lock() -> None:
     text = (ROOT / "docs" / "install.md").read_text()
-    rows = dict(re.findall(r"^\| ([\w-]+) \| [^|]+ \| ([\d.]+) \|", text.split("## Versions")[1], re.MULTILINE))
+    rows = dict(
+        re.findall(
+            r"^\| ([\w-]+) \| [^|]+ \| (?:[\d.]+, )*(\d+\.\d+\.\d+) \|", text.split("## Versions")[1], re.MULTILINE
+        )
+    )
     locks = "\n".join((ROOT / name).read_text() for name in ("tests/support/celery.lock", "requirements.lock"))
     lock = dict(re.findall(r"^([\w-]+)==([\w.]+)", locks, re.MULTILINE))
     named = {"Airflow": "apache-airflow", "PySpark": "pyspark"}

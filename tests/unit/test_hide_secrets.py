@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 import typer
-from airflow.sdk.exceptions import AirflowException
 from typer.testing import CliRunner
 
 from cairn.command.cli import app, main
@@ -25,6 +24,7 @@ from cairn.operations.intervals.read_source import read_source
 from cairn.spark.local_server_secret import checked_token
 from cairn.spark.session import _with_token
 from cairn_operators import ValidateStateOperator
+from cairn_operators.airflow_versions import AirflowException
 from cairn_operators.driver_process import DriverProcess
 from cairn_operators.lineage_datasets import inputs_of
 from cairn_operators.request_of import request_of

@@ -9,7 +9,7 @@ import ast
 
 from tests.tools.mass import FOLDERS, ROOT, mass
 
-MOST_METHODS, MOST_LINES_OF_A_MODULE, MOST_LINES_OF_TESTS = 25, 800, 77_400
+MOST_METHODS, MOST_LINES_OF_A_MODULE, MOST_LINES_OF_TESTS = 25, 800, 77_700
 
 # For each room, the most lines of its files, and the most tokens without comments and docstrings.
 BUDGETS = {
@@ -34,7 +34,7 @@ BUDGETS = {
     "jobs/cairn/trials": (910, 5_800),
     "jobs/local_stack": (1_660, 9_600),
     "jobs/pipelines": (960, 5_600),
-    "plugins/cairn_operators": (4_570, 25_000),
+    "plugins/cairn_operators": (4_830, 26_500),
     "plugins/cairn_provider": (90, 400),
     "plugins/cairn_ui": (3_270, 23_100),
     "state_backend": (10, 100),

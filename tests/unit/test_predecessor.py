@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 from airflow.sdk.api.datamodels._generated import DagRunState, DagRunType
-from airflow.sdk.exceptions import AirflowFailException, TaskDeferred
 
 from cairn_operators import ProcessIntervalOperator, earlier_runs, previous_checkpoint_trigger
+from cairn_operators.airflow_versions import AirflowFailException
 from cairn_operators.predecessor import Go, PredecessorRun, Refuse, Wait, plan_start
 from cairn_operators.previous_checkpoint_trigger import PreviousCheckpointTrigger
 from cairn_operators.process_data_interval import before_us
@@ -25,6 +25,7 @@ from state_backend.values.errors import StorageUnavailable
 from state_backend.values.intervals import Interval
 from state_backend.values.records import Permissions, Record
 from state_backend.values.retention import KeepLast
+from tests.support.airflow_names import TaskDeferred
 from tests.support.checkpoints import DAY, PIPELINE, Folder, day, record, run
 from tests.support.log_in_memory import log_in_memory
 
@@ -260,6 +261,8 @@ NOON = timedelta(hours=12)
 def test_predecessors(
     monkeypatch: pytest.MonkeyPatch, runs: list[Any], own: str, interval: Interval, expected: list[str]
 ) -> None:
+    monkeypatch.setattr(earlier_runs, "has", lambda name: True)
+
     def previous(dag_id: str, logical_date: datetime, state: str | None) -> Any:
         earlier = [r for r in runs if r.logical_date < logical_date]
         return max(earlier, key=lambda r: r.logical_date, default=None)
@@ -278,6 +281,78 @@ def test_predecessors(
     assert all(run.pending and run.clear_number == 0 for run in found)
 
 
+class OldAirflow:
+    """The calls of a task to an Airflow that answers with an error if it must describe a run without a start."""
+
+    task_id = "process"
+
+    def __init__(self, *runs: tuple[str, datetime, str]) -> None:
+        self.runs = runs
+
+    def previous(self, dag_id: str, logical_date: datetime, state: str | None) -> DagRun | None:
+        assert state == "running"
+        earlier = [one for one in self.runs if one[1] < logical_date and one[2] == state]
+        if not earlier:
+            return None
+        run_id, at, _ = max(earlier, key=lambda one: one[1])
+        interval = day(2) if run_id.startswith("manual") else Interval(at, at + timedelta(days=1))
+        return dag_run(run_id, at, interval, run_id.partition("__")[0])
+
+    def get_task_states(self, **asked: Any) -> dict[str, dict[str, str | None]]:
+        dates, ids = asked.get("logical_dates"), asked.get("run_ids")
+        there = [one for one in self.runs if (one[1] in dates if dates else one[0] in ids)]
+        return {run_id: {"process": "running" if state == "running" else None} for run_id, _, state in there}
+
+    def get_dr_count(self, dag_id: str, run_ids: list[str], states: list[str]) -> int:
+        return sum(run_id in run_ids and state in states for run_id, _, state in self.runs)
+
+    def context(self, monkeypatch: pytest.MonkeyPatch, own: str) -> dict[str, Any]:
+        monkeypatch.setattr(earlier_runs, "has", lambda name: False)
+        monkeypatch.setattr(earlier_runs, "_previous", self.previous)
+        run = SimpleNamespace(dag_id="d", run_id=own, run_type=own.partition("__")[0])
+        return {"ti": self, "dag_run": run, "data_interval_end": day(3).end}
+
+
+@pytest.mark.parametrize(
+    ("runs", "expected"),
+    [
+        ([], {}),
+        ([("scheduled__2", day(2).start, "running")], {"scheduled__2": "running"}),
+        ([("scheduled__2", day(2).start, "queued"), ("scheduled__1", day(1).start, "running")], {"scheduled__2": "queued"}),
+        ([("backfill__2", day(2).start, "failed")], {"backfill__2": "failed"}),
+        ([("backfill__2", day(2).start, "success"), ("scheduled__4", day(4).start, "queued")], {"backfill__2": "success"}),
+        (
+            [("manual__2", day(3).start + NOON, "running"), ("scheduled__2", day(2).start, "success")],
+            {"manual__2": "running", "scheduled__2": "success"},
+        ),
+    ],
+)  # fmt: skip
+def test_predecessors_on_an_airflow_that_describes_only_running_runs(
+    monkeypatch: pytest.MonkeyPatch, runs: list[Any], expected: dict[str, str]
+) -> None:
+    context = OldAirflow(*runs, ("scheduled__3", day(3).start, "running")).context(monkeypatch, "scheduled__3")
+    found = earlier_runs.predecessor_runs(context, day(3).start, day(3).end, TASKS)
+    assert {run.run_id: run.state for run in found} == expected
+    assert all(run.clear_number == (0 if run.state == "running" else -1) for run in found)
+
+
+@pytest.mark.parametrize(
+    ("own", "queued", "at", "blocked"),
+    [
+        ("scheduled", "scheduled", 1, True),
+        ("scheduled", "backfill", 1, False),
+        ("backfill", "backfill", 2, True),
+        ("backfill", "scheduled", 2, False),
+        ("scheduled", "scheduled", 4, False),
+    ],
+)
+def test_which_queued_run_this_one_keeps_from_starting_on_such_an_airflow(
+    monkeypatch: pytest.MonkeyPatch, own: str, queued: str, at: int, blocked: bool
+) -> None:
+    airflow = OldAirflow((f"{own}__3", day(3).start, "running"), (f"{queued}__x", day(at).start, "queued"))
+    assert earlier_runs.is_earlier_blocked(airflow.context(monkeypatch, f"{own}__3"), day(3).start) is blocked
+
+
 @pytest.mark.parametrize(
     ("own", "queued", "blocked"),
     [
@@ -292,6 +367,7 @@ def test_predecessors(
 def test_which_queued_run_this_one_keeps_from_starting(
     monkeypatch: pytest.MonkeyPatch, own: str, queued: str | None, blocked: bool
 ) -> None:
+    monkeypatch.setattr(earlier_runs, "has", lambda name: True)
     found = None if queued is None else dag_run("day1", day(1).start, day(1), queued)
     monkeypatch.setattr(earlier_runs, "_previous", lambda _, __, state: found if state == "queued" else None)
     context = {"dag_run": SimpleNamespace(dag_id="d", run_id="day3", run_type=DagRunType(own))}

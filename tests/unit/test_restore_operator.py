@@ -8,9 +8,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from airflow.sdk.exceptions import AirflowFailException, TaskAwaitingInput
 
 from cairn_operators import RestoreStateOperator, restore_pipeline
+from cairn_operators.airflow_versions import AirflowFailException
 from cairn_operators.ask_person import agreed_key
 from cairn_operators.request_of import run_of
 from state_backend.adapters.local_storage import LocalStorage
@@ -19,6 +19,7 @@ from state_backend.checkpoint.savepoints import claim_savepoint
 from state_backend.values.marks import Claim
 from state_backend.values.operation_parameters import Restore, Validate
 from state_backend.values.records import Prepared, Record
+from tests.support.airflow_names import TaskAsking
 from tests.support.checkpoints import PIPELINE, Folder, content, day
 from tests.support.coordinator import Coordinator
 from tests.unit.test_operators import context as task_context
@@ -84,8 +85,8 @@ def answer(option: str) -> dict[str, Any]:
     return {"chosen_options": [option], "params_input": {}, "responded_by_user": {"id": "1", "name": "ann"}}
 
 
-def park(made: RestoreStateOperator, where: dict[str, Any]) -> TaskAwaitingInput:
-    with pytest.raises(TaskAwaitingInput) as caught:
+def park(made: RestoreStateOperator, where: dict[str, Any]) -> TaskAsking:
+    with pytest.raises(TaskAsking) as caught:
         run(made, where)
     return caught.value
 

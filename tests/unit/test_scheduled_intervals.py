@@ -13,7 +13,7 @@ from typing import Any
 from zoneinfo import ZoneInfo
 
 import pytest
-from airflow.sdk import DAG, CronDataIntervalTimetable, CronTriggerTimetable, DeltaDataIntervalTimetable
+from airflow.sdk import DAG
 from dateutil.relativedelta import relativedelta
 from pendulum import timezone
 from typer.testing import CliRunner
@@ -27,6 +27,7 @@ from cairn.operations.intervals.run_range import intervals_of
 from cairn.pipeline import Pipeline
 from cairn.replay.find_interval import find_interval
 from cairn.testing import PipelineTester
+from cairn_operators.airflow_versions import CronDataIntervalTimetable, DeltaDataIntervalTimetable
 from cairn_operators.dag_schedule import schedule_of_dag
 from pipelines.aircraft import AIRCRAFT, READ_SCHEMA
 from state_backend.adapters.memory_storage import MemoryStorage
@@ -40,6 +41,7 @@ from state_backend.values.intervals import Interval, format_instant
 from state_backend.values.operation_parameters import RunRange
 from state_backend.values.records import NO_PERMISSIONS, Record
 from state_backend.values.schedule import Cron, Every, Schedule, decode, first_interval, starting_between
+from tests.support.airflow_names import CronTriggerTimetable
 from tests.support.bare_pipeline import bare_pipeline
 from tests.support.checkpoints import PIPELINE, content, record
 from tests.support.log_in_memory import log_in_memory

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
 from cairn_operators import SweepStateOperator
+from cairn_operators.airflow_versions import AirflowException, AirflowFailException
 from state_backend.adapters.local_storage import LocalStorage
 from state_backend.formats import paths
 from tests.support.checkpoints import PIPELINE

@@ -13,14 +13,15 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException, TaskAwaitingInput
 
 from cairn import testing
 from cairn.driver import driver
 from cairn_operators import PromoteTrialOperator, TryCodeOperator, trial_pipeline
+from cairn_operators.airflow_versions import AirflowFailException, AirflowSkipException
 from cairn_operators.ask_person import as_markdown
 from cairn_operators.trial_tasks import PROMOTE
 from state_backend.values.operation_parameters import COMMITTED, PromoteTrial, TryCode
+from tests.support.airflow_names import TaskAsking
 from tests.support.coordinator import coordinator_of
 from tests.support.counting import DAYS, day
 from tests.support.drivers import driven
@@ -101,7 +102,7 @@ def test_a_person_decides_with_the_comparison_and_a_retry_does_not_ask_again(
 ) -> None:
     _, promote = tasks()
     there = where()
-    with pytest.raises(TaskAwaitingInput) as parked:
+    with pytest.raises(TaskAsking) as parked:
         promote.execute(there)
     assert (
         not calls
@@ -114,7 +115,7 @@ def test_a_person_decides_with_the_comparison_and_a_retry_does_not_ask_again(
     promote.execute(there)
     assert len(asked) == 1 and len(calls) == 2
     promote.trial = "other"  # another question
-    with pytest.raises(TaskAwaitingInput):
+    with pytest.raises(TaskAsking):
         promote.execute(there)
 
 

@@ -16,10 +16,10 @@ from typing import Any
 
 import pyarrow
 import pytest
-from airflow.sdk.exceptions import AirflowException
 
 from cairn.driver import driver_host
 from cairn.shipping import distributions, ship_processor
+from cairn_operators.airflow_versions import AirflowException
 from cairn_operators.driver_process import DriverProcess, repo_root
 from cairn_operators.warm_driver import WarmDriver, _ask, start_host_if_it_pays, start_warm
 from local_stack.owned_process import command_line

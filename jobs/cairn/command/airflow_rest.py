@@ -197,7 +197,7 @@ class AirflowRest:
             "to_date": last.isoformat(),
             "max_active_runs": max_active_runs,
             "reprocess_behavior": reprocess,
-            "dag_run_conf": dict(conf) if conf else None,
+            "dag_run_conf": dict(conf or {}),  # Airflow 3.1 refuses null.
         }
         with explain_errors(self.url, dag_id):
             return self._create(body, time.monotonic() + timeout_s, say)

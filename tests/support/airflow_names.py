@@ -1,0 +1,54 @@
+"""Names of Airflow that only tests use, and the skip of a test whose Airflow lacks something."""
+
+from __future__ import annotations
+
+import pytest
+from airflow import __version__
+
+from cairn_operators.airflow_versions import DIFFERENCES, has
+
+if has("airflow.sdk.exceptions"):
+    from airflow.sdk.exceptions import TaskDeferred
+else:
+    from airflow.exceptions import TaskDeferred
+
+if has("airflow.sdk.exceptions"):  # Both came with 3.2.
+    from airflow.dag_processing.dagbag import DagBag, sync_bag_to_db
+    from airflow.serialization.serialized_objects import DagSerialization
+else:
+    from airflow.models.dagbag import DagBag, sync_bag_to_db
+    from airflow.serialization.serialized_objects import SerializedDAG as DagSerialization
+
+if has("waiting for input"):
+    from airflow.sdk.exceptions import TaskAwaitingInput as TaskAsking
+else:
+    TaskAsking = TaskDeferred
+
+if has("timetables in airflow.sdk"):
+    from airflow.sdk import CronTriggerTimetable
+else:
+    from airflow.timetables.trigger import CronTriggerTimetable
+
+if has("retry policy"):
+    from airflow.sdk import RetryAction
+else:
+    RetryAction = None
+
+__all__ = [
+    "CronTriggerTimetable",
+    "DagBag",
+    "DagSerialization",
+    "RetryAction",
+    "TaskAsking",
+    "TaskDeferred",
+    "needs",
+    "sync_bag_to_db",
+]
+
+
+def needs(name: str) -> pytest.MarkDecorator:
+    """Skip a test whose Airflow lacks what `DIFFERENCES` calls `name`."""
+    first, second = DIFFERENCES[name].since
+    return pytest.mark.skipif(
+        not has(name), reason=f"{name}: since Airflow {first}.{second}, and this is {__version__}"
+    )
