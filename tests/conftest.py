@@ -8,6 +8,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -54,6 +55,9 @@ settings.load_profile(TIER)
 
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(time_limits)
+    if version("pyspark").startswith("4.0."):
+        # This PySpark leaves it to the garbage collector to close the sockets on which it reads rows.
+        config.addinivalue_line("filterwarnings", "ignore:unclosed <socket:ResourceWarning")
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
