@@ -18,13 +18,13 @@ endif
 endif
 endif
 
-.PHONY: help setup host java demo bench soak test-fast test test-all lint api docs docs-serve ui spark wheel clean clean-all
+.PHONY: help setup host java demo bench soak test-fast test test-all test-versions lint api docs docs-serve ui spark wheel clean clean-all
 
 # A user's state, and Airflow's runs and connections: nothing can make these again.
 KEPT_BY_CLEAN := data airflow.db* airflow.postgres* .airflow-database .jwt-secret .fernet-key simple_auth_manager_passwords.json.generated
 
 help:  ## what can be typed here
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
 
 setup: host java $(VENV)/.ready  ## the Python environment and a Java runtime, if they are missing
 
@@ -85,6 +85,9 @@ test: setup $(VENV)/.spark-classes  ## each rule once, end to end
 # A second run of the same commit goes on where the first one stopped.
 test-all: setup $(VENV)/.spark-classes  ## all tests, long ones too; run again, it leaves out tests that passed on this commit
 	@CAIRN_TESTS=all CAIRN_PASSED=$(CURDIR)/.cache/passed $(PYTEST) $(PYTEST_ARGS)
+
+test-versions: setup $(VENV)/.spark-classes  ## the tests of Spark under each PySpark from 4.0 to 4.3 (VERSIONS=4.1.4 SHORT=1 for a short form)
+	@PYTHONDONTWRITEBYTECODE= $(PYTHON) -m tests.versions
 
 lint: setup  ## style, types, and which floor may import which
 	@$(VENV)/bin/ruff check .

@@ -55,8 +55,8 @@ settings.load_profile(TIER)
 
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(time_limits)
-    if version("pyspark").startswith("4.0."):
-        # This PySpark leaves it to the garbage collector to close the sockets on which it reads rows.
+    if version("pyspark").startswith(("4.0.", "4.1.")):
+        # These versions leave it to the garbage collector to close the sockets on which they read rows.
         config.addinivalue_line("filterwarnings", "ignore:unclosed <socket:ResourceWarning")
 
 

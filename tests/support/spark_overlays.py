@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -32,10 +33,10 @@ def overlay(version: str) -> Path:
     return folder
 
 
-def environment(version: str) -> dict[str, str]:
+def environment(version: str, inherited: Mapping[str, str] = os.environ) -> dict[str, str]:
     """Return the environment of a process that imports this version of PySpark."""
-    paths = [str(overlay(version)), os.environ.get("PYTHONPATH", "")]
-    return os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    paths = [str(overlay(version)), inherited.get("PYTHONPATH", "")]
+    return {**inherited, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
 
 
 def install(version: str) -> Path:

@@ -169,6 +169,7 @@ RUN = {
     "make test": "not run: these are the tests",
     "make test-fast": "not run: it would run this test",
     "make test-all": "not run: these are the tests",
+    "make test-versions": "not run: these are the tests",
     "python -m pytest tests/integration/test_wheel.py": "not run: minutes; it is the suite's own command, with a file",
     "python -m pytest tests/unit/test_retention.py -k day": "not run: it is the suite's own command, with a file",
     "python -m pytest tests/unit/test_every_file.py": "not run: minutes; it is the suite's own command, with a file",
