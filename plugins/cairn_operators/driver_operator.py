@@ -87,6 +87,7 @@ class DriverOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not type
         """Run one command in a driver process, and return its result."""
         from state_backend.values.hide_secrets import hide
         from state_backend.values.operation_parameters import Call, to_json
+        from state_backend.values.release import RELEASE
 
         asked: Any = {}
         with suppress(RuntimeError):  # The operator runs outside of Airflow.
@@ -98,7 +99,8 @@ class DriverOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not type
             self.log.info("Spark runs at %s", spark.url)
             private = {"token": spark.token, "conf": dict(spark.conf)} if spark.token or spark.conf else None
             session, former = _sessions() if spark.url.startswith("sc://") else (None, None)
-            call = Call(spark=spark.url, session=session, former=former, settings_on_stdin=private is not None)
+            on_stdin = private is not None
+            call = Call(spark=spark.url, session=session, former=former, settings_on_stdin=on_stdin, release=RELEASE)
             arguments = [request.command, to_json(request), "--call", to_json(call)]
             if leaking := next((one for one in arguments if hide(one) != one), None):
                 raise AirflowFailException(

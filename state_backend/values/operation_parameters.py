@@ -406,6 +406,8 @@ class Call:
     # the first try.
     former: str | None = None
     settings_on_stdin: bool = False
+    # Version of Cairn in the operator's process.
+    release: str = ""
 
 
 def to_json(value: Any) -> str:

@@ -18,7 +18,7 @@ BUDGETS = {
     "jobs/cairn/aggregates": (1_080, 7_300),
     "jobs/cairn/command": (4_420, 28_400),
     "jobs/cairn/data_sources": (590, 3_700),
-    "jobs/cairn/driver": (720, 4_300),
+    "jobs/cairn/driver": (740, 4_350),
     "jobs/cairn/operations": (840, 5_200),
     "jobs/cairn/operations/intervals": (2_660, 16_300),
     "jobs/cairn/operations/savepoints": (900, 6_000),
@@ -45,7 +45,7 @@ BUDGETS = {
     "state_backend/ports": (210, 400),
     "state_backend/shard": (1_610, 9_500),
     "state_backend/state": (3_110, 26_300),
-    "state_backend/values": (3_530, 12_900),
+    "state_backend/values": (3_540, 12_900),
 }
 
 

@@ -7,11 +7,14 @@ import json
 from collections.abc import Callable
 from dataclasses import MISSING, fields
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
+from airflow.sdk.exceptions import AirflowFailException
 
 import cairn
+from cairn.driver import driver
 from cairn_operators import (
     ProcessIntervalOperator,
     PromoteTrialOperator,
@@ -24,6 +27,7 @@ from cairn_operators import (
     backfill_pipeline,
     trial_pipeline,
 )
+from cairn_operators.failures import failure
 from cairn_operators.request_of import request_of
 from state_backend.values.errors import UsageError
 from state_backend.values.operation_parameters import (
@@ -42,6 +46,7 @@ from state_backend.values.operation_parameters import (
     to_json,
 )
 from state_backend.values.records import Permissions, RunRef
+from state_backend.values.release import RELEASE
 
 WHERE: Any = {"root": "gs://b/état", "code": "m:P", "pipeline": "p"}
 RUN = RunRef(run_id="scheduled__2024-01-01T00:00:00+00:00", clear_number=2, try_number=3)
@@ -116,6 +121,38 @@ def test_a_driver_refuses_a_request_that_it_does_not_know(kind: type[Any], wrong
     with pytest.raises(UsageError) as refused:
         from_json(kind, json.dumps(wrong if kind is Call else {**WHERE, **wrong}))
     assert told in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("command", "request_has", "call_has", "told"),
+    [
+        ("run", {"only_new": True}, {}, "only_new is True: unexpected keyword argument"),
+        ("run", {}, {"queue": "q"}, "queue is 'q': unexpected keyword argument"),
+        ("compact", {}, {}, "the driver has no command 'compact'"),
+    ],
+    ids=["field of a request", "field of a call", "command"],
+)
+@pytest.mark.parametrize("release", ["9.0.0", "0.0.1", RELEASE, None], ids=["newer", "older", "own", "unnamed"])
+def test_a_task_of_another_version_learns_both_versions(
+    command: str,
+    request_has: dict[str, Any],
+    call_has: dict[str, Any],
+    told: str,
+    release: str | None,
+    tmp_path: Path,
+) -> None:
+    """The driver answers before it opens Spark, so that the task fails for good, and names the field."""
+    request = json.dumps({**WHERE, "first": "2024-01-01", **request_has})
+    call = json.dumps({"spark": "spark://nowhere:7077", **call_has, **({"release": release} if release else {})})
+    result = tmp_path / "result.json"
+    assert driver.main([command, request, "--call", call, "--result", str(result)]) == 1
+    error = json.loads(result.read_text())["error"]
+    assert error["type"] == "UsageError" and told in error["message"]
+    both = (
+        f"The Airflow task runs {f'Cairn {release}' if release else 'an older Cairn'}, its driver runs Cairn {RELEASE}"
+    )
+    assert (both in error["message"]) == (release != RELEASE)
+    assert isinstance(failure(error["type"], error["message"]), AirflowFailException)
 
 
 def test_each_command_of_a_driver_has_its_request() -> None:

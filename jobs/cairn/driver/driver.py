@@ -33,7 +33,7 @@ from cairn.pipeline import Interval, Pipeline
 from cairn.spark.session import connect, end_session, explain, interrupt_on_sigterm
 from state_backend.inspection.describe import summarise
 from state_backend.values.environment import Variable
-from state_backend.values.errors import CairnError, ProcessorError, StateGapError
+from state_backend.values.errors import CairnError, ProcessorError, StateGapError, UsageError
 from state_backend.values.frozen import frozen
 from state_backend.values.hide_secrets import hide_all
 from state_backend.values.operation_parameters import (
@@ -46,6 +46,7 @@ from state_backend.values.operation_parameters import (
     Request,
     from_json,
 )
+from state_backend.values.release import RELEASE
 from state_backend.values.schedule import decode
 
 if TYPE_CHECKING:
@@ -119,16 +120,17 @@ def main(arguments: list[str] | None = None) -> int:
     for library in ("py4j", "great_expectations"):
         logging.getLogger(library).setLevel(logging.WARNING)
     asked = parser().parse_args(arguments)
-    call = from_json(Call, asked.call)
     # The task's own folders come last in `sys.path`: a module beside a DAG must not hide a module of Python's library.
     sys.path += [p for p in (Variable.PYTHON_PATH.given or "").split(os.pathsep) if p and p not in sys.path]
-    private = json.load(sys.stdin) if call.settings_on_stdin else {}
-    place = Driver(call=call, token=private.get("token"), conf=private.get("conf") or {})
+    where = ""
     try:
-        request = from_json(REQUESTS[asked.command], asked.request)
+        call, request = _decode(asked.command, asked.request, asked.call)
+        where = call.spark
+        private = json.load(sys.stdin) if call.settings_on_stdin else {}
+        place = Driver(call=call, token=private.get("token"), conf=private.get("conf") or {})
         result = {"ok": _operation(request)(request, place)}
     except Exception as raised:
-        error = explain(raised, call.spark)
+        error = explain(raised, where)
         _print_error(error)
         name = type(error).__name__ if isinstance(error, CairnError) else "UnexpectedError"
         again = error.rerun if isinstance(error, CairnError) else None
@@ -139,6 +141,23 @@ def main(arguments: list[str] | None = None) -> int:
     partial.write_text(json.dumps(hide_all(result)))
     partial.replace(file)
     return 0 if "ok" in result else 1
+
+
+def _decode(command: str, request: str, call: str) -> tuple[Call, Request]:
+    """Decode what an operator sent. If another version of Cairn sent it, an error names both versions."""
+    try:
+        if command not in REQUESTS:
+            raise UsageError(f"the driver has no command {command!r}")
+        return from_json(Call, call), from_json(REQUESTS[command], request)
+    except UsageError as error:
+        release = json.loads(call).get("release")
+        if release == RELEASE:
+            raise
+        sender = f"Cairn {release}" if release else "an older Cairn"
+        raise UsageError(
+            f"{error}\nThe Airflow task runs {sender}, its driver runs Cairn {RELEASE}\n"
+            "Install one version on this host, restart Airflow's components there, and clear the task"
+        ) from error
 
 
 def process(request: ProcessInterval, place: Driver) -> dict[str, Any]:
@@ -239,7 +258,7 @@ def _operation(request: Request) -> Callable[[Any, Driver], dict[str, Any]]:
 def parser() -> argparse.ArgumentParser:
     """Return the parser of a driver's command line. The host of warm drivers makes it once for all its drivers."""
     made = argparse.ArgumentParser(prog="python -m cairn.driver.driver")
-    made.add_argument("command", choices=REQUESTS)
+    made.add_argument("command")
     made.add_argument("request")
     for name in ("--call", "--result"):
         made.add_argument(name, required=True)
