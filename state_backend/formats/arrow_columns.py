@@ -293,6 +293,15 @@ class Fixed:
     keep: Mask | None = None
 
 
+def one_batch(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
+    """Return the rows of one or more batches of one schema as one batch."""
+    if len(batches) == 1:
+        return batches[0]
+    # `pa.concat_batches` does the same since PyArrow 19.
+    columns = [pa.concat_arrays(parts) for parts in zip(*(batch.columns for batch in batches), strict=True)]
+    return pa.RecordBatch.from_arrays(columns, schema=batches[0].schema)
+
+
 def concatenate(count: int, pieces: Sequence[Fixed | pa.Array]) -> pa.BinaryArray:
     """Join columns of bytes row by row: value i is the bytes of row i of all `pieces`, in their order."""
     joined: list[pa.Array] = []

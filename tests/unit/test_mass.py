@@ -9,7 +9,7 @@ import ast
 
 from tests.tools.mass import FOLDERS, ROOT, mass
 
-MOST_METHODS, MOST_LINES_OF_A_MODULE, MOST_LINES_OF_TESTS = 25, 800, 77_700
+MOST_METHODS, MOST_LINES_OF_A_MODULE, MOST_LINES_OF_TESTS = 25, 800, 77_900
 
 # For each room, the most lines of its files, and the most tokens without comments and docstrings.
 BUDGETS = {
@@ -20,7 +20,7 @@ BUDGETS = {
     "jobs/cairn/data_sources": (590, 3_700),
     "jobs/cairn/driver": (740, 4_350),
     "jobs/cairn/operations": (840, 5_200),
-    "jobs/cairn/operations/intervals": (2_660, 16_300),
+    "jobs/cairn/operations/intervals": (2_670, 16_400),
     "jobs/cairn/operations/savepoints": (900, 6_000),
     "jobs/cairn/operations/validation": (1_980, 14_900),
     "jobs/cairn/processors": (3_360, 27_600),
@@ -40,7 +40,7 @@ BUDGETS = {
     "state_backend": (10, 100),
     "state_backend/adapters": (3_990, 25_700),
     "state_backend/checkpoint": (5_850, 37_500),
-    "state_backend/formats": (5_840, 38_400),
+    "state_backend/formats": (5_850, 38_500),
     "state_backend/inspection": (3_260, 26_100),
     "state_backend/ports": (210, 400),
     "state_backend/shard": (1_610, 9_500),

@@ -32,7 +32,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from state_backend.formats.arrow_columns import Array, Int64s, binary_views, valid_rows
+from state_backend.formats.arrow_columns import Array, Int64s, binary_views, one_batch, valid_rows
 
 MIB = 1024 * 1024
 # The most bytes of a shard's rows in memory before they are written to a run. Memory holds the rows twice: as the
@@ -284,7 +284,7 @@ def _in_order(held: list[pa.RecordBatch], columns_of: SortColumns, cut: _Cut) ->
 
     The function empties the list `held`, so that memory holds the rows only once.
     """
-    whole = held[0] if len(held) == 1 else pa.concat_batches(held)
+    whole = one_batch(held)
     held.clear()
     yield from _cut(whole, total_order(columns_of(whole), whole.num_rows), cut)
 
@@ -389,11 +389,11 @@ def _even(batches: Iterator[pa.RecordBatch], cut: _Cut) -> Iterator[pa.RecordBat
         start = 0
         while (end := cut.end(ends_bytes, start, rows, size_bytes)) is not None:
             part = batch[start:end]
-            yield pa.concat_batches([*held, part]) if held else part
+            yield one_batch([*held, part])
             held, rows, size_bytes, start = [], 0, 0, end
         if start < batch.num_rows:
             held.append(batch[start:])
             rows += batch.num_rows - start
             size_bytes += int(ends_bytes[-1]) - (int(ends_bytes[start - 1]) if start else 0)
     if held:
-        yield pa.concat_batches(held)
+        yield one_batch(held)

@@ -21,6 +21,7 @@ from cairn.runners.input_rows import starts_of
 from cairn.runners.output_rows import no_nulls_if_none_may_be
 from cairn.runners.processor_handle import ArrowHandle, Clock, HandleState, InputColumns
 from cairn.runners.user_code import UserCode
+from state_backend.formats.arrow_columns import one_batch
 from state_backend.formats.key_columns import KeyColumns
 from state_backend.formats.types import parse_struct
 from state_backend.state.entry_columns import Groups
@@ -112,7 +113,7 @@ class ArrowRunner:
             yield _Round(rows=rows, encoded=encoded, starts=starts, last_key_continues=False)
 
     def _split(self, held: list[pa.RecordBatch]) -> tuple[pa.RecordBatch, pa.Array, Any]:
-        rows = held[0] if len(held) == 1 else pa.concat_batches(held)
+        rows = one_batch(held)
         encoded = self._key_columns.encode(self._keys_of(rows))
         return rows, encoded, starts_of(encoded, rows.column("__kind").to_numpy())
 
