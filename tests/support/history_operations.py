@@ -272,6 +272,7 @@ def try_changed(work: Work) -> Any:
         if plan.trial.base is not None:
             note_origin(work.history, plan.trial.attempt, work.root, name, plan.trial.base.id)
 
+    removals = len(noted(work.history, work.root, f"removed/{called}"))
     tried = try_code(
         SESSION,
         pipeline,
@@ -287,8 +288,15 @@ def try_changed(work: Work) -> Any:
         _check_trial(work, name, called)
         compare_trial(str(work.root), name, called, (), 3)
     except (CairnError, Difference, OSError, ValueError, AssertionError) as error:
+        # A removal deletes the trial's record last, so its files may be gone while the trial is still listed.
+        removed = len(noted(work.history, work.root, f"removed/{called}")) > removals
         now = read_trial(str(work.root), name, called)
-        if now is not None and now.attempt == tried.trial.attempt and not isinstance(error, CheckpointDropped):
+        if (
+            not removed
+            and now is not None
+            and now.attempt == tried.trial.attempt
+            and not isinstance(error, CheckpointDropped)
+        ):
             raise
     return called, first, last, code
 
