@@ -125,6 +125,7 @@ def test_a_sketch_changes_its_form_where_both_are_equally_long():
 def test_empty_columns():
     assert nothing(0, 12).encode().to_pylist() == []
     assert nothing(0, 12).estimate().tolist() == []
+    assert nothing(2, 12).estimate().tolist() == [0, 0]
     assert nothing(3, 12).add(NONE, NONE.astype(np.uint64)).encode().to_pylist() == [None] * 3
 
 
