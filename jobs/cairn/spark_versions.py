@@ -7,6 +7,7 @@ No other module asks for a version, imports a private module, or reads an unders
 from __future__ import annotations
 
 import atexit
+import copy
 import signal
 import tempfile
 from collections.abc import Callable, Container, Iterator
@@ -17,6 +18,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import pyarrow as pa
 import pyspark
 from pyspark.sql import types as t
+
+from state_backend.formats.types import UnsupportedType, parse_struct, walk
+from state_backend.values.errors import UsageError
 
 if TYPE_CHECKING:
     import grpc
@@ -63,6 +67,26 @@ class _Lacking:
 
 GeographyType: Any = getattr(t, "GeographyType", _Lacking)
 GeometryType: Any = getattr(t, "GeometryType", _Lacking)
+
+
+def struct_of(schema: dict[str, Any]) -> t.StructType:
+    """Return the Spark type for a schema in Spark's JSON form, as a record holds it.
+
+    `StructType.fromJson` changes the JSON of strings with a collation, and a second call on the changed JSON fails. So
+    the function parses a copy.
+
+    Raises:
+        UsageError: This PySpark lacks the type of a column. The record is intact: a newer PySpark wrote it.
+    """
+    for path, found in walk(parse_struct(schema)):
+        name = found.name.partition("(")[0] if isinstance(found, UnsupportedType) else ""
+        if name in SINCE and not has(name):
+            since, here = (".".join(map(str, version)) for version in (SINCE[name].version, VERSION))
+            raise UsageError(
+                f"the column {path!r} has the type {found}, which PySpark has since {since}; this process runs PySpark {here}\n"
+                f"Use PySpark {since} or newer on every host that runs or reads this pipeline"
+            )
+    return t.StructType.fromJson(copy.deepcopy(schema))
 
 
 # Arrow and pandas

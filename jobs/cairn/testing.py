@@ -46,9 +46,9 @@ from cairn.replay.run_key import InProcess, KeyRun, run_key
 from cairn.rows.column_names import ColumnNames
 from cairn.rows.local_rows import LocalRows, route_locally, sorted_rows
 from cairn.rows.routing import Inputs, key_schema_of
-from cairn.runners.output_schema import struct_of
 from cairn.shard_jobs.interval import IntervalJob
 from cairn.spark.ddl import parse_ddl_locally
+from cairn.spark_versions import struct_of
 from state_backend.adapters.memory_storage import forget_memory
 from state_backend.adapters.open_storage import open_storage
 from state_backend.adapters.work_folders import work_folder

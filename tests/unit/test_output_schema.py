@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from datetime import timedelta, timezone
 from decimal import Decimal
@@ -13,8 +14,10 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql.types import StructType
 
+from cairn import spark_versions
 from cairn.data_sources.keyed_output import KeyedOutput
 from cairn.runners.output_schema import arrow_schema, from_record, recorded_schema
+from cairn.spark_versions import struct_of
 from state_backend.adapters.local_storage import LocalStorage
 from state_backend.checkpoint.output_schemas import check_output_schema, newest_output, recorded_schemas, schema_of
 from state_backend.checkpoint.rewind import fork
@@ -368,6 +371,27 @@ def test_what_replaces_output_of_another_cut_may_have_other_columns(tmp_path: Pa
     both = Interval(day(1).start, day(2).end)
     made.run(both, "both", AB, {"b": "x", "a": 2}, permissions=Permissions(replace_overlapping=True))
     assert made.read() == [{"b": "x", "a": 2}]
+
+
+@pytest.mark.parametrize(
+    ("of", "path", "since"),
+    [
+        ("time(6)", "a", "4.1"),
+        (array({**schema({"b": mapping("string", "time(0)")})}), "a.element.b.value", "4.1"),
+        ("geography(OGC:CRS84, SPHERICAL)", "a", "4.1"),
+        ("geometry(SRID:0)", "a", "4.1"),
+    ],
+)
+def test_a_type_that_an_older_spark_lacks_is_refused_by_name(
+    of: Any, path: str, since: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given, name = schema({"k": "string", "a": of}), of if isinstance(of, str) else "time(0)"
+    says = rf"^the column '{path}' has the type {re.escape(name)}, which PySpark has since {since}; this process runs PySpark 4.0\nUse PySpark {since} or newer"
+    assert struct_of(given).names == from_record(given, "r").names == ["k", "a"]
+    monkeypatch.setattr(spark_versions, "VERSION", (4, 0))
+    for read in (struct_of, lambda schema: from_record(schema, "r")):
+        with pytest.raises(UsageError, match=says):
+            read(given)
 
 
 def test_spark_reads_what_is_told(tmp_path: Path) -> None:

@@ -106,8 +106,12 @@ A, B = ({"path": f"{name}.json", "bytes": 5, "sha256": name * 64} for name in "a
             "other code: 00000000 before, 2.0 (ffffffff) now; other input: a.json is gone, b.json is new",
         ),
         (
+            {"code_hash": "f" * 16, "by_byte_code": ("m.f", "m.g")},
+            "other code: 00000000 before, ffffffff now, or another version of Python, as m.f has no source text",
+        ),
+        (
             {},
-            "other settings: the code of the source, the pipeline's settings, or versions of Python or libraries differ",
+            "other settings: the code of the source, its packages, the pipeline's settings, or the version of Cairn differ",
         ),
     ],
 )

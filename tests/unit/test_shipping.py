@@ -536,6 +536,84 @@ def test_equal_values_have_equal_hashes_in_every_process() -> None:
     assert [n for n, digest in enumerate(different) if different.index(digest) != n] == []
 
 
+# A module whose values are hashed by what they hold. `{}` is 3 or 4.
+_HELD = """
+import contextlib, dataclasses, functools, pathlib, zoneinfo
+from pyspark.sql.types import *
+
+def made(n):
+    rows = [1, 2]
+    def inner(spark, interval):
+        return {{k: [n for _ in range(k)] for k in rows if f"{{k:>{}}}"}}
+    return inner
+
+def classed():
+    class Own:
+        LIMIT = {}
+        def init(self, handle):
+            try:
+                self.handle = handle
+            finally:
+                [x for x in handle]
+    return Own
+
+two = (lambda a: a + {}, lambda a: (lambda: a + {}))
+@contextlib.contextmanager
+def managed(): yield {}
+VALUES = {{
+    "inner": made({}), "class": classed(), "lambda": two[0], "outer lambda": two[1], "inner lambda": two[1](1),
+    "wrapped": managed.__wrapped__, "partial": functools.partial(made, {}), "path": pathlib.Path("/data/{}"),
+    "zone": zoneinfo.ZoneInfo("Etc/GMT-{}"), "bound": [{}].append, "schema": StructType([StructField("a", DecimalType({}))]),
+}}
+"""
+_HASHES = {
+    "inner": "39e735ce8297",
+    "class": "bb9a7a8bff5a",
+    "lambda": "30ee5d620b23",
+    "outer lambda": "f1478f406b95",
+    "inner lambda": "3f0a38278ae2",
+    "wrapped": "cdbd5572a940",
+    "partial": "eb70474f1f19",
+    "path": "cfade882afc0",
+    "zone": "2837fc4e3ed5",
+    "bound": "b2e69050896d",
+    "schema": "c7173dce3d89",
+}
+
+
+def _held_in(folder: Path, n: int, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    (folder / "held.py").write_text(_HELD.replace("{}", str(n)).replace("{{", "{").replace("}}", "}"))
+    monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.delitem(sys.modules, "held", raising=False)
+    importlib.invalidate_caches()
+    values: dict[str, Any] = importlib.import_module("held").VALUES
+    found = {}
+    for name, value in values.items():
+        hasher = ValueHasher()
+        found[name] = hasher.digest(value, "the processor").hex()[:12]
+        assert not hasher.by_byte_code
+    return found
+
+
+def test_hashes_are_the_same_in_every_version_of_python_and_spark(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "3").mkdir()
+    (tmp_path / "4").mkdir()
+    found = _held_in(tmp_path / "3", 3, monkeypatch)
+    assert found == _HASHES
+    # Each of the values counts.
+    other = _held_in(tmp_path / "4", 4, monkeypatch)
+    assert [name for name in found if found[name] == other[name]] == []
+
+
+def test_code_without_source_text_is_named() -> None:
+    scope: dict[str, Any] = {"__name__": "__main__"}
+    exec("def made(): return 1", scope)
+    processor = partial(Plain, scope["made"])
+    assert ship_processor(processor, "p").by_byte_code == ("__main__.made",)
+
+
 class Holder(Plain):
     def __init__(self, **held: Any) -> None:
         self.__dict__.update(held)

@@ -46,7 +46,7 @@ from pyspark.sql.types import IntegerType, LongType, StringType, StructField, St
 
 from cairn.data_sources.check_options import check_options
 from cairn.data_sources.state_selection import ReadPlan, parse_numbers, plan_read
-from cairn.spark_versions import to_arrow_schema
+from cairn.spark_versions import struct_of, to_arrow_schema
 from state_backend.adapters.open_storage import open_storage
 from state_backend.adapters.rocks import EngineOptions
 from state_backend.adapters.work_folders import work_folder
@@ -172,13 +172,13 @@ def _table_schema(source: StateSource, name: str) -> StructType:
                 StructField("finding", StringType(), True),
             ]
         )
-    fields = [StructField("key", StructType.fromJson(source.content.key_schema), False)]
+    fields = [StructField("key", struct_of(source.content.key_schema), False)]
     descriptor = source.descriptor(name)
     if descriptor is not None:
         version = descriptor.versions[-1]
-        fields.append(StructField("value", StructType.fromJson(version.value), False))
+        fields.append(StructField("value", struct_of(version.value), False))
         if version.user_key is not None:
-            fields.append(StructField("user_key", StructType.fromJson(version.user_key), False))
+            fields.append(StructField("user_key", struct_of(version.user_key), False))
         if descriptor.kind == "list":
             fields.append(StructField("pos", LongType(), False))
     return StructType([*fields, StructField("expires_at", TimestampType(), True), *place])

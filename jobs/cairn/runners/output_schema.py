@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from pathlib import Path
 from typing import Any
 
@@ -10,20 +9,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.sql.types import StructType
 
-from cairn.spark_versions import from_arrow_schema, to_arrow_schema
+from cairn.spark_versions import from_arrow_schema, struct_of, to_arrow_schema
 from state_backend.formats.types import UnsupportedType, parse_struct, walk
 from state_backend.ports.storage import Storage
 from state_backend.values.errors import CorruptRecord
 from state_backend.values.handles import Handle
-
-
-def struct_of(schema: dict[str, Any]) -> StructType:
-    """Return the Spark type for a schema in Spark's JSON form.
-
-    `StructType.fromJson` changes the JSON of strings with a collation, and a second call on the changed JSON fails. So
-    the function parses a copy.
-    """
-    return StructType.fromJson(copy.deepcopy(schema))
 
 
 def arrow_schema(schema: dict[str, Any]) -> pa.Schema:

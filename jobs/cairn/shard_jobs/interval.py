@@ -17,7 +17,6 @@ from typing import Any, Literal
 
 import pyarrow as pa
 from pyspark.sql.streaming.stateful_processor import TimerValues
-from pyspark.sql.types import StructType
 
 from cairn.rows.forgotten_rows import ForgottenRows
 from cairn.rows.input_batches import InputBatches
@@ -28,13 +27,14 @@ from cairn.runners.arrow_runner import ArrowRunner
 from cairn.runners.input_rows import KeyedInput, row_slices
 from cairn.runners.keyed_runner import KeyedRunner
 from cairn.runners.output_rows import OutputRows
-from cairn.runners.output_schema import arrow_schema, struct_of
+from cairn.runners.output_schema import arrow_schema
 from cairn.runners.pandas_frames import OutputFrames, frame_slices, key_values, whole_frames
 from cairn.runners.processor_handle import Clock, InputColumns, row_maker
 from cairn.runners.user_code import UserCode
 from cairn.shard_jobs.acks import ack_of
 from cairn.shard_jobs.run_on_shards import JobOnContent, StopWatch, rare_garbage_collection
 from cairn.shipping.ship_processor import ShippedProcessor
+from cairn.spark_versions import struct_of
 from state_backend.adapters.open_storage import open_storage
 from state_backend.adapters.rocks import EngineOptions
 from state_backend.adapters.work_folders import work_folder
@@ -326,7 +326,7 @@ class IntervalJob(JobOnContent):
             self.processor,
             state,
             keys,
-            OutputFrames(output, StructType.fromJson(self.output_schema), zone.name)
+            OutputFrames(output, struct_of(self.output_schema), zone.name)
             if frames
             else OutputRows(output, zone.rules),
             user_code,

@@ -2,22 +2,26 @@
 
 Equal values have equal hashes under every PYTHONHASHSEED. Classes and functions with a file are hashed by name, because
 `ship_processor` hashes the file's bytes. Other classes and functions (in a notebook, or made within a function) are
-hashed by bytecode, constants, closures and members. Other objects are hashed by class and state, as pickle would send
-them. An object that can't be pickled is refused.
+hashed by source text, closures and members; without a source, by byte code, which differs between versions of Python.
+Other objects are hashed by class and state, as pickle would send them. An object that can't be pickled is refused.
 """
 
 from __future__ import annotations
 
+import ast
 import copyreg
 import dis
 import functools
 import hashlib
+import linecache
 import math
 import struct
 import sys
 import types
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import lru_cache
+from pathlib import PurePath
 from typing import Any
 
 import numpy as np
@@ -28,6 +32,7 @@ from state_backend.values.errors import UsageError
 
 # Members of a class that Python adds, or that do not affect the behaviour of the class.
 _MADE = {"__dict__", "__weakref__", "__module__", "__doc__", "__abstractmethods__", "_abc_impl", "__qualname__"}
+_MADE |= {"__firstlineno__", "__static_attributes__"}  # Since Python 3.13.
 # Modules of PySpark whose objects are plain values. Other PySpark objects stand for objects in a JVM or on a server.
 _PYSPARK_VALUES = ("pyspark.sql.types", "pyspark.sql.streaming", "pyspark.storagelevel", "pyspark.accumulators")
 
@@ -57,6 +62,8 @@ _PLAIN: dict[type, Callable[[Any], bytes]] = {
 class ValueHasher:
     def __init__(self) -> None:
         self.modules: set[str] = set()
+        # Functions whose hash differs in another version of Python.
+        self.by_byte_code: set[str] = set()
         # Both dicts are keyed by `id`. `_open` has the depth of each value that is being hashed. If a value contains
         # itself, `digest` meets the value again while it is in `_open`, and hashes its depth instead of its content.
         # `_done` has the hash of each finished value. `_kept` keeps these values alive, so that no new value gets their
@@ -114,6 +121,8 @@ class ValueHasher:
             return _hash("property", *(self.digest(f, path) for f in (value.fget, value.fset, value.fdel)))
         if isinstance(value, types.MemberDescriptorType | types.GetSetDescriptorType | types.WrapperDescriptorType):
             return _hash("descriptor", _text(value.__qualname__))
+        if isinstance(value, types.BuiltinMethodType) and not isinstance(value.__self__, types.ModuleType):
+            return _hash("method", self.digest(value.__self__, f"{path}.__self__"), _text(value.__name__))
         return self._known_object(value, path) or self._object(value, path)
 
     def _items(self, items: Iterable[Any], path: str) -> list[bytes]:
@@ -148,8 +157,12 @@ class ValueHasher:
         if filed and _resolve(function) is function:
             return _hash("function", name)
         code, where = function.__code__, _code_name(function)
+        self.modules.update(_imported(code))
+        source = _source_of(code, function.__globals__)
+        if source is None:
+            self.by_byte_code.add(where)
         digests = [
-            self._code(code, where),
+            self._code(code, where) if source is None else _hash("source", _text(source)),
             self.digest(function.__defaults__, f"a default of {where}"),
             self.digest(function.__kwdefaults__, f"a default of {where}"),
             self.digest(function.__dict__, f"{where}.__dict__"),
@@ -165,7 +178,6 @@ class ValueHasher:
         return _hash("function", name, *digests)
 
     def _code(self, code: types.CodeType, path: str) -> bytes:
-        self.modules.update(i.argval for i in dis.get_instructions(code) if i.opname == "IMPORT_NAME" and i.argval)
         return _hash(
             "code",
             code.co_code,
@@ -187,7 +199,7 @@ class ValueHasher:
         return _hash("cell", self.digest(content, path))
 
     def _known_object(self, value: Any, path: str) -> bytes | None:
-        """Return the hash of an array, frame, series, index, broadcast or accumulator, computed from its contents.
+        """Return the hash of an array, frame, series, index, path, broadcast or accumulator, from its contents.
 
         Its pickle is not hashed, because equal values may have different pickles, for example by memory layout or id.
         """
@@ -204,6 +216,9 @@ class ValueHasher:
                 return _hash("series", self._index(value.index, path), self._index(value, path))
             case pd.Index():
                 return _hash("index", self._index(value, path))
+            case PurePath() if type(value).__module__.startswith("pathlib"):
+                # The module of the classes, and what their pickle holds, differ between versions of Python.
+                return _hash("path", _text(type(value).__name__), _text(str(value)))
             case Broadcast():
                 try:
                     held = value.value
@@ -268,11 +283,55 @@ def _hash(kind: str, *parts: bytes) -> bytes:
 
 def _globals_used(code: types.CodeType) -> set[str]:
     """Return the global names that a function and its inner functions read."""
-    names = {i.argval for i in dis.get_instructions(code) if i.opname in ("LOAD_GLOBAL", "LOAD_NAME")}
+    return {i.argval for i in _instructions(code) if i.opname in ("LOAD_GLOBAL", "LOAD_NAME")}
+
+
+def _imported(code: types.CodeType) -> set[str]:
+    """Return the modules that a function and its inner functions import."""
+    return {i.argval for i in _instructions(code) if i.opname == "IMPORT_NAME" and i.argval}
+
+
+def _instructions(code: types.CodeType) -> Iterator[dis.Instruction]:
+    yield from dis.get_instructions(code)
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
-            names |= _globals_used(constant)
-    return names
+            yield from _instructions(constant)
+
+
+def _source_of(code: types.CodeType, within: dict[str, Any]) -> str | None:
+    """Return the text of a function's definition; None if no source has it."""
+    if code.co_filename in ("<string>", "<stdin>"):  # Many sources have these names.
+        return None
+    linecache.checkcache(code.co_filename)
+    text = "".join(linecache.getlines(code.co_filename, within))
+    places = [((a, b), (c, d)) for a, c, b, d in code.co_positions() if a and c and b is not None and d and b != d]
+    found = [
+        node
+        for node, first, begin, end in _functions_in(text)
+        if first == code.co_firstlineno
+        and getattr(node, "name", "<lambda>") == code.co_name
+        and all(begin <= place[0] and place[1] <= end for place in places)
+    ]
+    # Without columns (`python -X no_debug_ranges`), several functions of one line may be meant. With columns, all that
+    # are found contain each other, and the last one is the innermost.
+    return ast.get_source_segment(text, found[-1]) if len(found) == 1 or (found and places) else None
+
+
+@lru_cache(maxsize=64)
+def _functions_in(text: str) -> list[tuple[ast.expr | ast.stmt, int, tuple[int, int], tuple[int, int]]]:
+    """Return each function of a source, outer ones first, with its first line and where its body begins and ends."""
+    try:
+        nodes = [*ast.walk(ast.parse(text))]
+    except (SyntaxError, ValueError):
+        return []
+    found: list[Any] = []
+    for node in nodes:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            body: list[Any] = [node.body] if isinstance(node, ast.Lambda) else node.body
+            first = min(part.lineno for part in (node, *getattr(node, "decorator_list", ())))
+            begin, end = (body[0].lineno, body[0].col_offset), (body[-1].end_lineno, body[-1].end_col_offset)
+            found.append((node, first, begin, end))
+    return found
 
 
 def _has_file(module: str) -> bool:

@@ -31,7 +31,7 @@ from cairn.shipping.ship_processor import (
 )
 from cairn.spark.ddl import parse_ddl
 from cairn.spark.session import SESSION_ZONE
-from cairn.spark_versions import grouping_of
+from cairn.spark_versions import grouping_of, struct_of
 from state_backend.checkpoint.begin_attempt import Begun
 from state_backend.checkpoint.log import Log
 from state_backend.checkpoint.output_schemas import check_output_schema, recorded_schemas, spelling
@@ -198,11 +198,15 @@ def would_be_made_of(
     Returns code, position and input hash. The hash is None if it can't be computed, since the source records no
     position or the interval reads initial state.
     """
-    code_hash = ship_processor(pipeline.processor, pipeline.name).code_hash
+    processor = ship_processor(pipeline.processor, pipeline.name)
     output_schema = _output_schema(spark, pipeline, read.rows.schema)
-    hashed = _input_hash(spark, pipeline, interval, read, code_hash, permissions, output_schema)
+    hashed = _input_hash(spark, pipeline, interval, read, processor.code_hash, permissions, output_schema)
     return MadeOf(
-        code_hash=code_hash, code_version=pipeline.version, position=as_json(read.position), input_hash=hashed
+        code_hash=processor.code_hash,
+        code_version=pipeline.version,
+        position=as_json(read.position),
+        input_hash=hashed,
+        by_byte_code=processor.by_byte_code,
     )
 
 
@@ -432,7 +436,7 @@ def _plan_states(
         for schema in (state.versions[-1].user_key, state.versions[-1].value):
             if schema is not None:
                 what = f"pipeline {pipeline.name!r}: state {state.name!r}"
-                check_spelling(StructType.fromJson(schema), _case_sensitive(spark), what)
+                check_spelling(struct_of(schema), _case_sensitive(spark), what)
     follows = isinstance(processor, ArrowProcessor) and processor._states_follow_settings
     if follows and (pipeline.dropped or pipeline.renamed):
         raise UsageError(
@@ -521,4 +525,4 @@ def _as_recorded(key_schema: StructType, initial: StructType | None, base: Conte
     made = key
     for other in others:
         made = with_nulls_of(made, parse_struct(other))
-    return key_schema if made == key else StructType.fromJson(made.to_json())
+    return key_schema if made == key else struct_of(made.to_json())

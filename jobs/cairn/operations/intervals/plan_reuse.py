@@ -109,7 +109,8 @@ def input_hash(
 ) -> str | None:
     """Hash everything but the base that decides the result of an interval.
 
-    The way in which the checkpoint is stored (mode, retention) does not count.
+    The way in which the checkpoint is stored (mode, retention) does not count, nor do the versions of Python and Spark.
+    Another version of Cairn has another hash (`runtime_version`).
 
     Returns 32 hex digits; None if the source records no position, since equal hashes would not mean equal input.
     """
@@ -126,8 +127,7 @@ def input_hash(
         "order_by": [*pipeline.order_by],
         "zone": zone,
         "permissions": repr(permissions),
-        # Without renamed fields, they add nothing, so the hash equals those that older releases recorded.
-        "declared": repr((*pipeline.hashed(), *([sorted(pipeline.renamed.items())] if pipeline.renamed else []))),
+        "declared": repr((*pipeline.hashed(), sorted(pipeline.renamed.items()))),
     }
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
 

@@ -23,6 +23,8 @@ class MadeOf:
     position: Mapping[str, Any]
     # The input hash, which covers all settings too; None if it can't be computed.
     input_hash: str | None
+    # Functions without source text, whose hash differs in another version of Python.
+    by_byte_code: tuple[str, ...] = ()
 
 
 def made_of(content: Content) -> MadeOf:
@@ -42,14 +44,17 @@ def what_changed(before: MadeOf, now: MadeOf) -> tuple[str, ...]:
     """
     found = []
     if now.code_hash != before.code_hash:
-        found.append(f"other code: {_code(before)} before, {_code(now)} now")
+        compiled = (
+            f", or another version of Python, as {now.by_byte_code[0]} has no source text" if now.by_byte_code else ""
+        )
+        found.append(f"other code: {_code(before)} before, {_code(now)} now{compiled}")
     if before.position and now.position != before.position:
         changes = [*_differences(before.position, now.position, "")]
         more = f", and {len(changes) - _MOST} more" if len(changes) > _MOST else ""
         found.append(f"other input: {', '.join(changes[:_MOST])}{more}")
     if not found and None not in (before.input_hash, now.input_hash) and now.input_hash != before.input_hash:
         found.append(
-            "other settings: the code of the source, the pipeline's settings, or versions of Python or libraries differ"
+            "other settings: the code of the source, its packages, the pipeline's settings, or the version of Cairn differ"
         )
     return tuple(found)
 
