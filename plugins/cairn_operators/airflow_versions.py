@@ -38,6 +38,9 @@ DIFFERENCES = {
     "timetables in airflow.sdk": Difference(
         since=(3, 2), instead="a DAG file imports `CronDataIntervalTimetable` from `airflow.timetables.interval`"
     ),
+    "deadlines in airflow.sdk": Difference(
+        since=(3, 2), instead="a DAG file imports `DeadlineAlert` and its like from `airflow.sdk.definitions.deadline`"
+    ),
     # Before 3.2 the metrics were in `airflow.stats`, and before 3.3 they were methods of a class.
     "airflow.sdk.observability": Difference(since=(3, 2)),
     "metrics as functions": Difference(since=(3, 3)),

@@ -31,6 +31,7 @@ from state_backend.checkpoint.log import Log, read_log
 from state_backend.checkpoint.savepoints import read_savepoint
 from state_backend.values.records import Record
 from tests.oracles.aircraft import expected, row_order
+from tests.support.airflow_names import DEADLINES, needs
 from tests.support.airflow_on_postgres import airflow_on_postgres
 from tests.support.azure_server import BUCKET, VARIABLE, azure_server
 from tests.support.checkpoints import day as tally_day
@@ -85,6 +86,7 @@ def write_alarms(dags: Path, plugins: Path) -> None:
         ("@hourly", "@daily"),
         ("minutes=30", "seconds=4"),
         ("/data/docs", str(plugins)),
+        ("from airflow.sdk import AsyncCallback", f"from {DEADLINES} import AsyncCallback"),
     ):
         assert said in dag
         dag = dag.replace(said, here)
@@ -435,6 +437,7 @@ def test_going_back_waits_for_a_person(airflow: AirflowServer, data: Path) -> No
     assert log_of(data).completed()[-1].content.base_id == restored.id
 
 
+@needs("task state store")
 def test_a_retry_takes_what_a_killed_task_had_prepared(airflow: AirflowServer, data: Path) -> None:
     """kill -9 of the task after its driver was done: the next try computes nothing. After a clear it is computed again."""
     client, storage = airflow.client, open_storage(join_url(f"file://{data}/tally/state/killed", DAG))

@@ -50,10 +50,15 @@ from pathlib import Path
 from types import SimpleNamespace
 from cairn_operators.airflow_versions import AirflowFailException
 from cairn_operators.airflow_versions import stats
-from airflow.sdk.observability.metrics.stats_utils import get_stats_factory
 from cairn_operators import CommitCheckpointOperator, ValidateStateOperator
+from cairn_operators.airflow_versions import has
 root, attempt = sys.argv[1:]
-stats.initialize(factory=get_stats_factory(), export_legacy_names=False)
+if has("metrics as functions"):
+    from airflow.sdk.observability.metrics.stats_utils import get_stats_factory
+    stats.initialize(factory=get_stats_factory(), export_legacy_names=False)
+elif has("airflow.sdk.observability"):
+    from airflow.sdk.observability.metrics.stats_utils import get_stats_factory
+    stats.initialize(factory=get_stats_factory(stats))
 start = datetime(2013, 1, 2, tzinfo=UTC)
 context = {
     "dag_run": SimpleNamespace(run_id="r", dag_id="aircraft", clear_number=0, logical_date=start),

@@ -29,12 +29,16 @@ if has("timetables in airflow.sdk"):
 else:
     from airflow.timetables.trigger import CronTriggerTimetable
 
+# Where a DAG file finds the classes of deadlines.
+DEADLINES = "airflow.sdk" if has("deadlines in airflow.sdk") else "airflow.sdk.definitions.deadline"
+
 if has("retry policy"):
     from airflow.sdk import RetryAction
 else:
     RetryAction = None
 
 __all__ = [
+    "DEADLINES",
     "CronTriggerTimetable",
     "DagBag",
     "DagSerialization",
