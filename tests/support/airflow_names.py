@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from airflow import __version__
 
@@ -40,13 +42,12 @@ else:
 __all__ = [
     "DEADLINES",
     "CronTriggerTimetable",
-    "DagBag",
     "DagSerialization",
     "RetryAction",
     "TaskAsking",
     "TaskDeferred",
     "needs",
-    "sync_bag_to_db",
+    "store_dags",
 ]
 
 
@@ -56,3 +57,11 @@ def needs(name: str) -> pytest.MarkDecorator:
     return pytest.mark.skipif(
         not has(name), reason=f"{name}: since Airflow {first}.{second}, and this is {__version__}"
     )
+
+
+def store_dags(folder: str) -> None:
+    """Read the DAG files of a folder, and write the DAGs into Airflow's database, as its DAG processor does."""
+    named = {"bundle_name": "dags-folder"} if has("airflow.sdk.exceptions") else {}  # since 3.2
+    bag = DagBag(bundle_path=Path(folder), dag_folder=folder, **named)
+    assert not bag.import_errors, bag.import_errors
+    sync_bag_to_db(bag, "dags-folder", None)

@@ -30,10 +30,8 @@ from airflow.utils.db import initdb
 initdb()
 from airflow.dag_processing.bundles.manager import DagBundlesManager
 DagBundlesManager().sync_bundles_to_db()
-from tests.support.airflow_names import DagBag, sync_bag_to_db
-bag = DagBag(bundle_name="dags-folder", bundle_path=__import__("pathlib").Path(dags), dag_folder=dags)
-assert not bag.import_errors, bag.import_errors
-sync_bag_to_db(bag, "dags-folder", None)
+from tests.support.airflow_names import store_dags
+store_dags(dags)
 """
 
 
