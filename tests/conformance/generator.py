@@ -23,6 +23,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import random
+import re
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -35,6 +36,7 @@ from zoneinfo import ZoneInfo
 
 import numpy as np
 import pandas as pd
+import pyspark
 from pyspark.sql.streaming import StatefulProcessor
 from pyspark.sql.types import Row
 
@@ -100,6 +102,13 @@ NESTED: dict[str, Make] = {
         "p": pick.choice(_INSTANTS),
         "q": [0.5, -0.0][: pick.randrange(3)],
     },
+}
+NOTHING = r"(?!)"
+# Calls whose result under Spark's own operator differs by Spark's version. PySpark 4.0 reads and writes lists and several entries of
+# a map through a pandas frame, and gives keys, cells and columns the types of Arrow, such as int32.
+DIFFER_BY_VERSION = {
+    "4.0": r"t?l\.(get|put|appendList)|t?m\.(iterator|keys|values)|(x|y|key)$|type\(x\)|\[type|f\['x'\]($|\.iloc)"
+    r"|f\.dtypes|list\(f\['y'\]|f\['k0'\]|str\(f",
 }
 KEY_TYPES = [t for t in SCALARS if t not in ("float", "double")]
 # A frame's user key would have to be hashed, or is NaN.
@@ -217,7 +226,7 @@ class FrameMachine(Machine):
         yield pd.DataFrame({name: [value] for name, value in row.items()})
 
 
-def _ops(pick: random.Random, frames: bool, timed: str, front_ms: int) -> str:
+def _ops(pick: random.Random, frames: bool, timed: str, front_ms: int, without: str) -> str:
     p = pick.choice(["", "t"])
     calls = [
         *(f"{p}v.get()", f"{p}v.exists()", f"{p}v.update((x, y))", f"{p}v.update((x, None))", f"{p}v.clear()"),
@@ -240,12 +249,12 @@ def _ops(pick: random.Random, frames: bool, timed: str, front_ms: int) -> str:
         at = front_ms + pick.choice([-60_000, -1, 0, 1, 4_000, 3_600_000])
         base = f"{at}" if timed == "event" else f"now + {pick.choice([-1000, -1, 0, 1, 3_600_000])}"
         calls += [f"h.registerTimer({base})"] * 3 + [f"h.deleteTimer({base})", "sorted(h.listTimers())"] * 2
-    op = pick.choice(calls)
+    op = pick.choice([call for call in calls if not re.match(without, call)])
     return op.replace("USER", "row.u" if not frames else "plain(f['u'].iloc[0])") if "USER" in op else op
 
 
-def make_case(seed: int, zone: str, process_zone: str) -> Case:
-    """The query of a seed."""
+def make_case(seed: int, zone: str, process_zone: str, without: str = NOTHING) -> Case:
+    """The query of a seed. Its processors make no call that the regular expression ``without`` matches."""
     pick = random.Random(seed)
     frames = pick.random() < 0.45
     timed = pick.choice(["none", "processing", "processing", "event"])
@@ -290,7 +299,7 @@ def make_case(seed: int, zone: str, process_zone: str) -> Case:
                         at = datetime.fromtimestamp(
                             (front_ms - pick.choice([0, 1, 20_000, 59_000, 100_000])) / 1000, UTC
                         )
-                    op = _ops(pick, frames, timed, front_ms)
+                    op = _ops(pick, frames, timed, front_ms, without)
                     rows.append((*key, n, at, make[user_key](pick), value("x", x), value("y", y), op))
                     n += 1
             if pick.random() < 0.2:
@@ -336,7 +345,7 @@ def run_seed(spark: SparkSession, seed: int, zone: str, process_zone: str, folde
     from tests.support.both_engines import run_both
 
     spark.conf.set("spark.sql.session.timeZone", zone)
-    case = make_case(seed, zone, process_zone)
+    case = make_case(seed, zone, process_zone, DIFFER_BY_VERSION.get(pyspark.__version__[:3], NOTHING))
     if case.api == "row" and not has_row_operator():
         return 0, []
     cases = len({tuple(map(repr, row[:2])) for batch in case.batches for row in batch})
