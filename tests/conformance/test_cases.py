@@ -11,7 +11,7 @@ import pytest
 
 from tests.conformance import cases
 from tests.support.both_engines import run_both
-from tests.support.spark_streaming import Case
+from tests.support.spark_streaming import Case, skip_on
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -87,6 +87,8 @@ LONG = {"pandas-keys", "row-keys", "row-outputs", "row-initial", "pandas-initial
     ],
 )
 def test_a_case(spark: SparkSession, tmp_path: Path, name: str) -> None:
+    if name == "pandas-initial":
+        skip_on("4.0", "elements of lists are NumPy's numbers")
     both = run_both(spark, CASES[name], tmp_path)
     assert all(both.spark.outputs), "Spark emitted nothing"
     differences = both.differences()

@@ -13,6 +13,7 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 from cairn.pipeline import Interval
 from cairn.spark.ddl import parse_ddl_locally
+from cairn.spark_versions import has
 from tests.support.accounts import DAY, IDLE_MS, Broken, Random, accounts, days_of, position_of, read_days
 
 
@@ -62,6 +63,9 @@ VALUES: list[tuple[Any, ...]] = [
 ]  # fmt: skip
 
 
+AT, AT_TYPE = (time(1, 2, 3, 4), t.TimeType()) if has("time") else (date(1, 2, 3), t.DateType())
+
+
 class Typed(StatefulProcessor):
     """Keeps each row in a value, a list and a map. A timer puts the last one out."""
 
@@ -77,7 +81,7 @@ class Typed(StatefulProcessor):
             self._value.update(values)
             self._list.appendValue(values)
             self._map.updateValue((row.d, row.since, row.s, row.bin), values)
-            yield Row(row=row.asDict(), names={"é": Decimal("1.10"), "z": None}, at=time(1, 2, 3, 4))
+            yield Row(row=row.asDict(), names={"é": Decimal("1.10"), "z": None}, at=AT)
         self._handle.registerTimer(timerValues.getCurrentProcessingTimeInMs() + IDLE_MS)
 
     def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Any:
@@ -102,7 +106,7 @@ TYPED = accounts(
         [
             t.StructField("row", TYPED_SCHEMA),
             t.StructField("names", t.MapType(t.StringType(), t.DecimalType(5, 2))),
-            t.StructField("at", t.TimeType()),
+            t.StructField("at", AT_TYPE),
         ]
     ),
 )
