@@ -31,7 +31,7 @@ from state_backend.checkpoint.log import Log, read_log
 from state_backend.checkpoint.savepoints import read_savepoint
 from state_backend.values.records import Record
 from tests.oracles.aircraft import expected, row_order
-from tests.support.airflow_names import DEADLINES, needs
+from tests.support.airflow_names import ASKING, DEADLINES, needs
 from tests.support.airflow_on_postgres import airflow_on_postgres
 from tests.support.azure_server import BUCKET, VARIABLE, azure_server
 from tests.support.checkpoints import day as tally_day
@@ -415,7 +415,7 @@ def test_going_back_waits_for_a_person(airflow: AirflowServer, data: Path) -> No
     head = log.head_id
     target = next(r.id for r in reversed(log.completed()) if r.content.interval.start.isoformat() == day(2))
     run = client.trigger(dag_id, conf={"target": str(target)})["dag_run_id"]
-    wait_until(lambda: states(airflow, run, dag_id) == {"restore": "awaiting_input"}, 60, "a person is asked")
+    wait_until(lambda: states(airflow, run, dag_id) == {"restore": ASKING}, 60, "a person is asked")
     assert log_of(data).head_id == head
     details = f"/api/v2/dags/{dag_id}/dagRuns/{run}/taskInstances/restore/-1/hitlDetails"
     asked = client.call("GET", details)

@@ -21,6 +21,7 @@ from local_stack.demo import pipeline_env
 from state_backend.adapters.open_storage import join_url, open_storage
 from state_backend.checkpoint.log import Log, read_log
 from state_backend.checkpoint.trials import list_trials, root_of_trial
+from tests.support.airflow_names import ASKING, needs
 from tests.support.browser import browser, log_in, programs, wait_for
 from tests.support.layout import REPOSITORY
 from tests.support.local_stack import AirflowServer, RestError, SparkConnectServer, running_drivers
@@ -146,7 +147,7 @@ def ends(airflow: AirflowServer, run: str) -> dict[str, str]:
 
 def question(airflow: AirflowServer, run: str) -> dict[str, Any]:
     """What a person is asked, once one is."""
-    wait_until(lambda: states(airflow, run).get("promote") == "awaiting_input", 180, "a person is asked", poll_s=0.5)
+    wait_until(lambda: states(airflow, run).get("promote") == ASKING, 180, "a person is asked", poll_s=0.5)
     pending = airflow.client.call("GET", f"/api/v2/dags/{FORM}/dagRuns/~/hitlDetails?response_received=false")
     (asked,) = pending["hitl_details"]
     assert asked["task_instance"]["dag_run_id"] == run
@@ -207,6 +208,7 @@ def test_a_rejection_leaves_production_as_it_was(airflow: AirflowServer, data: P
     assert production(data) == before
 
 
+@needs("task state store")
 def test_approved_in_the_browser_for_the_past_production_gets_what_was_tried(
     airflow: AirflowServer, data: Path
 ) -> None:
@@ -249,9 +251,10 @@ def approve_in_browser(airflow: AirflowServer, run: str, lines: int) -> None:
         assert any(i.startswith("at_ms: ") for i in items) and len(items) == lines, items
         keep_picture(chrome)
         wait_for(lambda: [b for b in chrome.find_elements(By.TAG_NAME, "button") if b.text == "Approve"])[0].click()
-        wait_until(lambda: states(airflow, run)["promote"] != "awaiting_input", 60, "the answer is taken")
+        wait_until(lambda: states(airflow, run)["promote"] != ASKING, 60, "the answer is taken")
 
 
+@needs("task state store")
 def test_production_goes_on_with_it(airflow: AirflowServer, data: Path) -> None:
     """It was paused all the time. Its DAG names the new code now; a trial for what comes next has nothing to run again."""
     assert airflow.client.dag_runs(NAME) == []

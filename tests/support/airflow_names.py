@@ -31,6 +31,8 @@ if has("timetables in airflow.sdk"):
 else:
     from airflow.timetables.trigger import CronTriggerTimetable
 
+# State of a task that waits for a person.
+ASKING = "awaiting_input" if has("waiting for input") else "deferred"
 # Where a DAG file finds the classes of deadlines.
 DEADLINES = "airflow.sdk" if has("deadlines in airflow.sdk") else "airflow.sdk.definitions.deadline"
 
@@ -40,6 +42,7 @@ else:
     RetryAction = None
 
 __all__ = [
+    "ASKING",
     "DEADLINES",
     "CronTriggerTimetable",
     "DagSerialization",
