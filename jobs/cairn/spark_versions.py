@@ -67,6 +67,11 @@ class _Lacking:
 
 GeographyType: Any = getattr(t, "GeographyType", _Lacking)
 GeometryType: Any = getattr(t, "GeometryType", _Lacking)
+# A PySpark for Connect alone (`pyspark-client`) has neither Py4J nor RDDs nor broadcasts.
+if TYPE_CHECKING:
+    Broadcast = pyspark.Broadcast
+else:
+    Broadcast = getattr(pyspark, "Broadcast", _Lacking)
 
 
 def struct_of(schema: dict[str, Any]) -> t.StructType:

@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import queue
+import re
 import shutil
 import signal
 import socket
@@ -35,6 +36,7 @@ from state_backend.values.records import Record, RunRef
 from tests.support.coordinator import Coordinator
 from tests.support.drivers import words_of
 from tests.support.local_stack import SparkConnectServer
+from tests.support.printed_commands import run_printed
 from tests.support.reading import read_output
 from tests.support.waiting import wait_until
 
@@ -242,6 +244,70 @@ def test_a_session_with_the_workers_of_others_takes_no_artifacts(server: SparkCo
     assert error["type"] == "UsageError" and "Python workers of its own, set spark.sql.artifact" in error["message"]
     conf = {"token": TOKEN, "conf": {spark_session.ISOLATION: "true"}}
     assert "ok" in process(tmp_path, server.url, 1, "allowed", settings=conf)
+
+
+# A client whose Python has neither Py4J nor RDDs, on a server that refuses what serverless platforms refuse. It notes each request.
+LIMITED_CLIENT = """
+import atexit, importlib.abc, os, sys
+import grpc
+
+class Lacking(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == "py4j" or name == "pyspark.core":
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+class Refused(grpc.RpcError):
+    def __init__(self, text):
+        self.text = text
+    def code(self):
+        return grpc.StatusCode.PERMISSION_DENIED
+    def details(self):
+        return self.text
+    def trailing_metadata(self):
+        return ()
+    def __str__(self):
+        return "PERMISSION_DENIED: " + self.text
+
+class Limits(grpc.UnaryUnaryClientInterceptor, grpc.UnaryStreamClientInterceptor, grpc.StreamUnaryClientInterceptor):
+    def look(self, proceed, details, request):
+        method = details.method.rpartition("/")[2]
+        asked = [pair.key for pair in request.operation.set.pairs] if method == "Config" else []
+        with open("requests.txt", "a") as file:
+            print(method, *asked, file=file)
+        if method in ("AddArtifacts", "ArtifactStatus", "CloneSession", "Interrupt"):
+            raise Refused(f"{method} is not supported here")
+        if any(key not in ("spark.sql.session.timeZone", "spark.sql.artifact.isolation.enabled") for key in asked):
+            raise Refused(f"[CONFIG_NOT_AVAILABLE] Configuration {asked[0]} is not available.")
+        return proceed(details, request)
+    intercept_unary_unary = intercept_unary_stream = intercept_stream_unary = look
+
+def limited(make):
+    return lambda *given, **named: grpc.intercept_channel(make(*given, **named), Limits())
+
+sys.meta_path.insert(0, Lacking())
+grpc.insecure_channel, grpc.secure_channel = limited(grpc.insecure_channel), limited(grpc.secure_channel)
+atexit.register(lambda: open("modules.txt", "a").write("\\n".join(sys.modules) + "\\n"))
+"""
+
+
+def test_intervals_need_neither_py4j_nor_what_serverless_platforms_refuse(
+    server: SparkConnectServer, tmp_path: Path
+) -> None:
+    """An interval of Airflow's driver and one of `cairn run`. docs/platforms.md lists each request that they send."""
+    write_pipeline(tmp_path, "one", "hello")
+    (tmp_path / "sitecustomize.py").write_text(LIMITED_CLIENT)
+    result = process(tmp_path, server.url, 1, "attempt-1")
+    assert "ok" in result, result
+    commit(tmp_path, "attempt-1")
+    run = f"cairn run --code pipeline_of_it:PIPELINE --root {tmp_path}/root --every 1d"
+    said = run_printed(run, tmp_path, PYTHONPATH=f"{tmp_path}:{ROOT}", CAIRN_SPARK=server.url)
+    assert "checkpoint 2, 2 rows in" in said
+    assert not {"py4j", "pyspark.core"} & {*(tmp_path / "modules.txt").read_text().splitlines()}
+    sent = [line.split() for line in (tmp_path / "requests.txt").read_text().splitlines()]
+    page = (ROOT / "docs" / "platforms.md").read_text().partition("## Spark Connect\n")[2]
+    listed = re.findall(r"^\| `(\w+)`", page.partition("\n## ")[0], re.MULTILINE)
+    assert "CloneSession" in {method for method, *_ in sent} <= {*listed}
+    assert [keys for method, *keys in sent if method == "Config"].count(["spark.sql.session.timeZone"]) == 2
 
 
 def daemons_of(server: SparkConnectServer) -> dict[int, str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import sqlite3
 import subprocess
@@ -17,6 +18,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.printed_commands import run_printed
 from tests.support.wheel import UV, build_wheel
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -91,6 +93,30 @@ def test_the_wheel_brings_templates_and_static_files(tmp_path: Path) -> None:
         said.startswith(f"{unpacked}/")
         and "class Hourly(TumblingWindow)" in (tmp_path / "jobs/pipelines/clicks.py").read_text()
     )
+
+
+@pytest.mark.spark
+@pytest.mark.long("half a minute of Spark")
+def test_the_job_of_the_page_runs_with_the_wheel(tmp_path: Path) -> None:
+    """The program of docs/platforms.md by the commands of the page. Spark finds Cairn and the pipeline in the files that it is given."""
+    wheel = build_wheel(tmp_path)
+    page = (ROOT / "docs" / "platforms.md").read_text()
+    program = page.partition("```python\n")[2].partition("```")[0]
+    (tmp_path / "cairn_job.py").write_text(
+        program + "import cairn, pipelines\nprint(cairn.__file__, pipelines.__path__)\n"
+    )
+    pipelines = tmp_path / "jobs" / "pipelines"
+    pipelines.mkdir(parents=True)
+    (pipelines / "__init__.py").touch()
+    (pipelines / "clicks.py").write_text(PIPELINE.replace("SUMS = ", "CLICKS = "))
+    (zipped,) = re.findall(r"^\$ (python -m zipfile .*)$", page, re.MULTILINE)
+    run_printed(zipped, tmp_path)
+    (submitted,) = re.findall(r"^\$ (spark-submit .*)$", page, re.MULTILINE)
+    submitted = submitted.replace("cairn_state-VERSION-py3-none-any.whl", wheel.name).replace("/data", str(tmp_path))
+    said = run_printed(submitted, tmp_path, SPARK_LOCAL_IP="127.0.0.1", PYTHONPATH="")
+    assert "checkpoint 1, because the interval has no result yet" in said
+    assert f"/{wheel.name}/cairn/__init__.py" in said and "/pipelines.zip/pipelines" in said
+    assert "because its result is" in run_printed(submitted, tmp_path, SPARK_LOCAL_IP="127.0.0.1", PYTHONPATH="")
 
 
 @pytest.mark.long("minutes: installs the wheel for each Python")

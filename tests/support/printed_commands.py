@@ -34,14 +34,20 @@ _KNOWN = {
     "cairn": set(COMMANDS),
     "make": TARGETS,
     "airflow": {"backfill", "connections", "dags", "db", "pools", "providers", "standalone", "tasks", "variables"},
-    "gcloud": {"auth", "storage"},
+    "gcloud": {"auth", "composer", "dataproc", "storage"},
+    "aws": {"emr-serverless", "glue", "s3"},
+    "databricks": {"fs"},
     "pip": {"install"},
     "python": {"-m"},
+    "python3": {"-m"},
+    "spark-submit": {"--master", "--py-files"},
 }
 _BLOCK = re.compile(r"```console\n(.*?)```|`([^`\n]+)`", re.DOTALL)
 # Where a command may begin and end in a line of a shell.
 _NEXT = re.compile(r"\s*(?:;|&&|\|\|?)\s*")
-_BEGIN = re.compile(r"(?<![\w./@-])(?:\.venv/bin/|env/bin/)?(cairn|airflow|make|gcloud|pip|python) ([a-z-][\w-]*)")
+_BEGIN = re.compile(
+    r"(?<![\w./@-])(?:\.venv/bin/|env/bin/)?(cairn|airflow|make|gcloud|aws|databricks|spark-submit|pip|python3?) ([a-z-][\w-]*)"
+)
 
 
 def run_printed(command: str, folder: Path, **variables: str) -> str:

@@ -49,6 +49,10 @@ ERRORS = "tests/unit/test_errors_page.py::test_the_commands_of_the_page_work_whe
 SINKS = "tests/unit/test_sinks_page.py::test_the_commands_that_publish as printed"
 TEN_DAYS = "tests/integration/test_ten_days.py::test_ten_days_by_the_commands_of_the_page as printed"
 PACKED = "tests/integration/test_ten_days.py::test_a_day_in_the_packed_environment as printed"
+JOB = "tests/integration/test_wheel.py::test_the_job_of_the_page_runs_with_the_wheel as printed"
+# docs/platforms.md
+SERVICES = ("aws ", "databricks ", "gcloud composer", "gcloud dataproc", "gcloud storage", "spark-submit --master yarn")
+ON_A_SERVICE = "not run: needs an account of the service, which nobody here has"
 # Commands that begin so are not run: they take minutes, and they measure. Their options are parsed here.
 BENCHMARKS = ("make bench", "python -m benchmarks.")
 # The test that runs a command as it reads it from what was said ("as printed"), or why nobody does. Of other commands, some test has
@@ -200,7 +204,14 @@ RUN = {
         for extras in all_extras
     ),
     "not run: needs an index that has it; the extras exist, and tests/integration/test_wheel.py installs two of them",
-) | {"pip install './cairn_state-VERSION-py3-none-any.whl[spark,gcs]' venv-pack": PACKED,
+) | dict.fromkeys(
+    (command for command in in_docs() if command.startswith(SERVICES)), ON_A_SERVICE
+) | {"python3 -m pip install '/tmp/cairn_state-VERSION-py3-none-any.whl[s3]' 'pandas>=2.2,<3'": "not run: needs an index; a script of a service's host",
+    "pip install 'apache-airflow==3.2.2' --constraint constraints-3.11.txt": "not run: needs an index, and the file that Airflow's people publish",
+    "pip install './cairn_state-VERSION-py3-none-any.whl[airflow,spark]' --constraint constraints-3.11.txt": "not run: needs an index, and the file that Airflow's people publish",
+    "python -m zipfile -c pipelines.zip jobs/pipelines": JOB,
+    "spark-submit --py-files cairn_state-VERSION-py3-none-any.whl,pipelines.zip cairn_job.py /data/state 2024-01-01": JOB,
+    "pip install './cairn_state-VERSION-py3-none-any.whl[spark,gcs]' venv-pack": PACKED,
     "pip install './cairn_state-VERSION-py3-none-any.whl[spark,gcs]'": TEN_DAYS,
     "pip install 'cairn-state[airflow,spark] @ git+https://git.example.com/you/cairn.git@COMMIT'": "not run: address and commit are the reader's; the wheel that pip builds is that of make wheel",
     "pip install './cairn_state-VERSION-py3-none-any.whl[airflow,spark,gcs,celery]'": "not run: needs an index; test_celery.py installs Celery by its lock",

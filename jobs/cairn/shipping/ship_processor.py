@@ -37,7 +37,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from pyspark import Broadcast, cloudpickle
+from pyspark import cloudpickle
 
 import cairn
 from cairn.shipping.distributions import InstalledDistribution, distribution_here
@@ -52,7 +52,7 @@ from cairn.shipping.user_modules import (
     spec_here,
 )
 from cairn.shipping.value_hash import ValueHasher
-from cairn.spark_versions import id_of_broadcast, made_broadcast
+from cairn.spark_versions import Broadcast, id_of_broadcast, made_broadcast
 from state_backend.values.errors import ProcessorError, UsageError, UserCodeError
 from state_backend.values.frozen import frozen
 

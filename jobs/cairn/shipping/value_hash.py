@@ -26,8 +26,9 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from pyspark import Accumulator, Broadcast
+from pyspark import Accumulator
 
+from cairn.spark_versions import Broadcast
 from state_backend.values.errors import UsageError
 
 # Members of a class that Python adds, or that do not affect the behaviour of the class.

@@ -339,8 +339,9 @@ def _made_with_shared_workers(url: str, token: str | None) -> bool:
         forget_exit(copy)
         copy.close()
     except Exception as error:
-        if is_lost(error) or _is_refused(error):
+        if is_lost(error):
             raise
+        # A refused token is reported when the session itself is opened.
         log.debug("the Spark server gives each session Python workers of its own: %s", error)
         return False
     finally:
