@@ -45,6 +45,15 @@ SINCE = {
     "geometry": Since((4, 1), "a schema with this type is refused"),
 }
 OLDEST, NEWEST = (4, 0), (4, 3)
+# Spark Connect servers that were tried with a client of another version: with two intervals, a validation, a table of
+# state, and an operation that SIGTERM interrupts. On a server of 4.0, `createDataFrame` of a newer client fails, and on
+# a server of 4.1 that of 4.2 and 4.3.
+TRIED_SERVERS: dict[Version, tuple[Version, ...]] = {
+    (4, 0): ((4, 1), (4, 2), (4, 3)),
+    (4, 1): ((4, 2), (4, 3)),
+    (4, 2): ((4, 3),),
+    (4, 3): ((4, 2),),
+}
 
 
 def version_of(text: str) -> Version:
@@ -53,7 +62,42 @@ def version_of(text: str) -> Version:
     return int(major), int(minor)
 
 
-VERSION = version_of(pyspark.__version__)
+PYSPARK: str = pyspark.__version__
+VERSION = version_of(PYSPARK)
+
+
+def check_server(session: Any) -> None:
+    """Raise an error for a Spark Connect server of another version that was not tried with this PySpark."""
+    server, tried = session.version, (VERSION, *TRIED_SERVERS.get(VERSION, ()))
+    if version_of(server) not in tried:
+        raise UsageError(
+            f"the Spark Connect server runs Spark {server}, and this driver PySpark {PYSPARK}. This pair was not "
+            f"tried\nStart a server of Spark {' or '.join(map(_text, tried))}. Or install the server's version where drivers "
+            f"run: pip install 'pyspark[connect]=={_text(version_of(server))}.*'"
+        )
+
+
+def _text(version: Version) -> str:
+    return f"{version[0]}.{version[1]}"
+
+
+def check_classic(who: str, runs: str) -> None:
+    """Raise an error for a part of a classic cluster with another version of Spark than this PySpark."""
+    if version_of(runs) != VERSION:
+        raise UsageError(
+            f"{who} runs Spark {runs}, and this driver PySpark {PYSPARK}. On a classic cluster both "
+            f"need the same version\nInstall the cluster's version where drivers run: pip install 'pyspark=={_text(version_of(runs))}.*'"
+        )
+
+
+def check_jvm(session: Any) -> None:
+    """Raise an error for a classic session whose JVM has another version of Spark than this PySpark."""
+    check_classic("the JVM in SPARK_HOME", session.version)
+
+
+def version_here(_: object) -> str:
+    """Return the version of PySpark in the process that calls this function."""
+    return PYSPARK
 
 
 def has(name: str) -> bool:

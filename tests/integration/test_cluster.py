@@ -4,6 +4,10 @@ server). At the end state and outputs of all days are those of a run that nobody
 on each other; each also runs alone. Only with CAIRN_TESTS=all: a quarter of an hour on two busy cores.
 
     CAIRN_TESTS=all pytest -s tests/integration/test_cluster.py        # -s shows the table
+
+On a cluster of another Spark, driver and executors:
+
+    PYTHONPATH=$(python -m tests.support.spark_overlays 4.1.4) CAIRN_TESTS=all pytest -s tests/integration/test_cluster.py
 """
 
 from __future__ import annotations
@@ -21,6 +25,7 @@ from pathlib import Path
 
 import pytest
 
+from local_stack.owned_process import command_line
 from state_backend.adapters.open_storage import open_storage
 from state_backend.checkpoint.sweep_files import sweep
 from state_backend.inspection.verify import verify_pipeline
@@ -30,6 +35,7 @@ from tests.support.postgres_server import folder_of_a_server
 from tests.support.reading import unnamed_files
 from tests.support.s3_server import BUCKET, s3_server
 from tests.support.spark_cluster import HOSTS, SPARE, Cluster, Seen, cluster_in, seen_in
+from tests.support.spark_overlays import path_of_this_version
 from tests.support.waiting import wait_until
 
 pytestmark = [
@@ -167,7 +173,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
             "AIRFLOW_CONN_CAIRN_SPARK": json.dumps(spark),
             "AIRFLOW_CONN_CAIRN_CONNECT": connect.airflow_connection,
             "SPARK_LOCAL_IP": "127.0.0.1",
-            "PYTHONPATH": str(folder),
+            "PYTHONPATH": os.pathsep.join([str(folder), *path_of_this_version()]),
             "AIRFLOW__CORE__DAGS_FOLDER": str(folder / "dags"),
         }
         where = {"home": folder / "home", "log_dir": folder / "logs", "database_dir": database / "data"}
@@ -186,6 +192,9 @@ FIRST, SECOND = HOSTS
 def test_nobody_disturbs(stack: Stack) -> None:
     """Executors that lack Cairn get it from the driver, and both hosts work."""
     day = stack.day("plain")
+    assert {t.host for t in day.shard_tries()} == set(HOSTS)
+    workers = [pid for host in HOSTS for pid in stack.cluster.python_workers(host)]
+    assert {command_line(pid)[0] for pid in workers} == {str(stack.cluster.python)}
     day.let_go()
     day.succeed()
     assert {t.host for t in day.shard_tries()} == set(HOSTS)

@@ -14,6 +14,7 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
+import pyspark
 import pytest
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -37,6 +38,11 @@ def environment(version: str, inherited: Mapping[str, str] = os.environ) -> dict
     """Return the environment of a process that imports this version of PySpark."""
     paths = [str(overlay(version)), inherited.get("PYTHONPATH", "")]
     return {**inherited, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+
+
+def path_of_this_version() -> list[str]:
+    """Return the folder of the version that this process imports; nothing if it is the environment's own PySpark."""
+    return [str(Path(pyspark.__file__).parents[1])] if pyspark.__version__ in LOCKED else []
 
 
 def install(version: str) -> Path:

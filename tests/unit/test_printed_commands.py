@@ -213,6 +213,8 @@ RUN = {
     "spark-submit --py-files cairn_state-VERSION-py3-none-any.whl,pipelines.zip cairn_job.py /data/state 2024-01-01": JOB,
     "pip install './cairn_state-VERSION-py3-none-any.whl[spark,gcs]' venv-pack": PACKED,
     "pip install './cairn_state-VERSION-py3-none-any.whl[spark,gcs]'": TEN_DAYS,
+    "pip install 'pyspark[connect]==….*'": "not run: needs an index",
+    "pip install 'pyspark==….*'": "not run: needs an index",
     "pip install 'cairn-state[airflow,spark] @ git+https://git.example.com/you/cairn.git@COMMIT'": "not run: address and commit are the reader's; the wheel that pip builds is that of make wheel",
     "pip install './cairn_state-VERSION-py3-none-any.whl[airflow,spark,gcs,celery]'": "not run: needs an index; test_celery.py installs Celery by its lock",
 }  # fmt: skip

@@ -17,6 +17,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pyspark
 import pytest
 from pyspark.sql.types import StructField, StructType, YearMonthIntervalType
 from typer.testing import CliRunner
@@ -333,7 +334,7 @@ def test_what_a_server_refuses(monkeypatch: pytest.MonkeyPatch, spark_says: str,
     def refuse(*_: Any) -> None:
         raise RuntimeError(spark_says)
 
-    session = SimpleNamespace(client=None, conf=SimpleNamespace(set=refuse))
+    session = SimpleNamespace(client=None, version=pyspark.__version__, conf=SimpleNamespace(set=refuse))
     monkeypatch.setattr(spark_session, "_remote_session", lambda _: session)
     monkeypatch.setattr(spark_session, "_made_with_shared_workers", lambda *_: True)
     monkeypatch.setattr(spark_session, "_check_listening", lambda _: None)

@@ -20,6 +20,7 @@ _RAISED = re.compile(r"^state_backend\.values\.errors\.(\w+): (.*)$", re.MULTILI
 _MISSING = re.compile(
     r"ModuleNotFoundError: No module named '(cairn|state_backend|rocksdict|google_crc32c|google|xxhash|pydantic|pyarrow|pandas|numpy)\b"
 )
+_PYTHONS = re.compile(r"PYTHON_VERSION_MISMATCH.*different version: ([\d.]+) than that in driver: ([\d.]+)")
 # The start of Spark's own text after the worker's report.
 _END = re.compile(r"\n\s*(at org\.apache|at java|SQLSTATE|\tat |JVM stacktrace|Driver stacktrace)")
 
@@ -45,6 +46,12 @@ def first_cause() -> Iterator[None]:
                     f"Install what Cairn needs where executors run: pip install './{WHEEL}[spark,gcs]'\n"
                     "Or send a packed environment with spark.archives, and set spark.pyspark.python to its Python.\n"
                     "With a Spark master, the driver sends Cairn's own modules. On a Spark Connect server, install them too"
+                ) from error
+            if pythons := _PYTHONS.search(text):
+                raise errors.UsageError(
+                    f"Spark's workers run Python {pythons[1]}, and the driver Python {pythons[2]}. Both need the same minor "
+                    f"version\nSet spark.pyspark.python to a Python {pythons[2]} on the executors, or run drivers with Python "
+                    f"{pythons[1]}. A Spark Connect server takes its workers' Python from PYSPARK_PYTHON, where it is started"
                 ) from error
             if died := explain_death(text):
                 raise died from None

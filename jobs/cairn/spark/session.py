@@ -17,12 +17,18 @@ from contextlib import ExitStack, contextmanager, suppress
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import unquote, urlsplit
+from urllib.request import urlopen
 
 from cairn.spark.class_archive import archive_in_use
+from cairn.spark.first_cause import first_cause
 from cairn.spark.java_runtime import require_java
 from cairn.spark.last_words import FAULT_HANDLER
 from cairn.spark.local_server_secret import LOOPBACK, check_address, checked_token, find_secret
 from cairn.spark_versions import (
+    PYSPARK,
+    check_classic,
+    check_jvm,
+    check_server,
     connect_channel,
     connect_client,
     connect_session,
@@ -34,6 +40,7 @@ from cairn.spark_versions import (
     is_connect,
     is_stopped,
     set_retries,
+    version_here,
 )
 from state_backend.adapters.work_folders import work_folder
 from state_backend.values.environment import Variable, environment
@@ -136,6 +143,8 @@ def connect(
             return _open_remote_session(
                 _with_session(where, session_id or str(uuid.uuid4())), token, conf or {}, own_workers=own_workers
             )
+        except CairnError:
+            raise
         except Exception as error:
             if name := next((key for key in conf or {} if f'"{key}"' in str(error)), None):
                 raise UsageError(
@@ -156,10 +165,54 @@ def connect(
         if key not in given:
             builder = builder.config(key, value)
     with _properties(given), archive_in_use(), ctrl_c_kept(), work_folder("gateway") as folder, gateway_in(folder):
-        session = builder.getOrCreate()
+        try:
+            session = builder.getOrCreate()
+        except Exception as error:
+            if where.startswith("spark://") and "stopped SparkContext" in str(error):
+                raise _not_registered(where) from error
+            raise
+    check_jvm(session)
+    # PySpark itself reads this setting only in a program that `spark-submit` starts.
+    if python := session.sparkContext.getConf().get("spark.pyspark.python"):
+        session.sparkContext.pythonExec = python
     if not where.startswith("local"):
         _send_runtime(session)
+        _check_executors(session, where)
     return session
+
+
+def _check_executors(session: SparkSession, where: str) -> None:
+    """Raise an error if an executor has another version of Python or of Spark than this driver.
+
+    Spark compares the versions of Python itself, before a worker runs any code. The job has one task: the executor and
+    the Python worker that it waits for are those that the next job needs.
+    """
+    with first_cause():
+        (runs,) = session.sparkContext.parallelize([0], 1).map(version_here).collect()
+    check_classic(f"an executor of {where}", runs)
+
+
+# Where a standalone master shows its version, unless it was started with another port.
+_MASTER_PAGE = "http://{host}:8080"
+
+
+def _not_registered(where: str) -> CairnError:
+    """Return the error for a standalone master that has not accepted this driver.
+
+    A master can't read the message of a driver of another version, and does not answer. Only its page says its version.
+    """
+    host = urlsplit(where.partition(",")[0]).hostname or ""
+    with suppress(OSError), urlopen(_MASTER_PAGE.format(host=host), timeout=5) as page:
+        if found := re.search(rb'class="version"[^>]*>\s*(\d+\.\d+[\w.]*)', page.read()):
+            try:
+                check_classic(f"the master {where}", found[1].decode())
+            except UsageError as error:
+                return error
+    return StorageUnavailable(
+        f"the Spark master at {where} accepts no driver of PySpark {PYSPARK}: it does not run, or runs another "
+        "version of Spark. Its page, by default on port 8080, shows its version\n"
+        "Start the master, or install its version of PySpark where drivers run"
+    )
 
 
 def master_conf(where: str) -> dict[str, str]:
@@ -311,6 +364,7 @@ def _open_remote_session(url: str, token: str | None, conf: Mapping[str, str], *
     shared = ISOLATION not in conf and not own_workers and _made_with_shared_workers(url, token)
     session = _remote_session(_channel(url, token))
     set_retries(session.client, **_PATIENCE)
+    check_server(session)
     if shared:
         remote = cast(Any, session)
         remote.addArtifact = remote.addArtifacts = _refuse_artifacts
