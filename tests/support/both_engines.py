@@ -28,7 +28,7 @@ from state_backend.formats.types import parse_struct
 from state_backend.shard.manifest import manifest_of
 from state_backend.shard.restore import restore_shard
 from state_backend.values.intervals import from_ms
-from state_backend.values.records import Record
+from state_backend.values.records import OutputFile, Record
 from state_backend.values.zones import zone_of
 from tests.support.reading import read_entries, read_timers
 from tests.support.spark_streaming import Case, Outcome, States, ddl, run_under_spark, write_batches
@@ -115,8 +115,13 @@ def run_under_cairn(
 
 def read_rows(root: Path, record: Record, *, late: bool = False) -> list[dict[str, Any]]:
     """An interval's output rows, or its late input rows, in the order in which they were written, shard by shard."""
-    files = [f.handle.path for f in record.content.outputs if f.late == late]
-    return [row for path in files for row in pq.read_table(root / NAME / path).to_pylist()]
+    return read_parquet(root / NAME, record.content.outputs, late=late)
+
+
+def read_parquet(folder: Path, outputs: Sequence[OutputFile], *, late: bool) -> list[dict[str, Any]]:
+    """The rows of some output files of a pipeline, whose folder is given."""
+    files = [f.handle.path for f in outputs if f.late == late]
+    return [row for path in files for row in pq.read_table(folder / path).to_pylist()]
 
 
 def read_states(root: Path, record: Record, *, timed: bool) -> States:
