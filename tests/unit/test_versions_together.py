@@ -99,11 +99,16 @@ def page(text: str) -> Iterator[str]:
     ],
     ids=["another version", "own version", "no page"],
 )
+@pytest.mark.parametrize("attributes", ['"version" style="margin-right: 15px;"', '"version me-3"'], ids=["4.0", "4.3"])
 def test_a_master_that_does_not_answer(
-    shown: str | None, error: type[Exception], says: str, monkeypatch: pytest.MonkeyPatch
+    attributes: str,
+    shown: str | None,
+    error: type[Exception],
+    says: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """As a master of another version, which can't read what the driver says."""
-    with page(f'<span class="version" style="margin-right: 15px;">{shown}</span>' if shown else "") as at:
+    with page(f"<span class={attributes}>{shown}</span>" if shown else "") as at:
         monkeypatch.setattr(spark_session, "_MASTER_PAGE", at)
         refused = spark_session._not_registered("spark://127.0.0.1:7077")
     assert type(refused) is error and says in str(refused)

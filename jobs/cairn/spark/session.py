@@ -203,7 +203,7 @@ def _not_registered(where: str) -> CairnError:
     """
     host = urlsplit(where.partition(",")[0]).hostname or ""
     with suppress(OSError), urlopen(_MASTER_PAGE.format(host=host), timeout=5) as page:
-        if found := re.search(rb'class="version"[^>]*>\s*(\d+\.\d+[\w.]*)', page.read()):
+        if found := re.search(rb'class="version\b[^>]*>\s*(\d+\.\d+[\w.]*)', page.read()):
             try:
                 check_classic(f"the master {where}", found[1].decode())
             except UsageError as error:
