@@ -49,6 +49,13 @@ def test_every_key_group_belongs_to_one_shard(max_parallelism: int, data: st.Dat
 def test_impossible_parallelism_is_refused(parallelism: int, max_parallelism: int) -> None:
     with pytest.raises(UsageError, match="1 <= parallelism <= max_parallelism <= 32768"):
         check_parallelism(parallelism, max_parallelism)
+    check_parallelism(1, 32_768)
+
+
+@pytest.mark.parametrize(("first", "last"), [(-1, 0), (3, 2), (0, 32_768)])
+def test_ranges_outside_the_key_groups_are_refused(first: int, last: int) -> None:
+    with pytest.raises(UsageError, match="not a valid range"):
+        KeyGroupRange(first=first, last=last)
 
 
 def test_only_files_of_the_opened_base_are_shared() -> None:
