@@ -108,7 +108,8 @@ def test_the_job_of_the_page_runs_with_the_wheel(tmp_path: Path) -> None:
     pipelines = tmp_path / "jobs" / "pipelines"
     pipelines.mkdir(parents=True)
     (pipelines / "__init__.py").touch()
-    (pipelines / "clicks.py").write_text(PIPELINE.replace("SUMS = ", "CLICKS = "))
+    code = PIPELINE.replace("SUMS = ", "CLICKS = ").replace('amount long")', 'amount long"), {"version": 1}', 1)
+    (pipelines / "clicks.py").write_text(code)
     (zipped,) = re.findall(r"^\$ (python -m zipfile .*)$", page, re.MULTILINE)
     run_printed(zipped, tmp_path)
     (submitted,) = re.findall(r"^\$ (spark-submit .*)$", page, re.MULTILINE)
@@ -116,7 +117,7 @@ def test_the_job_of_the_page_runs_with_the_wheel(tmp_path: Path) -> None:
     said = run_printed(submitted, tmp_path, SPARK_LOCAL_IP="127.0.0.1", PYTHONPATH="")
     assert "checkpoint 1, because the interval has no result yet" in said
     assert f"/{wheel.name}/cairn/__init__.py" in said and "/pipelines.zip/pipelines" in said
-    assert "because its result is" in run_printed(submitted, tmp_path, SPARK_LOCAL_IP="127.0.0.1", PYTHONPATH="")
+    assert "keeps checkpoint 1: " in run_printed(submitted, tmp_path, SPARK_LOCAL_IP="127.0.0.1", PYTHONPATH="")
 
 
 @pytest.mark.long("minutes: installs the wheel for each Python")
