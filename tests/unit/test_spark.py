@@ -319,6 +319,11 @@ def test_what_a_source_may_not_return(returns: Any, says: str) -> None:
             "does not let a session set spark.executor.memory: .*\nSet it where the server is started",
         ),
         (
+            '[CONFIG_NOT_AVAILABLE] Cannot modify "spark.sql.session.timeZone"',
+            UsageError,
+            "does not let a session set spark.sql.session.timeZone: .*\nSet it where the server is started",
+        ),
+        (
             "UNAUTHENTICATED: Invalid authentication token",
             UsageError,
             "refuses a session without a token: .*\nSet .* password",

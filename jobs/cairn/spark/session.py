@@ -146,7 +146,7 @@ def connect(
         except CairnError:
             raise
         except Exception as error:
-            if name := next((key for key in conf or {} if f'"{key}"' in str(error)), None):
+            if name := next((key for key in _CONF | dict(conf or {}) if f'"{key}"' in str(error)), None):
                 raise UsageError(
                     f"the Spark Connect server at {where} does not let a session set {name}: {_first_line(error)}\nSet it "
                     "where the server is started"
