@@ -11,7 +11,8 @@ import copy
 import signal
 import tempfile
 from collections.abc import Callable, Container, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
+from inspect import signature
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
@@ -62,14 +63,27 @@ def version_of(text: str) -> Version:
     return int(major), int(minor)
 
 
+def _version() -> Version:
+    """Return the version of Spark that this PySpark belongs to. Vendors have versions of their own, such as 17.3."""
+    if KNOWN:
+        return version_of(PYSPARK)
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    if "timezone" in signature(to_arrow_schema).parameters:
+        return 4, 2
+    return (4, 1) if hasattr(t, "TimeType") else OLDEST
+
+
 PYSPARK: str = pyspark.__version__
-VERSION = version_of(PYSPARK)
+# False for a vendor's own version.
+KNOWN = OLDEST <= version_of(PYSPARK) <= NEWEST
+VERSION = _version()
 
 
 def check_server(session: Any) -> None:
     """Raise an error for a Spark Connect server of another version that was not tried with this PySpark."""
     server, tried = session.version, (VERSION, *TRIED_SERVERS.get(VERSION, ()))
-    if version_of(server) not in tried:
+    if version_of(server) not in tried and KNOWN:
         raise UsageError(
             f"the Spark Connect server runs Spark {server}, and this driver PySpark {PYSPARK}. This pair was not "
             f"tried\nStart a server of Spark {' or '.join(map(_text, tried))}. Or install the server's version where drivers "
@@ -287,11 +301,13 @@ def connect_column(column: Any) -> Any:
 
 
 class Grouping(NamedTuple):
-    """The result of `groupBy`, `cube` or `rollup`. The columns of a classic frame are nodes of the JVM."""
+    """The result of `groupBy`, `cube` or `rollup`."""
 
     kind: str
     frame: DataFrame
     columns: list[Any]
+    # The columns of a classic frame are nodes of the JVM.
+    of_jvm: bool
 
 
 def grouping_of(grouped: Any) -> Grouping | None:
@@ -300,8 +316,8 @@ def grouping_of(grouped: Any) -> Grouping | None:
         return None
     if hasattr(grouped, "_jgd"):
         expressions, kind = grouped._jgd.groupingExprs(), grouped._jgd.toString().rpartition("type: ")[2].rstrip("]")
-        return Grouping(kind, grouped._df, [expressions.apply(i) for i in range(expressions.size())])
-    return Grouping(grouped._group_type, grouped._df, list(grouped._grouping_cols))
+        return Grouping(kind, grouped._df, [expressions.apply(i) for i in range(expressions.size())], True)
+    return Grouping(grouped._group_type, grouped._df, list(grouped._grouping_cols), False)
 
 
 def parser_of(spark: Any) -> Callable[[str], t.DataType]:
@@ -427,9 +443,10 @@ def connect_session(channel: Any, *, registered: bool = True) -> SparkSession:
 
 
 def forget_exit(client: Any) -> None:
-    """Let the client do nothing at the exit of this process. Before 4.1 it does nothing."""
-    with suppress(AttributeError):
-        atexit.unregister(client._on_exit)
+    """Let the client do nothing at the exit of this process."""
+    for name in ("_on_exit", "_cleanup_ml_cache", "_cleanup_ml"):  # Of 4.2, 4.1 and 4.0.
+        if (exits := getattr(client, name, None)) is not None:
+            atexit.unregister(exits)
 
 
 def set_retries(client: Any, **policy: Any) -> None:

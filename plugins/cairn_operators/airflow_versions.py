@@ -51,8 +51,8 @@ DIFFERENCES = {
     ),
     "retry policy": Difference(
         since=(3, 3),
-        instead="the first pause is 5 to 10 s, and each further one about three times as long, up to 10 minutes; seven retries take 30 to 37 "
-        "minutes. After a clear, the pauses go on with the number of the try. An exception of your processor is retried three times, with these pauses",
+        instead="on 3.2, the first pause is 5 to 10 s, and each further one about three times as long, up to 10 minutes; seven retries take 30 to 37 "
+        "minutes. On 3.1 and 3.2, the pauses go on with the number of the try after a clear, and an exception of your processor is retried three times, with these pauses",
     ),
     "form of a connection": Difference(
         since=(3, 2),
@@ -62,12 +62,12 @@ DIFFERENCES = {
     # queued when it was marked as failed.
     "query of a queued run": Difference(
         since=(3, 2),
-        instead="`process` does not wait for a manual run of the interval before that is queued; its retry finds it running",
+        instead="`process` does not see a queued manual run of the interval before. If that interval has no checkpoint, `process` fails: clear it after the manual run",
     ),
     "task state store": Difference(
         since=(3, 3),
         instead="nothing is kept between tries: each retry of `process` computes, `restore` and `promote` ask again in a retry, and the "
-        "operation of a killed driver goes on on its Spark Connect server for up to 5 minutes",
+        "operation of a killed driver continues on its Spark Connect server for up to 5 minutes",
     ),
     "waiting for input": Difference(
         since=(3, 3), instead="a task that waits for a person is `deferred`, and a triggerer must run"

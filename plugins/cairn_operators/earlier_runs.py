@@ -44,14 +44,10 @@ def predecessor_runs(context: Any, start: datetime, end: datetime, tasks: Sequen
             break
     if not has(_UNSTARTED):
         known = {own, *(run.run_id for run in found)}
-        there = ti.get_task_states(
-            dag_id=dag_id, logical_dates=_starts_before(context, start, end, 1), task_ids=list(tasks)
-        )
-        for run_id in sorted(there.keys() - known):
-            states = (
-                s for s in ("success", "queued", "failed") if ti.get_dr_count(dag_id, run_ids=[run_id], states=[s])
-            )
-            if (state := next(states, None)) is not None:
+        for run_id in sorted(_scheduled(ti, dag_id, _starts_before(context, start, end, 1), tasks) - known):
+            # In the order of a run's life: a run that goes on between two requests is not missed.
+            ways = ("queued", "running", "success", "failed")
+            if state := next((s for s in ways if ti.get_dr_count(dag_id, run_ids=[run_id], states=[s])), None):
                 found.append(DagRun(run_id=run_id, state=state, clear_number=_UNKNOWN_CLEAR))
     if not found:
         return []
@@ -85,17 +81,26 @@ def is_earlier_blocked(context: Any, start: datetime) -> bool:
         return run is not None and (run.run_type == "backfill") == own
     dag_id, ti = context["dag_run"].dag_id, context["ti"]
     dates = _starts_before(context, start, context["data_interval_end"], _LOOK_BACK)
-    there = ti.get_task_states(dag_id=dag_id, logical_dates=dates, task_ids=[ti.task_id])
+    there = _scheduled(ti, dag_id, dates, [ti.task_id])
     same = [run_id for run_id in there if run_id.startswith("backfill__") == own]
     return bool(same) and ti.get_dr_count(dag_id, run_ids=same, states=["queued"]) > 0
 
 
+def _scheduled(ti: Any, dag_id: str, dates: Sequence[datetime], tasks: Sequence[str]) -> set[str]:
+    """Return the ids of the runs with these logical dates. Airflow would take no dates for all dates."""
+    return {*ti.get_task_states(dag_id=dag_id, logical_dates=list(dates), task_ids=list(tasks))} if dates else set()
+
+
 def _starts_before(context: Any, start: datetime, end: datetime, number: int) -> list[datetime]:
-    """Return the starts of the last intervals before `start`, which are the logical dates of scheduled runs."""
+    """Return the starts of the last intervals before `start`, which are the logical dates of scheduled runs.
+
+    If `start` is no boundary of the schedule, which may have changed, the intervals have the length of the task's own.
+    """
     from state_backend.values.schedule import Every, decode, interval_before
 
     said, start, end = schedule_of_dag(context.get("dag")), plain(start), plain(end)
-    schedule = Every((end - start) // timedelta(milliseconds=1)) if said is None else decode(said)
+    own = Every((end - start) // timedelta(milliseconds=1))
+    schedule = own if said is None or interval_before(decode(said), start) is None else decode(said)
     starts: list[datetime] = []
     while len(starts) < number and (before := interval_before(schedule, starts[-1] if starts else start)) is not None:
         starts.append(before.start)

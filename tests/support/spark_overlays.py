@@ -57,7 +57,9 @@ def install(version: str) -> Path:
         uv = [str(Path(sys.executable).with_name("uv")), "pip", "install", "--quiet", "--python", sys.executable]
         how = ["--no-deps", "--no-build-isolation", "--require-hashes"]
         command = [*uv, *how, "--target", str(made / "new"), "-r", str(made / "lock")]
-        subprocess.run(command, check=True)
+        # As `make setup` does: uv trusts its own authorities first, then the machine's.
+        if subprocess.run(command, check=False).returncode:
+            subprocess.run(command, check=True, env={**os.environ, "UV_SYSTEM_CERTS": "true"})
         try:
             (made / "new").rename(folder)
         except OSError:

@@ -106,7 +106,7 @@ A, B = ({"path": f"{name}.json", "bytes": 5, "sha256": name * 64} for name in "a
             "other code: 00000000 before, 2.0 (ffffffff) now; other input: a.json is gone, b.json is new",
         ),
         (
-            {"code_hash": "f" * 16, "by_byte_code": ("m.f", "m.g")},
+            {"code_hash": "f" * 16, "by_build": ("m.f has no source text", "numpy has compiled files")},
             "other code: 00000000 before, ffffffff now, or another version of Python, as m.f has no source text",
         ),
         (

@@ -25,6 +25,7 @@ from state_backend.values.errors import StorageUnavailable
 from state_backend.values.intervals import Interval
 from state_backend.values.records import Permissions, Record
 from state_backend.values.retention import KeepLast
+from state_backend.values.schedule import Cron, encode
 from tests.support.airflow_names import TaskDeferred
 from tests.support.checkpoints import DAY, PIPELINE, Folder, day, record, run
 from tests.support.log_in_memory import log_in_memory
@@ -300,7 +301,8 @@ class OldAirflow:
 
     def get_task_states(self, **asked: Any) -> dict[str, dict[str, str | None]]:
         dates, ids = asked.get("logical_dates"), asked.get("run_ids")
-        there = [one for one in self.runs if (one[1] in dates if dates else one[0] in ids)]
+        # An empty list of dates asks for all of them.
+        there = [one for one in self.runs if (one[0] in ids if ids else not dates or one[1] in dates)]
         return {run_id: {"process": "running" if state == "running" else None} for run_id, _, state in there}
 
     def get_dr_count(self, dag_id: str, run_ids: list[str], states: list[str]) -> int:
@@ -334,6 +336,29 @@ def test_predecessors_on_an_airflow_that_describes_only_running_runs(
     found = earlier_runs.predecessor_runs(context, day(3).start, day(3).end, TASKS)
     assert {run.run_id: run.state for run in found} == expected
     assert all(run.clear_number == (0 if run.state == "running" else -1) for run in found)
+
+
+def test_a_run_that_starts_while_such_an_airflow_is_asked_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Starts(OldAirflow):
+        def get_task_states(self, **asked: Any) -> dict[str, dict[str, str | None]]:
+            self.runs = tuple((run_id, at, "running") for run_id, at, _ in self.runs)
+            return super().get_task_states(**asked)
+
+    context = Starts(("scheduled__2", day(2).start, "queued")).context(monkeypatch, "scheduled__3")
+    (found,) = earlier_runs.predecessor_runs(context, day(3).start, day(3).end, TASKS)
+    assert (found.run_id, found.state) == ("scheduled__2", "running")
+
+
+@pytest.mark.parametrize("text", ["@daily", None])
+def test_a_start_that_is_no_boundary_of_the_schedule_has_an_interval_before(
+    monkeypatch: pytest.MonkeyPatch, text: str | None
+) -> None:
+    """An interval of an hourly schedule that is daily now."""
+    said = None if text is None else encode(Cron(expression=text, zone="UTC"))
+    monkeypatch.setattr(earlier_runs, "schedule_of_dag", lambda dag: said)
+    start = day(3).start + timedelta(hours=5)
+    assert earlier_runs._starts_before({}, start, start + timedelta(hours=1), 1) == [start - timedelta(hours=1)]
+    assert earlier_runs._scheduled(OldAirflow(("scheduled__2", day(2).start, "queued")), "d", [], TASKS) == set()
 
 
 @pytest.mark.parametrize(

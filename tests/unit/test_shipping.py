@@ -591,7 +591,7 @@ def _held_in(folder: Path, n: int, monkeypatch: pytest.MonkeyPatch) -> dict[str,
     for name, value in values.items():
         hasher = ValueHasher()
         found[name] = hasher.digest(value, "the processor").hex()[:12]
-        assert not hasher.by_byte_code
+        assert not hasher.by_build
     return found
 
 
@@ -607,11 +607,35 @@ def test_hashes_are_the_same_in_every_version_of_python_and_spark(
     assert [name for name in found if found[name] == other[name]] == []
 
 
+def test_a_source_that_was_edited_after_its_import_is_not_the_code_that_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Code made in a function is hashed by its text, and the file may have another text by now."""
+    file = tmp_path / "edited.py"
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+
+    def loaded(number: int) -> Any:
+        file.write_text(f"def make():\n    def made():\n        return {number}\n    return made\nMADE = make()\n")
+        monkeypatch.delitem(sys.modules, "edited", raising=False)
+        importlib.invalidate_caches()
+        return importlib.import_module("edited").MADE
+
+    first = loaded(2)
+    before = ValueHasher()
+    of_text = before.digest(first, "the processor")
+    second = loaded(9)
+    assert (first(), second()) == (2, 9)
+    after = ValueHasher()
+    assert after.digest(first, "the processor") not in (of_text, ValueHasher().digest(second, "the processor"))
+    assert not before.by_build and after.by_build == {"edited.make.<locals>.made has no source text"}
+
+
 def test_code_without_source_text_is_named() -> None:
     scope: dict[str, Any] = {"__name__": "__main__"}
     exec("def made(): return 1", scope)
     processor = partial(Plain, scope["made"])
-    assert ship_processor(processor, "p").by_byte_code == ("__main__.made",)
+    assert ship_processor(processor, "p").by_build[0] == "__main__.made has no source text"
 
 
 class Holder(Plain):

@@ -28,6 +28,7 @@ from cairn.operations.savepoints.take_savepoint import check_destination, check_
 from cairn.operations.validation import expectation_suites
 from cairn.operations.validation import validate_checkpoint as validate
 from cairn.rows.column_names import ColumnNames, grouping_names
+from cairn.spark_versions import grouping_of
 from state_backend.checkpoint.commit_attempt import CommitResult
 from state_backend.values.errors import (
     CairnError,
@@ -151,7 +152,7 @@ def test_a_grouping_by_more_than_columns() -> None:
     refused(
         UsageError,
         "the rows must be grouped with groupBy, by plain columns only\nAdd the expression",
-        lambda: grouping_names(rows, "the rows"),
+        lambda: grouping_names(grouping_of(rows) or pytest.fail("not grouped"), "the rows"),
     )
 
 

@@ -270,7 +270,7 @@ def new(
     if schedule is not None and schedule not in list(Schedule):
         raise UsageError(
             f"--schedule {schedule!r} is neither hourly nor daily. For another schedule:\n"
-            f"1. Use --schedule hourly.\n2. In dags/{name}.py change schedule=, as in CronDataIntervalTimetable('*/15 * * * *', timezone='UTC').\n"
+            f"1. Use --schedule hourly.\n2. In dags/{name}.py change schedule=, as in schedule='*/15 * * * *'.\n"
             f"3. In jobs/pipelines/{name}.py change the file name that the source computes from the interval."
         )
     if len(key or ()) > 1:

@@ -8,7 +8,7 @@ from typing import Any
 
 from pyspark.sql.types import StructType
 
-from cairn.spark_versions import Grouping, connect_column, is_connect, java_column
+from cairn.spark_versions import Grouping, connect_column, java_column
 from state_backend.formats.types import StructType as Struct
 from state_backend.formats.types import parse_struct, walk
 from state_backend.values.errors import SourceError, UsageError
@@ -121,7 +121,7 @@ def plain_name(column: Any, what: str) -> str:
 
 def grouping_names(grouping: Grouping, what: str) -> list[str]:
     """Return the columns by which `DataFrame.groupBy` grouped."""
-    names = [*map(_parts if is_connect(grouping.frame) else _of_node, grouping.columns)]
+    names = [*map(_of_node if grouping.of_jvm else _parts, grouping.columns)]
     if grouping.kind.lower() != "groupby" or any(len(parts) != 1 for parts in names):
         raise UsageError(f"{what} must be grouped with groupBy, by plain columns only\n{_WAY_OUT}")
     return [parts[0] for parts in names]

@@ -14,8 +14,7 @@ from pathlib import Path, PurePath
 
 from state_backend.values.frozen import frozen
 
-# numpy and scipy note their build there: compiler and version of Python.
-_BUILT = "__config__.py"
+_CODE = (".py", ".so", ".pyd")
 _SEEN: dict[str, InstalledDistribution] = {}
 _LISTED: set[str] = set()
 
@@ -94,10 +93,8 @@ def _describe(found: importlib.metadata.Distribution) -> InstalledDistribution:
     record, wheel = found.read_text("RECORD"), found.read_text("WHEEL") or ""
     digest = ""
     if record is not None:
-        # Only Python files below the site folder count. Scripts and files that an installer adds differ between hosts,
-        # and compiled files between platforms and versions of Python.
-        code = sorted((row[0], row[1]) for row in csv.reader(record.splitlines()) if row and row[0].endswith(".py"))
-        code = [(path, sha256) for path, sha256 in code if PurePath(path).name != _BUILT]
+        # Only code files below the site folder count. Scripts and files that an installer adds differ between hosts.
+        code = sorted((row[0], row[1]) for row in csv.reader(record.splitlines()) if row and row[0].endswith(_CODE))
         lines = "".join(f"{path}\0{sha256}\n" for path, sha256 in code if not path.startswith(("..", "/")))
         digest = hashlib.sha256(lines.encode()).hexdigest()
     return InstalledDistribution(

@@ -71,8 +71,8 @@ class ShippedProcessor:
     by_value: bytes | None
     no_value: str
     broadcasts: tuple[tuple[int, bytes], ...]
-    # Functions whose hash, a part of `code_hash`, differs in another version of Python.
-    by_byte_code: tuple[str, ...] = ()
+    # Parts of the code whose hash, a part of `code_hash`, differs in another version of Python.
+    by_build: tuple[str, ...] = ()
 
     def __call__(self) -> Any:
         return _make(self._load(), self.name)
@@ -100,7 +100,7 @@ class ShippedProcessor:
 def ship_processor(processor: Any, pipeline: str) -> ShippedProcessor:
     """Pack a processor: a class, an instance, a partial, or a function that returns a processor."""
     with _name_pipeline(pipeline):
-        digest, code, by_byte_code = _hash_code(processor)
+        digest, code, by_build = _hash_code(processor)
         modules: Sequence[UserModule] = code.modules
         _LOADED.update((m.name, (sys.modules[m.name], m.digest)) for m in modules if m.name in sys.modules)
         broadcasts: dict[int, Broadcast[Any]] = {}
@@ -121,7 +121,7 @@ def ship_processor(processor: Any, pipeline: str) -> ShippedProcessor:
             by_value=by_value,
             no_value=no_value,
             broadcasts=tuple((number, _pickle(b.value, {})) for number, b in broadcasts.items()),
-            by_byte_code=by_byte_code,
+            by_build=by_build,
         )
 
 
@@ -166,7 +166,8 @@ def _hash_code(processor: Any) -> tuple[str, UserCode, tuple[str, ...]]:
         digest.update(f"{module.name}\0{module.digest}\0".encode())
     for package in code.distributions:
         digest.update(f"{package.name}\0{package.version}\0{package.digest}\0".encode())
-    return digest.hexdigest(), code, tuple(sorted(hasher.by_byte_code))
+    compiled = {f"{package.name} has compiled files" for package in code.distributions if not package.is_pure}
+    return digest.hexdigest(), code, tuple(sorted(hasher.by_build | compiled))
 
 
 def _code_of(processor: Any) -> Any:

@@ -7,6 +7,7 @@ Other objects are hashed by class and state, as pickle would send them. An objec
 """
 
 from __future__ import annotations
+import __future__
 
 import ast
 import copyreg
@@ -32,6 +33,10 @@ from cairn.spark_versions import Broadcast
 from state_backend.values.errors import UsageError
 
 # Members of a class that Python adds, or that do not affect the behaviour of the class.
+_FUTURE = sum(
+    getattr(__future__, name).compiler_flag
+    for name in {*__future__.all_feature_names} - {"nested_scopes", "generators"}
+)
 _MADE = {"__dict__", "__weakref__", "__module__", "__doc__", "__abstractmethods__", "_abc_impl", "__qualname__"}
 _MADE |= {"__firstlineno__", "__static_attributes__"}  # Since Python 3.13.
 # Modules of PySpark whose objects are plain values. Other PySpark objects stand for objects in a JVM or on a server.
@@ -64,7 +69,7 @@ class ValueHasher:
     def __init__(self) -> None:
         self.modules: set[str] = set()
         # Functions whose hash differs in another version of Python.
-        self.by_byte_code: set[str] = set()
+        self.by_build: set[str] = set()
         # Both dicts are keyed by `id`. `_open` has the depth of each value that is being hashed. If a value contains
         # itself, `digest` meets the value again while it is in `_open`, and hashes its depth instead of its content.
         # `_done` has the hash of each finished value. `_kept` keeps these values alive, so that no new value gets their
@@ -122,7 +127,7 @@ class ValueHasher:
             return _hash("property", *(self.digest(f, path) for f in (value.fget, value.fset, value.fdel)))
         if isinstance(value, types.MemberDescriptorType | types.GetSetDescriptorType | types.WrapperDescriptorType):
             return _hash("descriptor", _text(value.__qualname__))
-        if isinstance(value, types.BuiltinMethodType) and not isinstance(value.__self__, types.ModuleType):
+        if isinstance(value, types.BuiltinMethodType) and not isinstance(value.__self__, types.ModuleType | None):
             return _hash("method", self.digest(value.__self__, f"{path}.__self__"), _text(value.__name__))
         return self._known_object(value, path) or self._object(value, path)
 
@@ -161,7 +166,7 @@ class ValueHasher:
         self.modules.update(_imported(code))
         source = _source_of(code, function.__globals__)
         if source is None:
-            self.by_byte_code.add(where)
+            self.by_build.add(f"{where} has no source text")
         digests = [
             self._code(code, where) if source is None else _hash("source", _text(source)),
             self.digest(function.__defaults__, f"a default of {where}"),
@@ -300,11 +305,13 @@ def _instructions(code: types.CodeType) -> Iterator[dis.Instruction]:
 
 
 def _source_of(code: types.CodeType, within: dict[str, Any]) -> str | None:
-    """Return the text of a function's definition; None if no source has it."""
+    """Return the text of a function's definition; None if no source has it, or if the source has changed since."""
     if code.co_filename in ("<string>", "<stdin>"):  # Many sources have these names.
         return None
     linecache.checkcache(code.co_filename)
     text = "".join(linecache.getlines(code.co_filename, within))
+    if code not in _codes_in(text, code.co_filename, code.co_flags & _FUTURE):
+        return None
     places = [((a, b), (c, d)) for a, c, b, d in code.co_positions() if a and c and b is not None and d and b != d]
     found = [
         node
@@ -316,6 +323,21 @@ def _source_of(code: types.CodeType, within: dict[str, Any]) -> str | None:
     # Without columns (`python -X no_debug_ranges`), several functions of one line may be meant. With columns, all that
     # are found contain each other, and the last one is the innermost.
     return ast.get_source_segment(text, found[-1]) if len(found) == 1 or (found and places) else None
+
+
+@lru_cache(maxsize=64)
+def _codes_in(text: str, name: str, flags: int) -> frozenset[types.CodeType]:
+    """Return the code of each function and class of a source, as Python compiles the source now."""
+    try:
+        left = [compile(text, name, "exec", flags, dont_inherit=True)]
+    except (SyntaxError, ValueError):
+        return frozenset()
+    found: set[types.CodeType] = set()
+    while left:
+        inner = [constant for constant in left.pop().co_consts if isinstance(constant, types.CodeType)]
+        found.update(inner)
+        left += inner
+    return frozenset(found)
 
 
 @lru_cache(maxsize=64)

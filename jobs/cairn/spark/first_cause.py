@@ -51,7 +51,7 @@ def first_cause() -> Iterator[None]:
                 raise errors.UsageError(
                     f"Spark's workers run Python {pythons[1]}, and the driver Python {pythons[2]}. Both need the same minor "
                     f"version\nSet spark.pyspark.python to a Python {pythons[2]} on the executors, or run drivers with Python "
-                    f"{pythons[1]}. A Spark Connect server takes its workers' Python from PYSPARK_PYTHON, where it is started"
+                    f"{pythons[1]}\nA Spark Connect server takes its workers' Python from PYSPARK_PYTHON, where it is started"
                 ) from error
             if died := explain_death(text):
                 raise died from None

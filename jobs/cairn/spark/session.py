@@ -14,6 +14,7 @@ import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
+from http.client import HTTPException
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import unquote, urlsplit
@@ -173,7 +174,8 @@ def connect(
             raise
     check_jvm(session)
     # PySpark itself reads this setting only in a program that `spark-submit` starts.
-    if python := session.sparkContext.getConf().get("spark.pyspark.python"):
+    python = session.sparkContext.getConf().get("spark.pyspark.python")
+    if python and (not where.startswith("local") or "spark.pyspark.python" in given):
         session.sparkContext.pythonExec = python
     if not where.startswith("local"):
         _send_runtime(session)
@@ -187,6 +189,7 @@ def _check_executors(session: SparkSession, where: str) -> None:
     Spark compares the versions of Python itself, before a worker runs any code. The job has one task: the executor and
     the Python worker that it waits for are those that the next job needs.
     """
+    log.info("asking an executor of %s for its versions; this waits until the cluster has a free one", where)
     with first_cause():
         (runs,) = session.sparkContext.parallelize([0], 1).map(version_here).collect()
     check_classic(f"an executor of {where}", runs)
@@ -202,7 +205,7 @@ def _not_registered(where: str) -> CairnError:
     A master can't read the message of a driver of another version, and does not answer. Only its page says its version.
     """
     host = urlsplit(where.partition(",")[0]).hostname or ""
-    with suppress(OSError), urlopen(_MASTER_PAGE.format(host=host), timeout=5) as page:
+    with suppress(OSError, HTTPException), urlopen(_MASTER_PAGE.format(host=host), timeout=5) as page:
         if found := re.search(rb'class="version\b[^>]*>\s*(\d+\.\d+[\w.]*)', page.read()):
             try:
                 check_classic(f"the master {where}", found[1].decode())

@@ -206,7 +206,7 @@ def would_be_made_of(
         code_version=pipeline.version,
         position=as_json(read.position),
         input_hash=hashed,
-        by_byte_code=processor.by_byte_code,
+        by_build=processor.by_build,
     )
 
 

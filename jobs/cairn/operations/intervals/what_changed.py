@@ -23,8 +23,8 @@ class MadeOf:
     position: Mapping[str, Any]
     # The input hash, which covers all settings too; None if it can't be computed.
     input_hash: str | None
-    # Functions without source text, whose hash differs in another version of Python.
-    by_byte_code: tuple[str, ...] = ()
+    # Parts of the code whose hash differs in another version of Python.
+    by_build: tuple[str, ...] = ()
 
 
 def made_of(content: Content) -> MadeOf:
@@ -44,9 +44,7 @@ def what_changed(before: MadeOf, now: MadeOf) -> tuple[str, ...]:
     """
     found = []
     if now.code_hash != before.code_hash:
-        compiled = (
-            f", or another version of Python, as {now.by_byte_code[0]} has no source text" if now.by_byte_code else ""
-        )
+        compiled = f", or another version of Python, as {now.by_build[0]}" if now.by_build else ""
         found.append(f"other code: {_code(before)} before, {_code(now)} now{compiled}")
     if before.position and now.position != before.position:
         changes = [*_differences(before.position, now.position, "")]
