@@ -520,7 +520,7 @@ def test_a_new_pipeline_asks_what_it_needs(tmp_path: Path, monkeypatch: pytest.M
         (["--key", "site,device"], "give one --key\nTo add key columns later, change the pipeline's module"),
         (
             ["--schedule", "15min"],
-            "2. In dags/clicks.py change schedule=, as in CronDataIntervalTimetable('*/15 * * * *'",
+            "2. In dags/clicks.py change schedule=, as in schedule='*/15 * * * *'",
         ),
     ],
 )
