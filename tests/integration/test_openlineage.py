@@ -21,6 +21,7 @@ from tests.support.layout import REPOSITORY
 from tests.support.local_stack import AirflowServer
 from tests.support.openlineage_schemas import check_event
 from tests.support.tally import Tally
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.airflow
 
@@ -114,7 +115,14 @@ def events(folder: Path) -> Iterator[tuple[AirflowServer, list[dict[str, Any]]]]
                 days.input(n, {"a": n, "b": 10 * n})
             days.backfill(1, 2)
             assert days.wait([1, 2]) == {"success"}
+            # A process of the worker sends a task's event after the task has ended.
+            wait_until(lambda: len(ended(events)) >= 2, 120, "both commits are told")
             yield airflow, events
+
+
+def ended(sent: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The events of committed checkpoints."""
+    return [one for one in list(sent) if one["job"]["name"] == "told.checkpoint" and one["eventType"] == "COMPLETE"]
 
 
 def test_a_commit_is_an_event_with_datasets_and_checkpoint(
@@ -122,10 +130,10 @@ def test_a_commit_is_an_event_with_datasets_and_checkpoint(
 ) -> None:
     airflow, sent = events
     tally = folder / "tally"
-    ended = [one for one in sent if one["job"]["name"] == "told.checkpoint" and one["eventType"] == "COMPLETE"]
-    assert len(ended) == 2 and {one["job"]["namespace"] for one in sent} == {"production"}
+    commits = ended(sent)
+    assert len(commits) == 2 and {one["job"]["namespace"] for one in sent} == {"production"}
     records = Tally(airflow.client, tally, "told").log().completed()
-    for event, record in zip(ended, records, strict=True):
+    for event, record in zip(commits, records, strict=True):
         facet = event["run"]["facets"]["cairn_checkpoint"]
         url = facet["_schemaURL"].partition("#")[0]
         # Without a login, since a catalog has none.
