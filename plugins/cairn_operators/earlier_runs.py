@@ -17,8 +17,9 @@ if TYPE_CHECKING:
 # The largest number of runs that one search reads, newest first. If more manual runs than this lie between two
 # scheduled runs, the search does not find the scheduled run of the interval before.
 _LOOK_BACK = 32
-# An Airflow without it describes only running runs. The others are found by the logical dates of scheduled runs, and
-# their number of clears is unknown. Such a run has not committed since it was cleared: it is queued, or it has ended.
+# Airflow 3.1 describes only runs in the state `running`. Scheduled runs in other states are found by their logical
+# dates, without their `clear_number`. With -1, no record of the log counts as the run's: a queued run has committed
+# nothing since it was cleared, and a run that has ended is not waited for.
 _UNSTARTED = "query of a queued run"
 _UNKNOWN_CLEAR = -1
 

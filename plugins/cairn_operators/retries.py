@@ -49,6 +49,7 @@ class RetriesOverHalfAnHour(RetryPolicy):  # type: ignore[misc]
 
 
 def failures_since_clear(retries: int, max_tries: int, try_number: int) -> int:
+    """Return the number of failed tries since the last clear, with the present one."""
     # A clear does not reset `try_number`: Airflow sets `max_tries` to the tries so far plus the retries.
     return max(1, retries - max_tries + try_number)
 
@@ -58,8 +59,11 @@ def check_failures(error: UserCodeFailed, task: Any, ti: Any) -> None:
 
     A task with pauses of the user's own is retried as often as the user wants.
     """
-    ours = not has("retry policy") and all(getattr(task, k) == v for k, v in own_pauses(_LONGEST).items())
-    if ours and failures_since_clear(task.retries, ti.max_tries, ti.try_number) > USER_CODE_RETRIES:
+    if has("retry policy"):  # Airflow asks the policy.
+        return
+    has_cairns_pauses = all(getattr(task, name) == value for name, value in own_pauses(_LONGEST).items())
+    failures = failures_since_clear(task.retries, ti.max_tries, ti.try_number)
+    if has_cairns_pauses and failures > USER_CODE_RETRIES:
         raise AirflowFailException(f"{error}\n{_STILL_FAILS}") from error
 
 

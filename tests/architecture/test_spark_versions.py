@@ -52,7 +52,10 @@ def own_names(trees: Iterator[ast.Module]) -> set[str]:
 
 
 def private_uses(tree: ast.Module, own: set[str]) -> Iterator[str]:
-    """Yield each private module, foreign underscore attribute and question for a version."""
+    """Yield the name of each private module, underscore attribute or version of PySpark or pandas that the code uses.
+
+    Underscore names in `own` are the program's, so they may be used.
+    """
     for node in ast.walk(tree):
         match node:
             case ast.ImportFrom(module=str(module), names=names) if module.split(".")[0] in ("pyspark", "pandas"):

@@ -296,8 +296,8 @@ def _tick_rows(spark: SparkSession, parts: Sequence[bytes], max_parallelism: int
 def _place_by_shard(rows: DataFrame, parallelism: int, max_parallelism: int) -> DataFrame:
     """Place each row in the partition that has the number of its shard.
 
-    `repartition` takes the partition from a hash. So the shard's number is replaced by a number with the right hash.
-    Spark 4.1 has `repartitionById` for this purpose.
+    `repartition` places a row by the hash of an expression, modulo the number of partitions. So the expression is a
+    number whose hash gives the shard's partition. Spark 4.0 lacks `repartitionById`, which would do the same.
     """
     shard = f"cast(cast(__key_group as bigint) * {parallelism} div {max_parallelism} as int)"
     numbers = ", ".join(map(str, numbers_by_partition(parallelism)))
