@@ -86,7 +86,7 @@ test: setup $(VENV)/.spark-classes  ## each rule once, end to end
 test-all: setup $(VENV)/.spark-classes  ## all tests, long ones too; run again, it leaves out tests that passed on this commit
 	@CAIRN_TESTS=all CAIRN_PASSED=$(CURDIR)/.cache/passed $(PYTEST) $(PYTEST_ARGS)
 
-test-versions: setup $(VENV)/.spark-classes  ## the tests of Spark under each PySpark from 4.0 to 4.3 (VERSIONS=4.1.4 SHORT=1 for a short form)
+test-versions: setup $(VENV)/.spark-classes  ## tests under PySpark 4.0 to 4.3 and Airflow 3.1 to 3.3 (VERSIONS="pyspark-4.1.4 airflow-3.2.2" SHORT=1: few)
 	@PYTHONDONTWRITEBYTECODE= $(PYTHON) -m tests.versions
 
 lint: setup  ## style, types, and which floor may import which

@@ -58,6 +58,9 @@ def pytest_configure(config: pytest.Config) -> None:
     if version("pyspark").startswith(("4.0.", "4.1.")):
         # These versions leave it to the garbage collector to close the sockets on which they read rows.
         config.addinivalue_line("filterwarnings", "ignore:unclosed <socket:ResourceWarning")
+    if version("apache-airflow-core") < "3.3":
+        # Other packages of its time (tests/support/overlays) warn about this Python and about each other.
+        config.addinivalue_line("filterwarnings", "default")
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:

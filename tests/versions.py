@@ -1,10 +1,10 @@
 """The tests that meet PySpark or Airflow, under each version that Cairn supports.
 
-    make test-versions                            # hours
-    VERSIONS=4.1.4 SHORT=1 make test-versions     # what CI runs: minutes
+    make test-versions                                                     # hours
+    VERSIONS="pyspark-4.1.4 airflow-3.2.2" SHORT=1 make test-versions      # minutes
 
-VERSIONS: versions of PySpark, those of `tests/support/spark.lock` or the environment's own. AIRFLOWS: for each other Airflow, the Python of an
-environment that has it. WORKERS: processes of pytest. The exit code is 1 if a test fails under any version.
+VERSIONS: names of `tests/support/overlays`, or the environment's own versions. WORKERS: processes of pytest. The exit code is 1 if a test
+fails under any version.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import sys
 import time
 from importlib.metadata import version
 
-from tests.support.spark_overlays import LOCKED, REPOSITORY, environment, install
+from tests.support.overlays import LOCKS, REPOSITORY, environment, install
 
-OWN = version("pyspark")
+OWN = [f"pyspark-{version('pyspark')}", f"airflow-{version('apache-airflow-core')}"]
 ACROSS = "tests/integration/test_spark_versions.py"
 LONG = [
     "tests/conformance",
@@ -42,14 +42,20 @@ SHORT = [
     "tests/integration/test_connect.py::test_a_driver_sees_nothing_of_the_driver_before",
     "tests/integration/test_connect.py::test_errors_and_crashes_of_user_code_come_through_the_server",
 ]
-AIRFLOW = [f"tests/integration/test_{name}.py" for name in ("airflow", "calendars", "heal", "airflow_kills")]
+TESTS = {
+    "pyspark": (LONG, SHORT),
+    "airflow": (
+        [f"tests/integration/test_{name}.py" for name in ("airflow", "calendars", "heal", "airflow_kills")],
+        ["tests/integration/test_airflow.py", "tests/unit/test_operators.py"],
+    ),
+}
 
 
-def run(name: str, tests: list[str], *arguments: str, env: dict[str, str], python: str = sys.executable) -> bool:
+def run(name: str, tests: list[str], *arguments: str, env: dict[str, str]) -> bool:
     """Run the tests, and say how they ended."""
     started = time.monotonic()
     parallel = ["-n", os.environ.get("WORKERS") or "3", "--max-worker-restart", "0", "--dist", "loadfile"]
-    command = [python, "-m", "pytest", "-q", *parallel, "--no-loadscope-reorder", *tests, *arguments]
+    command = [sys.executable, "-m", "pytest", "-q", *parallel, "--no-loadscope-reorder", *tests, *arguments]
     print(f"{name}: {' '.join(tests)}", flush=True)
     ended = subprocess.run(command, env=env, cwd=REPOSITORY, check=False).returncode == 0
     print(f"{name}: {'passed' if ended else 'FAILED'} in {time.monotonic() - started:.0f} s", flush=True)
@@ -58,23 +64,23 @@ def run(name: str, tests: list[str], *arguments: str, env: dict[str, str], pytho
 
 def main() -> int:
     short = bool(os.environ.get("SHORT"))
-    versions = (os.environ.get("VERSIONS") or " ".join([*LOCKED, OWN])).split()
-    if unknown := [name for name in versions if name not in (*LOCKED, OWN)]:
+    known = [*LOCKS, *OWN]
+    names = (os.environ.get("VERSIONS") or " ".join(known)).split()
+    if unknown := [name for name in names if name not in known]:
         sys.exit(
-            f"VERSIONS names {', '.join(unknown)}; tests/support/spark.lock and this environment have {', '.join([*LOCKED, OWN])}"
+            f"VERSIONS names {', '.join(unknown)}; tests/support/overlays and this environment have {', '.join(known)}"
         )
     everything = {**os.environ, "CAIRN_TESTS": "all"}
     passed = []
-    for name in versions:
+    for name in names:
+        kind = name.partition("-")[0]
         env = everything | ({"CAIRN_TESTS": "ci"} if short else {})
-        if name != OWN:
+        if name in LOCKS:
             install(name)
             env = environment(name, env)
-        passed.append(run(f"PySpark {name}", SHORT if short else LONG, env=env))
-        if name != OWN:
-            passed.append(run(f"PySpark {name} beside {OWN}", [ACROSS], "-k", name, env=everything))
-    for python in os.environ.get("AIRFLOWS", "").split():
-        passed.append(run(f"Airflow of {python}", AIRFLOW, env=everything, python=python))
+        passed.append(run(name, TESTS[kind][short], env=env))
+        if name in LOCKS and kind == "pyspark":
+            passed.append(run(f"{name} beside {OWN[0]}", [ACROSS], "-k", name, env=everything))
     return 0 if all(passed) else 1
 
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from cairn.command.airflow_rest import ADMIN, AirflowRest, Backfill, RestError
 from cairn.spark.local_server_secret import kept_secret, new_secret
-from local_stack.owned_process import OwnedProcesses, Server, claim_port
+from local_stack.owned_process import OwnedProcesses, Server, claim_port, python_path
 from local_stack.patience import Patience
 from local_stack.postgres_server import Postgres, PostgresUnavailable
 from local_stack.progress_lines import fold
@@ -171,7 +171,7 @@ class AirflowServer(Server):
             # A run is a few short tasks in sequence. With the default of 1 s, the scheduler's sleep would take most of
             # the run's time.
             "AIRFLOW__SCHEDULER__SCHEDULER_IDLE_SLEEP_TIME": "0.2",
-            "PYTHONPATH": os.pathsep.join([str(repo_root / "jobs"), str(repo_root)]),
+            "PYTHONPATH": python_path(repo_root / "jobs", repo_root),
             "NO_PROXY": "127.0.0.1,localhost",
             "no_proxy": "127.0.0.1,localhost",
             **(env or {}),

@@ -6,7 +6,6 @@ The server runs in the foreground, so its process is a child of this program.
 from __future__ import annotations
 
 import json
-import os
 import time
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -14,7 +13,7 @@ from pathlib import Path
 from cairn.spark.class_archive import with_archive
 from cairn.spark.local_server_secret import kept_secret, new_secret
 from cairn.spark.server_command import answers, server_command, server_environment
-from local_stack.owned_process import OwnedProcesses, Server, claim_port
+from local_stack.owned_process import OwnedProcesses, Server, claim_port, python_path
 from local_stack.patience import Patience
 
 _NAME = "spark-connect"
@@ -53,7 +52,7 @@ class SparkConnectServer(Server):
         return json.dumps({**connection, "password": self.token})
 
     def start(self) -> None:
-        paths = os.pathsep.join([str(self.repo_root / "jobs"), str(self.repo_root)])
+        paths = python_path(self.repo_root / "jobs", self.repo_root)
         self.processes.start(
             _NAME,
             server_command(self.port, self.master, _CORES, self.conf),

@@ -148,6 +148,11 @@ class OwnedProcesses:
         self._children.clear()
 
 
+def python_path(*folders: Path) -> str:
+    """Return the `PYTHONPATH` of a process that imports from these folders, and then as this process does."""
+    return os.pathsep.join(filter(None, [*map(str, folders), os.environ.get("PYTHONPATH")]))
+
+
 def command_line(pid: int) -> list[str]:
     """Return the arguments of a process; empty if the process has ended."""
     try:

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from local_stack.owned_process import python_path
+
 ROOT = Path(__file__).resolve().parents[2]
 HEAVY = (
     "pyspark",
@@ -59,7 +61,7 @@ print(json.dumps(sorted(sys.modules.keys() - before)))
 )
 @pytest.mark.long("seconds", runs_in="ci")
 def test_importing_is_cheap(what: str, tmp_path: Path) -> None:
-    env = {**os.environ, "AIRFLOW_HOME": str(tmp_path), "PYTHONPATH": str(ROOT / "plugins")}
+    env = {**os.environ, "AIRFLOW_HOME": str(tmp_path), "PYTHONPATH": python_path(ROOT / "plugins")}
     done = subprocess.run(
         [sys.executable, "-c", PROBE.format(what=what)],
         check=False,
@@ -89,7 +91,7 @@ plugin.Preload().on_starting(None)
 print(json.dumps([sorted(before), sorted({*sys.modules} - before), threading.active_count()]))
 """
     env = {**os.environ, "AIRFLOW_HOME": str(tmp_path), "AIRFLOW__CORE__EXECUTOR": "LocalExecutor"}
-    env["PYTHONPATH"] = os.pathsep.join(map(str, (ROOT / "plugins", ROOT)))
+    env["PYTHONPATH"] = python_path(ROOT / "plugins", ROOT)
     done = subprocess.run([sys.executable, "-c", code], check=False, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     elsewhere, there, threads = json.loads(done.stdout.splitlines()[-1])

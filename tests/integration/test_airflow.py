@@ -24,7 +24,7 @@ from urllib.request import urlopen
 import pytest
 
 from local_stack.demo import DAG, FIRST_DAY, DriverKiller, pipeline_env
-from local_stack.owned_process import command_line
+from local_stack.owned_process import command_line, python_path
 from state_backend.adapters.local_storage import LocalStorage
 from state_backend.adapters.open_storage import join_url, open_storage
 from state_backend.checkpoint.log import Log, read_log
@@ -138,7 +138,7 @@ def airflow(
         "CAIRN_TALLY_AZURE": ON_AZURE if azurite else "",
         "AIRFLOW_CONN_AZURITE": json.dumps({"conn_type": "wasb", "extra": {"connection_string": azurite}}),
         VARIABLE: "",
-        "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "plugins"), str(data / "plugins")]),
+        "PYTHONPATH": python_path(ROOT, ROOT / "plugins", data / "plugins"),
     }
     dag_ids = [
         DAG,

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from local_stack.demo import pipeline_env
+from local_stack.owned_process import python_path
 from local_stack.running_driver import RunningDriver, parent_of
 from pipelines.land_weather import FIRST_HOUR, HOUR, land_weather
 from state_backend.adapters.open_storage import open_storage
@@ -73,7 +74,7 @@ def airflow(folder: Path, days: HeldDays, spark_server: SparkConnectServer, driv
         "AIRFLOW__CAIRN__WARM_DRIVERS": str(drivers == "warm"),
         **pipeline_env(folder, folder / "flights", spark_server),
         "CAIRN_WEATHER": str(folder / "weather"),
-        "PYTHONPATH": os.pathsep.join([str(folder), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]),
+        "PYTHONPATH": python_path(folder, ROOT),
         "AIRFLOW__CORE__DAGS_FOLDER": str(folder / "dags"),
         # A task whose supervisor is gone is retried after this many seconds without a heartbeat; they come every second.
         "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT": "8",

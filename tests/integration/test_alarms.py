@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from cairn.testing import PipelineTester
+from local_stack.owned_process import python_path
 from pipelines.aircraft import READ_SCHEMA
 from state_backend.values.errors import SinkFailed
 from tests.support.http_listener import http_listener
@@ -185,7 +186,7 @@ def test_what_the_operators_send_reaches_a_collector(
                 **{name: value for name, value in os.environ.items() if not name.startswith("AIRFLOW__")},
                 "AIRFLOW_HOME": str(tmp_path),
                 "OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{port}",
-                "PYTHONPATH": os.pathsep.join([str(tmp_path), str(REPOSITORY / "plugins"), str(REPOSITORY)]),
+                "PYTHONPATH": python_path(tmp_path, REPOSITORY / "plugins", REPOSITORY),
             },
             capture_output=True,
             text=True,

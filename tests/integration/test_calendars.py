@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from cairn.pipeline import Interval
+from local_stack.owned_process import python_path
 from state_backend.adapters.open_storage import open_storage
 from state_backend.checkpoint.log import Log, read_log
 from state_backend.values.intervals import format_instant
@@ -52,7 +53,7 @@ def airflow(folder: Path) -> Iterator[AirflowServer]:
         # A test changes DAGs, and waits until Airflow has seen it.
         "AIRFLOW__DAG_PROCESSOR__MIN_FILE_PROCESS_INTERVAL": "5",
         "CAIRN_CALENDARS": str(folder / "calendars"),
-        "PYTHONPATH": os.pathsep.join(str(REPOSITORY / part) for part in ("", "jobs", "plugins")),
+        "PYTHONPATH": python_path(*(REPOSITORY / part for part in ("", "jobs", "plugins"))),
     }
     with airflow_on_postgres(folder, env, dags=list(CASES)) as server:
         yield server

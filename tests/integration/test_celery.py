@@ -20,7 +20,7 @@ from pathlib import Path
 
 import pytest
 
-from local_stack.owned_process import OwnedProcesses
+from local_stack.owned_process import OwnedProcesses, python_path
 from local_stack.postgres_server import Postgres
 from state_backend.adapters.open_storage import open_storage
 from state_backend.checkpoint.sweep_files import sweep
@@ -115,7 +115,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
             "AIRFLOW__CORE__HOSTNAME_CALLABLE": "worker_name.worker_name",
             "AIRFLOW__CORE__DAGS_FOLDER": str(folder / "dags"),
             "AIRFLOW_CONN_CAIRN_SPARK": json.dumps({"conn_type": "spark", "host": "local[2]"}),
-            "PYTHONPATH": os.pathsep.join([str(folder), str(ROOT), str(ROOT / "plugins")]),
+            "PYTHONPATH": python_path(folder, ROOT, ROOT / "plugins"),
             # A task whose supervisor is gone is retried after this many seconds without a heartbeat; they come every second.
             "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT": "8",
             "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT_DETECTION_INTERVAL": "1",

@@ -5,9 +5,9 @@ on each other; each also runs alone. Only with CAIRN_TESTS=all: a quarter of an 
 
     CAIRN_TESTS=all pytest -s tests/integration/test_cluster.py        # -s shows the table
 
-On a cluster of another Spark, driver and executors:
+With older versions of Airflow, and of Spark on driver and cluster:
 
-    PYTHONPATH=$(python -m tests.support.spark_overlays 4.1.4) CAIRN_TESTS=all pytest -s tests/integration/test_cluster.py
+    PYTHONPATH=$(python -m tests.support.overlays airflow-3.2.2 pyspark-4.1.4) CAIRN_TESTS=all pytest -s tests/integration/test_cluster.py
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pathlib import Path
 
 import pytest
 
-from local_stack.owned_process import command_line
+from local_stack.owned_process import command_line, python_path
 from state_backend.adapters.open_storage import open_storage
 from state_backend.checkpoint.sweep_files import sweep
 from state_backend.inspection.verify import verify_pipeline
@@ -35,7 +35,6 @@ from tests.support.postgres_server import folder_of_a_server
 from tests.support.reading import unnamed_files
 from tests.support.s3_server import BUCKET, s3_server
 from tests.support.spark_cluster import HOSTS, SPARE, Cluster, Seen, cluster_in, seen_in
-from tests.support.spark_overlays import path_of_this_version
 from tests.support.waiting import wait_until
 
 pytestmark = [
@@ -173,7 +172,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
             "AIRFLOW_CONN_CAIRN_SPARK": json.dumps(spark),
             "AIRFLOW_CONN_CAIRN_CONNECT": connect.airflow_connection,
             "SPARK_LOCAL_IP": "127.0.0.1",
-            "PYTHONPATH": os.pathsep.join([str(folder), *path_of_this_version()]),
+            "PYTHONPATH": python_path(folder),
             "AIRFLOW__CORE__DAGS_FOLDER": str(folder / "dags"),
         }
         where = {"home": folder / "home", "log_dir": folder / "logs", "database_dir": database / "data"}

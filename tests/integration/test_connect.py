@@ -28,7 +28,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from cairn.spark import session as spark_session
-from local_stack.owned_process import command_line
+from local_stack.owned_process import command_line, python_path
 from state_backend.adapters.open_storage import open_storage
 from state_backend.values.errors import StateUnusable
 from state_backend.values.operation_parameters import ProcessInterval, Request, TakeSavepoint, Validate
@@ -106,7 +106,7 @@ def start(
 ) -> subprocess.Popen[str]:
     result = folder / "result.json"
     result.unlink(missing_ok=True)
-    path = os.pathsep.join(filter(None, [str(folder), str(ROOT), os.environ.get("PYTHONPATH")]))
+    path = python_path(folder, ROOT)
     words = words_of(request, spark=server, settings_on_stdin=server.startswith("sc://"), **call)
     driver = subprocess.Popen(
         [sys.executable, "-m", "cairn.driver.driver", *words, "--result", str(result)],
@@ -586,9 +586,7 @@ def test_jvm_and_python_workers_die_with_the_task(tmp_path: Path) -> None:
     slow = Slow(tmp_path, "local[1]")
     arguments = words_of(interval_of(tmp_path, 1, "attempt-1"), spark="local[1]")
     code = f"from cairn_operators.driver_process import DriverProcess; DriverProcess('cairn.driver.driver', 'd').run({arguments}, print)"
-    path = os.pathsep.join(
-        filter(None, [str(tmp_path), str(ROOT), str(ROOT / "plugins"), os.environ.get("PYTHONPATH")])
-    )
+    path = python_path(tmp_path, ROOT, ROOT / "plugins")
     task = subprocess.Popen(
         [sys.executable, "-c", code],
         env={**os.environ, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"},

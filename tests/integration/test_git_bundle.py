@@ -21,6 +21,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from cairn import output_files
+from local_stack.owned_process import python_path
 from state_backend.adapters.open_storage import open_storage
 from state_backend.checkpoint.log import read_log
 from tests.support.layout import REPOSITORY
@@ -112,7 +113,7 @@ def test_a_run_takes_the_code_of_its_version(folder: Path) -> None:
         "AIRFLOW__DAG_PROCESSOR__DAG_BUNDLE_CONFIG_LIST": json.dumps([bundle]),
         "AIRFLOW__DAG_PROCESSOR__DAG_BUNDLE_STORAGE_PATH": str(folder / "bundles"),
         "AIRFLOW_CONN_CAIRN_SPARK": '{"conn_type": "spark", "host": "local[1]"}',
-        "PYTHONPATH": os.pathsep.join([str(provider), str(REPOSITORY / "plugins"), str(REPOSITORY)]),
+        "PYTHONPATH": python_path(provider, REPOSITORY / "plugins", REPOSITORY),
     }
     with AirflowServer(REPOSITORY, home=folder / "home", env=env) as airflow:
         airflow.wait_for_dag("sums", timeout_s=120)

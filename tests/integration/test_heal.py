@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from local_stack.owned_process import python_path
 from tests.support.airflow_on_postgres import airflow_on_postgres
 from tests.support.heal_histories import DAGS, play
 from tests.support.layout import REPOSITORY
@@ -37,7 +38,7 @@ def airflow(folder: Path) -> Iterator[AirflowServer]:
     env = {
         "AIRFLOW__CORE__DAGS_FOLDER": str(folder / "dags"),
         "CAIRN_TALLY": str(folder / "tally"),
-        "PYTHONPATH": os.pathsep.join(str(REPOSITORY / part) for part in ("", "jobs", "plugins")),
+        "PYTHONPATH": python_path(*(REPOSITORY / part for part in ("", "jobs", "plugins"))),
     }
     with airflow_on_postgres(folder, env, dags=[f"heal_{seed}" for seed in SEEDS]) as server:
         yield server

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import configparser
 import json
-import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,6 +14,7 @@ from urllib.request import urlopen
 import deltalake
 import pytest
 
+from local_stack.owned_process import python_path
 from tests.support.airflow_on_postgres import airflow_on_postgres
 from tests.support.http_listener import http_listener
 from tests.support.layout import REPOSITORY
@@ -104,9 +104,7 @@ def events(folder: Path) -> Iterator[tuple[AirflowServer, list[dict[str, Any]]]]
         env = {
             "AIRFLOW__CORE__DAGS_FOLDER": str(folder / "dags"),
             "CAIRN_TALLY": str(folder / "tally"),
-            "PYTHONPATH": os.pathsep.join(
-                [*(str(REPOSITORY / part) for part in ("", "jobs", "plugins")), str(folder / "modules")]
-            ),
+            "PYTHONPATH": python_path(*(REPOSITORY / part for part in ("", "jobs", "plugins")), folder / "modules"),
             **settings_of_the_page(url),
         }
         with airflow_on_postgres(folder, env, dags=["told", "reader"]) as airflow:

@@ -17,7 +17,7 @@ import pytest
 from state_backend.adapters.open_storage import open_storage
 from state_backend.checkpoint.log import read_log
 from tests.support.both_engines import read_parquet
-from tests.support.spark_overlays import LOCKED, environment
+from tests.support.overlays import PYSPARKS, environment
 
 pytestmark = [pytest.mark.spark, pytest.mark.long("minutes, and an installed PySpark of each version")]
 
@@ -52,7 +52,7 @@ def results(root: Path, name: str) -> list[dict[str, Any]]:
 
 
 def test_a_root_moves_through_the_versions(tmp_path: Path) -> None:
-    versions = [None, *LOCKED, None]
+    versions = [None, *PYSPARKS, None]
     moved, stayed = tmp_path / "moved", tmp_path / "stayed"
     for n, version in enumerate(versions, 1):
         # Each version keeps the results that others computed: it makes the same hashes of code and input.

@@ -1,4 +1,4 @@
-"""A client of Spark Connect meets a server of another version. Each needs an installed PySpark: `tests/support/spark_overlays.py`."""
+"""A client of Spark Connect meets a server of another version. Each needs an installed PySpark: `tests/support/overlays.py`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cairn.spark.server_command import answers
 from local_stack.owned_process import OwnedProcesses, claim_port
 from state_backend.adapters.open_storage import open_storage
 from state_backend.checkpoint.log import read_log
-from tests.support.spark_overlays import REPOSITORY, environment
+from tests.support.overlays import REPOSITORY, environment
 from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.spark, pytest.mark.long("a minute, and an installed PySpark of another version")]
@@ -23,7 +23,7 @@ OLD = "4.1.4"
 
 
 def variables(version: str | None) -> dict[str, str]:
-    return environment(version) if version else dict(os.environ)
+    return environment(f"pyspark-{version}") if version else dict(os.environ)
 
 
 @pytest.mark.parametrize(("client", "server"), [(OLD, None), (None, OLD)], ids=["newer server", "older server"])

@@ -1,6 +1,6 @@
 """Each older version of PySpark gives what the environment's own gives. `make test-versions` installs the versions.
 
-SHORT=1 CAIRN_TESTS=all pytest tests/integration/test_spark_versions.py -k 4.1.4
+SHORT=1 CAIRN_TESTS=all pytest tests/integration/test_spark_versions.py -k pyspark-4.1.4
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pipelines.land_flights import land
 from pipelines.land_weather import FIRST_HOUR, land_weather
 from state_backend.adapters.open_storage import open_storage
 from state_backend.checkpoint.log import read_log
-from tests.support.spark_overlays import LOCKED, environment
+from tests.support.overlays import PYSPARKS, environment
 from tests.support.two_weeks import PIPELINES
 
 pytestmark = [pytest.mark.spark, pytest.mark.long("minutes, and an installed PySpark of each version")]
@@ -79,7 +79,7 @@ def two_weeks_here(two_weeks: Run) -> Any:
     return two_weeks(None)
 
 
-@pytest.mark.parametrize("version", LOCKED)
+@pytest.mark.parametrize("version", PYSPARKS)
 def test_two_weeks_of_the_examples(two_weeks: Run, two_weeks_here: Any, version: str) -> None:
     """States, code, inputs and the bytes of all output files."""
     assert two_weeks(version) == two_weeks_here
@@ -94,7 +94,7 @@ def generated_here() -> str:
     return generated(None)
 
 
-@pytest.mark.parametrize("version", LOCKED)
+@pytest.mark.parametrize("version", PYSPARKS)
 def test_generated_processors(generated_here: str, version: str) -> None:
     """Output rows, states and timers, with the same clock. PySpark 4.0 has no operator of rows to compare with."""
     assert generated(version).splitlines() == generated_here.splitlines()

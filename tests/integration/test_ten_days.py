@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from local_stack.owned_process import OwnedProcesses, claim_port
+from local_stack.owned_process import OwnedProcesses, claim_port, python_path
 from state_backend.adapters.open_storage import open_storage
 from state_backend.checkpoint.log import read_log
 from state_backend.values.intervals import format_instant
@@ -74,7 +74,7 @@ class Site:
     folder: Path
 
     def type(self, command: str, **variables: str) -> str:
-        paths = os.pathsep.join(str(REPOSITORY / part) for part in ("", "jobs", "plugins"))
+        paths = python_path(*(REPOSITORY / part for part in ("", "jobs", "plugins")))
         own = {"CAIRN_FLIGHTS": str(self.folder / "flights"), "PYTHONPATH": paths, "SPARK_LOCAL_IP": MASTER}
         return run_printed(command, self.folder, **own, **variables)
 
@@ -192,7 +192,7 @@ def stack(site: Site) -> Iterator[Stack]:
         "CAIRN_FLIGHTS": str(site.folder / "flights"),
         "CAIRN_ROOT": STATE,
         "CAIRN_EXPECTATIONS_DAYS": "5",
-        "PYTHONPATH": os.pathsep.join(str(REPOSITORY / part) for part in ("", "jobs", "plugins")),
+        "PYTHONPATH": python_path(*(REPOSITORY / part for part in ("", "jobs", "plugins"))),
         "SPARK_LOCAL_IP": MASTER,
     }
     with airflow_on_postgres(site.folder, env, dags=["aircraft"]) as airflow:

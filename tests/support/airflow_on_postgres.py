@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from importlib.metadata import version
 from pathlib import Path
 
 from tests.support.local_stack import AirflowServer
@@ -23,6 +24,8 @@ def airflow_on_postgres(folder: Path, env: Mapping[str, str], *, dags: Sequence[
     with folder_of_a_server() as database:
         where = {"home": folder / "home", "log_dir": folder / "logs", "database_dir": database / "data"}
         with AirflowServer(REPOSITORY, env=env, **where) as server:
+            # Its processes import from the same overlay (tests/support/overlays.py) as this one.
+            assert server.client.call("GET", "/api/v2/version")["version"] == version("apache-airflow-core")
             for dag_id in dags:
                 server.wait_for_dag(dag_id)
             yield server

@@ -19,6 +19,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+from local_stack.owned_process import python_path
 from state_backend.adapters.open_storage import open_storage
 from state_backend.checkpoint.log import Log, read_log
 from state_backend.values.records import Record
@@ -149,7 +150,7 @@ class HeldDays:
     @contextmanager
     def undisturbed(self, days: int) -> Iterator[None]:
         """Within the block another process makes what so many days come to undisturbed, for `assert_undisturbed`."""
-        path = os.pathsep.join(filter(None, [str(self.alone), os.environ.get("PYTHONPATH")]))
+        path = python_path(self.alone)
         command = [sys.executable, str(self.alone / "undisturbed.py"), f"{self.alone}/state", str(days)]
         with (self.folder / "undisturbed.log").open("wb") as log:
             self._undisturbed = subprocess.Popen(

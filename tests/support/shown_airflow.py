@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlencode
 
-from local_stack.owned_process import OwnedProcesses, claim_port
+from local_stack.owned_process import OwnedProcesses, claim_port, python_path
 from state_backend.adapters.local_storage import LocalStorage
 from tests.support.checkpoints import day
 from tests.support.layout import REPOSITORY
@@ -132,7 +132,7 @@ def shown_airflow(
             "CAIRN_SHOWN": str(data),
             "CAIRN_DOCS": str(folder / "docs"),
             "AIRFLOW__CORE__DAGS_ARE_PAUSED_AT_CREATION": str(bool(more_dags)),
-            "PYTHONPATH": os.pathsep.join([str(REPOSITORY), str(REPOSITORY / "jobs"), str(REPOSITORY / "plugins")]),
+            "PYTHONPATH": python_path(REPOSITORY, REPOSITORY / "jobs", REPOSITORY / "plugins"),
             "NO_PROXY": "127.0.0.1,localhost",
             **(more_env or {}),
         }
