@@ -343,6 +343,8 @@ class ProcessIntervalOperator(DriverOperator):
         known = self.reuse_prepared and context["ti"].try_number > 1
         if known:
             say_lacks(self.log, "task state store")
+        if _run_type(context) == "backfill":
+            say_lacks(self.log, "conf for runs that exist")
         request = request_of(
             ProcessInterval,
             self,
@@ -380,10 +382,14 @@ class ProcessIntervalOperator(DriverOperator):
         return {**result, "attempt": prepared}
 
 
+def _run_type(context: Any) -> str:
+    kind = getattr(context["dag_run"], "run_type", None)
+    return str(getattr(kind, "value", kind))
+
+
 def _is_newest_first(context: Any) -> bool:
     """Return True if Airflow's scheduler made the run, and the DAG's catchup is off."""
-    kind = getattr(context["dag_run"], "run_type", None)
-    return str(getattr(kind, "value", kind)) == "scheduled" and not getattr(context.get("dag"), "catchup", True)
+    return _run_type(context) == "scheduled" and not getattr(context.get("dag"), "catchup", True)
 
 
 def check_mode(task_id: str, mode: str) -> None:

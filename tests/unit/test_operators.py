@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import datetime as datetime_module
 import importlib
 import importlib.metadata
@@ -82,7 +81,7 @@ from state_backend.values.operation_parameters import (
 )
 from state_backend.values.records import Permissions, RunRef
 from state_backend.values.schedule import Cron
-from tests.support.airflow_names import DagSerialization, needs
+from tests.support.airflow_names import DagSerialization, as_object, needs
 from tests.support.airflow_schedule import timetable
 from tests.support.drivers import words_of
 
@@ -944,11 +943,6 @@ def test_airflow_shows_no_secret_of_spark_conf(name: str, value: Any, hidden: bo
         copy.render_template_fields({"day": day, "params": dict(dag.params)})
         assert as_object(_serialize_rendered_fields(copy)["spark_conf"]) == expected
         assert _texts("spark_conf", copy.spark_conf) == {name: str(value).lower() if value is True else str(value)}
-
-
-def as_object(shown: Any) -> Any:
-    """Airflow 3.1 shows settings as a text, in which hidden values have no quotes."""
-    return ast.literal_eval(shown.replace(": ***", ": '***'")) if isinstance(shown, str) else shown
 
 
 def test_secrets_are_found_by_the_pattern_that_spark_would_use() -> None:
