@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import atexit
 import copy
+import faulthandler
+import os
 import signal
 import tempfile
 from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager
 from inspect import signature
+from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
@@ -41,6 +44,9 @@ class Since(NamedTuple):
 SINCE = {
     "timezone of to_arrow_schema": Since((4, 2), "instants are in UTC, and Cairn sets the zone in the Arrow schema"),
     "copies of Connect sessions": Since((4, 1), "each session of a Connect server has Python workers of its own"),
+    "arrow_udf": Since((4, 1), "the bytes of variants come from a UDF that gets Python's values, which is slower"),
+    "settings that delete shuffle files": Since((4, 1), "there is one, for servers of Spark Connect alone"),
+    "file of the fault handler": Since((4, 1), "Cairn opens the file anew and gives it to the fault handler"),
     "time": Since((4, 1), "a schema with this type is refused"),
     "geography": Since((4, 1), "a schema with this type is refused"),
     "geometry": Since((4, 1), "a schema with this type is refused"),
@@ -380,7 +386,15 @@ def fault_handler_file() -> Any:
     """Return the open file of the fault handler of a Python worker; None if Spark made none."""
     from pyspark import util
 
-    return getattr(getattr(util, "_faulthandler_helper", None), "_log_file", None)
+    if has("file of the fault handler"):
+        return getattr(getattr(util, "_faulthandler_helper", None), "_log_file", None)
+    file = Path(os.environ.get("PYTHON_FAULTHANDLER_DIR", ""), str(os.getpid()))
+    if not file.is_file():
+        return None
+    # The fault handler keeps this file open until PySpark disables it at the end of the task.
+    opened = file.open("r+")
+    faulthandler.enable(file=opened)
+    return opened
 
 
 def id_of_broadcast(variable: Any) -> int | None:
@@ -448,6 +462,12 @@ def forget_exit(client: Any) -> None:
     for name in ("_on_exit", "_cleanup_ml_cache", "_cleanup_ml"):  # Of 4.2, 4.1 and 4.0.
         if (exits := getattr(client, name, None)) is not None:
             atexit.unregister(exits)
+
+
+def clean_up_setting(*, connect: bool) -> str:
+    """Return the name of the setting with which a query deletes its shuffle files. A newer server takes 4.0's name too."""
+    of = ("connect." if connect else "classic.") if has("settings that delete shuffle files") else ""
+    return f"spark.sql.{of}shuffleDependency.fileCleanup.enabled"
 
 
 def set_retries(client: Any, **policy: Any) -> None:

@@ -87,8 +87,8 @@ LONG = {"pandas-keys", "row-keys", "row-outputs", "row-initial", "pandas-initial
     ],
 )
 def test_a_case(spark: SparkSession, tmp_path: Path, name: str) -> None:
-    if name == "pandas-initial":
-        skip_on("4.0", "elements of lists are NumPy's numbers")
+    if name in ("pandas-initial", "pandas-keys"):
+        skip_on("4.0", "elements of lists and keys of frames are NumPy's numbers")
     both = run_both(spark, CASES[name], tmp_path)
     assert all(both.spark.outputs), "Spark emitted nothing"
     differences = both.differences()

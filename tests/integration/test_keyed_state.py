@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from pyspark.sql.datasource import DataSource, DataSourceReader, EqualTo, InputPartition
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
 from cairn.data_sources.keyed_state import KeyedState
 from cairn.data_sources.state_selection import plan_read
@@ -166,7 +166,8 @@ def test_filters_of_one_query_are_not_those_of_another(spark: SparkSession, coun
         spark.dataSource.register(Pushing)
         pushing = spark.read.format("pushing").load()
         assert (pushing.count(), pushing.filter("k = 1").count()) == (4, 1)
-        assert pushing.count() == 1
+        # Spark 4.0 pushes no filters.
+        assert pushing.count() == (1 if hasattr(DataSourceReader, "pushFilters") else 4)
     finally:
         spark.conf.unset(setting)
 
@@ -186,7 +187,7 @@ class Pushing(DataSource):
             keys: Any = range(4)
 
             def pushFilters(self, filters: Any) -> Any:
-                self.keys = [f.value for f in filters if isinstance(f, EqualTo)] or self.keys
+                self.keys = [f.value for f in filters if type(f).__name__ == "EqualTo"] or self.keys
                 return filters
 
             def partitions(self) -> Any:

@@ -43,12 +43,13 @@ from cairn.spark.session import (
     explain,
     master_conf,
 )
+from cairn.spark_versions import clean_up_setting
 from state_backend.values.errors import ProcessorError, SourceError, StorageUnavailable, UsageError
 from tests.support.checkpoints import day
 from tests.support.counting import counting
 from tests.support.waiting import wait_until
 
-CLEAN_UP = "spark.sql.classic.shuffleDependency.fileCleanup.enabled"
+CLEAN_UP = clean_up_setting(connect=False)
 
 
 class Settings:
@@ -105,6 +106,7 @@ def test_who_may_not_delete_shuffle_files_runs_without() -> None:
         ("[INVALID_HANDLE.SESSION_CHANGED] The handle is invalid.", "lost its Spark Connect server"),
         ("[NO_ACTIVE_SESSION] No active Spark session found.", "lost its Spark Connect server"),
         ("Cannot call methods on a stopped SparkContext", "lost its Spark Connect server"),
+        ("[RETRIES_EXCEEDED] The maximum number of retries has been exceeded.", "lost its Spark Connect server"),
     ],
 )
 def test_a_lost_server_or_operation_is_worth_a_retry(text: str, what: str) -> None:
@@ -121,6 +123,9 @@ def test_what_grpc_says_is_in_its_details() -> None:
     assert "connection refused" in str(
         explain(RpcError("<RPC that terminated with:\n\tStatusCode.UNAVAILABLE"), "sc://h")
     )
+    given_up = RuntimeError("[RETRIES_EXCEEDED] The maximum number of retries has been exceeded.")
+    given_up.__cause__ = RpcError()  # as PySpark 4.0 raises it
+    assert "was restarted: connection refused\n" in str(explain(given_up, "sc://h"))
     within = '<_InactiveRpcError of RPC that terminated with:\n\tstatus = StatusCode.UNAVAILABLE\n\tdetails = "Socket closed"\n>'
     told = str(explain(RuntimeError(within), "sc://h"))
     assert told.endswith("was restarted: Socket closed\nNothing was committed. Try again")

@@ -207,7 +207,7 @@ def _key_group(key: Sequence[str], max_parallelism: int) -> str:
 
 def _add_key(rows: DataFrame, kind: int, key: Sequence[str], max_parallelism: int) -> DataFrame:
     column = _STRUCT[kind]
-    unordered = [_column(f.name) for f in rows.schema if needs_bytes(f.dataType)]
+    unordered = [(_column(f.name), f.dataType) for f in rows.schema if needs_bytes(f.dataType)]
     return rows.select(
         F.expr(_key_group(key, max_parallelism)),
         F.lit(kind).cast("tinyint").alias("__kind"),

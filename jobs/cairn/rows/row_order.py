@@ -22,6 +22,7 @@ for their bytes.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from datetime import datetime, timedelta
 from functools import reduce
 from typing import Any
 
@@ -43,6 +44,7 @@ from pyspark.sql.types import (
     LongType,
     MapType,
     NullType,
+    Row,
     ShortType,
     StringType,
     StructType,
@@ -50,11 +52,14 @@ from pyspark.sql.types import (
     TimestampType,
     UserDefinedType,
     VariantType,
+    VariantVal,
 )
 
-from cairn.spark_versions import GeographyType, GeometryType
+from cairn.spark_versions import GeographyType, GeometryType, has
 
 MASK_BITS = 62
+# The names of the fields of a map's entry, which no column of a user has.
+_ENTRY = ["\0key", "\0value"]
 # Types whose values have the same order in Python as in the JVM.
 _IN_PYTHON = (
     BooleanType,
@@ -125,9 +130,16 @@ def needs_bytes(data_type: DataType) -> bool:
     return isinstance(data_type, VariantType) or any(map(needs_bytes, _inner(data_type)))
 
 
-def bytes_of(columns: Sequence[Column]) -> Column:
+def bytes_of(columns: Sequence[tuple[Column, DataType]]) -> Column:
     """Return a binary column that is equal for two rows exactly if these columns are equal."""
-    return F.arrow_udf(_row_bytes, BinaryType())(*columns)
+    if has("arrow_udf"):
+        return F.arrow_udf(_row_bytes, BinaryType())(*[column for column, _ in columns])
+    return bytes_of_values(columns)
+
+
+def bytes_of_values(columns: Sequence[tuple[Column, DataType]]) -> Column:
+    """Return what `bytes_of` returns, by a UDF that gets Python's values: PySpark 4.0 has no other UDF of columns."""
+    return F.udf(_value_bytes, BinaryType())(*[_for_python(column, data_type) for column, data_type in columns])
 
 
 def normalise_zeros(column: Column, data_type: DataType) -> Column:
@@ -142,6 +154,30 @@ def normalise_zeros(column: Column, data_type: DataType) -> Column:
             return F.when(column.isNotNull(), F.struct(*fields))
     # By IEEE 754, -0.0 + 0.0 is 0.0.
     return column + F.lit(0.0).cast(data_type)
+
+
+def _for_python(column: Column, data_type: DataType) -> Column:
+    """Return the column without what a UDF gets in another form: maps without an order, instants by a zone, UDTs."""
+    match data_type:
+        case UserDefinedType():
+            return _for_python(F.unwrap_udt(column), data_type.sqlType())
+        case TimestampType():
+            return F.unix_micros(column)
+        case ArrayType():
+            return F.transform(column, lambda item: _for_python(item, data_type.elementType))
+        case MapType():
+            key, value = data_type.keyType, data_type.valueType
+            return F.transform(
+                F.map_entries(column),
+                lambda entry: F.struct(
+                    _for_python(entry.getField("key"), key).alias(_ENTRY[0]),
+                    _for_python(entry.getField("value"), value).alias(_ENTRY[1]),
+                ),
+            )
+        case StructType():
+            fields = [_for_python(column.getField(f.name), f.dataType).alias(f.name) for f in data_type.fields]
+            return F.when(column.isNotNull(), F.struct(*fields))
+    return column
 
 
 def _exact(column: Column, data_type: DataType) -> Column:
@@ -209,6 +245,27 @@ def _has(data_type: DataType, what: Callable[[DataType], bool]) -> bool:
 def _row_bytes(*columns: pa.Array) -> pa.Array:
     plain: list[Any] = [without_zones(column).to_pylist() for column in columns]
     return pa.array([repr(row).encode() for row in zip(*plain, strict=True)], pa.binary())
+
+
+def _value_bytes(*values: Any) -> bytes:
+    return repr(tuple(map(_as_arrow, values))).encode()
+
+
+def _as_arrow(value: Any) -> Any:
+    """Return a value of a UDF in the form that Arrow gives to `_row_bytes`."""
+    match value:
+        case VariantVal():
+            return {"value": bytes(value.value), "metadata": bytes(value.metadata)}
+        case Row():
+            parts = list(map(_as_arrow, value))
+            return tuple(parts) if value.__fields__ == _ENTRY else dict(zip(value.__fields__, parts, strict=True))
+        case list():
+            return list(map(_as_arrow, value))
+        case bytearray():
+            return bytes(value)
+        case datetime():
+            return (value - datetime(1970, 1, 1)) // timedelta(microseconds=1)
+    return value
 
 
 def without_zones(column: pa.Array) -> pa.Array:

@@ -30,6 +30,7 @@ from cairn.spark_versions import (
     check_classic,
     check_jvm,
     check_server,
+    clean_up_setting,
     connect_channel,
     connect_client,
     connect_session,
@@ -83,6 +84,7 @@ _LOST = (
     "SESSION_CLOSED",
     "NO_ACTIVE_SESSION",
     "stopped SparkContext",
+    "RETRIES_EXCEEDED",
 )
 # Sessions with this setting off share the Python workers of the server. Otherwise Spark starts a Python daemon for each
 # session on each executor, which takes seconds of CPU and 35 MiB.
@@ -246,9 +248,7 @@ def collect_once(
             settings.enter_context(_set(spark, _EXCLUDED_RULES, rules))
         # A classic session reads the setting when the frame is made. A Connect server reads the setting when the query
         # runs.
-        with _set(
-            spark, f"spark.sql.{'connect' if remote else 'classic'}.shuffleDependency.fileCleanup.enabled", "true"
-        ):
+        with _set(spark, clean_up_setting(connect=remote), "true"):
             frame: Any = made()
             found = frame.collect() if remote else None
         if found is None:
@@ -564,6 +564,9 @@ def _first_line(error: Exception) -> str:
     # The text of another error may quote a gRPC error, with the line about the Python object first.
     if text.startswith("<_") and (found := re.search(r'details = "(.+)"', text)):
         text = found[1]
+    # PySpark 4.0 raises RETRIES_EXCEEDED from the error of the last try.
+    if ("[RETRIES_EXCEEDED]" in text or not text) and isinstance(error.__cause__, Exception):
+        return _first_line(error.__cause__)
     return (text.strip().splitlines() or [type(error).__name__])[0]
 
 
