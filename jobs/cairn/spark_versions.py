@@ -465,7 +465,7 @@ def forget_exit(client: Any) -> None:
 
 
 def clean_up_setting(*, connect: bool) -> str:
-    """Return the name of the setting with which a query deletes its shuffle files. A newer server takes 4.0's name too."""
+    """Return the setting with which a query deletes its shuffle files. A newer Connect server takes 4.0's name too."""
     of = ("connect." if connect else "classic.") if has("settings that delete shuffle files") else ""
     return f"spark.sql.{of}shuffleDependency.fileCleanup.enabled"
 

@@ -197,7 +197,7 @@ def test_variants_have_the_same_bytes_under_every_version(spark: SparkSession) -
         "*", "timestamp_ntz'2024-11-03 05:30:00.000001' n", "array(struct(null v, date'1600-03-01')) s"
     )
     columns = [(F.col(field.name), field.dataType) for field in rows.schema]
-    found = rows.select(bytes_of(columns), bytes_of_values(columns)).collect()
+    found = rows.select(bytes_of(columns).alias("a"), bytes_of_values(columns).alias("b")).collect()
     assert len(found) > 50 and [(a, b) for a, b in found if a != b] == []
 
 

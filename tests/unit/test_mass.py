@@ -14,7 +14,7 @@ MOST_METHODS, MOST_LINES_OF_A_MODULE, MOST_LINES_OF_TESTS = 25, 800, 79_200
 # For each room, the most lines of its files, and the most tokens without comments and docstrings.
 BUDGETS = {
     "dags": (150, 600),
-    "jobs/cairn": (2_390, 12_520),
+    "jobs/cairn": (2_390, 12_580),
     "jobs/cairn/aggregates": (1_080, 7_300),
     "jobs/cairn/command": (4_420, 28_400),
     "jobs/cairn/data_sources": (590, 3_700),
@@ -25,7 +25,7 @@ BUDGETS = {
     "jobs/cairn/operations/validation": (1_980, 14_900),
     "jobs/cairn/processors": (3_360, 27_600),
     "jobs/cairn/replay": (1_380, 10_100),
-    "jobs/cairn/rows": (2_100, 14_750),
+    "jobs/cairn/rows": (2_130, 14_960),
     "jobs/cairn/runners": (2_110, 13_400),
     "jobs/cairn/shard_jobs": (1_220, 7_900),
     "jobs/cairn/shipping": (1_440, 9_740),

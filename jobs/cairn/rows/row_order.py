@@ -58,8 +58,6 @@ from pyspark.sql.types import (
 from cairn.spark_versions import GeographyType, GeometryType, has
 
 MASK_BITS = 62
-# The names of the fields of a map's entry, which no column of a user has.
-_ENTRY = ["\0key", "\0value"]
 # Types whose values have the same order in Python as in the JVM.
 _IN_PYTHON = (
     BooleanType,
@@ -146,14 +144,21 @@ def normalise_zeros(column: Column, data_type: DataType) -> Column:
     """Replace -0.0 by 0.0 in a key column, also inside of arrays and structs, because Spark treats both as one key."""
     if not _has(data_type, lambda t: isinstance(t, FloatType | DoubleType)):
         return column
-    match data_type:
-        case ArrayType():
-            return F.transform(column, lambda item: normalise_zeros(item, data_type.elementType))
-        case StructType():
-            fields = [normalise_zeros(column.getField(f.name), f.dataType).alias(f.name) for f in data_type.fields]
-            return F.when(column.isNotNull(), F.struct(*fields))
+    if isinstance(data_type, ArrayType | StructType):
+        return _each(column, data_type, normalise_zeros)
     # By IEEE 754, -0.0 + 0.0 is 0.0.
     return column + F.lit(0.0).cast(data_type)
+
+
+def _each(column: Column, data_type: DataType, change: Callable[[Column, DataType], Column]) -> Column:
+    """Return the column with each item of its arrays, or each field of its structs, changed."""
+    match data_type:
+        case ArrayType():
+            return F.transform(column, lambda item: change(item, data_type.elementType))
+        case StructType():
+            fields = [change(column.getField(f.name), f.dataType).alias(f.name) for f in data_type.fields]
+            return F.when(column.isNotNull(), F.struct(*fields))
+    return column
 
 
 def _for_python(column: Column, data_type: DataType) -> Column:
@@ -163,21 +168,10 @@ def _for_python(column: Column, data_type: DataType) -> Column:
             return _for_python(F.unwrap_udt(column), data_type.sqlType())
         case TimestampType():
             return F.unix_micros(column)
-        case ArrayType():
-            return F.transform(column, lambda item: _for_python(item, data_type.elementType))
         case MapType():
-            key, value = data_type.keyType, data_type.valueType
-            return F.transform(
-                F.map_entries(column),
-                lambda entry: F.struct(
-                    _for_python(entry.getField("key"), key).alias(_ENTRY[0]),
-                    _for_python(entry.getField("value"), value).alias(_ENTRY[1]),
-                ),
-            )
-        case StructType():
-            fields = [_for_python(column.getField(f.name), f.dataType).alias(f.name) for f in data_type.fields]
-            return F.when(column.isNotNull(), F.struct(*fields))
-    return column
+            # Python gets the entries of a map in another order.
+            return _for_python(F.map_entries(column), _entries(data_type))
+    return _each(column, data_type, _for_python)
 
 
 def _exact(column: Column, data_type: DataType) -> Column:
@@ -191,16 +185,10 @@ def _exact(column: Column, data_type: DataType) -> Column:
             return column.cast("binary")
         case GeographyType() | GeometryType():
             return F.struct(F.st_srid(column), F.st_asbinary(column))
-        case ArrayType():
-            return F.transform(column, lambda item: _exact(item, data_type.elementType))
         case MapType():
-            entries = F.map_entries(column)
-            return _exact(
-                entries, ArrayType(StructType().add("key", data_type.keyType).add("value", data_type.valueType))
-            )
-        case StructType():
-            fields = [_exact(column.getField(f.name), f.dataType) for f in data_type.fields]
-            return F.when(column.isNotNull(), F.struct(*fields))
+            return _exact(F.map_entries(column), _entries(data_type))
+        case ArrayType() | StructType():
+            return _each(column, data_type, _exact)
     raise NotImplementedError(f"no total order of {data_type.simpleString()}")
 
 
@@ -238,6 +226,10 @@ def _inner(data_type: DataType) -> list[DataType]:
     return []
 
 
+def _entries(of: MapType) -> ArrayType:
+    return ArrayType(StructType().add("key", of.keyType).add("value", of.valueType))
+
+
 def _has(data_type: DataType, what: Callable[[DataType], bool]) -> bool:
     return what(data_type) or any(_has(inner, what) for inner in _inner(data_type))
 
@@ -258,7 +250,12 @@ def _as_arrow(value: Any) -> Any:
             return {"value": bytes(value.value), "metadata": bytes(value.metadata)}
         case Row():
             parts = list(map(_as_arrow, value))
-            return tuple(parts) if value.__fields__ == _ENTRY else dict(zip(value.__fields__, parts, strict=True))
+            # Arrow gives entries of maps as tuples. For structs with these names, tuples have the same order as dicts.
+            return (
+                tuple(parts)
+                if value.__fields__ == ["key", "value"]
+                else dict(zip(value.__fields__, parts, strict=True))
+            )
         case list():
             return list(map(_as_arrow, value))
         case bytearray():
