@@ -25,7 +25,7 @@ BUDGETS = {
     "jobs/cairn/operations/validation": (1_980, 14_900),
     "jobs/cairn/processors": (3_360, 27_600),
     "jobs/cairn/replay": (1_380, 10_100),
-    "jobs/cairn/rows": (2_130, 14_960),
+    "jobs/cairn/rows": (2_140, 14_960),
     "jobs/cairn/runners": (2_110, 13_400),
     "jobs/cairn/shard_jobs": (1_220, 7_900),
     "jobs/cairn/shipping": (1_440, 9_740),
