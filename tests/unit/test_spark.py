@@ -106,6 +106,7 @@ def test_who_may_not_delete_shuffle_files_runs_without() -> None:
         ("[INVALID_HANDLE.SESSION_CHANGED] The handle is invalid.", "lost its Spark Connect server"),
         ("[NO_ACTIVE_SESSION] No active Spark session found.", "lost its Spark Connect server"),
         ("Cannot call methods on a stopped SparkContext", "lost its Spark Connect server"),
+        ("[RESPONSE_ALREADY_RECEIVED] OPERATION_NOT_FOUND on the server but", "lost its Spark Connect server"),
         ("[RETRIES_EXCEEDED] The maximum number of retries has been exceeded.", "lost its Spark Connect server"),
     ],
 )
