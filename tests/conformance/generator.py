@@ -294,8 +294,8 @@ def make_case(seed: int, zone: str, process_zone: str, differ: frozenset[str] = 
 
     def value(name: str, kind: str) -> Any:
         made = None if pick.random() < null_share[name] else make[kind](pick)
-        if frames and NULL_FIELDS in differ and kind.startswith("struct<p:int") and made is not None:
-            made["p"] = made["p"] or 0
+        if frames and NULL_FIELDS in differ and kind.startswith("struct<p:int"):
+            made = {"p": (made or {}).get("p") or 0, "q": (made or {}).get("q", "")}
         return [item for item in made if item is not None] if frames and made and kind == "array<int>" else made
 
     keys: list[tuple[Any, Any]] = []
