@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from cairn.trials.compare_trial import compare_trial
     from cairn.trials.promote_trial import plan_promotion, promote_past
     from cairn.trials.try_code import try_code
+    from cairn.upstream_sources import upstream, upstreams
     from state_backend.adapters.rocks import EngineOptions
     from state_backend.shard.changelog_store import ChangelogOptions
     from state_backend.values.retention import AllOf, AnyOf, KeepLast, KeepPerDay, KeepQuarantined, KeepYounger
@@ -61,6 +62,8 @@ __all__ = [
     "run_interval",
     "run_intervals",
     "try_code",
+    "upstream",
+    "upstreams",
 ]
 
 _MODULES = {
@@ -85,6 +88,8 @@ _MODULES = {
     "run_interval": "cairn.operations.intervals.run_interval",
     "run_intervals": "cairn.operations.intervals.run_intervals",
     "try_code": "cairn.trials.try_code",
+    "upstream": "cairn.upstream_sources",
+    "upstreams": "cairn.upstream_sources",
 }
 
 

@@ -179,7 +179,7 @@ def _read_result(path: Path, return_code: int, dag_id: str) -> dict[str, Any]:
     if "error" in result:
         error = result["error"]
         again = Rerun.from_json(error["rerun"]) if error.get("rerun") else None
-        raise failure(error["type"], with_command(error["message"], dag_id, again))
+        raise failure(error["type"], with_command(error["message"], dag_id, again), error.get("awaited"))
     if return_code:
         raise exit_failure(return_code)
     ok: dict[str, Any] = result["ok"]

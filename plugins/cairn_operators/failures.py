@@ -17,6 +17,21 @@ class UserCodeFailed(AirflowException):  # type: ignore[misc]
     """The exception for an error in the pipeline's own code. Cairn's retry policy retries it at most three times."""
 
 
+class InputMissing(AirflowException):  # type: ignore[misc]
+    """The exception for an input that another pipeline has not committed. A task that can wait for it defers.
+
+    `awaited`: A `state_backend.chains.pin_inputs.Awaited` as JSON.
+    """
+
+    def __init__(self, message: str, awaited: str) -> None:
+        super().__init__(message)
+        self.awaited = awaited
+
+
+class StaleBase(AirflowFailException):  # type: ignore[misc]
+    """The exception for a base that is stale, or that read what another pipeline has replaced."""
+
+
 def failure_of(error: CairnError, dag_id: str) -> AirflowException:
     """Return the exception that a task raises for an error of Cairn.
 
@@ -38,8 +53,10 @@ def convert_errors(dag_id: str) -> Iterator[None]:
         raise failure_of(error, dag_id) from error
 
 
-def failure(type_name: str, message: str) -> AirflowException:
+def failure(type_name: str, message: str, awaited: str | None = None) -> AirflowException:
     """Return the exception that a task raises for an error, given the name of the error's class.
+
+    `awaited`: The input that the task can wait for, as in `InputMissing`; None for any other error.
 
     The task is retried if the error may pass: the storage failed, an attempt was lost, or user code or its input
     failed. It is also retried if the class is not in `state_backend.values.errors`. It fails for good if the call is
@@ -47,8 +64,12 @@ def failure(type_name: str, message: str) -> AirflowException:
     """
     from state_backend.values import errors
 
+    if type_name == errors.StaleStateError.__name__:
+        return StaleBase(f"{type_name}: {message}")
     known = getattr(errors, type_name, None)
     text = f"{type_name}: {message}"
+    if awaited is not None:
+        return InputMissing(text, awaited)
     may_pass = (errors.RetryableError, errors.AttemptLost, errors.UserCodeError)
     if isinstance(known, type) and issubclass(known, errors.CairnError) and not issubclass(known, may_pass):
         return AirflowFailException(text)

@@ -9,7 +9,7 @@ task's checkpoint is not committed yet. After a failure it waits without a messa
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 
 from state_backend.checkpoint.choose_base import choose_base
@@ -97,6 +97,7 @@ def plan_start(
     alone_for: timedelta = timedelta(0),
     patience: timedelta = timedelta(minutes=2),
     schedule: Schedule | None = None,
+    check_base: Callable[[], None] | None = None,
 ) -> Go | Wait | Refuse:
     """Decide whether `interval` may be processed now, must wait, or is refused.
 
@@ -108,6 +109,9 @@ def plan_start(
     If the base is stale and none of `runs` is about to replace it, the task waits too. If it failed, Airflow would
     start the runs of later intervals, and they would fail one by one. The exception is the same: an earlier run that is
     queued for `patience` may wait for the task's own run to end.
+
+    `check_base`: Raises `StaleStateError` if the base is out of date by what it read of other pipelines. None: the
+    driver checks it.
     """
     open_runs = tuple(run for run in runs if run.pending and not _has_committed(log, run, interval))
     left_alone = ""
@@ -136,6 +140,8 @@ def plan_start(
     pipeline_start_ms = log.newest.content.pipeline_start_ms
     try:
         choose_base(log, pipeline, interval, permissions, pipeline_start_ms, schedule=schedule)
+        if check_base is not None:
+            check_base()
     except CairnError as error:
         there = _result(log, interval, pipeline_start_ms)
         if isinstance(error, StateGapError) and there is not None and there.dropped:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
 from airflow.triggers.base import BaseTrigger, TriggerEvent
@@ -19,15 +20,31 @@ _SLOWEST_S = 2.0
 _SHARE_OF_WAIT = 20
 
 
-def pause_s(waited_s: float, poll_s: float, *, local: bool) -> float:
+def pause_s(waited_s: float, poll_s: float, *, local: bool, slowest_s: float = _SLOWEST_S) -> float:
     """Return the pause in seconds before the trigger asks for the checkpoint again.
 
     A read of a local file costs almost nothing, so the pause is always `poll_s`. An object store or Airflow's API
-    charges each request, so there the pause grows: a twentieth of the wait so far, at least `poll_s` and at most two
-    seconds. So a trigger that has waited ten seconds notices the checkpoint at most half a second late, and later at
-    most two seconds late.
+    charges each request, so there the pause grows: a twentieth of the wait so far, at least `poll_s` and at most
+    `slowest_s`. So a trigger that has waited ten seconds notices the checkpoint at most half a second late, and later
+    at most two seconds late.
     """
-    return poll_s if local else max(poll_s, min(_SLOWEST_S, waited_s / _SHARE_OF_WAIT))
+    return poll_s if local else max(poll_s, min(slowest_s, waited_s / _SHARE_OF_WAIT))
+
+
+def committed_since(url: str, head_id: int) -> Iterator[tuple[int, Any]]:
+    """Yield the id and the entry of each record of a log after `head_id`."""
+    from state_backend.adapters.open_storage import open_storage
+    from state_backend.formats import paths, record_codec
+    from state_backend.values.errors import NotFound
+    from state_backend.values.records import Record, SweepRecord, Tombstone
+
+    storage = open_storage(url)
+    with suppress(NotFound):
+        while True:
+            path = paths.record(head_id + 1)
+            entry: Any = record_codec.decode(storage.read(path), path, Record, SweepRecord, Tombstone)
+            head_id += 1
+            yield head_id, entry
 
 
 class PreviousCheckpointTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow is not type-checked here
@@ -120,18 +137,13 @@ class PreviousCheckpointTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow i
 
         Each call reads only the records that were added since the call before.
         """
-        from state_backend.adapters.open_storage import open_storage
         from state_backend.checkpoint.log import interval_of, run_of
-        from state_backend.formats import paths, record_codec
-        from state_backend.values.errors import NotFound, RetryableError
-        from state_backend.values.records import Record, SweepRecord, Tombstone
+        from state_backend.values.errors import RetryableError
+        from state_backend.values.records import SweepRecord
 
-        storage = open_storage(url)
         try:
-            while True:
-                path = paths.record(self.head_id + 1)
-                entry: Any = record_codec.decode(storage.read(path), path, Record, SweepRecord, Tombstone)
-                self.head_id += 1
+            for n, entry in committed_since(url, self.head_id):
+                self.head_id = n
                 if isinstance(entry, SweepRecord):
                     continue
                 run = run_of(entry)
@@ -140,11 +152,9 @@ class PreviousCheckpointTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow i
                     continue
                 if not self.clear_numbers or self.clear_numbers.get(run.run_id) == run.clear_number:
                     return self.head_id
-        except NotFound:
-            return None
         except RetryableError as error:
             self.log.warning("the storage does not answer; the trigger asks again: %s", error)
-            return None
+        return None
 
     async def _find_end(self) -> str | None:
         """Return why the wait is over, for the task log: an awaited run has started, ended or been deleted.

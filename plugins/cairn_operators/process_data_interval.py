@@ -14,13 +14,13 @@ from cairn_operators.airflow_versions import AirflowFailException, say_lacks, st
 from cairn_operators.commit_checkpoint import CommitCheckpointOperator, command_to_clear
 from cairn_operators.dag_schedule import schedule_of_dag
 from cairn_operators.data_interval import check_ended, data_interval
-from cairn_operators.driver_operator import DriverOperator
-from cairn_operators.failures import convert_errors, failure
+from cairn_operators.failures import InputMissing, StaleBase, convert_errors, failure
 from cairn_operators.pipeline_source import pipeline_name_of
 from cairn_operators.request_of import request_of, run_of
 from cairn_operators.storage_connection import as_storage_identity
 from cairn_operators.task_order import THEN_PROCESSES
 from cairn_operators.task_outputs import push_outputs
+from cairn_operators.wait_for_input import WaitingOperator
 from state_backend.adapters.schemes import is_over_network
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ MODES = ("incremental", "full", "changelog")
 _DOC = """Processes the run's data interval on Spark: restores the state of the checkpoint that ends where the interval starts,
 processes the interval's rows, and uploads the changes. The next task commits them.
 
-* **Deferred**: the task waits, without a worker slot, for the checkpoint of the interval before.
+* **Deferred**: the task waits, without a worker slot, for the checkpoint of the interval before, or for another pipeline.
 * **Retry**: the task takes what an earlier try prepared if base, code, options and input are unchanged. Otherwise it begins
   again from the last checkpoint. The log says which, and why.
 * **Clear** (with downstream): the interval is computed again from the checkpoint before it. If the result differs, checkpoints of
@@ -56,14 +56,15 @@ processes the interval's rows, and uploads the changes. The next task commits th
 """
 
 
-class ProcessIntervalOperator(DriverOperator):
+class ProcessIntervalOperator(WaitingOperator):
     """The task that processes a data interval. It commits nothing.
 
     The task restores the state of the checkpoint that ends where the interval starts, processes the rows of the
     interval, and uploads the changes. `CommitCheckpointOperator` commits `output["attempt"]` of this task. A retry
     takes the attempt that an earlier try of the same run prepared, if base, code, options and input are unchanged.
 
-    While the run of the interval before is queued or running, the task waits for its checkpoint.
+    While the run of the interval before is queued or running, the task waits for its checkpoint. If the pipeline reads
+    other pipelines, it also waits until they have committed what the interval reads.
 
     Args:
         code: The `Pipeline`, as `module:NAME`.
@@ -73,7 +74,7 @@ class ProcessIntervalOperator(DriverOperator):
         permissions: `allow_gap`: start from the latest checkpoint before a gap. `allow_stale_base`: start from a
             checkpoint that a re-run made stale. `replace_overlapping`: replace output of intervals that overlap this
             interval and have other boundaries. Values may be templates, for a permission of one run.
-        wait_timeout: Longest wait for the checkpoint of the interval before.
+        wait_timeout: Longest wait for the checkpoint of the interval before and for other pipelines.
         start_patience: Longest wait for a run of the interval before that is still queued, while no run with an earlier
             logical date is running. After this time the task goes on without that run, to avoid a deadlock: by
             `max_active_runs`, Airflow may not start the queued run before this task's own run has ended.
@@ -93,7 +94,7 @@ class ProcessIntervalOperator(DriverOperator):
     # message names that task.
     makes_attempts = True
     template_fields: Sequence[str] = (
-        *DriverOperator.template_fields,
+        *WaitingOperator.template_fields,
         "pipeline",
         "mode",
         "permissions",
@@ -135,30 +136,63 @@ class ProcessIntervalOperator(DriverOperator):
         before = before_us(context["dag_run"], context["ti"], datetime.now(tz=UTC))
         return self._in_order(context, before, since_ms=_now_ms(), alone_since_ms=None)
 
-    def after_wait(self, context: Any, event: Any, since_ms: int, alone_since_ms: int | None) -> dict[str, Any]:
+    def after_wait(
+        self, context: Any, event: Any, since_ms: int, alone_since_ms: int | None, by_input: bool = False
+    ) -> dict[str, Any]:
         """Continue the task after a wait in the triggerer: process the interval, wait again, or fail.
 
         Airflow calls this method when the trigger has fired. The task again asks Airflow for the awaited runs (those of
         the interval before) and reads the log, since a person may have cleared a task during the wait. `wait_timeout`
-        counts from `since_ms`, and `start_patience` from `alone_since_ms`, as in `_wait_or_refuse`.
+        counts from `since_ms`, and `start_patience` from `alone_since_ms`, as in `_wait_or_refuse`. `by_input`: The
+        driver has refused the base.
         """
         waited_ms = max(0, _now_ms() - since_ms)
         self.log.info(
             "waited %.0f s for the checkpoint of the interval before: %s", waited_ms / 1000, (event or {}).get("why")
         )
-        return self._in_order(context, {"wait": waited_ms * 1000}, since_ms=since_ms, alone_since_ms=alone_since_ms)
+        before = {"wait": waited_ms * 1000}
+        return self._in_order(context, before, since_ms=since_ms, alone_since_ms=alone_since_ms, by_input=by_input)
+
+    def go_on(self, context: Any, since_ms: int) -> dict[str, Any]:
+        """Continue the task after a wait for another pipeline. It decides again, also about the interval before."""
+        waited_us = max(0, _now_ms() - since_ms) * 1000
+        return self._in_order(context, {"wait": waited_us}, since_ms=since_ms, alone_since_ms=None)
 
     def _in_order(
-        self, context: Any, before: dict[str, int], *, since_ms: int, alone_since_ms: int | None
+        self,
+        context: Any,
+        before: dict[str, int],
+        *,
+        since_ms: int,
+        alone_since_ms: int | None,
+        by_input: bool = False,
     ) -> dict[str, Any]:
         start, end = data_interval(context)
         check_ended(context, end)
-        began_s = time.monotonic()
-        there = self._wait_or_refuse(context, start, end, since_ms=since_ms, alone_since_ms=alone_since_ms)
-        return self._process(context, start, end, there, before | {"order": int((time.monotonic() - began_s) * 1e6)})
+        while True:
+            began_s = time.monotonic()
+            there = self._wait_or_refuse(
+                context, start, end, since_ms=since_ms, alone_since_ms=alone_since_ms, by_input=by_input
+            )
+            order = {"order": int((time.monotonic() - began_s) * 1e6)}
+            try:
+                return self._process(context, start, end, there, before | order)
+            except InputMissing as missing:
+                self.wait_for_input(context, missing, since_ms)
+            except StaleBase:
+                if by_input:
+                    raise
+                by_input = True  # The task looks at the inputs of its base too, and waits until they are right.
 
     def _wait_or_refuse(
-        self, context: Any, start: datetime, end: datetime, *, since_ms: int, alone_since_ms: int | None
+        self,
+        context: Any,
+        start: datetime,
+        end: datetime,
+        *,
+        since_ms: int,
+        alone_since_ms: int | None,
+        by_input: bool,
     ) -> bool:
         """Wait until the interval may be processed, in the worker slot or in the triggerer.
 
@@ -173,24 +207,28 @@ class ProcessIntervalOperator(DriverOperator):
 
         until_s = time.monotonic() + self.wait_in_slot.total_seconds()
         while True:
-            log, decision = self._decide(context, start, end, alone_since_ms)
+            log, decision = self._decide(context, start, end, alone_since_ms, by_input)
             if not isinstance(decision, Wait):
                 break
             now_s = time.monotonic()
             if not decision.soon or now_s >= until_s:
-                self._defer(context, log, start, decision, since_ms=since_ms, alone_since_ms=alone_since_ms)
+                self._defer(
+                    context, log, start, decision, since_ms=since_ms, alone_since_ms=alone_since_ms, by_input=by_input
+                )
             self._await_commit(min(until_s, now_s + _ASK_AIRFLOW_S), context, log, start, decision)
         if decision.reason:
             self.log.warning("%s", decision.reason)
         return decision.there
 
     def _decide(
-        self, context: Any, start: datetime, end: datetime, alone_since_ms: int | None
+        self, context: Any, start: datetime, end: datetime, alone_since_ms: int | None, by_input: bool
     ) -> tuple[Log, Go | Wait]:
         """Ask Airflow for the runs of the interval before, read the log, and decide to process or to wait."""
         from cairn_operators.earlier_runs import is_earlier_blocked, is_earlier_running, predecessor_runs
         from cairn_operators.predecessor import Refuse, Wait, plan_start
         from state_backend.adapters.open_storage import open_storage
+        from state_backend.chains.judge_inputs import Chains
+        from state_backend.chains.pin_inputs import Reader, check_earlier
         from state_backend.checkpoint.log import read_newest
         from state_backend.values.airflow_commands import with_command
         from state_backend.values.intervals import Interval
@@ -203,18 +241,23 @@ class ProcessIntervalOperator(DriverOperator):
         with convert_errors(context["dag_run"].dag_id):
             # The log is read after Airflow was asked, so it has the commits of all tasks that Airflow reported as
             # succeeded.
+            interval = Interval(start, end)
+            reader = Reader(root=self.root, pipeline=self.pipeline, interval=interval, schedule=None)
             with as_storage_identity(self.storage_conn_id):
-                log = read_newest(open_storage(self._url()))
+                log, chains = read_newest(open_storage(self._url())), Chains()
+                if by_input:  # The later check then asks the storage for nothing more.
+                    chains.judged(self.root, self.pipeline)
             decide = partial(
                 plan_start,
                 log,
                 self.pipeline,
-                Interval(start, end),
+                interval,
                 permissions,
                 runs,
                 alone_for=timedelta(milliseconds=0 if alone_since_ms is None else _now_ms() - alone_since_ms),
                 patience=self.start_patience,
                 schedule=None if schedule is None else decode(schedule),
+                check_base=partial(check_earlier, chains, reader, log) if by_input else None,
             )
             decision = decide(earlier_running=queued and is_earlier_running(context, start))
             if isinstance(decision, Wait) and decision.heal_to is not None and is_earlier_blocked(context, start):
@@ -262,9 +305,10 @@ class ProcessIntervalOperator(DriverOperator):
         *,
         since_ms: int,
         alone_since_ms: int | None,
+        by_input: bool,
     ) -> NoReturn:
         now_ms, deadline_ms = _now_ms(), since_ms + _ms(self.wait_timeout)
-        heal = self._heal_text(context, wait.heal_to) if wait.heal_to is not None else None
+        heal = self._heal_text(context, wait.heal_to, by_input) if wait.heal_to is not None else None
         if now_ms >= deadline_ms:
             repair = "Find out why that run is not done." if heal is None else heal
             raise AirflowFailException(
@@ -276,8 +320,10 @@ class ProcessIntervalOperator(DriverOperator):
         if alone_since_ms is not None:
             until_ms = min(deadline_ms, alone_since_ms + _ms(self.start_patience))
         if heal is not None:
-            # A trigger without a URL does not see commits, so the task itself looks now and then.
-            until_ms = until_ms if self.storage_conn_id is None else min(until_ms, now_ms + _ms(_LOOK_FOR_COMMIT))
+            # A trigger without a URL does not see commits, so the task itself looks now and then. An input may also get
+            # right again without a commit of this pipeline.
+            sees = self.storage_conn_id is None and not by_input
+            until_ms = until_ms if sees else min(until_ms, now_ms + _ms(_LOOK_FOR_COMMIT))
             self.log.warning("waiting, without a worker slot, until a stale interval was run again: %s", wait.reason)
             self.log.warning("%s", heal)
         else:
@@ -285,19 +331,19 @@ class ProcessIntervalOperator(DriverOperator):
         self.defer(
             trigger=self._trigger(context, log, start, wait, until_ms=until_ms),
             method_name="after_wait",
-            kwargs={"since_ms": since_ms, "alone_since_ms": alone_since_ms},
+            kwargs={"since_ms": since_ms, "alone_since_ms": alone_since_ms, **({"by_input": True} if by_input else {})},
             # The trigger itself ends the wait at the deadline. If the triggerer is down, Airflow's timeout ends the
             # wait ten minutes later.
             timeout=timedelta(milliseconds=deadline_ms - now_ms) + timedelta(minutes=10),
         )
         raise AssertionError("deferring raises")
 
-    def _heal_text(self, context: Any, heal_to: datetime) -> str:
+    def _heal_text(self, context: Any, heal_to: datetime, by_input: bool) -> str:
         from state_backend.values.airflow_commands import heal_command
         from state_backend.values.intervals import format_instant
 
         command = heal_command(self.root, self.pipeline, format_instant(heal_to), context["dag_run"].dag_id)
-        return f"To run every interval again that is not healthy, in order:\n{command}"
+        return f"To run every interval again that is not healthy, in order:\n{command}{' --chain' if by_input else ''}"
 
     def _trigger(
         self, context: Any, log: Log, start: datetime, wait: Wait, *, until_ms: int

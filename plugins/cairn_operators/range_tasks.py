@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any
@@ -11,7 +12,7 @@ from airflow.sdk.bases.xcom import BaseXCom
 
 from cairn_operators.airflow_versions import AirflowFailException, DownstreamTasksSkipped
 from cairn_operators.check_dag_arguments import BY_HAND, checked_place
-from cairn_operators.driver_operator import DriverOperator
+from cairn_operators.failures import InputMissing
 from cairn_operators.pipeline_asset import pipeline_asset
 from cairn_operators.pipeline_source import pipeline_name_of
 from cairn_operators.process_data_interval import check_mode, parse_permissions
@@ -19,6 +20,7 @@ from cairn_operators.request_of import request_of, run_of
 from cairn_operators.retries import retry_arguments
 from cairn_operators.task_outputs import push_outputs
 from cairn_operators.validate_state import ValidateStateOperator
+from cairn_operators.wait_for_input import WaitingOperator
 
 REPROCESS = ("changed", "none", "all")
 
@@ -28,12 +30,14 @@ the asset, as if it had run alone.
 * **Results that exist**: `changed` computes a result again if code or input has changed. `none` computes only missing results. `all`
   computes all results again.
 * **Dry run**: the task only logs which intervals would be computed, and why.
+* **Deferred**: another pipeline has not committed what an interval reads. The task waits, without a worker slot, and goes on after
+  its last commit.
 * **Failure**: the run stops; the intervals before are committed. A **retry** goes on after the last commit.
 * **Clear**: the run begins again with the answers of its form. With `all`, it computes everything again.
 """
 
 
-class RunIntervalsOperator(DriverOperator):
+class RunIntervalsOperator(WaitingOperator):
     """The task that processes and commits a range of intervals on one Spark session.
 
     The asset `cairn://<pipeline>` gets an event for each commit, after the task succeeded.
@@ -54,6 +58,7 @@ class RunIntervalsOperator(DriverOperator):
             `replace_overlapping`: replace output of intervals that overlap these intervals and have other boundaries.
         dry_run: Log what would be computed; compute nothing.
         mode: Form of the checkpoints: incremental, full or changelog.
+        wait_timeout: Longest wait for other pipelines that this one reads.
         **kwargs: More arguments of `DriverOperator` and Airflow's `BaseOperator`.
 
     Raises:
@@ -61,7 +66,7 @@ class RunIntervalsOperator(DriverOperator):
     """
 
     template_fields: Sequence[str] = (
-        *DriverOperator.template_fields,
+        *WaitingOperator.template_fields,
         "pipeline",
         "first",
         "last",
@@ -82,6 +87,7 @@ class RunIntervalsOperator(DriverOperator):
         permissions: Mapping[str, bool | str] | None = None,
         dry_run: bool | str = False,
         mode: str = "incremental",
+        wait_timeout: timedelta = timedelta(days=1),
         **kwargs: Any,
     ) -> None:
         # A task can add only one event to an asset that is its outlet. Through an alias it can add an event per
@@ -100,9 +106,14 @@ class RunIntervalsOperator(DriverOperator):
         self.permissions = {**(permissions or {})}
         self.only_plan = dry_run  # Airflow's `BaseOperator` has a method `dry_run`.
         self.mode = mode
+        self.wait_timeout = wait_timeout
 
     def execute(self, context: Any) -> dict[str, Any]:
         """Process the range in a driver, and add an event to the asset for each commit."""
+        return self.go_on(context, time.time_ns() // 1_000_000)
+
+    def go_on(self, context: Any, since_ms: int) -> dict[str, Any]:
+        """Process the range, or wait for another pipeline. After the wait, it continues after its last commit."""
         from state_backend.values.operation_parameters import RunRange
 
         if self.reprocess not in REPROCESS:
@@ -116,7 +127,12 @@ class RunIntervalsOperator(DriverOperator):
             permissions=parse_permissions(self.permissions),
             dry_run=_yes("dry_run", self.only_plan),
         )
-        result, committed = self.run_and_collect(request)
+        try:
+            result, committed = self.run_and_collect(request)
+        except InputMissing as missing:
+            if request.dry_run:
+                raise AirflowFailException(str(missing)) from missing
+            self.wait_for_input(context, missing, since_ms)
         # A long range would make a large XCom.
         result["intervals"] = len(result["intervals"])
         tell_asset(context, self.alias, self.asset, committed)

@@ -100,7 +100,15 @@ def _try(row: Any) -> TaskTry:
         began=row.start_date if begun else None,
         ended=row.end_date if begun else None,
         retry_reason=row.retry_reason if begun and has("retry reason") else None,
+        waits=_kept_for_later(row).get("waits") if state == "deferred" else None,
     )
+
+
+def _kept_for_later(row: Any) -> dict[str, Any]:
+    """Return the arguments with which a deferred task goes on."""
+    kept = row.next_kwargs if isinstance(row.next_kwargs, dict) else {}
+    plain: dict[str, Any] = kept.get("__var", kept)  # Airflow 3.1 wraps them.
+    return plain
 
 
 def scheduled_by_assets() -> tuple[Mapping[str, Collection[str]], Mapping[str, Collection[str]]]:

@@ -57,6 +57,7 @@ def _run(request: Request, rights: Rights, dag_id: str, run_id: str, task_id: st
         run=run,
         task_id=task_id,
         timeline=timeline_of(run, tries, now),
+        waiting=[one for one in tries if one.waits is not None],
         failed=() if own is None else failed_tries(own, run_id, rights, tries),
         parts=[_part(ref, looks[ref.key], run, ref.dag_id == dag_id) for ref in refs],
         next=next_steps.without_pipeline(dag_id),

@@ -135,6 +135,9 @@ def _problems(reading: Reading) -> Iterator[Chip]:
     if stale := [f"{n} (changed by {by})" for n, by in status.stale]:
         title = "Computed from state that has changed since. Run the intervals of these checkpoints again: "
         yield Chip("warn", f"{len(stale)} stale", title + ", ".join(stale))
+    if status.outdated:
+        title = "; ".join(f"{interval} is {verdict.kind}: {verdict.why}" for interval, verdict in status.outdated[:10])
+        yield Chip("warn", f"{len(status.outdated)} out of date by inputs", title)
     number, last = unvalidated_since(reading) or (0, None)
     if number:
         title = "No valid checkpoint was validated" if last is None else f"The last validated checkpoint is {last}"

@@ -11,12 +11,14 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future
+from dataclasses import replace
 from datetime import datetime
 from typing import Any, TypeVar
 
 from cairn_ui.pipelines_of_dags import PipelineRef
+from state_backend.chains.judge_inputs import Chains, Verdict
 from state_backend.checkpoint.log import Log, read_log
 from state_backend.checkpoint.parallel import at_once
 from state_backend.formats import paths
@@ -24,6 +26,7 @@ from state_backend.inspection.pipeline_status import Status, status_of
 from state_backend.ports.storage import Storage
 from state_backend.values.errors import CairnError, CorruptRecord
 from state_backend.values.frozen import frozen
+from state_backend.values.intervals import Interval
 from state_backend.values.records import Record
 
 T = TypeVar("T")
@@ -207,13 +210,19 @@ class Reader:
                 validated.setdefault(found[0], set()).add(found[1])
         reading = Reading(
             log=log,
-            status=status_of(log, ref.name, storage),
+            status=status_of(log, ref.name, storage, self._outdated(ref, log)),
             validated={n: frozenset(modes) for n, modes in validated.items()},
             read_s=self._clock(),
             took_s=time.perf_counter() - began_s,
         )
         self._readings[ref.key] = reading
         return reading
+
+    def _outdated(self, ref: PipelineRef, log: Log) -> Mapping[Interval, Verdict]:
+        def open_log(root: str, name: str) -> Log:
+            return read_log(self._storage(replace(ref, root=root, name=name)))
+
+        return Chains(open_log=open_log).judged(ref.root, ref.name, log)
 
     def _count(self, ref: PipelineRef) -> None:
         total = files = 0

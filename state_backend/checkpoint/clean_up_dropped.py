@@ -275,4 +275,5 @@ def tombstone_of(record: Record) -> Tombstone:
         outputs=content.outputs,
         replace_overlapping=content.permissions.replace_overlapping,
         input_hash=content.input_hash,
+        inputs=content.inputs,
     )

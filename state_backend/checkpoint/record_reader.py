@@ -59,7 +59,7 @@ class RecordReader(Mapping[int, Entry]):
 
     def __init__(self, storage: Storage, head_id: int, before: Mapping[int, Entry] | None = None) -> None:
         self.head_id = head_id
-        self._storage = storage
+        self.storage = storage
         self._before = dict(before or {})
         self._here: dict[int, Entry] = {}
         self._folders: dict[str, list[Fact]] = {}
@@ -135,7 +135,7 @@ class RecordReader(Mapping[int, Entry]):
         if entry is None:
             path = paths.record(checkpoint_id)
             with suppress(NotFound):
-                found = record_codec.decode_content(self._storage.read(path), path)
+                found = record_codec.decode_content(self.storage.read(path), path)
                 if found is not None and found[0] == checkpoint_id:
                     return found[1]
             entry = self.fresh(checkpoint_id)
@@ -143,17 +143,17 @@ class RecordReader(Mapping[int, Entry]):
 
     @property
     def root(self) -> str:
-        return self._storage.url.rstrip("/").rpartition("/")[0]
+        return self.storage.url.rstrip("/").rpartition("/")[0]
 
     @property
     def sweep_command(self) -> str:
         """The shell command that sweeps the pipeline, for messages."""
-        return sweep_command(self._storage)
+        return sweep_command(self.storage)
 
     @property
     def lists_late(self) -> bool:
         """True if the storage's listings of `settled/` may miss files that were created some seconds ago."""
-        return lists_late(self._storage)
+        return lists_late(self.storage)
 
     def over(self, storage: Storage) -> RecordReader:
         """Return a reader of the same entries that uses another `Storage` object for the same folder."""
@@ -177,7 +177,7 @@ class RecordReader(Mapping[int, Entry]):
     def _read(self, checkpoint_id: int) -> Entry | None:
         path = paths.record(checkpoint_id)
         try:
-            found: Any = record_codec.decode(self._storage.read(path), path, Record, SweepRecord, Tombstone)
+            found: Any = record_codec.decode(self.storage.read(path), path, Record, SweepRecord, Tombstone)
         except NotFound:
             return None
         entry = cast(Entry, found)
@@ -202,10 +202,10 @@ class RecordReader(Mapping[int, Entry]):
 
     def outputs(self, fact: Fact) -> tuple[OutputFile, ...]:
         """Return the output files of the commit that `fact` names, from the commit's file in `settled/commits/`."""
-        found = read_settled(self._storage, fact)
+        found = read_settled(self.storage, fact)
         if found.collected:
             raise StorageUnavailable(
-                f"a re-run replaced the output of {fact.interval}, checkpoint {fact.id}, in {self._storage.url} during the read\n"
+                f"a re-run replaced the output of {fact.interval}, checkpoint {fact.id}, in {self.storage.url} during the read\n"
                 "Read again"
             )
         return found.outputs
@@ -219,8 +219,8 @@ class RecordReader(Mapping[int, Entry]):
 
     def all_ended(self, asked: Collection[str]) -> set[str]:
         """Return every attempt that has a file in `settled/attempts/`, from a listing."""
-        found = {paths.ended_attempt(info.path) for info in self._storage.list(paths.SETTLED_ATTEMPTS)} - {None}
-        if lists_late(self._storage):
+        found = {paths.ended_attempt(info.path) for info in self.storage.list(paths.SETTLED_ATTEMPTS)} - {None}
+        if lists_late(self.storage):
             unknown = sorted({*asked} - found)
             found |= {a for a, end in zip(unknown, at_once(self.ended, unknown), strict=True) if end is not None}
         return {attempt for attempt in found if attempt is not None}
@@ -228,7 +228,7 @@ class RecordReader(Mapping[int, Entry]):
     def _read_end(self, attempt: str) -> int | None:
         path = paths.attempt_end(attempt)
         try:
-            end = record_codec.decode(self._storage.read(path), path, AttemptEnd)
+            end = record_codec.decode(self.storage.read(path), path, AttemptEnd)
         except NotFound:
             return None
         if end.attempt != attempt:
@@ -238,7 +238,7 @@ class RecordReader(Mapping[int, Entry]):
         return end.id
 
     def _list(self, folder: str) -> list[Fact]:
-        return [fact for path in list_fresh(self._storage, folder) if (fact := _fact(path)) is not None]
+        return [fact for path in list_fresh(self.storage, folder) if (fact := _fact(path)) is not None]
 
 
 def _fact(path: str) -> Fact | None:

@@ -27,6 +27,7 @@ from state_backend.checkpoint.clean_up_dropped import delete_files
 from state_backend.checkpoint.log import Log, outputs_of
 from state_backend.checkpoint.record_reader import Fact, read_settled
 from state_backend.formats import paths, record_codec
+from state_backend.formats.content_digest import digest_of
 from state_backend.formats.key_columns import KeyColumns
 from state_backend.formats.types import StructType
 from state_backend.ports.storage import Storage
@@ -74,7 +75,9 @@ def write_outputs_without(
             replaced.append(output.handle.path)
             if attempt is not None and found.left:
                 path = paths.output(interval, attempt, number, 0, late=output.late)
-                now.append(replace(output, handle=storage.upload(path, found.local), rows=found.left))
+                now.append(
+                    replace(output, handle=storage.upload(path, found.local), rows=found.left, digest=found.digest)
+                )
         if replaced:
             made = RewrittenOutput(id=checkpoint_id, interval=interval, outputs=tuple(now), replaces=tuple(replaced))
             rewritten.append(made)
@@ -88,7 +91,7 @@ class _Filtered:
         self, storage: Storage, output: OutputFile, keys: Collection[bytes], key_schema: StructType, work: Path
     ) -> None:
         self.gone: int | None = 0
-        self.left = 0
+        self.left = self.digest = 0
         self.local = work / "filtered.parquet"
         whole = work / "whole.parquet"
         storage.download(output.handle, whole)
@@ -110,6 +113,7 @@ class _Filtered:
                     kept = batch.filter(stays)
                     self.gone += batch.num_rows - kept.num_rows
                     self.left += kept.num_rows
+                    self.digest = (self.digest + digest_of(kept)) % 2**64
                     writer.write_batch(kept)
 
 

@@ -59,6 +59,12 @@ def check_no_trial(root: str, doing: str) -> None:
         )
 
 
+def production_root(root: str) -> str:
+    """Return the root whose pipelines a trial's root stands beside; another root as it is."""
+    before, found, _ = f"{root.rstrip('/')}/".partition(f"/{paths.TRIALS}/")
+    return before if found else root
+
+
 def trials_url(root: str, pipeline: str) -> str:
     return join_url(root, paths.TRIALS, pipeline)
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
+from state_backend.chains.judge_inputs import Verdict
 from state_backend.checkpoint.choose_base import plan_base, restored_away
 from state_backend.checkpoint.log import Log
 from state_backend.checkpoint.rewind import committed_after
@@ -35,12 +37,15 @@ class Status:
     stale: tuple[tuple[int, int], ...]
     quarantined: tuple[tuple[int, str], ...]
     unpublished: tuple[tuple[Interval, int], ...]
+    # The results that are out of date by what they read of other pipelines, in the order of time.
+    outdated: tuple[tuple[Interval, Verdict], ...] = ()
 
     @property
     def well(self) -> bool:
         """Return True if the next interval can start, no interval must run again and no output waits for the sink
         hook."""
-        return self.problem is None and self.rerun is None and not self.unpublished
+        known = all(verdict.kind == "unknown" for _, verdict in self.outdated)
+        return self.problem is None and self.rerun is None and not self.unpublished and known
 
 
 def describe_status(found: Status, command: str | None) -> dict[str, Any]:
@@ -53,6 +58,10 @@ def describe_status(found: Status, command: str | None) -> dict[str, Any]:
         "quarantined": [{"id": n, "reason": reason} for n, reason in found.quarantined],
         "unpublished": [
             {"id": n, "interval": str(interval), **start_and_end(interval)} for interval, n in found.unpublished
+        ],
+        "outdated": [
+            {"interval": str(interval), **start_and_end(interval), "kind": verdict.kind, "why": verdict.why}
+            for interval, verdict in found.outdated
         ],
         "command": command,
     }
@@ -89,7 +98,9 @@ def _still_refused(log: Log, checkpoint_id: int) -> bool:
     return entry is None or isinstance(entry, SweepRecord) or newest_of_interval(log, entry) is None
 
 
-def status_of(log: Log, pipeline: str, storage: Storage) -> Status:
+def status_of(log: Log, pipeline: str, storage: Storage, outdated: Mapping[Interval, Verdict] | None = None) -> Status:
+    """Return the status of a pipeline. `outdated`: The verdicts about its inputs (`Chains.judged`)."""
+    outdated = outdated or {}
     completed = log.completed()
     following = base = problem = rerun = None
     if completed:
@@ -109,6 +120,12 @@ def status_of(log: Log, pipeline: str, storage: Storage) -> Status:
             problem, rerun = str(error), error.rerun
             if rerun is not None:
                 rerun = with_refused_bases(log, pipeline, rerun, last.end - last.start, start_ms)
+    stale = sorted(interval for interval, verdict in outdated.items() if verdict.kind == "stale")
+    if stale and (rerun is None or stale[0].start < rerun.first):
+        problem = problem or f"{stale[0]} is out of date: {outdated[stale[0]].why}"
+        rerun = Rerun(first=stale[0].start, last=max([stale[-1].start, *(c.content.interval.start for c in completed)]))
+    elif problem is None and (known := sorted(i for i, verdict in outdated.items() if verdict.kind != "unknown")):
+        problem = f"{known[0]} is out of date: {outdated[known[0]].why}"
     waiting = log.summary.unpublished
     unpublished = sorted((u.interval, u.id) for u in waiting if storage.stat(paths.published(u.interval, u.id)) is None)
     return Status(
@@ -123,4 +140,5 @@ def status_of(log: Log, pipeline: str, storage: Storage) -> Status:
         ),
         quarantined=tuple((n, log.quarantined[n].reason) for n in sorted(log.quarantined) if _still_refused(log, n)),
         unpublished=tuple(unpublished),
+        outdated=tuple(sorted(outdated.items(), key=lambda item: item[0])),
     )

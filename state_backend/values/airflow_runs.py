@@ -81,6 +81,8 @@ class TaskTry:
     ended: datetime | None
     # The reason that the retry policy gave for another try; None without one.
     retry_reason: str | None = None
+    # What a deferred task waits for, as its log says; None if it waits for no other pipeline.
+    waits: str | None = None
 
     @property
     def failed(self) -> bool:

@@ -390,6 +390,22 @@ class SourceError(UserCodeError):
     """
 
 
+class InputNotReady(SourceError):
+    """An interval reads a part of another pipeline that is not committed yet, or that is out of date.
+
+    What to do:
+        Wait: in Airflow, the task waits until the other pipeline has committed. Without Airflow, run the other pipeline
+        first. The message has the command that shows what the other pipeline waits for.
+
+    Attributes:
+        awaited: What a waiting task needs to look again (`chains.pin_inputs.Awaited`).
+    """
+
+    def __init__(self, message: str, awaited: Any = None) -> None:
+        super().__init__(message)
+        self.awaited = awaited
+
+
 class ProcessorError(UserCodeError):
     """The processor raised an exception or yielded a wrong result.
 

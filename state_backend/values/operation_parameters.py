@@ -336,6 +336,7 @@ class Heal(OfCode):
     dag: str | None = parameter(
         "Id of the DAG that runs the intervals in Airflow; left out: the pipeline's name. Not with --code.", None
     )
+    chain: bool = parameter("Heal first the pipelines that this one reads, and then those that read it.", False)
     dry_run: bool = parameter(DRY_RUN, False)
 
 

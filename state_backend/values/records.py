@@ -13,6 +13,7 @@ from typing import Any, Literal
 from state_backend.values.errors import UsageError
 from state_backend.values.frozen import frozen
 from state_backend.values.handles import Handle
+from state_backend.values.inputs import Followed, InputRead
 from state_backend.values.intervals import Interval, from_ms
 from state_backend.values.key_groups import KeyGroupRange
 from state_backend.values.retention import RetentionPolicy
@@ -292,12 +293,15 @@ class OutputFile:
     Attributes:
         schema_version: The position, from 1, of the file's schema in the newest record's `output_schemas`, or in its
             `input_schemas` for late rows. None before the commit, and for files of releases that did not record it.
+        digest: The digest of the rows' values (`formats/content_digest.py`). None for files of releases that did not
+            record it.
     """
 
     handle: Handle
     rows: int
     late: bool = False
     schema_version: int | None = None
+    digest: int | None = None
 
 
 @frozen
@@ -445,6 +449,8 @@ class Content:
         schedule: The schedule of the intervals from this commit on. None: neither the pipeline nor its DAG gave one.
         forget: The keys that a `forget` record removes, or that the restored state never holds; None for other records.
         filtered: The uuids of the attempts of `cairn erase` whose keys the shards of this attempt left out.
+        inputs: What the attempt read of other pipelines. Empty without declared upstreams, and in older records.
+        followed: The upstreams that this result or an earlier one has read, so that a reader of this record knows all.
     """
 
     kind: Kind
@@ -478,6 +484,8 @@ class Content:
     schedule: Schedule | None = None
     forget: Forget | None = None
     filtered: tuple[str, ...] = ()
+    inputs: tuple[InputRead, ...] = ()
+    followed: tuple[Followed, ...] = ()
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -712,6 +720,7 @@ class Tombstone:
         outputs: The output files of the commit. If the commit's file in `settled/commits/` is lost, a sweep writes that
             file again with this list. A clean-up may have deleted the output files themselves.
         replace_overlapping: True if the commit had this permission.
+        inputs: What the commit's attempt read of other pipelines.
     """
 
     id: int
@@ -728,3 +737,4 @@ class Tombstone:
     late_watermark_ms: int | None = None
     replace_overlapping: bool = False
     input_hash: str | None = None
+    inputs: tuple[InputRead, ...] = ()

@@ -29,6 +29,7 @@ from local_stack.demo import DAG, FIRST_DAY, DriverKiller, pipeline_env
 from local_stack.owned_process import command_line, python_path
 from state_backend.adapters.local_storage import LocalStorage
 from state_backend.adapters.open_storage import join_url, open_storage
+from state_backend.chains.judge_inputs import Chains
 from state_backend.checkpoint.log import Log, read_log
 from state_backend.checkpoint.savepoints import read_savepoint
 from state_backend.values.records import Record
@@ -106,6 +107,41 @@ data = os.environ["CAIRN_DATA"]
 dag = backfill_pipeline("aircraft_range", "pipelines.aircraft:AIRCRAFT", f"file://{data}/range", pipeline="aircraft",
                         every=timedelta(days=1), validate={"docs": f"{data}/range-docs"}, backfill={"spark_conf": {"@AZURE@": "@KEY@", "spark.sql.shuffle.partitions": 2}})
 """
+CHAINED = """
+import os
+from datetime import UTC, datetime
+from pathlib import Path
+from cairn import Pipeline, upstream
+from cairn.aggregates import RunningAggregate, Sum
+
+class Total(RunningAggregate):
+    total = Sum("amount")
+
+class Days(RunningAggregate):
+    days = Sum("total")
+
+def landed(spark, interval):
+    amount = int(Path(os.environ["CAIRN_DATA"], "amount").read_text())
+    return spark.createDataFrame([("a", amount)], "user string, amount long")
+
+both = {"start": datetime(2024, 1, 1, tzinfo=UTC), "key": ["user"], "parallelism": 1}
+SALES = Pipeline(name="sales", source=landed, processor=Total(), **both)
+REPORT = Pipeline(name="report", source=upstream("sales"), processor=Days(), **both)
+"""
+CHAIN = """
+# Two Airflow DAGs.
+import os
+from datetime import UTC, datetime
+from cairn_operators import stateful_pipeline
+from cairn_operators.airflow_versions import CronDataIntervalTimetable
+
+for name, cron, last in (("sales", "0 0,12 * * *", 12), ("report", "0 0 * * *", 0)):
+    globals()[name] = stateful_pipeline(
+        name, f"chained:{name.upper()}", f"file://{os.environ['CAIRN_DATA']}/chain", pipeline=name, validate=False, catchup=True,
+        schedule=CronDataIntervalTimetable(cron, timezone="UTC"), is_paused_upon_creation=True,
+        start_date=datetime(2024, 1, 1, tzinfo=UTC), end_date=datetime(2024, 1, 1, last, tzinfo=UTC),
+    )
+"""
 ON_AZURE = f"az://{BUCKET}/airflow"
 AZURE, KEY = "spark.hadoop.fs.azure.account.key.store.dfs.core.windows.net", "bm90LWEtcmVhbC1rZXk="
 
@@ -132,6 +168,9 @@ def airflow(
     write_alarms(dags, data / "plugins")
     (dags / "aircraft.py").symlink_to(ROOT / "dags" / "aircraft.py")
     (dags / "range.py").write_text(RANGE.replace("@AZURE@", AZURE).replace("@KEY@", KEY))
+    (dags / "chain.py").write_text(CHAIN)
+    (dags / "chained.py").write_text(CHAINED)
+    (data / "amount").write_text("5")
     (dags / "tally.py").symlink_to(ROOT / "tests" / "support" / "tally_dags.py")
     env = pipeline_env(data, data / "flights", connect) | {
         "AIRFLOW__CORE__DAGS_FOLDER": str(dags),
@@ -153,6 +192,8 @@ def airflow(
         "tally_halves",
         "tally_alarms",
         "created_0",
+        "sales",
+        "report",
         *(["tally_azure"] if azurite else []),
     ]
     with airflow_on_postgres(data, env, dags=dag_ids) as server:
@@ -277,6 +318,46 @@ def test_backfill_survives_a_killed_driver(airflow: AirflowServer, data: Path, t
     routes = read_state(root, completed[-1], "routes", data / "restored")
     counts = {(tail, origin, dest): fields["flights"] for (tail, origin, dest), fields in routes.items()}
     assert counts == {(tail, *route): n for tail, flown in oracle.routes.items() for route, n in flown.items()}
+
+
+@pytest.mark.long("a minute: five intervals on Spark")
+def test_a_pipeline_waits_for_its_upstream_and_a_clear_of_the_upstream_makes_it_stale(
+    airflow: AirflowServer, data: Path
+) -> None:
+    client, root = airflow.client, f"file://{data}/chain"
+
+    def run_ids(dag_id: str, count: int) -> list[str]:
+        client.call("PATCH", f"/api/v2/dags/{dag_id}", {"is_paused": False})
+        wait_until(lambda: len(client.dag_runs(dag_id)) == count, 60, f"{count} runs of {dag_id}")
+        return sorted(run["dag_run_id"] for run in client.dag_runs(dag_id))
+
+    def judged() -> list[str]:
+        return [verdict.kind for verdict in Chains().judged(root, "report").values()]
+
+    (report,) = run_ids("report", 1)
+    wait_until(lambda: states(airflow, report, "report").get("process") == "deferred", 180, "report waits")
+    said = "\n".join(client.log("report", report, "process", 1))
+    day = "[2024-01-01T00:00:00Z, 2024-01-02T00:00:00Z)"
+    assert (
+        f"waiting, without a worker slot, for another pipeline: InputNotReady: pipeline 'report', {day}: it reads sales"
+        in said
+    )
+    assert f"cairn status --root {root} --pipeline sales" in said
+    sales = run_ids("sales", 2)
+    assert set(client.wait_for_runs("sales", sales, timeout_s=240).values()) == {"success"}
+    assert client.wait_for_runs("report", [report], timeout_s=240) == {report: "success"}
+    assert [one["state"] for one in client.tries("report", report, "process")] == ["success"]
+    (made,) = read_log(open_storage(f"{root}/report")).completed()
+    assert [row["days"] for row in read_output(data / "chain" / "report", made)] == [15] and judged() == []
+    # The same content again, and then another.
+    for amount, verdicts in ((5, []), (6, ["stale"])):
+        (data / "amount").write_text(str(amount))
+        client.clear("sales", sales[1], ["process"])
+        assert client.wait_for_runs("sales", sales, timeout_s=240)[sales[1]] == "success"
+        assert judged() == verdicts
+    client.clear("report", report, ["process"])
+    assert client.wait_for_runs("report", [report], timeout_s=240) == {report: "success"}
+    assert judged() == [] and len(client.tries("report", report, "process")) == 2
 
 
 @pytest.mark.long("40 seconds: three runs of a form")

@@ -137,7 +137,7 @@ def test_it_runs_what_is_stale_and_missing_and_then_has_nothing_to_do(airflow: F
     again = type_heal("--json")
     assert (again.exit_code, airflow.changes) == (0, changes)
     assert json.loads(again.stdout) | {"verdict": ""} == {
-        "healthy": True, "ran": 0, "verdict": "", "command": None, "to_run": [], "steps": []
+        "pipeline": PIPELINE, "healthy": True, "ran": 0, "verdict": "", "command": None, "to_run": [], "steps": []
     }  # fmt: skip
 
 

@@ -9,23 +9,23 @@ import ast
 
 from tests.tools.mass import FOLDERS, ROOT, mass
 
-MOST_METHODS, MOST_LINES_OF_A_MODULE, MOST_LINES_OF_TESTS = 25, 800, 79_200
+MOST_METHODS, MOST_LINES_OF_A_MODULE, MOST_LINES_OF_TESTS = 25, 800, 79_640
 
 # For each room, the most lines of its files, and the most tokens without comments and docstrings.
 BUDGETS = {
     "dags": (150, 600),
-    "jobs/cairn": (2_390, 12_580),
+    "jobs/cairn": (2_510, 13_050),
     "jobs/cairn/aggregates": (1_080, 7_300),
-    "jobs/cairn/command": (4_420, 28_400),
+    "jobs/cairn/command": (4_460, 28_800),
     "jobs/cairn/data_sources": (590, 3_700),
-    "jobs/cairn/driver": (740, 4_350),
+    "jobs/cairn/driver": (750, 4_400),
     "jobs/cairn/operations": (840, 5_200),
-    "jobs/cairn/operations/intervals": (2_680, 16_430),
+    "jobs/cairn/operations/intervals": (2_780, 17_450),
     "jobs/cairn/operations/savepoints": (900, 6_000),
     "jobs/cairn/operations/validation": (1_980, 14_900),
     "jobs/cairn/processors": (3_360, 27_600),
     "jobs/cairn/replay": (1_380, 10_100),
-    "jobs/cairn/rows": (2_140, 14_960),
+    "jobs/cairn/rows": (2_140, 15_000),
     "jobs/cairn/runners": (2_110, 13_400),
     "jobs/cairn/shard_jobs": (1_220, 7_900),
     "jobs/cairn/shipping": (1_440, 9_740),
@@ -34,18 +34,19 @@ BUDGETS = {
     "jobs/cairn/trials": (910, 5_800),
     "jobs/local_stack": (1_660, 9_600),
     "jobs/pipelines": (960, 5_600),
-    "plugins/cairn_operators": (4_830, 26_500),
+    "plugins/cairn_operators": (5_090, 28_000),
     "plugins/cairn_provider": (90, 400),
-    "plugins/cairn_ui": (3_270, 23_100),
+    "plugins/cairn_ui": (3_290, 23_300),
     "state_backend": (10, 100),
     "state_backend/adapters": (3_990, 25_700),
-    "state_backend/checkpoint": (5_850, 37_500),
-    "state_backend/formats": (5_850, 38_500),
-    "state_backend/inspection": (3_260, 26_100),
+    "state_backend/chains": (580, 4_500),
+    "state_backend/checkpoint": (5_860, 37_500),
+    "state_backend/formats": (5_990, 39_750),
+    "state_backend/inspection": (3_320, 26_700),
     "state_backend/ports": (210, 400),
     "state_backend/shard": (1_610, 9_500),
     "state_backend/state": (3_110, 26_300),
-    "state_backend/values": (3_540, 12_900),
+    "state_backend/values": (3_680, 13_450),
 }
 
 

@@ -469,7 +469,7 @@ class Airflow:
         self.now_s += after_s
         # Airflow goes on in another process, with a task made anew.
         self.operator = self.made()
-        return self.operator.after_wait(self.context, {"why": why}, **deferred.kwargs)
+        return getattr(self.operator, deferred.method_name)(self.context, {"why": why}, **deferred.kwargs)
 
 
 @pytest.fixture

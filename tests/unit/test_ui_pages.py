@@ -21,6 +21,7 @@ from cairn_ui.pipelines_of_dags import PipelineRef
 from cairn_ui.read_logs import Reader
 from state_backend.adapters.local_storage import LocalStorage
 from state_backend.adapters.memory_storage import MemoryStorage
+from state_backend.values.airflow_runs import TaskTry
 from tests.support.shown_airflow import HOSTILE, write_docs
 from tests.support.shown_pipelines import eventful, run_id, steady
 
@@ -281,6 +282,14 @@ def test_who_may_not_read_logs_sees_no_reason_and_no_dag_of_others(pages: Any, m
     monkeypatch.setattr(Rights, "may_read_logs", lambda *_: False)
     shown = text(pages.get(f"{BASE}/run/rides/{quote(run_id(9))}").text)
     assert "no reason is known here" in shown and "killed" not in shown
+
+
+def test_the_page_of_a_run_says_which_pipeline_it_waits_for(pages: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    said = "InputNotReady: it reads sales\nTo see what sales waits for: cairn status --pipeline sales"
+    waiting = TaskTry(task_id="process", try_number=1, state="deferred", began=None, ended=None, waits=said)
+    monkeypatch.setattr("cairn_ui.database_runs.tries_of", lambda *_: (waiting,))
+    shown = text(pages.get(f"{BASE}/run/rides/{quote(run_id(9))}").text)
+    assert "Task process waits for another pipeline" in shown and "cairn status --pipeline sales" in shown
 
 
 def test_data_docs_have_the_frame_of_their_pipeline(pages: Any) -> None:

@@ -32,8 +32,10 @@ from cairn.operations.intervals.plan_heal import (
 )
 from cairn.operations.intervals.plan_range import boundaries_of
 from state_backend.adapters.open_storage import join_url, open_storage
+from state_backend.chains.judge_inputs import Chains
 from state_backend.checkpoint.log import read_log
 from state_backend.checkpoint.trials import check_no_trial
+from state_backend.inspection.chain_of import chain_of
 from state_backend.ports.storage import Storage
 from state_backend.values.airflow_commands import backfill_command, command_line, heal_command
 from state_backend.values.day_or_instant import last_instant, needs_zone
@@ -74,16 +76,35 @@ def heal(
     """The intervals run in Airflow, or without it in this process: see --code. In Airflow, the command waits for queued
     and running runs, adopts or ends open backfills, and unpauses the DAG. If it is killed, call it again: it continues.
     """
+    check_no_trial(request.root, "heal")
+    last_instant("--to", request.last)  # A wrong date fails here, before the first request to the storage or Airflow.
+    named, at = _healing(request, spark, airflow, as_json=as_json), (request.root.rstrip("/"), request.pipeline)
+    worst, shown = 0, list[dict[str, Any]]()
+    command = f"{named.command} --chain"
+    for root, pipeline in chain_of(*at) if request.chain else [at]:
+        one = named
+        if (root, pipeline) != at:
+            other = replace(request, root=root, pipeline=pipeline, code="", dag=None, every=None)
+            one = _healing(other, spark, airflow, as_json=as_json, recorded=True)
+        one.command = command if request.chain else one.command
+        worst = max(worst, one.run())
+        shown.append(one.shown)
+    if as_json:
+        typer.echo(json.dumps(shown if request.chain else shown[0], indent=2))
+    return worst
+
+
+def _healing(request: Heal, spark: str, airflow: str, *, as_json: bool, recorded: bool = False) -> _Healing:
+    """Return the work on one pipeline. `recorded`: with its recorded code, since CAIRN_CODE means another pipeline."""
     root, pipeline, to, dag = request.root, request.pipeline, request.last, request.dag
-    check_no_trial(root, "heal")
-    last_instant("--to", to)  # A wrong date fails here, before the first request to the storage or Airflow.
     storage = open_storage(join_url(root, pipeline))
     log = read_log(storage)
     if request.code and dag is not None:
         raise UsageError("--code runs the intervals here, --dag runs them in Airflow; give one of them")
     progress = _Progress(quiet=as_json)
     if request.code or (dag is None and ran_here(log)):
-        code = request.code or Variable.CODE.given or (log.newest.content.code if log.newest else None)
+        given = None if recorded else Variable.CODE.given
+        code = request.code or given or (log.newest.content.code if log.newest else None)
         if code is None:
             raise UsageError(
                 f"the newest checkpoint of {pipeline} was made without Airflow; add --code module:NAME to run the "
@@ -105,7 +126,7 @@ def heal(
         zone = rest.zone_of_days(dag or pipeline, log.schedule) if needs_zone(to) else zone_of("UTC")
         place = InAirflow(rest, dag or pipeline, storage, last_instant("--to", to, zone.rules), progress.say)
         command = heal_command(root, pipeline, to, dag, airflow)
-    return _Healing(place, request, hide(command), progress, as_json).run()
+    return _Healing(place, request, hide(command), progress, as_json)
 
 
 class _Progress:
@@ -137,12 +158,14 @@ class _Healing:
         self.progress = progress
         self.as_json = as_json
         self.steps: list[str] = []
+        # What `--json` prints, from the end of `run` on.
+        self.shown: dict[str, Any] = {}
         # Ids of the backfills that a printed line has named, or that this call has created.
         self._adopted: set[int] = set()
 
     def run(self) -> int:
         plan, health = self.place.plan(_now(), fresh=True)
-        self._announce(plan)
+        self._announce(plan, health)
         if self.request.dry_run:
             return self._end(plan, health, "nothing was changed", healthy=not plan.steps)
         try:
@@ -204,13 +227,18 @@ class _Healing:
                 self.progress.done(interval)
         return bool(done)
 
-    def _announce(self, plan: HealPlan) -> None:
+    def _announce(self, plan: HealPlan, health: Health) -> None:
         say = self.progress.say
         if plan.steps:
             working = f", {plan.running} queued or running" if plan.running else ""
             say(f"{self.request.pipeline}: {_count(len(plan.to_run))} to run{working}, up to {self.request.last}")
         for step in plan.steps:
             say(f"  {step}")
+        if health.waiting:
+            first = min(health.waiting)
+            say(
+                f"  afterwards, {_count(len(health.waiting))} from {first} on, whose input differs then: {health.waiting[first]}"
+            )
         if plan.skipped:
             first, last = plan.skipped[0], plan.skipped[-1]
             say(f"skipped by a run with allow_gap, and skipped again: {Interval(first.start, last.end)}")
@@ -229,6 +257,9 @@ class _Healing:
         elif not healthy:
             verdict = f"{self.request.pipeline} is not healthy up to {self.request.last}; {what}\nTo heal it:"
             command = self.command
+        elif waits := sorted(i for i in health.waiting if i.start <= self.place.last):
+            healthy, command = False, f"{self.command.removesuffix(' --chain')} --chain"
+            verdict = f"{self.request.pipeline} is not healthy up to {self.request.last}; {what}\n{waits[0]} waits: {health.waiting[waits[0]]}\nTo heal its upstreams first:"
         elif plan.off_schedule:
             healthy, other = False, plan.off_schedule[0]
             verdict = (
@@ -238,17 +269,16 @@ class _Healing:
             command = self._replacing(plan.off_schedule)
         elif later:
             verdict += f"\n{_count(len(later))} after it {'is' if len(later) == 1 else 'are'} stale or quarantined. To heal them, give --to {format_instant(max(later))}"
-        if self.as_json:
-            shown: dict[str, Any] = {
-                "healthy": healthy,
-                "ran": self.progress.healed,
-                "verdict": verdict,
-                "command": command,
-            }
-            to_run = [{"start": format_instant(s.interval.start), "reason": s.reason} for s in plan.to_run]
-            steps = self.steps or [str(step) for step in plan.steps]
-            typer.echo(json.dumps({**shown, "to_run": to_run, "steps": steps}, indent=2))
-        else:
+        self.shown = {
+            "pipeline": self.request.pipeline,
+            "healthy": healthy,
+            "ran": self.progress.healed,
+            "verdict": verdict,
+            "command": command,
+            "to_run": [{"start": format_instant(s.interval.start), "reason": s.reason} for s in plan.to_run],
+            "steps": self.steps or [str(step) for step in plan.steps],
+        }
+        if not self.as_json:
             typer.echo(verdict if command is None else f"{verdict}\n{command}")
         return 0 if healthy else 1
 
@@ -278,7 +308,7 @@ class _Here:
     def plan(self, now: datetime, *, fresh: bool) -> tuple[HealPlan, Health]:
         """Read the log, and return the next steps."""
         log = read_log(self.storage)
-        health = health_of(log)
+        health = health_of(log, Chains().judged(self.request.root, self.pipeline.name, log))
         rule = boundaries_of(self.pipeline, log, self.request.every)
         schedule = schedule_of(rule, "UTC") if isinstance(rule, timedelta) else rule
         begin = self.pipeline.start if health.good_until is None else health.base_before(health.good_until)

@@ -25,6 +25,7 @@ from cairn.operations.intervals.plan_heal import (
     health_of,
     plan_heal,
 )
+from state_backend.chains.judge_inputs import Chains
 from state_backend.checkpoint.log import Log, read_log
 from state_backend.ports.storage import Storage
 from state_backend.values.airflow_runs import UNFINISHED
@@ -112,7 +113,8 @@ class InAirflow:
 
     def _health(self) -> Health:
         self._log = read_log(self.storage, self._log)
-        return health_of(self._log)
+        root, _, pipeline = self.storage.url.rstrip("/").rpartition("/")
+        return health_of(self._log, Chains().judged(root, pipeline, self._log))
 
     def _begin(self, health: Health, dag: Mapping[str, Any]) -> datetime:
         """Return the start of the earliest interval whose checkpoint is not healthy, or whose run has not ended.

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import shlex
 import time
+from collections.abc import Sized
 from typing import Any
 
 from cairn.command.printing import age_of, print_json, print_text, span_of, style_of, table_of
 from state_backend.adapters.open_storage import join_url, open_storage
-from state_backend.checkpoint.log import read_log
+from state_backend.chains.judge_inputs import Chains
 from state_backend.checkpoint.newest_state import newest_state
 from state_backend.formats import paths
 from state_backend.inspection.find_pipelines import pipelines_below
@@ -32,8 +33,9 @@ class Line:
 
 def list_pipelines(root: str, *, as_json: bool) -> int:
     """Print the pipelines of a root, those with problems first."""
+    chains = Chains()
     lines = sorted(
-        (_line(root, name) for name in pipelines_below(root)), key=lambda line: (line.state == "ok", line.name)
+        (_line(root, name, chains) for name in pipelines_below(root)), key=lambda line: (line.state == "ok", line.name)
     )
     if as_json:
         return print_json([_describe(line) for line in lines])
@@ -53,7 +55,14 @@ def list_pipelines(root: str, *, as_json: bool) -> int:
 
 
 def state_of(status: Status) -> tuple[str, tuple[str, ...]]:
-    counts = {"stale": status.stale, "quarantined": status.quarantined, "unpublished": status.unpublished}
+    outdated = [verdict.kind for _, verdict in status.outdated]
+    inputs = {f"{kind} by inputs": [k for k in outdated if k == kind] for kind in dict.fromkeys(outdated)}
+    counts: dict[str, Sized] = {
+        "stale": status.stale,
+        "quarantined": status.quarantined,
+        "unpublished": status.unpublished,
+        **inputs,
+    }
     problems = tuple(f"{len(found)} {name}" for name, found in counts.items() if found)
     if status.problem is not None:
         return "blocked", problems
@@ -62,11 +71,11 @@ def state_of(status: Status) -> tuple[str, tuple[str, ...]]:
     return ("empty" if status.next is None else "ok"), problems
 
 
-def _line(root: str, name: str) -> Line:
+def _line(root: str, name: str, chains: Chains) -> Line:
     storage = open_storage(join_url(root, name))
     try:
-        log = read_log(storage)
-        state, problems = state_of(status_of(log, name, storage))
+        log = chains.log(root, name)
+        state, problems = state_of(status_of(log, name, storage, chains.judged(root, name)))
         state_now, newest = newest_state(log), storage.stat(paths.record(log.head_id))
     except CairnError as error:
         first, *_ = str(error).splitlines()

@@ -12,6 +12,7 @@ from cairn.command.list_pipelines import list_pipelines
 from cairn.command.options import Dag, Json, Root, open_log
 from cairn.command.printing import print_json, print_text, style_of
 from cairn.command.repair_command import code_of, repair_command
+from state_backend.chains.judge_inputs import Chains
 from state_backend.checkpoint.choose_base import lines_of, why_stale
 from state_backend.inspection.pipeline_status import describe_status, status_of
 from state_backend.values.environment import Variable
@@ -37,7 +38,7 @@ def status(
         return list_pipelines(root, as_json=as_json)
     advice = _first_interval(dag or pipeline, root)
     at, log = open_log(root, pipeline, if_new=f"\nIf the pipeline never ran: {advice}")
-    found = status_of(log, pipeline, at.storage)
+    found = status_of(log, pipeline, at.storage, Chains().judged(root, pipeline, log))
     command = None if found.rerun is None else repair_command(log, found.rerun, root=root, pipeline=pipeline, dag=dag)
     if as_json:
         print_json(describe_status(found, command))
@@ -51,6 +52,7 @@ def status(
     for title, lines in (
         ("stale", [f"checkpoint {n}: {why_stale(log, by)}" for n, by in found.stale]),
         ("quarantined", [f"checkpoint {n}: {reason}" for n, reason in found.quarantined]),
+        ("out of date", [f"{interval}: {verdict.kind}: {verdict.why}" for interval, verdict in found.outdated]),
         ("unpublished", [f"{interval} (checkpoint {n})" for interval, n in found.unpublished]),
     ):
         if lines:

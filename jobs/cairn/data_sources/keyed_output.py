@@ -147,7 +147,8 @@ class KeyedOutput(DataSource):
     def _current(self, log: Log) -> CurrentOutput:
         current = current_output(log, self._instant("start"), self._instant("end"))
         expected = self.options.get("checkpoints")
-        if expected is not None and {*parse_numbers(str(expected), "checkpoints")} != {*current.commits.values()}:
+        numbers = parse_numbers(str(expected), "checkpoints") if expected else []
+        if expected is not None and {*numbers} != {*current.commits.values()}:
             raise StorageUnavailable(
                 f"the output of pipeline {self._option('pipeline')!r} is now that of the checkpoints {sorted(current.commits.values())}, and the "
                 f"query expects {expected}\nAsk for the current checkpoints, and run the query again"

@@ -33,7 +33,7 @@ from cairn.pipeline import Interval, Pipeline
 from cairn.spark.session import connect, end_session, explain, interrupt_on_sigterm
 from state_backend.inspection.describe import summarise
 from state_backend.values.environment import Variable
-from state_backend.values.errors import CairnError, ProcessorError, StateGapError, UsageError
+from state_backend.values.errors import CairnError, InputNotReady, ProcessorError, StateGapError, UsageError
 from state_backend.values.frozen import frozen
 from state_backend.values.hide_secrets import hide_all
 from state_backend.values.operation_parameters import (
@@ -45,6 +45,7 @@ from state_backend.values.operation_parameters import (
     ProcessInterval,
     Request,
     from_json,
+    to_json,
 )
 from state_backend.values.release import RELEASE
 from state_backend.values.schedule import decode
@@ -132,15 +133,24 @@ def main(arguments: list[str] | None = None) -> int:
     except Exception as raised:
         error = explain(raised, where)
         _print_error(error)
-        name = type(error).__name__ if isinstance(error, CairnError) else "UnexpectedError"
-        again = error.rerun if isinstance(error, CairnError) else None
-        result = {"error": {"type": name, "message": str(error), "rerun": again and again.as_json()}}
+        result = {"error": _describe_error(error)}
     # The result appears whole or not at all. If it is missing, the operator concludes that the driver was killed.
     file = Path(asked.result)
     partial = file.with_suffix(".partial")
     partial.write_text(json.dumps(hide_all(result)))
     partial.replace(file)
     return 0 if "ok" in result else 1
+
+
+def _describe_error(error: Exception) -> dict[str, Any]:
+    again = error.rerun if isinstance(error, CairnError) else None
+    awaited = error.awaited if isinstance(error, InputNotReady) else None
+    return {
+        "type": type(error).__name__ if isinstance(error, CairnError) else "UnexpectedError",
+        "message": str(error),
+        "rerun": again and again.as_json(),
+        "awaited": awaited and to_json(awaited),
+    }
 
 
 def _decode(command: str, request: str, call: str) -> tuple[Call, Request]:

@@ -87,7 +87,7 @@ def plan_key(
 
 def _plan(session: Any, pipeline: Pipeline, root: str, attempt: Attempt, begun: Begun, key: SearchedKey) -> PlannedKey:
     with in_zone_of(session, pipeline.time_zone):
-        read = read_source(session, pipeline, attempt.interval)
+        read = read_source(session, pipeline, attempt.interval, root)
         return plan_read_key(session, pipeline, root, attempt, begun, key, read)
 
 

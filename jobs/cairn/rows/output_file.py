@@ -7,6 +7,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from state_backend.formats.content_digest import digest_of
 from state_backend.ports.storage import Storage
 from state_backend.values.records import OutputFile
 
@@ -20,6 +21,7 @@ class LocalParquet:
     def __init__(self, schema: pa.Schema, local: Path) -> None:
         self.schema = schema
         self.rows = 0
+        self._digest = 0
         self._local = local
         self._writer: pq.ParquetWriter | None = None
 
@@ -31,6 +33,7 @@ class LocalParquet:
             )
         self._writer.write(rows)
         self.rows += rows.num_rows
+        self._digest += digest_of(rows)
 
     def read(self) -> pa.Table:
         """Close the file, and return its rows as a reader of the file gets them."""
@@ -44,7 +47,8 @@ class LocalParquet:
         if self._writer is None:
             return None
         self._writer.close()
-        return OutputFile(handle=storage.upload(path, self._local), rows=self.rows, late=late)
+        handle = storage.upload(path, self._local)
+        return OutputFile(handle=handle, rows=self.rows, late=late, digest=self._digest % 2**64)
 
 
 def _with_dictionary(schema: pa.Schema) -> bool | list[str]:

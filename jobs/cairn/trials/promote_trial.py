@@ -128,7 +128,7 @@ def plan_promotion(
         state = newest_state(there)
         newest = None if state is None else there.whole(state.id)
         if newest is not None:
-            _check_next(spark, pipeline, newest, there)
+            _check_next(spark, pipeline, newest, there, root)
         return PromotionPlan(trial=known, again=(), behind=(), back=newest)
     again = tuple(intervals_of_trial(known))
     tried = made_within(
@@ -273,12 +273,12 @@ def restore_command(log: Log, plan: PromotionPlan, root: str) -> str | None:
     return command_line("restore", plan.back.id, root=root, pipeline=plan.trial.pipeline, yes=True)
 
 
-def _check_next(spark: SparkSession, pipeline: Pipeline, newest: Record, there: Log) -> None:
+def _check_next(spark: SparkSession, pipeline: Pipeline, newest: Record, there: Log, root: str) -> None:
     interval = newest.content.interval
     length = interval.end - interval.start
     # The input of the next interval may not exist yet. The newest interval's input has the same columns.
     with in_zone_of(spark, pipeline.time_zone):
-        read = read_source(spark, pipeline, Interval(interval.end - length, interval.end))
+        read = read_source(spark, pipeline, Interval(interval.end - length, interval.end), root)
     check_fits(spark, pipeline, Interval(interval.end, interval.end + length), read, newest.content, there)
 
 

@@ -263,7 +263,7 @@ def plan_trial(
     asked = {}
     with in_zone_of(spark, pipeline.time_zone):
         for interval in intervals:
-            asked[interval] = read_source(spark, pipeline, interval)
+            asked[interval] = read_source(spark, pipeline, interval, root)
     # Check the newest state too: once the code is deployed, the next interval starts from it.
     newest = newest_state(there)
     for content in (base, there.whole(newest.id).content if newest is not None else None):

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import field
 from datetime import datetime, timedelta
 from typing import Literal
 
+from state_backend.chains.judge_inputs import Verdict
 from state_backend.checkpoint.interval_results import spoilt_results
 from state_backend.checkpoint.log import Log, base_of, interval_of, last_facts
 from state_backend.checkpoint.newest_state import valid_states
@@ -20,7 +22,7 @@ from state_backend.values.frozen import frozen
 from state_backend.values.intervals import Interval, format_instant, from_ms
 from state_backend.values.records import SweepRecord
 
-Reason = Literal["missing", "failed", "stale", "quarantined", "base dropped"]
+Reason = Literal["missing", "failed", "stale", "quarantined", "base dropped", "input changed"]
 # A queued run of a backfill starts within seconds, if Airflow will ever start it.
 QUEUED_PATIENCE = timedelta(seconds=30)
 
@@ -35,6 +37,8 @@ class Health:
     spoilt: Mapping[datetime, Reason]
     points: frozenset[datetime]
     jumps: Mapping[datetime, datetime]
+    # Why results wait for results of other pipelines.
+    waiting: Mapping[Interval, str] = field(default_factory=dict)
 
     @property
     def good_until(self) -> datetime | None:
@@ -64,8 +68,11 @@ class Health:
         return any(base_end <= start < first for first, base_end in self.jumps.items())
 
 
-def health_of(log: Log) -> Health:
-    """Return the state of a pipeline's results. Reads little beside the names of all commits."""
+def health_of(log: Log, outdated: Mapping[Interval, Verdict] | None = None) -> Health:
+    """Return the state of a pipeline's results. Reads little beside the names of all commits.
+
+    `outdated`: The verdicts about its inputs (`Chains.judged`). A result that waits for another one is not run yet.
+    """
     if log.newest is None:
         return Health(start=None, results={}, spoilt={}, points=frozenset(), jumps={})
     start = from_ms(log.newest.content.pipeline_start_ms)
@@ -75,6 +82,9 @@ def health_of(log: Log) -> Health:
         interval.start: "stale" if log.quarantine_above(result.id) is None else "quarantined"
         for interval, result in spoilt_results(log, dict(outputs)).items()
     }
+    for interval, verdict in (outdated or {}).items():
+        if verdict.kind == "stale":
+            spoilt.setdefault(interval.start, "input changed")
     points = frozenset({start, *(kept.interval.end for kept in usable)})
     return Health(
         start=start,
@@ -82,6 +92,7 @@ def health_of(log: Log) -> Health:
         spoilt=spoilt,
         points=points,
         jumps=_jumps(log, [(i, n) for i, n in outputs if i.start > max(points) or i.start in spoilt]),
+        waiting={i: v.why for i, v in (outdated or {}).items() if v.kind in ("pending", "unreadable")},
     )
 
 
@@ -303,6 +314,10 @@ def _to_run(
                     not_repeatable.append(run)
         elif (newest is None or start >= newest) and not health.is_skipped(start):
             to_run[i] = "failed" if failed else "missing"
+    # An interval behind one that waits for another pipeline would be refused.
+    first_waiting = min((interval.start for interval in health.waiting), default=None)
+    if first_waiting is not None:
+        to_run = {i: reason for i, reason in to_run.items() if calendar[i].start < first_waiting}
     for i in sorted(to_run):
         at = i
         while at > 0 and at - 1 not in to_run and not health.can_start_at(calendar[at].start):

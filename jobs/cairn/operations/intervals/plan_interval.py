@@ -32,6 +32,7 @@ from cairn.shipping.ship_processor import (
 from cairn.spark.ddl import parse_ddl
 from cairn.spark.session import SESSION_ZONE
 from cairn.spark_versions import grouping_of, struct_of
+from state_backend.chains.judge_inputs import followed_in
 from state_backend.checkpoint.begin_attempt import Begun
 from state_backend.checkpoint.log import Log
 from state_backend.checkpoint.output_schemas import check_output_schema, recorded_schemas, spelling
@@ -41,6 +42,7 @@ from state_backend.formats.types import names_and_types, parse_struct, with_null
 from state_backend.state.plan_state_schemas import StatePlan, plan_states
 from state_backend.values.errors import CairnError, ProcessorError, SourceError, UsageError
 from state_backend.values.frozen import frozen
+from state_backend.values.inputs import followed_after
 from state_backend.values.intervals import format_instant, to_ms
 from state_backend.values.records import NO_PERMISSIONS, Content, LogicalTime, Permissions, RunRef, StateDescriptor
 from state_backend.values.zones import Zone, zone_of
@@ -87,7 +89,7 @@ def plan_interval(spark: SparkSession, pipeline: Pipeline, url: str, attempt: At
     version = begin_code_version(pipeline)
     base = begun.base.content if begun.base is not None else None
     zone = plan_zone(pipeline.name, pipeline.time_zone, spark.conf.get(SESSION_ZONE), base.time.zone if base else None)
-    read = attempt.read or read_source(spark, pipeline, attempt.interval)
+    read = attempt.read or read_source(spark, pipeline, attempt.interval, url.rpartition("/")[0])
     rows = _spell(spark, pipeline, read.rows, begun.spelling, base)
     names = _names_of(spark, rows.schema, f"pipeline {pipeline.name!r}: the input")
     key = names.find_key(pipeline.key)
@@ -123,6 +125,8 @@ def plan_interval(spark: SparkSession, pipeline: Pipeline, url: str, attempt: At
                 zone=zone.name,
             ),
             source_position=read.position,
+            inputs=read.inputs,
+            followed=followed_after(followed_in(begun.log), read.inputs),
             retention=pipeline.retention_of(attempt.interval),
             output_schema=recorded_schema(output_schema.jsonValue()),
             input_schema=recorded_schema(input_schema),

@@ -20,6 +20,9 @@ from cairn.shard_jobs.run_on_shards import run_on_shards
 from cairn.spark.file_scans import scans_of
 from cairn.spark.session import check_running, use_this_python
 from cairn.spark_versions import is_connect
+from cairn.upstream_sources import Upstreams
+from state_backend.chains.judge_inputs import Chains
+from state_backend.chains.pin_inputs import Reader, check_earlier
 from state_backend.checkpoint.begin_attempt import Begun, begin
 from state_backend.checkpoint.location import Location
 from state_backend.checkpoint.log import Log, read_log
@@ -66,6 +69,13 @@ def process_interval(
             schedule=pipeline.declared_schedule,
             log=before,
         )
+        if (
+            isinstance(pipeline.source, Upstreams)
+            and begun.log is not None
+            and not attempt.permissions.allow_stale_base
+        ):
+            reader = Reader(root=at.root, pipeline=at.pipeline, interval=attempt.interval, schedule=None)
+            check_earlier(Chains(), reader, begun.log)
         _log_begin(pipeline, attempt, begun)
         plan = plan_interval(spark, pipeline, at.url, attempt, begun)
         if position := plan.job.content.source_position:

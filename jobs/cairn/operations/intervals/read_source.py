@@ -17,15 +17,19 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.types import CalendarIntervalType, DataType, StructType, YearMonthIntervalType
 
+from cairn.operations.intervals.read_upstreams import read_upstreams
 from cairn.operations.intervals.stateful_source import warn_of_stateful_source
 from cairn.pipeline import Interval, Pipeline
 from cairn.rows.connect_frames import is_streaming
 from cairn.rows.local_rows import LocalRows
 from cairn.runners.user_code import user_traceback
 from cairn.spark.session import is_lost
+from cairn.upstream_sources import Upstreams
+from state_backend.chains.pin_inputs import Reader
 from state_backend.values.errors import CairnError, SourceError
 from state_backend.values.frozen import frozen
 from state_backend.values.hide_secrets import hide_all
+from state_backend.values.inputs import InputRead
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -48,12 +52,24 @@ class Read:
     # The position that the source records; empty if it records none.
     position: dict[str, Any]
     waited_ns: int = 0
+    inputs: tuple[InputRead, ...] = ()
 
 
-def read_source(spark: SparkSession, pipeline: Pipeline, interval: Interval) -> Read:
+def read_source(spark: SparkSession, pipeline: Pipeline, interval: Interval, root: str) -> Read:
     where = f"pipeline {pipeline.name!r}, {interval}"
+    inputs: tuple[InputRead, ...] = ()
     try:
-        read: Any = pipeline.source(spark, interval)
+        if isinstance(pipeline.source, Upstreams):
+            reader = Reader(
+                root=root,
+                pipeline=pipeline.name,
+                interval=interval,
+                schedule=pipeline.declared_schedule,
+                start=pipeline.start,
+            )
+            read, inputs = read_upstreams(spark, pipeline.source, reader)
+        else:
+            read = pipeline.source(spark, interval)
         rows, position = read if isinstance(read, tuple) and len(read) == 2 else (read, {})
         if not _is_frame(rows):
             raise SourceError(
@@ -91,7 +107,7 @@ def read_source(spark: SparkSession, pipeline: Pipeline, interval: Interval) -> 
     if shown != position:
         # Positions that differ only in a hidden part, such as a page's token in a URL, are still different inputs.
         shown["hidden"] = hashlib.sha256(json.dumps(position, sort_keys=True).encode()).hexdigest()[:12]
-    return Read(rows=rows, position=shown)
+    return Read(rows=rows, position=shown, inputs=inputs)
 
 
 def without_java(text: str) -> str:

@@ -48,6 +48,8 @@ from cairn.operations.intervals.run_interval import finish_commit
 from cairn.operations.intervals.what_changed import MadeOf
 from cairn.pipeline import Interval, Pipeline
 from cairn.spark.session import check_running, use_this_python
+from cairn.upstream_sources import Upstreams
+from state_backend.chains.judge_inputs import Chains
 from state_backend.checkpoint.commit_attempt import commit
 from state_backend.checkpoint.find_checkpoint import record_of
 from state_backend.checkpoint.interval_results import Result, results_of, spoilt_by
@@ -194,7 +196,7 @@ def plan_intervals(
                 decision = Compute(why=f"except if code and input are the same as for checkpoint {result.id}")
             else:
                 with in_zone_of(spark, pipeline.time_zone):
-                    decision = plan_by_input(result, _made_of_now(spark, pipeline, interval, permissions))
+                    decision = plan_by_input(result, _made_of_now(spark, pipeline, interval, root, permissions))
         if isinstance(decision, Keep):
             why = (
                 decision.why
@@ -221,8 +223,10 @@ def _of_later(permissions: Permissions) -> Permissions:
     return Permissions(replace_overlapping=permissions.replace_overlapping)
 
 
-def _made_of_now(spark: SparkSession, pipeline: Pipeline, interval: Interval, permissions: Permissions) -> MadeOf:
-    return would_be_made_of(spark, pipeline, interval, read_source(spark, pipeline, interval), permissions)
+def _made_of_now(
+    spark: SparkSession, pipeline: Pipeline, interval: Interval, root: str, permissions: Permissions
+) -> MadeOf:
+    return would_be_made_of(spark, pipeline, interval, read_source(spark, pipeline, interval, root), permissions)
 
 
 def committed_alike(
@@ -236,7 +240,7 @@ def committed_alike(
     if there is None or there.input_hash is None or not isinstance(keep_or_compute(there, "changed", run), AskSource):
         return None, None
     with in_zone_of(spark, pipeline.time_zone):
-        read = read_source(spark, pipeline, interval)
+        read = read_source(spark, pipeline, interval, root)
         alike = isinstance(plan_by_input(there, would_be_made_of(spark, pipeline, interval, read, permissions)), Keep)
     return there if alike else None, read
 
@@ -249,7 +253,13 @@ def _check(intervals: Sequence[Interval], reprocess: str) -> None:
 
 def _results(pipeline: Pipeline, root: str, intervals: Sequence[Interval]) -> dict[Interval, Result]:
     start = Interval(pipeline.start, pipeline.start + timedelta(milliseconds=1))
-    return results_of(read_log(locate(root, pipeline.name).storage), intervals, start)
+    log = read_log(locate(root, pipeline.name).storage)
+    found = results_of(log, intervals, start)
+    if isinstance(pipeline.source, Upstreams):
+        for interval, verdict in Chains().judged(root, pipeline.name, log).items():
+            if interval in found and verdict.kind == "stale" and found[interval].spoilt is None:
+                found[interval] = replace(found[interval], spoilt=verdict.why)
+    return found
 
 
 def _how_far(outcomes: Sequence[Outcome], intervals: Sequence[Interval]) -> str:
@@ -429,7 +439,7 @@ class _Range:
             return error, None
 
     def _ask_now(self, interval: Interval) -> Read:
-        return self.known.get(interval) or read_source(self.spark, self.pipeline, interval)
+        return self.known.get(interval) or read_source(self.spark, self.pipeline, interval, self.root)
 
     def _in_thread(self, work: Callable[[], Any]) -> Callable[[], Any]:
         """Bind this thread's Spark tags to the work, so that an interrupt by tag also stops the work's Spark jobs."""

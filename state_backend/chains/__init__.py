@@ -1,0 +1,1 @@
+"""Pipelines that read other pipelines: which intervals are read, and which results are out of date."""

@@ -1,0 +1,115 @@
+"""Find what an upstream has for a span of time: its commits, and digests of their content. Only reads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import timedelta
+
+from state_backend.checkpoint.log import Log, base_of, interval_of, kind_of
+from state_backend.formats.content_digest import digest_of_parts
+from state_backend.values.frozen import frozen
+from state_backend.values.inputs import Edge, InputPart
+from state_backend.values.intervals import Interval, from_ms
+from state_backend.values.records import OutputFile, Record, Tombstone
+
+LISTED_SINGLY = 64
+
+
+@frozen
+class Piece:
+    """One interval of an upstream.
+
+    Attributes:
+        digest: The digest of what the edge reads of the interval; None if the records have none.
+        files: The output files; none if the edge reads state.
+    """
+
+    interval: Interval
+    id: int
+    rows: int
+    digest: int | None
+    files: tuple[OutputFile, ...] = ()
+
+
+def span_within(log: Log, edge: Edge, anchor: Interval) -> Interval:
+    """Return the span of an upstream that an edge maps to an interval, from the upstream's start on at the earliest."""
+    start = from_ms(log.newest.content.pipeline_start_ms) if log.newest is not None else anchor.start
+    if edge.reads == "state" or (edge.mapping == "within" and anchor.start >= start):
+        return anchor
+    return Interval(min(start, anchor.end - timedelta(milliseconds=1)), anchor.end)
+
+
+def commits_in(log: Log, edge: Edge, span: Interval) -> dict[Interval, int]:
+    """Return the intervals that overlap a span, each with the id of its commit. For a state: the one at the end."""
+    if edge.reads != "state":
+        return dict(log.outputs_near(span))
+    last = Interval(span.end - timedelta(milliseconds=1), span.end)
+    current = {n for _, n in log.outputs_near(last)}
+    # A rewind that retracts output takes the state of later intervals out of use too.
+    ending = [e for e in log.commits_near(last) if interval_of(e).end == span.end]
+    usable = [e for e in ending if e.id in current or kind_of(e) != "interval"]
+    return {interval_of(e): e.id for e in usable[-1:]}
+
+
+def pieces_of(log: Log, edge: Edge, commits: Mapping[Interval, int]) -> list[Piece]:
+    """Return what the edge reads of some commits of an upstream, in the order of time."""
+    if edge.reads == "state":
+        return [_state_piece(log, interval, n) for interval, n in commits.items()]
+    if not commits:
+        return []
+    span = Interval(min(i.start for i in commits), max(i.end for i in commits))
+    found = log.current_outputs(span)
+    return [_output_piece(edge, interval, *found[interval]) for interval in sorted(commits) if interval in found]
+
+
+def parts_of(pieces: Sequence[Piece]) -> tuple[InputPart, ...]:
+    """Return pieces as a record keeps them: singly up to 64 of them, else in 64 groups of neighbours."""
+    size = max(1, -(-len(pieces) // LISTED_SINGLY))
+    return tuple(part_of(pieces[at : at + size]) for at in range(0, len(pieces), size))
+
+
+def part_of(pieces: Sequence[Piece]) -> InputPart:
+    digests = [piece.digest for piece in pieces if piece.digest is not None]
+    known = zip(pieces, digests, strict=False) if len(digests) == len(pieces) else None
+    return InputPart(
+        span=Interval(pieces[0].interval.start, pieces[-1].interval.end),
+        intervals=len(pieces),
+        last_id=max(piece.id for piece in pieces),
+        rows=sum(piece.rows for piece in pieces),
+        digest=None
+        if known is None
+        else digest_of_parts((p.interval.start_ms, p.interval.end_ms, d) for p, d in known),
+    )
+
+
+def is_left_out(log: Log, gap: Interval) -> bool:
+    """Return True if a person allowed the upstream to leave out a gap: the interval after it started from before it."""
+    behind = log.outputs_near(Interval(gap.end, gap.end + timedelta(milliseconds=1)))
+    after = next((n for interval, n in behind if interval.start == gap.end), None)
+    entry = log.entries[after] if after is not None else None
+    base = base_of(entry) if isinstance(entry, Record | Tombstone) else None
+    found = log.entries[base] if base is not None else None
+    return isinstance(found, Record | Tombstone) and interval_of(found).end <= gap.start
+
+
+def _output_piece(edge: Edge, interval: Interval, checkpoint_id: int, files: Iterable[OutputFile]) -> Piece:
+    read = tuple(file for file in files if file.late == (edge.reads == "late"))
+    digests = [file.digest for file in read if file.digest is not None]
+    return Piece(
+        interval=interval,
+        id=checkpoint_id,
+        rows=sum(file.rows for file in read),
+        digest=sum(digests) % 2**64 if len(digests) == len(read) else None,
+        files=read,
+    )
+
+
+def _state_piece(log: Log, interval: Interval, checkpoint_id: int) -> Piece:
+    entry = log.entries[checkpoint_id]
+    assert isinstance(entry, Record | Tombstone)
+    digest, entries = (
+        (entry.digest, 0) if isinstance(entry, Tombstone) else (entry.content.digest, entry.content.totals.entries)
+    )
+    # Intervals of any length may end with the state.
+    at_end = Interval(interval.end - timedelta(milliseconds=1), interval.end)
+    return Piece(interval=at_end, id=checkpoint_id, rows=entries, digest=digest)

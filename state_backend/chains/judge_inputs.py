@@ -1,0 +1,311 @@
+"""Decide which results of a pipeline are out of date, because what they read of other pipelines has changed.
+
+A result is *stale* if the content of its inputs, or the set of its input intervals, differs from what its record says.
+A result is *pending* if an input is missing, quarantined or itself out of date, or if an earlier result of its own
+pipeline is. Both are computed from the logs when they are asked for: nothing is written, and no commit spans
+two logs. If an upstream commits while a result is computed, the result is stale when the next reader asks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Literal
+
+from state_backend.chains.inputs_of import Piece, commits_in, is_left_out, part_of, pieces_of
+from state_backend.checkpoint.interval_results import spoilt_results
+from state_backend.checkpoint.location import locate
+from state_backend.checkpoint.log import Fact, Log, id_of_log, last_facts, read_log
+from state_backend.checkpoint.newest_state import valid_states
+from state_backend.checkpoint.trials import production_root
+from state_backend.values.errors import CairnError
+from state_backend.values.frozen import frozen
+from state_backend.values.inputs import Edge, Followed, InputPart, InputRead, followed_after, gaps_in
+from state_backend.values.intervals import Interval, format_instant
+from state_backend.values.records import Record, Tombstone
+
+Kind = Literal["stale", "pending", "unknown", "unreadable"]
+
+
+@frozen
+class Verdict:
+    """Why the result of an interval may not be used as it is.
+
+    Attributes:
+        kind: `unknown`: the records have no digests to compare. `unreadable`: an upstream's log can't be read.
+    """
+
+    kind: Kind
+    why: str
+
+
+def judge_part(read: InputPart, now: list[Piece], name: str, *, known_until: int) -> Verdict | None:
+    """Compare what was read of an upstream with what it has now.
+
+    Args:
+        read: What was read.
+        now: What the upstream has in the same span.
+        name: Name of the upstream, for the reason.
+        known_until: Commits up to this id were there at the reading: they can't have changed since. 0 if the upstream's
+            log is another one than at the reading.
+    """
+    newer = [piece for piece in now if piece.id > known_until]
+    if len(now) == read.intervals and not newer:
+        return None
+    if len(now) != read.intervals:
+        return Verdict(kind="stale", why=f"{name} has {len(now)} intervals in {read.span}; it read {read.intervals}")
+    current = part_of(now).digest
+    shown = f"{name} {newer[0].interval}, checkpoint {newer[0].id}"
+    if current is None or read.digest is None:
+        return Verdict(
+            kind="unknown", why=f"{shown} is newer than the reading, and the records have no digest of its rows"
+        )
+    return None if current == read.digest else Verdict(kind="stale", why=f"{shown} has other rows than it read")
+
+
+@frozen
+class Node:
+    """A pipeline of a chain.
+
+    Attributes:
+        outputs: The intervals with current output, each with the id of its commit.
+        spoilt: Why results are not valid by the pipeline's own log.
+        moved: Intervals that were committed more than once, or after a later interval.
+    """
+
+    log: Log
+    id: str
+    outputs: Mapping[Interval, int]
+    spoilt: Mapping[Interval, str]
+    moved: tuple[Interval, ...]
+
+
+def root_of_edge(declared: str | None, reader_root: str) -> str:
+    """Return the root of an upstream. A trial reads the upstreams of production."""
+    return (declared or production_root(reader_root)).rstrip("/")
+
+
+def followed_in(log: Log | None) -> tuple[Followed, ...]:
+    """Return the upstreams that some current result of a pipeline has read, by its newest records."""
+    if log is None or not log.kept:
+        return ()
+    # A restore, or a key that was erased, makes a record from the content of an older one.
+    found = [record.content for record in (log.whole(log.kept[-1].id), _newest_interval(log)) if record is not None]
+    return followed_after(
+        (one for content in found for one in content.followed), (read for content in found for read in content.inputs)
+    )
+
+
+def _newest_interval(log: Log) -> Record | None:
+    newest = max((kept.id for kept in log.kept if kept.kind == "interval"), default=None)
+    return None if newest is None else log.whole(newest)
+
+
+def find_problem(
+    node: Node, edge: Edge, span: Interval, commits: Mapping[Interval, int], judged: Mapping[Interval, Verdict]
+) -> tuple[Interval, str] | None:
+    """Return the first part of an upstream that can't be read as it is, and why; None if all of it can be read."""
+    if edge.reads == "state":
+        if not commits:
+            return span, f"no checkpoint ends at {format_instant(span.end)}"
+    else:
+        begins = min(node.outputs, default=span).start
+        for gap in gaps_in(span, commits):
+            if gap.end > begins and not is_left_out(node.log, gap):
+                return gap, "the upstream has not committed it"
+    for interval in commits:
+        if (why := node.spoilt.get(interval)) is not None:
+            return interval, f"its result is out of date: {why}"
+        if (verdict := judged.get(interval)) is not None and verdict.kind != "unknown":
+            return interval, f"its result is out of date: {verdict.why}"
+    return None
+
+
+def _open(root: str, pipeline: str) -> Log:
+    return read_log(locate(root, pipeline).storage)
+
+
+@dataclass
+class Chains:
+    """The logs of pipelines and of their upstreams, each read once.
+
+    Attributes:
+        open_log: Reads the log of a pipeline below a root.
+    """
+
+    open_log: Callable[[str, str], Log] = _open
+    _logs: dict[tuple[str, str], Log] = field(default_factory=dict)
+    _nodes: dict[tuple[str, str], Node | CairnError] = field(default_factory=dict)
+    _judged: dict[tuple[str, str], Mapping[Interval, Verdict]] = field(default_factory=dict)
+    _under_way: set[tuple[str, str]] = field(default_factory=set)
+    _met_itself: bool = False
+
+    def node(self, root: str, pipeline: str, log: Log | None = None) -> Node:
+        """Return a pipeline; raise the error that its log raised."""
+        at = root.rstrip("/"), pipeline
+        if at not in self._nodes:
+            try:
+                self._nodes[at] = _node_of(self._log(*at, log))
+            except CairnError as error:
+                self._nodes[at] = error
+        found = self._nodes[at]
+        if isinstance(found, CairnError):
+            raise found
+        return found
+
+    def log(self, root: str, pipeline: str) -> Log:
+        """Return the log of a pipeline."""
+        return self._log(root, pipeline)
+
+    def _log(self, root: str, pipeline: str, log: Log | None = None) -> Log:
+        at = root.rstrip("/"), pipeline
+        if at not in self._logs:
+            self._logs[at] = self.open_log(*at) if log is None else log
+        return self._logs[at]
+
+    def judged(self, root: str, pipeline: str, log: Log | None = None) -> Mapping[Interval, Verdict]:
+        """Return the verdicts about the current results of a pipeline; fresh ones have none.
+
+        A result that the pipeline's own log calls stale or quarantined has no verdict for that alone.
+        """
+        at = root.rstrip("/"), pipeline
+        if at in self._judged:
+            return self._judged[at]
+        if at in self._under_way:  # In a cycle, the inner answer counts only the pipeline's own log.
+            self._met_itself = True
+            return {}
+        self._under_way.add(at)
+        try:
+            self._log(root, pipeline, log)
+            found = self._judge_all(*at)
+        finally:
+            self._under_way.remove(at)
+        if not self._under_way:
+            self._met_itself = False
+        if not self._met_itself:  # else a pipeline in the middle of the cycle did not know all
+            self._judged[at] = found
+        return found
+
+    def inputs(self, root: str, pipeline: str) -> tuple[InputRead, ...]:
+        """Return what the newest interval of a pipeline read of other pipelines; nothing if its log can't be read."""
+        try:
+            newest = _newest_interval(self._log(root, pipeline))
+        except CairnError:
+            return ()
+        return () if newest is None else newest.content.inputs
+
+    def _judge_all(self, root: str, pipeline: str) -> Mapping[Interval, Verdict]:
+        followed = followed_in(self._log(root, pipeline))
+        since = min((at for one in followed if (at := self._unsettled(root, one))), default=None)
+        if since is None:
+            return {}
+        node, found = self.node(root, pipeline), dict[Interval, Verdict]()
+        first: Interval | None = None
+        restored = max((k.interval.end for k in valid_states(node.log) if k.kind == "restore"), default=None)
+        outputs = {interval: n for interval, n in sorted(node.outputs.items()) if interval.end > since}
+        node.log.entries.load(outputs.values())
+        for interval, n in outputs.items():
+            verdict = self._judge(root, node.log.entries[n])
+            if restored is not None and interval.start < restored:
+                # A person has made another state current, as the pipeline's own log has it too.
+                if verdict is not None:
+                    found[interval] = Verdict(kind="unknown", why=f"a state was restored after it; {verdict.why}")
+                continue
+            if first is not None and (verdict is None or verdict.kind == "unknown"):
+                verdict = Verdict(kind="pending", why=f"it continues from {first}, which is out of date")
+            if verdict is not None:
+                found[interval] = verdict
+                if verdict.kind != "unknown":
+                    first = first or interval
+        return found
+
+    def _unsettled(self, root: str, followed: Followed) -> datetime | None:
+        """Return the start of the first interval of an upstream whose readers may be out of date; None without one.
+
+        These are intervals that were committed more than once, or after a later one, or that are out of date. No
+        interval reads beyond its own end, so the results of earlier intervals need not be looked at.
+        """
+        at = root_of_edge(followed.root, root), followed.pipeline
+        try:
+            node, judged = self.node(*at), self.judged(*at)
+        except CairnError:
+            return datetime.min.replace(tzinfo=UTC)
+        if node.id != followed.log:
+            return datetime.min.replace(tzinfo=UTC)
+        return min((i.start for i in (*node.moved, *node.spoilt, *judged)), default=None)
+
+    def _judge(self, root: str, entry: object) -> Verdict | None:
+        if not isinstance(entry, Record | Tombstone):
+            return None
+        inputs = entry.content.inputs if isinstance(entry, Record) else entry.inputs
+        if not inputs:
+            return Verdict(kind="unknown", why="its record does not say what it read of other pipelines")
+        verdicts = [self._judge_read(root, read) for read in inputs if read.edge.tracked]
+        return min((v for v in verdicts if v is not None), key=lambda v: _ORDER.index(v.kind), default=None)
+
+    def _judge_read(self, root: str, read: InputRead) -> Verdict | None:
+        edge = read.edge
+        at = root_of_edge(edge.root, root), edge.pipeline
+        if not read.parts and not read.log:
+            return None  # The upstream had not begun, and its intervals of that time never run.
+        try:
+            node = self.node(*at)
+            if not node.log.head_id:
+                return Verdict(kind="unreadable", why=f"there is no pipeline {edge.pipeline} below {at[0]}")
+            there = commits_in(node.log, edge, read.span)
+            problem = find_problem(node, edge, read.span, there, self.judged(*at))
+            if problem is not None:
+                return Verdict(kind="pending", why=f"{edge.pipeline} {problem[0]}: {problem[1]}")
+            return self._judge_parts(node, read, there)
+        except CairnError as error:
+            return Verdict(kind="unreadable", why=f"{edge.pipeline} can't be read: {str(error).splitlines()[0]}")
+
+    def _judge_parts(self, node: Node, read: InputRead, there: Mapping[Interval, int]) -> Verdict | None:
+        # A log that is shorter than it was has been put back from a backup, and uses ids again.
+        same_log = node.id == read.log and node.log.head_id >= read.head
+        edge, known_until = read.edge, read.head if same_log else 0
+        count = sum(part.intervals for part in read.parts)
+        if len(there) == count and all(n <= known_until for n in there.values()):
+            return None
+        if edge.reads == "state" and read.parts:
+            now = pieces_of(node.log, edge, there)
+            return judge_part(read.parts[0], now, f"the state of {edge.pipeline}", known_until=known_until)
+        lone = [i for i in there if not any(p.span.start <= i.start and i.end <= p.span.end for p in read.parts)]
+        if lone:
+            return Verdict(kind="stale", why=f"{edge.pipeline} has {lone[0]}, which it did not read")
+        for part in read.parts:
+            inside = {i: n for i, n in there.items() if part.span.start <= i.start and i.end <= part.span.end}
+            changed = len(inside) != part.intervals or any(n > known_until for n in inside.values())
+            now = pieces_of(node.log, edge, inside) if changed else []
+            if changed and (verdict := judge_part(part, now, edge.pipeline, known_until=known_until)) is not None:
+                return verdict
+        return None
+
+
+_ORDER: tuple[Kind, ...] = ("unreadable", "stale", "pending", "unknown")
+
+
+def _node_of(log: Log) -> Node:
+    facts = log.facts(None)
+    outputs = {f.interval: f.id for f in last_facts(facts) if f.kind == "interval"}
+    spoilt = {i: r.spoilt for i, r in spoilt_results(log, outputs).items() if r.spoilt is not None}
+    return Node(
+        log=log,
+        id=id_of_log(log.entries.storage) if log.head_id else "",
+        outputs=outputs,
+        spoilt=spoilt,
+        moved=tuple(_moved(facts)),
+    )
+
+
+def _moved(facts: Sequence[Fact]) -> Iterator[Interval]:
+    first: dict[Interval, int] = {}
+    for fact in sorted(facts, key=lambda fact: fact.id):
+        if first.setdefault(fact.interval, fact.id) != fact.id or fact.kind != "interval":
+            yield fact.interval
+    latest = 0
+    for interval, n in sorted(first.items(), reverse=True):
+        if latest and n > latest:
+            yield interval
+        latest = min(latest or n, n)

@@ -1,0 +1,146 @@
+"""Resolve what an interval reads of its upstreams, once: exactly these commits are read and recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import datetime
+
+from state_backend.chains.inputs_of import commits_in, parts_of, pieces_of, span_within
+from state_backend.chains.judge_inputs import Chains, find_problem, root_of_edge
+from state_backend.checkpoint.log import Log
+from state_backend.values.airflow_commands import command_line
+from state_backend.values.errors import InputNotReady, Rerun, StaleStateError, UsageError
+from state_backend.values.frozen import frozen
+from state_backend.values.inputs import Edge, InputRead
+from state_backend.values.intervals import Interval
+from state_backend.values.schedule import Schedule
+
+
+@frozen
+class Reader:
+    """The pipeline that reads, and the interval that it reads for."""
+
+    root: str
+    pipeline: str
+    interval: Interval
+    schedule: Schedule | None
+    # Start of the pipeline; None if it is not known.
+    start: datetime | None = None
+
+    def __str__(self) -> str:
+        return f"pipeline {self.pipeline!r}, {self.interval}"
+
+
+@frozen
+class Awaited:
+    """What an interval waits for. A task of Airflow keeps it as JSON while it waits.
+
+    Attributes:
+        root: Root of the upstream.
+        head: The highest id in the upstream's log when the interval could not be read.
+    """
+
+    reader: Reader
+    edge: Edge
+    root: str
+    head: int
+
+    def problem(self) -> InputNotReady | None:
+        """Read the logs, and return why the interval still can't be read; None if it can."""
+        try:
+            pin(Chains(), self.reader, self.edge)
+        except InputNotReady as error:
+            return error
+        return None
+
+
+def pin(chains: Chains, reader: Reader, edge: Edge) -> tuple[InputRead, tuple[int, ...]]:
+    """Return what the interval reads of an upstream, and the ids of the commits.
+
+    Raises:
+        InputNotReady: The upstream has not committed all of it, or some of it is out of date.
+        UsageError: An interval of the upstream reaches beyond what the edge maps, or pipelines read each other.
+    """
+    root = root_of_edge(edge.root, reader.root)
+    node = chains.node(root, edge.pipeline)
+    anchor = edge.anchor(reader.interval, reader.schedule)
+    span = span_within(node.log, edge, anchor)
+    if not node.log.head_id:
+        if edge.back and reader.start is not None and anchor.end <= reader.start:
+            return InputRead(edge=edge, span=span, log="", head=0, parts=()), ()
+        raise _not_ready(reader, edge, root, span, "the upstream has no checkpoint yet", 0)
+    _check_no_cycle(chains, reader, edge, root)
+    commits = commits_in(node.log, edge, span)
+    if edge.reads != "state" and (beyond := [i for i in commits if i.start < span.start or i.end > span.end]):
+        raise UsageError(
+            f"{reader}: interval {beyond[0]} of pipeline {edge.pipeline!r} reaches beyond {span}, which this interval reads\n"
+            "Let the intervals of the pipeline that reads begin and end where those of the upstream do, or read a whole number of them"
+        )
+    if (problem := find_problem(node, edge, span, commits, chains.judged(root, edge.pipeline))) is not None:
+        raise _not_ready(reader, edge, root, *problem, node.log.head_id)
+    pieces = pieces_of(node.log, edge, commits)
+    read = InputRead(edge=edge, span=span, log=node.id, head=node.log.head_id, parts=parts_of(pieces))
+    return read, tuple(sorted(piece.id for piece in pieces))
+
+
+def check_earlier(chains: Chains, reader: Reader, log: Log) -> None:
+    """Raise `StaleStateError` if the interval would continue from a state that is out of date by an input."""
+    judged = chains.judged(reader.root, reader.pipeline, log)
+    earlier = sorted(i for i, v in judged.items() if i.start < reader.interval.start and v.kind != "unknown")
+    if not earlier:
+        return
+    first, last = earlier[0], earlier[-1]
+    raise StaleStateError(
+        f"{reader}: its base is out of date, since the result of {first} is {judged[first].kind}: {judged[first].why}\n"
+        f"To see all such results: {command_line('status', root=reader.root, pipeline=reader.pipeline)}",
+        rerun=Rerun(first=first.start, last=last.start) if judged[first].kind == "stale" else None,
+    )
+
+
+def position_of(read: InputRead) -> dict[str, object]:
+    """Return what a source position says of a read: equal content under other ids is the same input."""
+    digests = [part.digest for part in read.parts if part.digest is not None]
+    return {
+        "pipeline": read.edge.pipeline,
+        "span": str(read.span),
+        "intervals": sum(part.intervals for part in read.parts),
+        "rows": sum(part.rows for part in read.parts),
+        # Without digests, another checkpoint may have other rows.
+        "content": f"{sum(digests) % 2**64:016x}"
+        if len(digests) == len(read.parts)
+        else f"checkpoints {[part.last_id for part in read.parts]}",
+    }
+
+
+def _not_ready(reader: Reader, edge: Edge, root: str, span: Interval, why: str, head: int) -> InputNotReady:
+    return InputNotReady(
+        f"{reader}: it reads {edge.pipeline} {span}: {why}\nTo see what {edge.pipeline} waits for: "
+        f"{command_line('status', root=root, pipeline=edge.pipeline)}",
+        awaited=Awaited(reader=reader, edge=edge, root=root, head=head),
+    )
+
+
+def _check_no_cycle(chains: Chains, reader: Reader, edge: Edge, root: str) -> None:
+    """Raise `UsageError` if the upstream reads this pipeline's same interval, directly or through others."""
+    if edge.back:
+        return
+    own = reader.root.rstrip("/"), reader.pipeline
+    for path in _paths(chains, root, edge.pipeline, ()):
+        if path[-1] == own:
+            names = " reads ".join(name for _, name in (own, *path))
+            raise UsageError(
+                f"{reader}: pipelines read each other's same interval: {names}\nLet one of them read an earlier interval: back=1"
+            )
+
+
+def _paths(
+    chains: Chains, root: str, pipeline: str, before: tuple[tuple[str, str], ...]
+) -> Iterator[tuple[tuple[str, str], ...]]:
+    """Yield each path of edges without `back` from a pipeline to one that it reads."""
+    path = (*before, (root, pipeline))
+    yield path
+    if (root, pipeline) in before:
+        return
+    for read in chains.inputs(root, pipeline):
+        if not read.edge.back:
+            yield from _paths(chains, root_of_edge(read.edge.root, root), read.edge.pipeline, path)

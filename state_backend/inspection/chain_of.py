@@ -1,0 +1,42 @@
+"""Find the pipelines that a pipeline reads, and those that read it, in an order in which they can run."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import suppress
+from graphlib import CycleError, TopologicalSorter
+
+from state_backend.chains.judge_inputs import Chains, root_of_edge
+from state_backend.inspection.find_pipelines import pipelines_below
+
+At = tuple[str, str]
+
+
+def chain_of(root: str, pipeline: str) -> list[At]:
+    """Return root and name of each pipeline of a chain: each after those that it reads of the same interval.
+
+    Pipelines below the same root are asked what they read. So a pipeline of another root is found if one of these reads
+    it, but not if it only reads them.
+    """
+    chains, own = Chains(), (root.rstrip("/"), pipeline)
+    reads = {at: _reads(chains, at) for at in {own, *((own[0], name) for name in pipelines_below(root))}}
+    found, before = {own}, set[At]()
+    while found != before:
+        before = set(found)
+        for at in before:
+            reads.setdefault(at, _reads(chains, at))
+        found |= {up for at in before for up in reads[at]} | {at for at, ups in reads.items() if found & ups.keys()}
+    for most in (sys.maxsize, 0):  # In a cycle, pipelines that look back are not waited for.
+        with suppress(CycleError):
+            order = {at: [up for up, back in reads[at].items() if back <= most] for at in sorted(found)}
+            return [*TopologicalSorter(order).static_order()]
+    return sorted(found)  # Pipelines without `back` that read each other are refused when they run.
+
+
+def _reads(chains: Chains, at: At) -> dict[At, int]:
+    """Return the pipelines that a pipeline reads, each with the least number of intervals that it looks back."""
+    found: dict[At, int] = {}
+    for read in chains.inputs(*at):
+        up = (root_of_edge(read.edge.root, at[0]), read.edge.pipeline)
+        found[up] = min(found.get(up, read.edge.back), read.edge.back)
+    return found

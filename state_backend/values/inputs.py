@@ -1,0 +1,113 @@
+"""What an interval reads of other pipelines: declared edges, and the reads that a record keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Literal
+
+from state_backend.values.errors import UsageError
+from state_backend.values.frozen import frozen
+from state_backend.values.intervals import Interval
+from state_backend.values.schedule import Schedule, interval_before
+
+Reads = Literal["output", "late", "state"]
+# "within": the upstream's intervals inside of the reading interval; "all": those from the upstream's start to its end.
+Mapping = Literal["within", "all"]
+
+
+@frozen
+class Edge:
+    """A declared upstream of a pipeline.
+
+    Attributes:
+        root: Root of the upstream; None for the root of the pipeline that reads.
+        back: The mapping counts from the interval that lies this number of intervals before the reading one.
+        tracked: False if the upstream's changes shall not make the reading pipeline's results stale.
+    """
+
+    pipeline: str
+    root: str | None = None
+    reads: Reads = "output"
+    mapping: Mapping = "within"
+    back: int = 0
+    tracked: bool = True
+
+    def anchor(self, interval: Interval, schedule: Schedule | None) -> Interval:
+        """Return the interval from which the mapping counts: the reading one, or one before it by its schedule."""
+        for _ in range(self.back):
+            before = interval_before(schedule, interval.start) if schedule is not None else None
+            interval = before or Interval(interval.start - (interval.end - interval.start), interval.start)
+        return interval
+
+
+@frozen
+class InputPart:
+    """Neighbouring intervals of an upstream that were read.
+
+    Attributes:
+        last_id: The highest id of the commits that were read.
+        digest: The digest of the intervals and of what they hold; None if the upstream's records have no digests.
+    """
+
+    span: Interval
+    intervals: int
+    last_id: int
+    rows: int
+    digest: int | None
+
+
+@frozen
+class InputRead:
+    """What an attempt read of an upstream.
+
+    Attributes:
+        edge: The edge as it was declared.
+        span: The time of the upstream that the edge maps to the interval. A state is read at its end.
+        log: The uuid that tells the upstream's log from other logs (`id_of_log`).
+        head: The highest id in the upstream's log when the attempt read it.
+        parts: What was read, in the order of time. Up to 64 intervals are listed singly.
+    """
+
+    edge: Edge
+    span: Interval
+    log: str
+    head: int
+    parts: tuple[InputPart, ...]
+
+
+@frozen
+class Followed:
+    """An upstream that some current result of a pipeline has read, and the log that it had then."""
+
+    pipeline: str
+    root: str | None
+    log: str
+
+
+def followed_after(before: Iterable[Followed], reads: Iterable[InputRead]) -> tuple[Followed, ...]:
+    """Return the upstreams of all results once more is read. None is left out: older results may have read it."""
+    new = [Followed(pipeline=r.edge.pipeline, root=r.edge.root, log=r.log) for r in reads if r.log and r.edge.tracked]
+    return tuple(dict.fromkeys([*before, *new]))
+
+
+def gaps_in(span: Interval, covered: Iterable[Interval]) -> Iterator[Interval]:
+    """Yield the parts of a span that none of the intervals covers, in the order of time."""
+    at = span.start
+    for interval in sorted(covered):
+        if interval.start > at:
+            yield Interval(at, interval.start)
+        at = max(at, interval.end)
+    if at < span.end:
+        yield Interval(at, span.end)
+
+
+def check_edge(edge: Edge, owner: str) -> None:
+    """Raise `UsageError` if an edge contradicts itself."""
+    if edge.back < 0 or not isinstance(edge.back, int):
+        raise UsageError(f"{owner}: back is {edge.back!r}; give the number of intervals before the interval, 0 or more")
+    for name, value, known in (
+        ("reads", edge.reads, ("output", "late", "state")),
+        ("mapping", edge.mapping, ("within", "all")),
+    ):
+        if value not in known:
+            raise UsageError(f"{owner}: {name}={value!r} is not one of {', '.join(known)}")

@@ -1,0 +1,281 @@
+"""Which results are out of date by what they read of other pipelines: random graphs in memory, against plain Python."""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from unittest import mock
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from cairn.command.cli import app
+from state_backend.adapters.open_storage import open_storage
+from state_backend.chains.inputs_of import Piece, part_of, parts_of
+from state_backend.chains.judge_inputs import Chains, followed_in, judge_part
+from state_backend.chains.pin_inputs import Reader, check_earlier, pin
+from state_backend.checkpoint.log import Log, read_log
+from state_backend.formats import paths
+from state_backend.inspection.chain_of import chain_of
+from state_backend.values.errors import InputNotReady, StaleStateError, UsageError
+from state_backend.values.inputs import Edge, followed_after, gaps_in
+from state_backend.values.intervals import Interval
+from state_backend.values.records import OutputFile, Permissions
+from tests.support.checkpoints import DAY, START, Folder, day
+from tests.support.tiers import ALL
+
+ROOT = "memory://root"
+DAYS = 5
+
+
+@dataclass
+class World:
+    """Pipelines of days. The output of a day is a number from few, so that a re-run often gives an equal one."""
+
+    edges: dict[str, tuple[Edge, ...]]
+    folders: dict[str, Folder] = field(default_factory=dict)
+    raw: dict[tuple[str, int], int] = field(default_factory=dict)
+    ran: dict[tuple[str, int], tuple[int, int, int]] = field(
+        default_factory=dict
+    )  # raw, output and state of the last run
+    read: dict[tuple[str, int], list[int]] = field(default_factory=dict)
+    attempts: int = 0
+
+    root: str = ROOT
+
+    def __post_init__(self) -> None:
+        on_disk = not self.root.startswith("memory:")
+        self.folders = {n: Folder(open_storage(f"{self.root}/{n}") if on_disk else None) for n in self.edges}
+
+    def chains(self) -> Chains:
+        return Chains(open_log=lambda _, name: self.log(name))
+
+    def log(self, name: str) -> Log:
+        return read_log(self.folders[name].storage)
+
+    def made(self, name: str, n: int, before: int, read: list[int]) -> tuple[int, int]:
+        output = (self.raw.get((name, n), n) + sum(read)) % 3
+        return output, (before + output) % 2
+
+    def run(self, name: str, n: int) -> None:
+        chains, reader = self.chains(), Reader(root=self.root, pipeline=name, interval=day(n), schedule=None)
+        check_earlier(chains, reader, self.log(name))
+        pinned = [pin(chains, reader, edge)[0] for edge in self.edges[name]]
+        read = [self.ran[up][1] for up in self.days_read(name, n)]
+        output, state = self.made(name, n, self.ran.get((name, n - 1), (0, 0, 0))[2], read)
+        self.attempts += 1
+        attempt, folder = f"{name}{self.attempts}", self.folders[name]
+        handle = folder.storage.create(paths.output(day(n), attempt, 1, 0), b"rows")
+        files = (OutputFile(handle=handle, rows=1, digest=output),)
+        followed = followed_after(followed_in(self.log(name)), pinned)
+        folder.run(day(n), attempt, outputs=files, digest=state, inputs=tuple(pinned), followed=followed)
+        self.ran[name, n], self.read[name, n] = (self.raw.get((name, n), n), output, state), read
+
+    def days_read(self, name: str, n: int) -> list[tuple[str, int]]:
+        return [(edge.pipeline, n - edge.back) for edge in self.edges[name] if n > edge.back]
+
+    def out_of_date(self) -> dict[str, set[int]]:
+        """Days whose result may not be used: by their log, or by what they read. The latter are as expected."""
+        chains, found = self.chains(), dict[str, set[int]]()
+        for name in self.edges:  # in their order
+            spoilt, judged = (
+                {1 + (i.start - START) // DAY: why for i, why in some.items()}
+                for some in (chains.node(self.root, name).spoilt, chains.judged(self.root, name))
+            )
+            expected: dict[int, str] = {}
+            for n in sorted(n for one, n in self.ran if one == name):
+                ups = self.days_read(name, n)
+                if self.read[name, n] != [self.ran[up][1] for up in ups]:
+                    expected[n] = "stale"
+                elif any(day in found[up] for up, day in ups) or expected:
+                    expected[n] = "pending"
+            assert {n: verdict.kind for n, verdict in judged.items()} == expected
+            found[name] = {*spoilt, *judged}
+        return found
+
+    def wrong(self, name: str) -> set[int]:
+        """Days whose result differs from what a computation from scratch gives, with the input of each day's last run."""
+        scratch: dict[tuple[str, int], tuple[int, int]] = {}
+        for one in self.edges:  # in their order
+            for n in range(1, DAYS + 1):
+                if (one, n) in self.ran:
+                    read = [scratch[e.pipeline, n - e.back][0] for e in self.edges[one] if n > e.back]
+                    output = (self.ran[one, n][0] + sum(read)) % 3
+                    scratch[one, n] = output, ((scratch[one, n - 1][1] if n > 1 else 0) + output) % 2
+        return {n for one, n in self.ran if one == name and scratch[one, n] != self.ran[one, n][1:]}
+
+
+def test_commands_name_what_a_correction_changed(tmp_path: Path) -> None:
+    edges = {"sales": (), "report": (Edge(pipeline="sales"),), "board": (Edge(pipeline="report"),)}
+    world = World(edges, root=f"file://{tmp_path}")
+    for name in edges:
+        for n in (1, 2):
+            world.run(name, n)
+    world.raw["sales", 2] = 4
+    world.run("sales", 2)
+
+    def cairn(*arguments: str) -> Result:
+        return CliRunner().invoke(app, [arguments[0], "--root", world.root, *arguments[1:]])
+
+    said = cairn("status", "--pipeline", "report")
+    assert said.exit_code == 1
+    assert f"{day(2)} is out of date: sales {day(2)}, checkpoint 3 has other rows than it read" in said.stdout
+    shown = json.loads(cairn("status", "--pipeline", "board", "--json").stdout)
+    assert [(one["start"], one["kind"]) for one in shown["outdated"]] == [("2024-01-02T00:00:00Z", "pending")]
+    listed = {line.split()[0]: line for line in cairn("status").stdout.splitlines()[1:4]}
+    assert "blocked" in listed["report"] and "1 stale by inputs" in listed["report"]
+    assert "1 pending by inputs" in listed["board"] and "inputs" not in listed["sales"]
+    assert chain_of(world.root, "report") == [(world.root, name) for name in edges]
+    assert chain_of(world.root, "sales") == chain_of(world.root, "board") == chain_of(world.root, "report")
+    (tmp_path / "sales").rename(tmp_path / "sold")
+    gone = json.loads(cairn("status", "--pipeline", "report", "--json").stdout)
+    assert [one["kind"] for one in gone["outdated"]] == ["unreadable"] * 2
+    assert gone["outdated"][0]["why"] == f"there is no pipeline sales below {world.root}"
+
+
+@pytest.mark.parametrize(
+    ("edge", "reads", "message"),
+    [
+        (Edge(pipeline="up", back=1), [1], None),
+        (Edge(pipeline="up", mapping="all"), [1, 2], None),
+        (Edge(pipeline="up", reads="state"), [2], None),
+        (Edge(pipeline="up"), None, "the upstream has not committed it"),
+        (Edge(pipeline="none"), None, "the upstream has no checkpoint yet"),
+        (Edge(pipeline="long"), None, "reaches beyond"),
+        (Edge(pipeline="down"), None, "read each other's same interval: down reads down"),
+    ],
+)
+def test_what_an_interval_reads(edge: Edge, reads: list[int] | None, message: str | None) -> None:
+    """Day 3 of `down` where the upstream has days 1 and 2, and `long` one interval of four days."""
+    world = World({"up": (), "down": (Edge(pipeline="up"),), "none": (), "long": ()})
+    for n in (1, 2):
+        world.run("up", n)
+        world.run("down", n)
+    world.folders["long"].run(Interval(START, START + 4 * DAY), "a")
+    reader = Reader(root=ROOT, pipeline="down", interval=day(2 if reads else 3), schedule=None)
+    if reads is None:
+        with pytest.raises((InputNotReady, UsageError), match=message):
+            pin(world.chains(), reader, edge)
+        return
+    read, ids = pin(world.chains(), reader, edge)
+    assert list(ids) == reads and sum(part.intervals for part in read.parts) == len(reads)
+    assert read.head == 2 and all(part.digest is not None for part in read.parts)
+
+
+def test_edges_and_gaps_that_are_not_those_of_the_newest_interval() -> None:
+    world = World({"up": (), "other": (), "down": (Edge(pipeline="up"),)})
+    for name in ("up", "other", "down"):
+        for n in (1, 2, 3):
+            world.run(name, n)
+    world.edges["down"] = (Edge(pipeline="other"),)  # the code changes: earlier results have still read `up`
+    world.run("down", 3)
+    world.raw["up", 1] = 5
+    world.run("up", 1)
+    judged = world.chains().judged(ROOT, "down")
+    assert {interval: verdict.kind for interval, verdict in judged.items()}[day(1)] == "stale"
+    assert [*gaps_in(Interval(START, START + 5 * DAY), [day(2), day(4)])] == [day(1), day(3), day(5)]
+
+    begins = World({"up": (), "down": (Edge(pipeline="up", mapping="all"),)})
+    begins.folders["up"].run(day(1), "a")
+    begins.folders["up"].run(day(3), "c", permissions=Permissions(allow_gap=True))
+    chains, reader = begins.chains(), Reader(root=ROOT, pipeline="down", interval=day(3), schedule=None)
+    assert pin(chains, reader, begins.edges["down"][0])[1] == (1, 2)  # day 2 was left out on purpose
+    with pytest.raises(InputNotReady, match="has not committed it"):
+        pin(chains, replace(reader, interval=day(4)), begins.edges["down"][0])
+    assert pin(chains, replace(reader, interval=day(2)), Edge(pipeline="up"))[1] == ()
+
+
+def test_a_pipeline_that_reads_its_own_yesterday_begins_and_a_cycle_is_judged_alike_from_both_sides() -> None:
+    world = World({"up": (), "down": (Edge(pipeline="down", back=1), Edge(pipeline="up"))})
+    for n in (1, 2, 3):
+        world.run("up", n)
+        reader = Reader(root=ROOT, pipeline="down", interval=day(n), schedule=None, start=START)
+        reads = tuple(pin(world.chains(), reader, edge)[0] for edge in world.edges["down"])
+        world.folders["down"].run(day(n), f"d{n}", inputs=reads)
+    world.raw["up", 1] = 5
+    world.run("up", 1)
+    chains = world.chains()
+    assert chains.judged(ROOT, "up") == {}
+    kinds = [verdict.kind for verdict in chains.judged(ROOT, "down").values()]
+    assert kinds == [verdict.kind for verdict in world.chains().judged(ROOT, "down").values()]
+    assert kinds[0] == "stale" and {*kinds[1:]} == {"pending"}
+
+
+def test_many_inputs_are_kept_as_ranges_and_old_records_as_unknown() -> None:
+    pieces = [Piece(interval=day(n), id=n, rows=1, digest=n) for n in range(1, 201)]
+    parts = parts_of(pieces)
+    assert len(parts) <= 64 and sum(part.intervals for part in parts) == sum(part.rows for part in parts) == 200
+    for part, group in ((parts[0], pieces[: parts[0].intervals]), (parts[-1], pieces[-parts[-1].intervals :])):
+        assert judge_part(part, group, "up", known_until=0) is None
+        other = [replace(group[0], digest=7, id=300), *group[1:]]
+        verdict = judge_part(part, other, "up", known_until=200)
+        assert verdict is not None and verdict.kind == "stale"
+        unknown = judge_part(part, [replace(group[0], digest=None, id=300), *group[1:]], "up", known_until=200)
+        assert unknown is not None and unknown.kind == "unknown"
+
+
+def graph(chance: random.Random) -> dict[str, tuple[Edge, ...]]:
+    names = [f"p{n}" for n in range(chance.randint(3, 6))]
+    return {
+        name: tuple(
+            Edge(pipeline=up, back=chance.choice((0, 0, 1)))
+            for up in chance.sample(names[:n], min(n, chance.randint(1, 2)))
+        )
+        for n, name in enumerate(names)
+    }
+
+
+def play(seed: int) -> int:
+    """Play a history, and heal. Return how often a result was out of date."""
+    chance = random.Random(seed)
+    world, seen = World(graph(chance)), 0
+    for name in world.edges:
+        for n in range(1, DAYS + 1):
+            world.run(name, n)
+    for _ in range(12):
+        name, n = chance.choice([*world.edges]), chance.randint(1, DAYS)
+        if chance.random() < 0.8:
+            world.raw[name, n] = chance.randint(0, 5)
+        try:
+            world.run(name, n)
+        except (InputNotReady, StaleStateError):
+            continue
+        found = world.out_of_date()
+        assert n not in found[name], "it was just computed"
+        assert all(world.wrong(one) <= found[one] for one in world.edges), "a wrong result is fresh"
+        seen += sum(map(len, found.values()))
+    for name in world.edges:  # upstream first: what `cairn heal --chain` does
+        for n in range(1, DAYS + 1):
+            if n in world.out_of_date()[name]:
+                world.run(name, n)
+        assert not world.out_of_date()[name] and not world.wrong(name), "heal left something"
+    return seen
+
+
+SEEDS = range(200 if ALL else 4)
+
+
+def test_no_wrong_result_is_fresh_and_none_is_stale_that_was_just_computed() -> None:
+    assert sum(map(play, SEEDS)) > len(SEEDS)
+
+
+@pytest.mark.long("half a minute for each fault")
+@pytest.mark.parametrize(
+    ("where", "fault"),
+    [
+        pytest.param("Chains._judge_read", lambda *_: None, id="an edge is forgotten"),
+        pytest.param(
+            "part_of",
+            lambda pieces: replace(part_of(pieces), digest=pieces[0].id),
+            id="equal content counts as changed",
+        ),
+        pytest.param("Chains._unsettled", lambda *_: None, id="no upstream is looked at"),
+        pytest.param("judge_part", lambda *_, **__: None, id="content is not compared"),
+    ],
+)
+def test_a_fault_is_found(where: str, fault: object) -> None:
+    with mock.patch(f"state_backend.chains.judge_inputs.{where}", fault), pytest.raises(AssertionError):
+        for seed in range(50):
+            play(seed)
