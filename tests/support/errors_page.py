@@ -99,6 +99,8 @@ def sections(error: type[errors.CairnError]) -> tuple[str, str]:
 
 def in_airflow(error: type[errors.CairnError]) -> str:
     """Return what Airflow does with a task of `stateful_pipeline` that failed by this error."""
+    if issubclass(error, errors.InputNotReady):
+        return "the task waits, without a slot and without a retry."
     raised = failure(error.__name__, "")
     if isinstance(raised, AirflowFailException):
         return "the task fails at once, without a retry."
