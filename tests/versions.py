@@ -23,7 +23,7 @@ LONG = [
     "tests/conformance",
     *(
         f"tests/integration/test_{name}.py"
-        for name in ("routing", "differential", "input_types", "pandas", "processor_forms")
+        for name in ("routing", "differential", "input_types", "input_layout", "pandas", "processor_forms")
     ),
     *(
         f"tests/integration/test_{name}.py"

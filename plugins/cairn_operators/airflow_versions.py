@@ -64,10 +64,11 @@ DIFFERENCES = {
         since=(3, 2),
         instead="`process` does not see a queued manual run of the interval before. If that interval has no checkpoint, `process` fails: clear it after the manual run",
     ),
+    # Since 3.2.2; a difference names no third number.
     "conf for runs that exist": Difference(
-        since=(3, 2),
-        instead="a backfill gives what you allow it, such as `--replace-overlapping`, only to runs that it creates: before it, delete the runs of its "
-        "dates in Airflow's UI",
+        since=(3, 3),
+        instead="before Airflow 3.2.2, a backfill gives what you allow it, such as `--replace-overlapping`, only to runs that it creates: before it, delete "
+        "the runs of its dates in Airflow's UI",
     ),
     "task state store": Difference(
         since=(3, 3),

@@ -32,10 +32,12 @@ def environment(name: str, inherited: Mapping[str, str] = os.environ) -> dict[st
 
 
 def install(name: str) -> Path:
-    """Install an overlay unless it is there. A folder that exists is whole: it gets its name at the end."""
+    """Install an overlay unless it is there by the same lock. A folder that exists is whole: it gets its name at the end."""
     folder = FOLDERS / name
     if folder.exists():
-        return folder
+        if (folder / "lock").is_file() and (folder / "lock").read_bytes() == LOCKS[name].read_bytes():
+            return folder
+        shutil.rmtree(folder)
     FOLDERS.mkdir(parents=True, exist_ok=True)
     made = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=FOLDERS))
     try:
@@ -45,6 +47,7 @@ def install(name: str) -> Path:
         # As `make setup` does: uv trusts its own authorities first, then the machine's.
         if subprocess.run(command, check=False).returncode:
             subprocess.run(command, check=True, env={**os.environ, "UV_SYSTEM_CERTS": "true"})
+        shutil.copy(LOCKS[name], made / "new/lock")
         try:
             (made / "new").rename(folder)
         except OSError:

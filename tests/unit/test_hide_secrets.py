@@ -220,7 +220,7 @@ def test_records_marks_pages_and_lineage_have_no_credential(folder: Folder, monk
     """A source's position, a reason to quarantine or to refuse, and what older releases have recorded."""
     pipeline = replace(OLD, source=lambda spark, interval: (read(spark, interval)[0], {"files": ADDRESSED}))
     DAYS[day(0).start] = [("ann", "pear", 1)]
-    position = read_source(SESSION, pipeline, day(0)).position
+    position = read_source(SESSION, pipeline, day(0), "root").position
     assert "***" in str(position)
     folder.run(day(2), "a2", source_position={"files": ADDRESSED})
     folder.coordinator.quarantine(2, ADDRESSED[0], tuple(ADDRESSED))
@@ -301,6 +301,6 @@ def test_positions_that_differ_in_a_hidden_part_differ() -> None:
     def position_of(page: str) -> dict[str, Any]:
         position = {"url": f"https://host/events?page_token={page}"}
         pipeline = replace(OLD, source=lambda spark, interval: (read(spark, interval)[0], position))
-        return read_source(SESSION, pipeline, day(0)).position
+        return read_source(SESSION, pipeline, day(0), "root").position
 
     assert position_of("a") != position_of("b") and position_of("a") == position_of("a")

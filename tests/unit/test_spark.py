@@ -151,7 +151,7 @@ def test_a_source_is_not_blamed_for_a_lost_server() -> None:
     start = datetime(2024, 1, 1, tzinfo=UTC)
     pipeline = Pipeline(name="p", start=start, source=lost, key=["a"], processor=object, output_schema="a int")
     with pytest.raises(RuntimeError, match="the server went"):
-        read_source(cast(Any, None), pipeline, Interval(start, start + timedelta(days=1)))
+        read_source(cast(Any, None), pipeline, Interval(start, start + timedelta(days=1)), "root")
 
 
 def test_a_url_that_names_a_session_is_refused() -> None:
@@ -271,7 +271,7 @@ def test_an_error_that_came_through_py4j_is_told_in_java_s_words(monkeypatch: py
         )
 
     with pytest.raises(SourceError) as raised:
-        read_source(cast(Any, None), counting(source=source), day(1))
+        read_source(cast(Any, None), counting(source=source), day(1), "root")
     assert str(raised.value).endswith(
         "the source raised org.example.DriverException: no connection; caused by java.net.ConnectException: refused"
     )
@@ -309,7 +309,7 @@ class Frame:
 )
 def test_what_a_source_may_not_return(returns: Any, says: str) -> None:
     with pytest.raises(SourceError) as raised:
-        read_source(cast(Any, None), counting(source=lambda *_: returns), day(1))
+        read_source(cast(Any, None), counting(source=lambda *_: returns), day(1), "root")
     assert str(raised.value).startswith(f"pipeline 'counting', {day(1)}: ") and says in str(raised.value)
 
 

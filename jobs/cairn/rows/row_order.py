@@ -136,8 +136,13 @@ def bytes_of(columns: Sequence[tuple[Column, DataType]]) -> Column:
 
 
 def bytes_of_values(columns: Sequence[tuple[Column, DataType]]) -> Column:
-    """Return what `bytes_of` returns, by a UDF that gets Python's values: PySpark 4.0 has no other UDF of columns."""
-    return F.udf(_value_bytes, BinaryType())(*[_for_python(column, data_type) for column, data_type in columns])
+    """Return what `bytes_of` returns, by a UDF that gets Python's values: PySpark 4.0 has no other UDF of columns.
+
+    Without Arrow, whatever the session says: 4.0 would convert through pandas, where a null makes floats of integers.
+    """
+    return F.udf(_value_bytes, BinaryType(), useArrow=False)(
+        *[_for_python(column, data_type) for column, data_type in columns]
+    )
 
 
 def normalise_zeros(column: Column, data_type: DataType) -> Column:

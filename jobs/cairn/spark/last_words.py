@@ -35,23 +35,18 @@ _SIGNALS = {
 @contextmanager
 def last_words(who: str) -> Iterator[None]:
     """Keep in the worker's file what the block is doing."""
-    file = _file()
+    opened = fault_handler_file()  # Held open: another file would get the number of a closed one.
 
     def write(words: str) -> None:
-        if file is not None:
+        if opened is not None:
             # Write through the fault handler's descriptor: the fault handler then writes its stack after this text.
+            file = opened.fileno()
             os.ftruncate(file, 0)
             os.lseek(file, 0, os.SEEK_SET)
             os.write(file, f"cairn: {who}: {words}\n".encode() if words else b"")
 
     with heard_by(write):
         yield
-
-
-def _file() -> int | None:
-    """Return the descriptor of the fault handler's file; None if Spark made none."""
-    file = fault_handler_file()
-    return None if file is None else int(file.fileno())
 
 
 def explain_death(text: str) -> WorkerDied | None:

@@ -84,8 +84,8 @@ _LOST = (
     "SESSION_CLOSED",
     "NO_ACTIVE_SESSION",
     "stopped SparkContext",
-    "RETRIES_EXCEEDED",
-    "RESPONSE_ALREADY_RECEIVED",
+    "[RETRIES_EXCEEDED]",
+    "[RESPONSE_ALREADY_RECEIVED]",
 )
 # Sessions with this setting off share the Python workers of the server. Otherwise Spark starts a Python daemon for each
 # session on each executor, which takes seconds of CPU and 35 MiB.
