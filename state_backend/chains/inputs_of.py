@@ -82,10 +82,9 @@ def part_of(pieces: Sequence[Piece]) -> InputPart:
     )
 
 
-def is_left_out(log: Log, gap: Interval) -> bool:
+def is_left_out(log: Log, outputs: Mapping[Interval, int], gap: Interval) -> bool:
     """Return True if a person allowed the upstream to leave out a gap: the interval after it started from before it."""
-    behind = log.outputs_near(Interval(gap.end, gap.end + timedelta(milliseconds=1)))
-    after = next((n for interval, n in behind if interval.start == gap.end), None)
+    after = outputs.get(min((i for i in outputs if i.start >= gap.end), default=gap))
     entry = log.entries[after] if after is not None else None
     base = base_of(entry) if isinstance(entry, Record | Tombstone) else None
     found = log.entries[base] if base is not None else None

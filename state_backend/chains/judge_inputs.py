@@ -19,10 +19,10 @@ from state_backend.checkpoint.location import locate
 from state_backend.checkpoint.log import Fact, Log, id_of_log, last_facts, read_log
 from state_backend.checkpoint.newest_state import valid_states
 from state_backend.checkpoint.trials import production_root
-from state_backend.values.errors import CairnError
+from state_backend.values.errors import CairnError, RetryableError
 from state_backend.values.frozen import frozen
 from state_backend.values.inputs import Edge, Followed, InputPart, InputRead, followed_after, gaps_in
-from state_backend.values.intervals import Interval, format_instant
+from state_backend.values.intervals import Interval, format_instant, from_ms
 from state_backend.values.records import Record, Tombstone
 
 Kind = Literal["stale", "pending", "unknown", "unreadable"]
@@ -38,6 +38,8 @@ class Verdict:
 
     kind: Kind
     why: str
+    # Root and name of the upstream that can't be read.
+    upstream: tuple[str, str] | None = None
 
 
 def judge_part(read: InputPart, now: list[Piece], name: str, *, known_until: int) -> Verdict | None:
@@ -107,12 +109,13 @@ def find_problem(
 ) -> tuple[Interval, str] | None:
     """Return the first part of an upstream that can't be read as it is, and why; None if all of it can be read."""
     if edge.reads == "state":
-        if not commits:
+        newest = node.log.newest
+        if not commits and (newest is None or span.end > from_ms(newest.content.pipeline_start_ms)):
             return span, f"no checkpoint ends at {format_instant(span.end)}"
     else:
         begins = min(node.outputs, default=span).start
         for gap in gaps_in(span, commits):
-            if gap.end > begins and not is_left_out(node.log, gap):
+            if gap.end > begins and not is_left_out(node.log, node.outputs, gap):
                 return gap, "the upstream has not committed it"
     for interval in commits:
         if (why := node.spoilt.get(interval)) is not None:
@@ -191,6 +194,8 @@ class Chains:
         """Return what the newest interval of a pipeline read of other pipelines; nothing if its log can't be read."""
         try:
             newest = _newest_interval(self._log(root, pipeline))
+        except RetryableError:
+            raise
         except CairnError:
             return ()
         return () if newest is None else newest.content.inputs
@@ -207,6 +212,8 @@ class Chains:
         node.log.entries.load(outputs.values())
         for interval, n in outputs.items():
             verdict = self._judge(root, node.log.entries[n])
+            if verdict is not None and verdict.kind == "unreadable" and not self._still_reads(root, pipeline, verdict):
+                verdict = Verdict(kind="unknown", why=f"{verdict.why}; newer intervals do not read it")
             if restored is not None and interval.start < restored:
                 # A person has made another state current, as the pipeline's own log has it too.
                 if verdict is not None:
@@ -220,6 +227,10 @@ class Chains:
                     first = first or interval
         return found
 
+    def _still_reads(self, root: str, pipeline: str, verdict: Verdict) -> bool:
+        reads = self.inputs(root, pipeline)
+        return verdict.upstream in {(root_of_edge(read.edge.root, root), read.edge.pipeline) for read in reads}
+
     def _unsettled(self, root: str, followed: Followed) -> datetime | None:
         """Return the start of the first interval of an upstream whose readers may be out of date; None without one.
 
@@ -229,6 +240,8 @@ class Chains:
         at = root_of_edge(followed.root, root), followed.pipeline
         try:
             node, judged = self.node(*at), self.judged(*at)
+        except RetryableError:
+            raise
         except CairnError:
             return datetime.min.replace(tzinfo=UTC)
         if node.id != followed.log:
@@ -240,6 +253,8 @@ class Chains:
             return None
         inputs = entry.content.inputs if isinstance(entry, Record) else entry.inputs
         if not inputs:
+            if isinstance(entry, Record) and entry.content.followed:
+                return None  # It knew of the upstreams of earlier intervals, and read none.
             return Verdict(kind="unknown", why="its record does not say what it read of other pipelines")
         verdicts = [self._judge_read(root, read) for read in inputs if read.edge.tracked]
         return min((v for v in verdicts if v is not None), key=lambda v: _ORDER.index(v.kind), default=None)
@@ -252,14 +267,20 @@ class Chains:
         try:
             node = self.node(*at)
             if not node.log.head_id:
-                return Verdict(kind="unreadable", why=f"there is no pipeline {edge.pipeline} below {at[0]}")
+                return Verdict(
+                    kind="unreadable", why=f"there is no pipeline {edge.pipeline} below {at[0]}", upstream=at
+                )
             there = commits_in(node.log, edge, read.span)
             problem = find_problem(node, edge, read.span, there, self.judged(*at))
             if problem is not None:
                 return Verdict(kind="pending", why=f"{edge.pipeline} {problem[0]}: {problem[1]}")
             return self._judge_parts(node, read, there)
+        except RetryableError:
+            raise
         except CairnError as error:
-            return Verdict(kind="unreadable", why=f"{edge.pipeline} can't be read: {str(error).splitlines()[0]}")
+            return Verdict(
+                kind="unreadable", why=f"{edge.pipeline} can't be read: {str(error).splitlines()[0]}", upstream=at
+            )
 
     def _judge_parts(self, node: Node, read: InputRead, there: Mapping[Interval, int]) -> Verdict | None:
         # A log that is shorter than it was has been put back from a backup, and uses ids again.

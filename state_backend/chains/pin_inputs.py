@@ -66,7 +66,8 @@ def pin(chains: Chains, reader: Reader, edge: Edge) -> tuple[InputRead, tuple[in
     anchor = edge.anchor(reader.interval, reader.schedule)
     span = span_within(node.log, edge, anchor)
     if not node.log.head_id:
-        if edge.back and reader.start is not None and anchor.end <= reader.start:
+        own = (root, edge.pipeline) == (reader.root.rstrip("/"), reader.pipeline) and edge.reads != "state"
+        if own and edge.back and reader.start is not None and anchor.end <= reader.start:
             return InputRead(edge=edge, span=span, log="", head=0, parts=()), ()
         raise _not_ready(reader, edge, root, span, "the upstream has no checkpoint yet", 0)
     _check_no_cycle(chains, reader, edge, root)
@@ -129,7 +130,7 @@ def _check_no_cycle(chains: Chains, reader: Reader, edge: Edge, root: str) -> No
         if path[-1] == own:
             names = " reads ".join(name for _, name in (own, *path))
             raise UsageError(
-                f"{reader}: pipelines read each other's same interval: {names}\nLet one of them read an earlier interval: back=1"
+                f"{reader}: pipelines read each other's same interval: {names}\nLet one of them read an earlier interval, with back=1. The other one must have run before"
             )
 
 

@@ -6,7 +6,7 @@ import sys
 from contextlib import suppress
 from graphlib import CycleError, TopologicalSorter
 
-from state_backend.chains.judge_inputs import Chains, root_of_edge
+from state_backend.chains.judge_inputs import Chains, followed_in, root_of_edge
 from state_backend.inspection.find_pipelines import pipelines_below
 
 At = tuple[str, str]
@@ -39,4 +39,8 @@ def _reads(chains: Chains, at: At) -> dict[At, int]:
     for read in chains.inputs(*at):
         up = (root_of_edge(read.edge.root, at[0]), read.edge.pipeline)
         found[up] = min(found.get(up, read.edge.back), read.edge.back)
+    for one in followed_in(chains.log(*at)):  # also those that only older results have read
+        up = (root_of_edge(one.root, at[0]), one.pipeline)
+        if chains.log(*up).head_id:
+            found.setdefault(up, 0)
     return found

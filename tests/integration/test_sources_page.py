@@ -6,6 +6,7 @@ import importlib
 import json
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,9 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession, Window, functions
 
-from cairn import Interval, Pipeline, run_interval
-from cairn.errors import SourceError
+from cairn import Interval, Pipeline, run_interval, upstream
+from cairn.errors import InputNotReady
+from cairn.operations.intervals.read_source import read_source
 from cairn.operations.intervals.stateful_source import stateful_operations
 from cairn.processors import Deduplicate
 from cairn.testing import PipelineTester
@@ -177,22 +179,23 @@ def test_a_window_becomes_a_key_column(
 def test_a_pipeline_reads_what_another_has_committed(
     spark: SparkSession, page: Callable[[str], Any], tmp_path: Path
 ) -> None:
-    sales, read = page("def sales_and_prices(").SALES, page("def read_sales(").read_sales
+    sales, root = page("def sales_and_prices(").SALES, f"file://{tmp_path}/state"
+    reader = replace(sales, name="reader", source=upstream("sales"))
     tester = PipelineTester(
         sales,
         input_schema="product string, at timestamp, kind string, pieces long, price long",
         initial_state=[("shoe", 50)],
         initial_schema="product string, price long",
-        root=f"file://{tmp_path}/state",
+        root=root,
     )
     sale = {"product": "shoe", "at": at(0, 5), "kind": "sale", "pieces": 2}
     whole = Interval(START, START + 2 * HOUR)
     first = tester.run([sale]).interval
-    with pytest.raises(SourceError, match=r"pipeline sales has committed 1:00:00 of \[2024-01-01T00:00:00Z, "):
-        read(spark, whole)
+    with pytest.raises(InputNotReady, match=r"it reads sales \[2024-01-01T01:00:00Z, .* has not committed it"):
+        read_source(spark, reader, whole, root)
     tester.run([])  # an interval without output is committed too
-    rows, position = read(spark, whole)
-    assert [row.total for row in rows.collect()] == [100] and position == {"checkpoints": [1, 2]}
+    read = read_source(spark, reader, whole, root)
+    assert [row.total for row in read.rows.collect()] == [100] and read.position["counts"] == {"rows": 1}
     tester.run([sale | {"pieces": 3}], first)
-    rows, position = read(spark, whole)
-    assert [row.total for row in rows.collect()] == [150] and position == {"checkpoints": [2, 3]}
+    again = read_source(spark, reader, whole, root)
+    assert [row.total for row in again.rows.collect()] == [150] and again.position != read.position

@@ -587,7 +587,7 @@ def _read_whole(storage: Storage) -> logs.Log:
 
 
 def _list_settled(past: readers.RecordReader, folder: str) -> list[readers.Fact]:
-    storage = past._storage
+    storage = past.storage
     if isinstance(storage, Replay) and storage.lists_what_is_there:
         below = storage.settled_below(folder, past.head_id)
         return [fact for info in below if (fact := readers._fact(info.path)) is not None]

@@ -41,9 +41,14 @@ def test_the_minor_version(version: str, expected: tuple[int, int]) -> None:
         (
             (3, 2),
             {
-                *"conf for runs that exist,metrics as functions,retry policy,task state store,waiting for input,retry reason".split(
-                    ","
-                )
+                *[
+                    "conf for runs that exist",
+                    "metrics as functions",
+                    "retry policy",
+                    "task state store",
+                    "waiting for input",
+                    "retry reason",
+                ]
             },
         ),
         ((3, 3), set()),

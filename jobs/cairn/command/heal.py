@@ -85,7 +85,15 @@ def heal(
         one = named
         if (root, pipeline) != at:
             other = replace(request, root=root, pipeline=pipeline, code="", dag=None, every=None)
-            one = _healing(other, spark, airflow, as_json=as_json, recorded=True)
+            try:
+                one = _healing(other, spark, airflow, as_json=as_json, recorded=True)
+            except CairnError as error:
+                left, worst = command_line("heal", root=root, pipeline=pipeline, to=request.last), 1
+                why = f"{pipeline} is left out: {str(error).splitlines()[0]}\nTo heal it alone, add --code or --dag to:\n{left}"
+                shown.append({"pipeline": pipeline, "healthy": False, "verdict": why, "command": left})
+                if not as_json:
+                    typer.echo(why)
+                continue
         one.command = command if request.chain else one.command
         worst = max(worst, one.run())
         shown.append(one.shown)

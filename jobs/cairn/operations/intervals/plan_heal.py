@@ -275,7 +275,10 @@ def plan_heal(
     latest = airflow.latest() if airflow is not None else {}
     runs = [latest.get(interval.start) for interval in calendar]
     to_run, not_repeatable = _to_run(health, calendar, runs)
-    working = {i: run for i, run in enumerate(runs) if run is not None and run.unfinished}
+    first_waiting = min((interval.start for interval in health.waiting), default=None)
+    # A run behind an interval that waits for another pipeline waits too: nobody should wait for it.
+    reachable = [i for i, one in enumerate(calendar) if first_waiting is None or one.start < first_waiting]
+    working = {i: run for i in reachable if (run := runs[i]) is not None and run.unfinished}
     steps: list[Step] = []
     if airflow is not None and (to_run or working):
         steps += _steps_in_airflow(calendar, runs, airflow, to_run, working, first_seen or {}, queued_for)

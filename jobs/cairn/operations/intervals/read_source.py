@@ -67,7 +67,7 @@ def read_source(spark: SparkSession, pipeline: Pipeline, interval: Interval, roo
                 schedule=pipeline.declared_schedule,
                 start=pipeline.start,
             )
-            read, inputs = read_upstreams(spark, pipeline.source, reader)
+            read, inputs = read_upstreams(spark, pipeline.source, reader, pipeline.output_schema)
         else:
             read = pipeline.source(spark, interval)
         rows, position = read if isinstance(read, tuple) and len(read) == 2 else (read, {})

@@ -391,7 +391,9 @@ class _Range:
             permissions=permissions,
             read=read,
         )
-        if following is not None and self.read_ahead and following not in self.known:
+        source = self.pipeline.source
+        looks_back = isinstance(source, Upstreams) and any(edge.back for edge in source.edges.values())
+        if following is not None and self.read_ahead and not looks_back and following not in self.known:
             self._ahead = following
             self.reading.begin(self._in_thread(partial(self._ask, following)))
         before = read_newest(self._at.storage, self._log)
