@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
 
+import xxhash
+
 from state_backend.checkpoint.log import Log, base_of, interval_of, kind_of
-from state_backend.formats.content_digest import digest_of_parts
 from state_backend.values.frozen import frozen
 from state_backend.values.inputs import Edge, InputPart
 from state_backend.values.intervals import Interval, from_ms
@@ -78,7 +79,7 @@ def part_of(pieces: Sequence[Piece]) -> InputPart:
         rows=sum(piece.rows for piece in pieces),
         digest=None
         if known is None
-        else digest_of_parts((p.interval.start_ms, p.interval.end_ms, d) for p, d in known),
+        else _digest_of_parts((p.interval.start_ms, p.interval.end_ms, d) for p, d in known),
     )
 
 
@@ -112,3 +113,8 @@ def _state_piece(log: Log, interval: Interval, checkpoint_id: int) -> Piece:
     # Intervals of any length may end with the state.
     at_end = Interval(interval.end - timedelta(milliseconds=1), interval.end)
     return Piece(interval=at_end, id=checkpoint_id, rows=entries, digest=digest)
+
+
+def _digest_of_parts(parts: Iterable[tuple[int, ...]]) -> int:
+    """Return a digest of a set of tuples of whole numbers, such as intervals with their digests."""
+    return sum(xxhash.xxh64_intdigest(",".join(map(str, part)).encode()) for part in parts) % 2**64

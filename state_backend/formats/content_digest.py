@@ -35,11 +35,6 @@ def digest_of(rows: pa.RecordBatch | pa.Table) -> int:
     return sum(int(_of_fields(b.schema, b.columns, b.num_rows).sum(dtype=_U64)) for b in batches) % 2**64
 
 
-def digest_of_parts(parts: Iterable[tuple[int, ...]]) -> int:
-    """Return a digest of a set of tuples of whole numbers, such as intervals with their digests."""
-    return sum(xxhash.xxh64_intdigest(",".join(map(str, part)).encode()) for part in parts) % 2**64
-
-
 def _of_fields(fields: Iterable[pa.Field], columns: Iterable[pa.Array], count: int) -> Hashes:
     hashes = np.zeros(count, _U64)
     for field, column in zip(fields, columns, strict=True):

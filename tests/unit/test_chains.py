@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import shlex
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from unittest import mock
@@ -22,7 +23,7 @@ from state_backend.inspection.chain_of import chain_of
 from state_backend.values.errors import InputNotReady, StaleStateError, UsageError
 from state_backend.values.inputs import Edge, followed_after, gaps_in
 from state_backend.values.intervals import Interval
-from state_backend.values.records import OutputFile, Permissions
+from state_backend.values.records import OutputFile, Permissions, own_run
 from tests.support.checkpoints import DAY, START, Folder, day
 from tests.support.tiers import ALL
 
@@ -44,6 +45,7 @@ class World:
     attempts: int = 0
 
     root: str = ROOT
+    code: str | None = None
 
     def __post_init__(self) -> None:
         on_disk = not self.root.startswith("memory:")
@@ -70,7 +72,8 @@ class World:
         handle = folder.storage.create(paths.output(day(n), attempt, 1, 0), b"rows")
         files = (OutputFile(handle=handle, rows=1, digest=output),)
         followed = followed_after(followed_in(self.log(name)), pinned)
-        folder.run(day(n), attempt, outputs=files, digest=state, inputs=tuple(pinned), followed=followed)
+        how = {} if self.code is None else {"code": f"{self.code}:{name}", "run": own_run("direct__")}
+        folder.run(day(n), attempt, outputs=files, digest=state, inputs=tuple(pinned), followed=followed, **how)
         self.ran[name, n], self.read[name, n] = (self.raw.get((name, n), n), output, state), read
 
     def days_read(self, name: str, n: int) -> list[tuple[str, int]]:
@@ -133,6 +136,35 @@ def test_commands_name_what_a_correction_changed(tmp_path: Path) -> None:
     gone = json.loads(cairn("status", "--pipeline", "report", "--json").stdout)
     assert [one["kind"] for one in gone["outdated"]] == ["unreadable"] * 2
     assert gone["outdated"][0]["why"] == f"there is no pipeline sales below {world.root}"
+
+
+def test_heal_over_a_chain_plans_upstream_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "three.py").write_text(
+        "from cairn import Pipeline, upstream\nfrom tests.support.checkpoints import START\n"
+        "for name in ('sales', 'report', 'board'):\n"
+        "    globals()[name] = Pipeline(name=name, start=START, source=upstream('x'), key=['k'], processor=object, schedule='@daily')\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    edges = {"sales": (), "report": (Edge(pipeline="sales"),), "board": (Edge(pipeline="report"),)}
+    world = World(edges, root=f"file://{tmp_path}/root", code="three")
+    for name in edges:
+        for n in (1, 2):
+            world.run(name, n)
+    world.raw["sales", 2] = 4
+    world.run("sales", 2)
+    where = ["--root", world.root, "--to", "2024-01-02", "--dry-run"]
+    board = CliRunner().invoke(app, ["heal", "--pipeline", "board", *where])
+    assert board.exit_code == 1 and f"{day(2)} waits: report {day(2)}" in board.stdout
+    printed = shlex.split(board.stdout.splitlines()[-1])
+    assert printed[-1] == "--chain"
+    chain = CliRunner().invoke(app, [*printed[1:], "--dry-run", "--json"])
+    shown = json.loads(chain.stdout)
+    assert [one["pipeline"] for one in shown] == [*edges] and [one["healthy"] for one in shown] == [True, False, False]
+    assert (
+        shown[1]["to_run"] == [{"start": "2024-01-02T00:00:00Z", "reason": "input changed"}]
+        and shown[2]["to_run"] == []
+    )
+    assert {one["command"] for one in shown[1:]} == {shlex.join(printed)}
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,7 @@ BUDGETS = {
     "plugins/cairn_ui": (3_290, 23_300),
     "state_backend": (10, 100),
     "state_backend/adapters": (3_990, 25_700),
-    "state_backend/chains": (600, 4_700),
+    "state_backend/chains": (610, 4_750),
     "state_backend/checkpoint": (5_860, 37_500),
     "state_backend/formats": (5_990, 39_750),
     "state_backend/inspection": (3_320, 26_700),

@@ -41,6 +41,7 @@ PAGES_OF_TRIALS = "tests/unit/test_ui_trials.py::test_a_trial_is_listed_and_show
 PAGES_OF_UI = "tests/unit/test_ui_pages.py::"
 ERASE = "tests/unit/test_erase.py::test_the_commands_that_are_printed_forget_the_key as printed"
 # docs/trying.md has them as they are printed.
+CHAINS = "not run: needs the pipelines' code; tests/unit/test_chains.py types the like"
 TRYING = "tests/integration/test_docs.py::test_every_block_of_the_page_runs as printed"
 # Its blocks are run by test_the_examples_of_the_page_of_commands.
 PAGE_OF_COMMANDS = "docs/cli.md"
@@ -159,6 +160,8 @@ RUN = {
     "cairn publish … --code …": CLI + "test_what_a_failing_sink_prints_publishes_or_gives_up as printed",
     "cairn publish … --skip": CLI + "test_what_a_failing_sink_prints_publishes_or_gives_up as printed",
     "cairn restore ID --dry-run": ERRORS,
+    "cairn heal --root file:///data/state --pipeline revenue --to 2024-01-31 --chain": CHAINS,
+    "cairn heal --root file:///data/state --pipeline revenue --to 2024-01-31 --chain --dry-run": CHAINS,
     "cairn run": "tests/integration/test_docs.py::test_every_block_of_the_page_runs as printed",
     "cairn run --code pipelines.…:… --every … --root file://…/data/state": "tests/integration/test_new_pipeline.py::"
     "test_the_printed_command_runs_the_first_interval as printed",
