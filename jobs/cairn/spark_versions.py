@@ -391,7 +391,7 @@ def fault_handler_file() -> Any:
     file = Path(os.environ.get("PYTHON_FAULTHANDLER_DIR", ""), str(os.getpid()))
     if not file.is_file():
         return None
-    # The fault handler keeps this file open until PySpark disables it at the end of the task.
+    # Nobody closes the file: the fault handler writes to it until PySpark disables the handler, at the end of the task.
     opened = file.open("r+")
     faulthandler.enable(file=opened)
     return opened

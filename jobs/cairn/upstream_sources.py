@@ -61,7 +61,7 @@ def upstream(
             `format("keyed_state")` gives them. A change of any state of the upstream makes the interval stale.
         mapping: "within": the intervals of the upstream that lie inside the interval, such as 24 hours in a day. "all":
             those from the upstream's start to the end of the interval.
-        back: The mapping counts from the interval that lies this number of intervals before. 1: yesterday's output.
+        back: The mapping applies to the interval that lies `back` intervals before. 1 in a daily pipeline: yesterday.
         tracked: False: changes of the upstream don't make results stale.
 
     Returns:

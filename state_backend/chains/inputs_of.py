@@ -18,22 +18,20 @@ LISTED_SINGLY = 64
 
 @frozen
 class Piece:
-    """One interval of an upstream.
+    """One interval of an upstream, as an edge reads it.
 
     Attributes:
-        digest: The digest of what the edge reads of the interval; None if the records have none.
-        files: The output files; none if the edge reads state.
+        digest: The digest of the rows or of the state; None if the upstream's log has no digest for them.
     """
 
     interval: Interval
     id: int
     rows: int
     digest: int | None
-    files: tuple[OutputFile, ...] = ()
 
 
 def span_within(log: Log, edge: Edge, anchor: Interval) -> Interval:
-    """Return the span of an upstream that an edge maps to an interval, from the upstream's start on at the earliest."""
+    """Return the span of an upstream that an edge reads for `anchor`. Rows are read from the upstream's start on."""
     start = from_ms(log.newest.content.pipeline_start_ms) if log.newest is not None else anchor.start
     if edge.reads == "state" or (edge.mapping == "within" and anchor.start >= start):
         return anchor
@@ -100,7 +98,6 @@ def _output_piece(edge: Edge, interval: Interval, checkpoint_id: int, files: Ite
         id=checkpoint_id,
         rows=sum(file.rows for file in read),
         digest=sum(digests) % 2**64 if len(digests) == len(read) else None,
-        files=read,
     )
 
 

@@ -149,7 +149,7 @@ class Chains:
         at = root.rstrip("/"), pipeline
         if at not in self._nodes:
             try:
-                self._nodes[at] = _node_of(self._log(*at, log))
+                self._nodes[at] = _node_of(self.log(*at, log))
             except CairnError as error:
                 self._nodes[at] = error
         found = self._nodes[at]
@@ -157,11 +157,8 @@ class Chains:
             raise found
         return found
 
-    def log(self, root: str, pipeline: str) -> Log:
-        """Return the log of a pipeline."""
-        return self._log(root, pipeline)
-
-    def _log(self, root: str, pipeline: str, log: Log | None = None) -> Log:
+    def log(self, root: str, pipeline: str, log: Log | None = None) -> Log:
+        """Return the log of a pipeline. `log`: As the caller has just read it."""
         at = root.rstrip("/"), pipeline
         if at not in self._logs:
             self._logs[at] = self.open_log(*at) if log is None else log
@@ -180,7 +177,7 @@ class Chains:
             return {}
         self._under_way.add(at)
         try:
-            self._log(root, pipeline, log)
+            self.log(root, pipeline, log)
             found = self._judge_all(*at)
         finally:
             self._under_way.remove(at)
@@ -193,7 +190,7 @@ class Chains:
     def inputs(self, root: str, pipeline: str) -> tuple[InputRead, ...]:
         """Return what the newest interval of a pipeline read of other pipelines; nothing if its log can't be read."""
         try:
-            newest = _newest_interval(self._log(root, pipeline))
+            newest = _newest_interval(self.log(root, pipeline))
         except RetryableError:
             raise
         except CairnError:
@@ -201,7 +198,7 @@ class Chains:
         return () if newest is None else newest.content.inputs
 
     def _judge_all(self, root: str, pipeline: str) -> Mapping[Interval, Verdict]:
-        followed = followed_in(self._log(root, pipeline))
+        followed = followed_in(self.log(root, pipeline))
         since = min((at for one in followed if (at := self._unsettled(root, one))), default=None)
         if since is None:
             return {}

@@ -137,7 +137,10 @@ def _check_no_cycle(chains: Chains, reader: Reader, edge: Edge, root: str) -> No
 def _paths(
     chains: Chains, root: str, pipeline: str, before: tuple[tuple[str, str], ...]
 ) -> Iterator[tuple[tuple[str, str], ...]]:
-    """Yield each path of edges without `back` from a pipeline to one that it reads."""
+    """Yield every path from a pipeline to one that it reads, directly or through others, over edges whose `back` is 0.
+
+    `before`: The pipelines of the path so far.
+    """
     path = (*before, (root, pipeline))
     yield path
     if (root, pipeline) in before:

@@ -12,7 +12,7 @@ from state_backend.values.schedule import Schedule, interval_before
 
 Reads = Literal["output", "late", "state"]
 # "within": the upstream's intervals inside of the reading interval; "all": those from the upstream's start to its end.
-Mapping = Literal["within", "all"]
+Maps = Literal["within", "all"]
 
 
 @frozen
@@ -20,20 +20,21 @@ class Edge:
     """A declared upstream of a pipeline.
 
     Attributes:
-        root: Root of the upstream; None for the root of the pipeline that reads.
-        back: The mapping counts from the interval that lies this number of intervals before the reading one.
-        tracked: False if the upstream's changes shall not make the reading pipeline's results stale.
+        pipeline: Name of the upstream.
+        root: Root of the upstream; None for the root of the reading pipeline.
+        back: The mapping applies to the interval that lies `back` intervals before the interval that runs.
+        tracked: True if a change of the upstream makes results of the reading pipeline stale.
     """
 
     pipeline: str
     root: str | None = None
     reads: Reads = "output"
-    mapping: Mapping = "within"
+    mapping: Maps = "within"
     back: int = 0
     tracked: bool = True
 
     def anchor(self, interval: Interval, schedule: Schedule | None) -> Interval:
-        """Return the interval from which the mapping counts: the reading one, or one before it by its schedule."""
+        """Return the interval `back` steps before `interval`, on the reading pipeline's schedule."""
         for _ in range(self.back):
             before = interval_before(schedule, interval.start) if schedule is not None else None
             interval = before or Interval(interval.start - (interval.end - interval.start), interval.start)
@@ -77,7 +78,12 @@ class InputRead:
 
 @frozen
 class Followed:
-    """An upstream that some current result of a pipeline has read, and the log that it had then."""
+    """An upstream that a pipeline has read for some of its current results.
+
+    Attributes:
+        root: Root of the upstream; None for the root of the reading pipeline.
+        log: The uuid of the upstream's log at the time of that reading (`id_of_log`).
+    """
 
     pipeline: str
     root: str | None

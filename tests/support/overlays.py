@@ -44,7 +44,7 @@ def install(name: str) -> Path:
         uv = [str(Path(sys.executable).with_name("uv")), "pip", "install", "--quiet", "--python", sys.executable]
         how = ["--no-deps", "--no-build-isolation", "--require-hashes"]
         command = [*uv, *how, "--target", str(made / "new"), "-r", str(LOCKS[name])]
-        # As `make setup` does: uv trusts its own authorities first, then the machine's.
+        # uv trusts its own certificate authorities. If that fails, it tries the machine's, as `make setup` does.
         if subprocess.run(command, check=False).returncode:
             subprocess.run(command, check=True, env={**os.environ, "UV_SYSTEM_CERTS": "true"})
         shutil.copy(LOCKS[name], made / "new/lock")

@@ -99,7 +99,7 @@ class World:
         return found
 
     def wrong(self, name: str) -> set[int]:
-        """Days whose result differs from what a computation from scratch gives, with the input of each day's last run."""
+        """Days with a wrong result: it differs from a computation from scratch over the input that each day's last run had."""
         scratch: dict[tuple[str, int], tuple[int, int]] = {}
         for one in self.edges:  # in their order
             for n in range(1, DAYS + 1):

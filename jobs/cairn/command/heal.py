@@ -245,7 +245,7 @@ class _Healing:
         if health.waiting:
             first = min(health.waiting)
             say(
-                f"  afterwards, {_count(len(health.waiting))} from {first} on, whose input differs then: {health.waiting[first]}"
+                f"  {_count(len(health.waiting))} from {first} on must wait, and run afterwards if the input differs: {health.waiting[first]}"
             )
         if plan.skipped:
             first, last = plan.skipped[0], plan.skipped[-1]

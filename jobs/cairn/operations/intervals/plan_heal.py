@@ -49,6 +49,10 @@ class Health:
         """
         return None if self.start is None else min([max(self.points), *self.spoilt])
 
+    def is_behind_waiting(self, start: datetime) -> bool:
+        """Return True if the interval with this start, or an earlier one, waits for another pipeline."""
+        return any(interval.start <= start for interval in self.waiting)
+
     def base_before(self, start: datetime) -> datetime:
         """Return the latest instant up to `start` from which intervals may run; `start` if there is none.
 
@@ -275,10 +279,8 @@ def plan_heal(
     latest = airflow.latest() if airflow is not None else {}
     runs = [latest.get(interval.start) for interval in calendar]
     to_run, not_repeatable = _to_run(health, calendar, runs)
-    first_waiting = min((interval.start for interval in health.waiting), default=None)
-    # A run behind an interval that waits for another pipeline waits too: nobody should wait for it.
-    reachable = [i for i, one in enumerate(calendar) if first_waiting is None or one.start < first_waiting]
-    working = {i: run for i in reachable if (run := runs[i]) is not None and run.unfinished}
+    reachable = {i for i, one in enumerate(calendar) if not health.is_behind_waiting(one.start)}
+    working = {i: run for i, run in enumerate(runs) if run is not None and run.unfinished and i in reachable}
     steps: list[Step] = []
     if airflow is not None and (to_run or working):
         steps += _steps_in_airflow(calendar, runs, airflow, to_run, working, first_seen or {}, queued_for)
@@ -317,10 +319,7 @@ def _to_run(
                     not_repeatable.append(run)
         elif (newest is None or start >= newest) and not health.is_skipped(start):
             to_run[i] = "failed" if failed else "missing"
-    # An interval behind one that waits for another pipeline would be refused.
-    first_waiting = min((interval.start for interval in health.waiting), default=None)
-    if first_waiting is not None:
-        to_run = {i: reason for i, reason in to_run.items() if calendar[i].start < first_waiting}
+    to_run = {i: reason for i, reason in to_run.items() if not health.is_behind_waiting(calendar[i].start)}
     for i in sorted(to_run):
         at = i
         while at > 0 and at - 1 not in to_run and not health.can_start_at(calendar[at].start):
