@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from zoneinfo import ZoneInfo
 
+from state_backend.values.parse_source import parse_source
+
 if TYPE_CHECKING:
     from state_backend.values.schedule import Schedule
 
@@ -118,7 +120,7 @@ def _parse(module: str) -> ast.Module:
     if file is None:
         raise ValueError(f"there is no source of a module {module!r}")
     try:
-        return ast.parse(file.read_text())
+        return parse_source(file.read_text())
     except (ValueError, OSError, SyntaxError) as error:
         raise ValueError(f"the source of {module!r} can't be read: {error}") from None
 

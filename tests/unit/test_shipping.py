@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import base64
 import dataclasses
+import gc
 import importlib
 import json
 import os
@@ -40,6 +42,7 @@ from cairn.shipping.ship_processor import (
 from cairn.shipping.user_modules import UserModule, _find_imports, bytes_of, find_user_code
 from cairn.shipping.value_hash import ValueHasher
 from state_backend.values.errors import ProcessorError, UsageError
+from state_backend.values.parse_source import parse_source
 from tests.support.counting import counting
 from tests.support.layout import REPOSITORY
 
@@ -725,3 +728,24 @@ def test_a_module_that_is_gone_or_broken_is_named() -> None:
         bytes_of(gone)
     with pytest.raises(UsageError, match=r"the module mine of the processor can't be parsed: .*\nCorrect the file"):
         _find_imports(b"def (", "mine", "")
+
+
+class ParsesWhenCollected:
+    def __init__(self) -> None:
+        self.itself = self
+
+    def __del__(self) -> None:
+        ast.parse("f(g(1))")
+
+
+def test_a_finalizer_that_parses_code_disturbs_no_parse() -> None:
+    """Before 3.11.8 it does: `ast.parse` itself fails in this loop. Finalizers of Py4J log exceptions, which parses code."""
+    before, source = gc.get_threshold(), Path(__file__).read_bytes()
+    gc.set_threshold(50, 2, 2)
+    try:
+        for _ in range(20):
+            ParsesWhenCollected()
+            assert parse_source(source).body
+    finally:
+        gc.set_threshold(*before)
+    assert gc.isenabled()

@@ -28,6 +28,7 @@ import state_backend
 from cairn.shipping.distributions import InstalledDistribution, distribution_of
 from state_backend.values.errors import UsageError
 from state_backend.values.frozen import frozen
+from state_backend.values.parse_source import parse_source
 
 # The package of the Airflow operators. Its modules are never recorded as the user's code: a module that defines a DAG
 # and a pipeline imports this package, but Spark's workers do not need it.
@@ -190,7 +191,7 @@ def _find_imports(source: bytes, name: str, package: str) -> tuple[str, ...]:
     """Return the names of modules that a source may import, at the top or in a function."""
     try:
         with warnings.catch_warnings(action="ignore"):
-            tree = ast.parse(source)
+            tree = parse_source(source)
     except (SyntaxError, ValueError) as error:
         raise UsageError(f"the module {name} of the processor can't be parsed: {error}\nCorrect the file") from None
     names: list[str] = []

@@ -31,6 +31,7 @@ from pyspark import Accumulator
 
 from cairn.spark_versions import Broadcast
 from state_backend.values.errors import UsageError
+from state_backend.values.parse_source import parse_source
 
 # Members of a class that Python adds, or that do not affect the behaviour of the class.
 _FUTURE = sum(
@@ -344,7 +345,7 @@ def _codes_in(text: str, name: str, flags: int) -> frozenset[types.CodeType]:
 def _functions_in(text: str) -> list[tuple[ast.expr | ast.stmt, int, tuple[int, int], tuple[int, int]]]:
     """Return each function of a source, outer ones first, with its first line and where its body begins and ends."""
     try:
-        nodes = [*ast.walk(ast.parse(text))]
+        nodes = [*ast.walk(parse_source(text))]
     except (SyntaxError, ValueError):
         return []
     found: list[Any] = []
