@@ -26,31 +26,10 @@ from state_backend.adapters.open_storage import open_storage
 from state_backend.checkpoint.log import read_log
 from tests.support.layout import REPOSITORY
 from tests.support.local_stack import AirflowServer
+from tests.support.sums_pipeline import SUMS_PIPELINE
 
 pytestmark = [pytest.mark.airflow, pytest.mark.spark]
 
-PIPELINE = """
-from datetime import UTC, datetime
-from pyspark.sql.streaming import StatefulProcessor
-from pyspark.sql.types import Row
-from cairn import Pipeline
-from factor import FACTOR
-
-def source(spark, interval):
-    return spark.createDataFrame([("ann", 1), ("bob", 2)], "user string, amount long")
-
-class Sum(StatefulProcessor):
-    def init(self, handle):
-        self._sum = handle.getValueState("sum", "total long")
-
-    def handleInputRows(self, key, rows, timerValues):
-        total = (self._sum.get() or (0,))[0] + FACTOR * sum(row.amount for row in rows)
-        self._sum.update((total,))
-        yield Row(user=key[0], total=total)
-
-SUMS = Pipeline(name="sums", start=datetime(2024, 1, 1, tzinfo=UTC), source=source, key=["user"], processor=Sum,
-                output_schema="user string, total long", parallelism=1, max_parallelism=8)
-"""
 DAG = """
 # An Airflow DAG.
 from datetime import UTC, datetime
@@ -101,7 +80,7 @@ def test_a_run_takes_the_code_of_its_version(folder: Path) -> None:
     subprocess.run([*uv, "--target", str(provider), *wanted], check=True, env={**os.environ, "UV_SYSTEM_CERTS": "true"})
     (repository / "team").mkdir(parents=True)
     git(repository, "init", "-q", "-b", "main")
-    (repository / "team/sums_pipeline.py").write_text(PIPELINE)
+    (repository / "team/sums_pipeline.py").write_text(SUMS_PIPELINE)
     (repository / "team/sums.py").write_text(DAG.format(root=f"file://{root}"))
     first = commit(repository, 1)
     bundle = {

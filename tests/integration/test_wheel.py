@@ -19,33 +19,13 @@ from pathlib import Path
 import pytest
 
 from tests.support.printed_commands import run_printed
+from tests.support.sums_pipeline import WITHOUT_FACTOR
 from tests.support.wheel import UV, build_wheel
 
 ROOT = Path(__file__).resolve().parents[2]
 VERSIONS = ("3.11", "3.12", "3.13")
 
-# Beside its DAG, in a folder of a default name, and with nothing of this repository.
-PIPELINE = """
-from datetime import UTC, datetime
-from pyspark.sql.streaming import StatefulProcessor
-from pyspark.sql.types import Row
-from cairn import Pipeline
-
-def source(spark, interval):
-    return spark.createDataFrame([("ann", 1), ("bob", 2)], "user string, amount long")
-
-class Sum(StatefulProcessor):
-    def init(self, handle):
-        self._sum = handle.getValueState("sum", "total long")
-
-    def handleInputRows(self, key, rows, timerValues):
-        total = (self._sum.get() or (0,))[0] + sum(row.amount for row in rows)
-        self._sum.update((total,))
-        yield Row(user=key[0], total=total)
-
-SUMS = Pipeline(name="sums", start=datetime(2024, 1, 1, tzinfo=UTC), source=source, key=["user"], processor=Sum,
-                output_schema="user string, total long", max_parallelism=8)
-"""
+# Beside the pipeline, in a folder of a default name, and with nothing of this repository.
 DAG = """
 # An Airflow DAG.
 from datetime import UTC, datetime
@@ -108,7 +88,7 @@ def test_the_job_of_the_page_runs_with_the_wheel(tmp_path: Path) -> None:
     pipelines = tmp_path / "jobs" / "pipelines"
     pipelines.mkdir(parents=True)
     (pipelines / "__init__.py").touch()
-    code = PIPELINE.replace("SUMS = ", "CLICKS = ").replace('amount long")', 'amount long"), {"version": 1}', 1)
+    code = WITHOUT_FACTOR.replace("SUMS = ", "CLICKS = ").replace('amount long")', 'amount long"), {"version": 1}', 1)
     (pipelines / "clicks.py").write_text(code)
     (zipped,) = re.findall(r"^\$ (python -m zipfile .*)$", page, re.MULTILINE)
     run_printed(zipped, tmp_path)
@@ -132,7 +112,7 @@ def test_three_days_of_the_wheel_in_a_blank_airflow(tmp_path: Path, python: str)
     ran(UV, "pip", "install", "-q", "--python", venv / "bin/python", wanted, cwd=tmp_path)
 
     (home / "dags").mkdir(parents=True)
-    (home / "dags/sums_pipeline.py").write_text(PIPELINE)
+    (home / "dags/sums_pipeline.py").write_text(WITHOUT_FACTOR)
     (home / "dags/sums.py").write_text(DAG.format(root=str(tmp_path / "state")))
     env = {
         name: value

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -13,3 +14,11 @@ def _no_warm_drivers() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("AIRFLOW__CAIRN__WARM_DRIVERS", "False")
         yield
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """Return what Airflow is asked to ask a person."""
+    questions: list[dict[str, Any]] = []
+    monkeypatch.setattr("airflow.sdk.execution_time.hitl.upsert_hitl_detail", lambda **more: questions.append(more))
+    return questions

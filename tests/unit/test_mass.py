@@ -26,15 +26,15 @@ BUDGETS = {
     "jobs/cairn/processors": (3_360, 27_600),
     "jobs/cairn/replay": (1_380, 10_100),
     "jobs/cairn/rows": (2_150, 15_000),
-    "jobs/cairn/runners": (2_110, 13_400),
+    "jobs/cairn/runners": (2_090, 13_370),
     "jobs/cairn/shard_jobs": (1_220, 7_900),
     "jobs/cairn/shipping": (1_440, 9_740),
     "jobs/cairn/sinks": (2_130, 13_500),
-    "jobs/cairn/spark": (1_420, 7_200),
+    "jobs/cairn/spark": (1_415, 7_200),
     "jobs/cairn/trials": (910, 5_800),
     "jobs/local_stack": (1_660, 9_600),
     "jobs/pipelines": (960, 5_600),
-    "plugins/cairn_operators": (5_090, 28_000),
+    "plugins/cairn_operators": (5_095, 28_000),
     "plugins/cairn_provider": (90, 400),
     "plugins/cairn_ui": (3_290, 23_300),
     "state_backend": (10, 100),
@@ -46,7 +46,7 @@ BUDGETS = {
     "state_backend/ports": (210, 400),
     "state_backend/shard": (1_610, 9_500),
     "state_backend/state": (3_110, 26_300),
-    "state_backend/values": (3_680, 13_450),
+    "state_backend/values": (3_700, 13_480),
 }
 
 

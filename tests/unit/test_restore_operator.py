@@ -64,13 +64,6 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return calls
 
 
-@pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    questions: list[dict[str, Any]] = []
-    monkeypatch.setattr("airflow.sdk.execution_time.hitl.upsert_hitl_detail", lambda **more: questions.append(more))
-    return questions
-
-
 def operator(target: str, **more: Any) -> RestoreStateOperator:
     return RestoreStateOperator(task_id="restore", code="m:P", pipeline=PIPELINE, root=ROOT, target=target, **more)
 

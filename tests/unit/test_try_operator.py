@@ -49,13 +49,6 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return made
 
 
-@pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    questions: list[dict[str, Any]] = []
-    monkeypatch.setattr("airflow.sdk.execution_time.hitl.upsert_hitl_detail", lambda **more: questions.append(more))
-    return questions
-
-
 def tasks(how: str = PAST) -> tuple[Any, Any]:
     dag = trial_pipeline("t", "m:NEW", "file:///r", pipeline="p", every=timedelta(hours=1))
     tried, promote = dag.get_task("try"), dag.get_task("promote")
