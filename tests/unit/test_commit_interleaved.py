@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
-from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -39,7 +38,10 @@ from tests.support.coordinator import Coordinator
 from tests.support.interleavings import Replay, Violation
 from tests.support.log_in_memory import log_in_memory
 
-BY_NAME = {s.name: s for s in SCENARIOS}
+
+def named(part: str) -> Scenario:
+    (found,) = [one for one in SCENARIOS if part in one.name]
+    return found
 
 
 # Each takes three seconds or more.
@@ -109,27 +111,21 @@ def test_the_reduction_leaves_nothing_out(scenario: Scenario) -> None:
 
 # --- planted bugs ---------------------------------------------------------------------------------------------------------------
 
-Bug = Callable[[], Any]
-BUGS: dict[str, tuple[Bug, str]] = {}
+# What is done in place of an attribute of the code: its owner, its name, and the value.
+Patch = tuple[Any, str, Any]
 
 
-def bug(scenario: str) -> Callable[[Callable[[], Iterator[None]]], Callable[[], Iterator[None]]]:
-    def add(plant: Callable[[], Iterator[None]]) -> Callable[[], Iterator[None]]:
-        (found,) = [name for name in BY_NAME if scenario in name]
-        BUGS[plant.__name__] = (contextmanager(plant), found)
-        return plant
-
-    return add
+def _only_listed(storage: Any, folder: str) -> list[str]:
+    return [info.path for info in storage.list(folder)]
 
 
-def _own_files(record: Record) -> Iterator[str]:
-    for ref in record.content.shards:
-        for handle in ref.inline.handles if ref.inline is not None else ():
-            if paths.attempt_of(handle.path) == record.content.attempt:
-                yield handle.path
+def _summaries(change: Callable[[Any, Record], Any]) -> Patch:
+    """Records with another summary than the right one."""
+    real = appending.next_summary
+    return appending, "next_summary", lambda log, new, **o: change(real(log, new, **o), new)
 
 
-def _deleting_own(kind: type[Exception]) -> Any:
+def _deleting_own(kind: type[Exception]) -> Patch:
     """Creates of records that take this answer for a reason to delete their own files."""
     real = Replay.create
 
@@ -142,73 +138,184 @@ def _deleting_own(kind: type[Exception]) -> Any:
                     self.delete(own)
             raise
 
-    return mock.patch.object(Replay, "create", create)
+    return Replay, "create", create
 
 
-@bug("a zombie, its retry, and the next")
-def own_attempt_is_not_looked_for() -> Iterator[None]:
-    with mock.patch.object(Log, "of_attempt", lambda log, attempt: None):
+def _own_files(record: Record) -> Iterator[str]:
+    for ref in record.content.shards:
+        for handle in ref.inline.handles if ref.inline is not None else ():
+            if paths.attempt_of(handle.path) == record.content.attempt:
+                yield handle.path
+
+
+# The newest record also says what it retains, which hides an old listing of a commit that is not dropped yet.
+NO_KEPT_FACTS: Patch = (Log, "_kept_facts", frozenset())
+LISTED_ONLY: Patch = (readers, "list_fresh", _only_listed)
+NOTHING_REPLACED: Patch = (summaries, "_replaced_outputs", lambda log, new: set())
+NOTHING_RETRACTED: Patch = (committing, "_find_replaced", lambda log, content: ())
+NO_LOSS: Patch = (sweeping, "rebuild_settled", nothing_lost)
+NO_LOOK_FOR_LOSS: Patch = (Log, "_check_settled", lambda log, below, own: None)
+plan_sweep, find_needed, explore = sweeping.plan_sweep, cleaning._find_needed, Scenario.explore
+
+# For each bug its scenario, by a part of the name, and its patches.
+BUGS: dict[str, tuple[str, list[Patch]]] = {
+    "its own attempt is not looked for": (
+        "a zombie, its retry, and the next",
+        [(Log, "of_attempt", lambda log, attempt: None)],
+    ),
+    "no fence": (
+        "two attempts at one interval, and a quarantine",
+        [(committing, "_fences", lambda entry, content: False)],
+    ),
+    "the base is not planned anew": (
+        "a re-run of an earlier interval",
+        [(committing, "_check_base", lambda log, prepared: None)],
+    ),
+    "what was forgotten is not looked for": (
+        "a key is forgotten while the day before",
+        [(committing, "check_commit", lambda log, prepared, who: None)],
+    ),
+    "nothing becomes stale": (
+        "a re-run of an earlier interval",
+        [(committing, "stale_marks", lambda log, content, new_id: {})],
+    ),
+    "files are not verified": (
+        "a file that was acked",
+        [(commit_attempt, "_verify_written", lambda storage, prepared: None)],
+    ),
+    "a stale state is kept for the newest": (
+        "behind a stale day",
+        [(retaining, "valid_states", lambda log, new, marks: ())],
+    ),
+    "whoever loses an id deletes": ("a reproduction that changes nothing for it", [_deleting_own(AlreadyExists)]),
+    "whoever hears no answer deletes": ("answer is lost, its retry", [_deleting_own(UnknownOutcome)]),
+    "what others need is deleted": (
+        "a zombie, its retry, and the next",
+        [(cleaning, "_find_needed", lambda storage, now: Needed(paths=set(), attempts=frozenset()))],
+    ),
+    "what an interval wrote itself is looked for at its base": (
+        "after a later one was quarantined",
+        [(cleaning, "_find_needed", lambda storage, now: replace(find_needed(storage, now), attempts=frozenset()))],
+    ),
+    "an id is freed": (
+        "a re-run of an earlier interval",
+        [(Replay, "replace", lambda self, path, data, *, generation: self.delete(path))],
+    ),
+    "a sweep does not tell the log": (
+        "a sweeper that takes them for dead",
+        [(sweeping, "plan_sweep", lambda *a, **o: replace(plan_sweep(*a, **o), abandon=()))],
+    ),
+    "a commit does not say what it replaced": ("replaced two days, and the day after", [NOTHING_RETRACTED]),
+    "what a sweep abandons is not settled": (
+        "a re-run that a sweep takes for dead",
+        [(appending, "ends_of", lambda entries: iter(()))],
+    ),
+    "what is dropping is forgotten by the next": (
+        "a third committer, tight retention",
+        [_summaries(lambda s, new: replace(s, dropping=s.dropping[-1:]))],
+    ),
+    "what is unpublished is forgotten by the next": (
+        "a third committer, tight retention",
+        [_summaries(lambda s, new: replace(s, unpublished=tuple(u for u in s.unpublished if u.id == new.id)))],
+    ),
+    "output that was replaced is nobody's to delete": ("and a re-run of the first day", [NOTHING_REPLACED]),
+    "what replaces passes for a reproduction": (
+        "its own former result",
+        [(committing, "reproduces", lambda log, content: 1 if content.attempt == "s" else None)],
+    ),
+    "output schemas are compared at begin only": (
+        "widens the output otherwise",
+        [(output_schemas, "check_output_schema", lambda *of: None)],
+    ),
+    "a restore retracts nothing": ("retracts output, and an attempt", [NOTHING_RETRACTED]),
+    "files of retracted output stay": ("retracts output, and a re-run", [NOTHING_REPLACED]),
+    "what marks mean for the retained is not carried on": (
+        "after its first result was quarantined",
+        [(summaries, "_find_refused", lambda log, new, asked_of: ())],
+    ),
+    "whose output was replaced is not carried on": (
+        "an interval that replaced two days, and the day after",
+        [_summaries(lambda summary, new: replace(summary, replaced_outputs=()))],
+    ),
+    "what is kept is not what is retained": (
+        "two that remember",
+        [_summaries(lambda s, new: replace(s, kept=tuple(replace(k, base_id=None) for k in s.kept)))],
+    ),
+    "a clean-up asks nobody who reads": (
+        "an attempt that drops what it reads",
+        [(cleaning, "leased_checkpoints", lambda storage, now: ({}, []))],
+    ),
+    "lost files are not written anew": ("two days lost whose records are shrunk", [NO_LOSS, NO_LOOK_FOR_LOSS]),
+    "a file written anew lists no output": (
+        "two sweepers find a day lost whose record is shrunk",
+        [(settling, "outputs_of", lambda entry: ())],
+    ),
+    "a fence is looked for in a listing only": ("stale listings: two attempts", [LISTED_ONLY, NO_KEPT_FACTS]),
+    "output is looked for in a listing only": ("stale listings: an attempt, a re-run", [LISTED_ONLY, NO_KEPT_FACTS]),
+    "commits go on during a release": (
+        "without the checkpoint, one answer lost",
+        [(committing, "_check_no_release", lambda log, who: None)],
+    ),
+    "a release adds no record": (
+        "without the checkpoint, and the next begin",
+        [(quarantining, "_append_fence", lambda at, name: None)],
+    ),
+    "a quarantine is looked for in a listing only": (
+        "stale listings: a quarantine",
+        [(logs, "list_fresh", _only_listed)],
+    ),
+    "a lease is looked for in a listing only": (
+        "stale listings: a lease",
+        [(cleaning, "listed_files", lambda storage, folder: list(storage.list(folder)))],
+    ),
+    "a sweep goes by the clock of its host": (
+        "skewed clocks: a lease, ",
+        [(interleavings, "storage_now_ms", lambda storage, *, dry_run: time.time_ns() // 1_000_000)],
+    ),
+    "a host dates the files that it writes": (
+        "skewed clocks: a lease an hour behind",
+        [(Scenario, "explore", lambda self: explore(self, host_dates_files=True))],
+    ),
+}
+
+
+@contextmanager
+def planted(name: str) -> Iterator[None]:
+    with ExitStack() as stack:
+        for patch in BUGS[name][1]:
+            stack.enter_context(mock.patch.object(*patch))
         yield
 
 
-@bug("a sweeper that takes them for dead")
-def a_sweep_that_names_me_is_overlooked() -> Iterator[None]:
-    real = commit_attempt.plan_commit
+def bug(scenario: str, where: Any, name: str, *more: Patch) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Let a function, which gets what it replaces as its first argument, take the place of an attribute."""
+    real = getattr(where, name)
 
-    def blind(log: Log, *rest: Any) -> Any:
-        entries = {n: replace(e, abandoned=()) if isinstance(e, SweepRecord) else e for n, e in log.entries.items()}
-        return real(log_in_memory(entries, log.quarantined), *rest)
+    def add(instead: Callable[..., Any]) -> Callable[..., Any]:
+        patch = (where, name, lambda *rest, **options: instead(real, *rest, **options))
+        BUGS[instead.__name__.replace("_", " ")] = (scenario, [patch, *more])
+        return instead
 
-    with mock.patch.object(commit_attempt, "plan_commit", blind):
-        yield
-
-
-@bug("two attempts at one interval, and a quarantine")
-def no_fence() -> Iterator[None]:
-    with mock.patch.object(committing, "_fences", lambda entry, content: False):
-        yield
+    return add
 
 
-@bug("a re-run of an earlier interval")
-def the_base_is_not_planned_anew() -> Iterator[None]:
-    with mock.patch.object(committing, "_check_base", lambda log, prepared: None):
-        yield
+@bug("a sweeper that takes them for dead", commit_attempt, "plan_commit")
+def a_sweep_that_names_me_is_overlooked(real: Any, log: Log, *rest: Any) -> Any:
+    entries = {n: replace(e, abandoned=()) if isinstance(e, SweepRecord) else e for n, e in log.entries.items()}
+    return real(log_in_memory(entries, log.quarantined), *rest)
 
 
-@bug("a key is forgotten while the day before")
-def what_was_forgotten_is_not_looked_for() -> Iterator[None]:
-    with mock.patch.object(committing, "check_commit", lambda log, prepared, who: None):
-        yield
+def _keep_all(log: Log, new: Record, marks: Any, *rest: Any) -> Any:
+    return retaining.plan_retention(log, new, marks, KeepLast(1000))
 
 
-@bug("a re-run of an earlier interval")
-def nothing_becomes_stale() -> Iterator[None]:
-    with mock.patch.object(committing, "stale_marks", lambda log, content, new_id: {}):
-        yield
-
-
-@bug("a file that was acked")
-def files_are_not_verified() -> Iterator[None]:
-    with mock.patch.object(commit_attempt, "_verify_written", lambda storage, prepared: None):
-        yield
-
-
-@bug("behind a stale day")
-def a_stale_state_is_kept_for_the_newest() -> Iterator[None]:
-    with mock.patch.object(retaining, "valid_states", lambda log, new, marks: ()):
-        yield
-
-
-@bug("a third committer, tight retention")
-def retention_apart_from_the_commit() -> Iterator[None]:
+@bug("a third committer, tight retention", cleaning, "clean_up", (committing, "plan_retention", _keep_all))
+def retention_apart_from_the_commit(clean_up: Any, *what: Any) -> Any:
     """Records retain all; whoever cleans up applies the policy to the log that it read."""
-    plan, clean_up = committing.plan_retention, cleaning.clean_up
+    read_newest = cleaning.read_newest
 
-    def keep_all(log: Log, new: Record, marks: Any, *rest: Any) -> Any:
-        return plan(log, new, marks, KeepLast(1000))
-
-    def thinned(read: Callable[..., Log], *what: Any) -> Log:
-        log = read(*what)
+    def thinned(*what: Any) -> Log:
+        log = read_newest(*what)
         kept = TIGHT.keep(log.kept)
         head = log.entries[log.head_id]
         assert isinstance(head, Record)
@@ -221,453 +328,156 @@ def retention_apart_from_the_commit() -> Iterator[None]:
         log.__dict__["retained"] = {n: r for n, r in log.retained.items() if n in kept}
         return log
 
-    def apart(*what: Any) -> Any:
-        with mock.patch.object(cleaning, "read_newest", partial(thinned, cleaning.read_newest)):
-            return clean_up(*what)
-
-    with mock.patch.object(committing, "plan_retention", keep_all), mock.patch.object(cleaning, "clean_up", apart):
-        yield
+    with mock.patch.object(cleaning, "read_newest", thinned):
+        return clean_up(*what)
 
 
-@bug("two attempts at one interval, and a quarantine")
-def a_record_is_written_over() -> Iterator[None]:
-    real = Replay.create
-
-    def create(self: Replay, path: str, data: bytes) -> Any:
-        return self.put(path, data) if path.startswith(paths.CHECKPOINTS) else real(self, path, data)
-
-    with mock.patch.object(Replay, "create", create):
-        yield
+@bug("two attempts at one interval, and a quarantine", Replay, "create")
+def a_record_is_written_over(real: Any, self: Replay, path: str, data: bytes) -> Any:
+    return self.put(path, data) if path.startswith(paths.CHECKPOINTS) else real(self, path, data)
 
 
-@bug("a reproduction that changes nothing for it")
-def whoever_loses_an_id_deletes() -> Iterator[None]:
-    with _deleting_own(AlreadyExists):
-        yield
+@bug("answer is lost, its retry", Coordinator, "commit")
+def whose_base_moved_deletes(real: Any, self: Coordinator, attempt: str) -> Any:
+    try:
+        return real(self, attempt)
+    except BaseMoved:
+        commit_attempt._delete_own(self.storage, self.log(), self.load_prepared(attempt).content)
+        raise
 
 
-@bug("answer is lost, its retry")
-def whoever_hears_no_answer_deletes() -> Iterator[None]:
-    with _deleting_own(UnknownOutcome):
-        yield
+@bug("a re-run of an earlier interval", Coordinator, "clean_up")
+def shrunk_before_its_files_are_deleted(real: Any, self: Coordinator) -> Any:
+    doomed: list[str] = []
+    with mock.patch.object(type(self.storage), "delete", lambda storage, path, **_: doomed.append(path) or True):
+        result = real(self)
+    for path in doomed:
+        self.storage.delete(path)
+    return result
 
 
-@bug("answer is lost, its retry")
-def whose_base_moved_deletes() -> Iterator[None]:
-    real = Coordinator.commit
-
-    def commit(self: Coordinator, attempt: str) -> Any:
-        try:
-            return real(self, attempt)
-        except BaseMoved:
-            commit_attempt._delete_own(self.storage, self.log(), self.load_prepared(attempt).content)
-            raise
-
-    with mock.patch.object(Coordinator, "commit", commit):
-        yield
-
-
-@bug("a zombie, its retry, and the next")
-def what_others_need_is_deleted() -> Iterator[None]:
-    with mock.patch.object(cleaning, "_find_needed", lambda storage, now: Needed(paths=set(), attempts=frozenset())):
-        yield
-
-
-@bug("after a later one was quarantined")
-def what_an_interval_wrote_itself_is_looked_for_at_its_base() -> Iterator[None]:
-    real = cleaning._find_needed
-
-    def needed(storage: Any, now: Log) -> Needed:
-        return replace(real(storage, now), attempts=frozenset())
-
-    with mock.patch.object(cleaning, "_find_needed", needed):
-        yield
-
-
-@bug("a re-run of an earlier interval")
-def an_id_is_freed() -> Iterator[None]:
-    with mock.patch.object(Replay, "replace", lambda self, path, data, *, generation: self.delete(path)):
-        yield
-
-
-@bug("a re-run of an earlier interval")
-def shrunk_before_its_files_are_deleted() -> Iterator[None]:
-    real = Coordinator.clean_up
-
-    def clean_up(self: Coordinator) -> Any:
-        doomed: list[str] = []
-        with mock.patch.object(type(self.storage), "delete", lambda storage, path, **_: doomed.append(path) or True):
-            result = real(self)
-        for path in doomed:
-            self.storage.delete(path)
-        return result
-
-    with mock.patch.object(Coordinator, "clean_up", clean_up):
-        yield
-
-
-@bug("run again while its output is published")
-def marked_before_the_hook_ran() -> Iterator[None]:
-    real = publish_output._publish
-
-    def publish(storage: Any, now: Log, interval: Any, checkpoint_id: int, hook: Any, **more: Any) -> Any:
+def _mark_published(storage: Any, interval: Any, checkpoint_id: int) -> None:
+    with suppress(AlreadyExists):
         mark = record_codec.encode(Published(id=checkpoint_id, interval=interval))
-        with suppress(AlreadyExists):
-            storage.create(paths.published(interval, checkpoint_id), mark)
-        return real(storage, now, interval, checkpoint_id, hook, **more)
+        storage.create(paths.published(interval, checkpoint_id), mark)
 
-    with mock.patch.object(publish_output, "_publish", publish):
-        yield
 
+@bug("run again while its output is published", publish_output, "_publish")
+def marked_before_the_hook_ran(real: Any, storage: Any, now: Log, interval: Any, which: int, *a: Any, **o: Any) -> Any:
+    _mark_published(storage, interval, which)
+    return real(storage, now, interval, which, *a, **o)
 
-@bug("run again while its output is published")
-def what_was_published_meanwhile_is_not_looked_at() -> Iterator[None]:
-    def publish(storage: Any, now: Log, interval: Any, checkpoint_id: int, hook: Any, **_: Any) -> Any:
-        entry = readers.RecordReader(storage, checkpoint_id).fresh(checkpoint_id)
-        if not isinstance(entry, Record):
-            return []
-        hook(entry)
-        with suppress(AlreadyExists):
-            mark = record_codec.encode(Published(id=checkpoint_id, interval=interval))
-            storage.create(paths.published(interval, checkpoint_id), mark)
-        return [checkpoint_id]
 
-    with mock.patch.object(publish_output, "_publish", publish):
-        yield
+@bug("run again while its output is published", publish_output, "_publish")
+def what_was_published_meanwhile_is_not_looked_at(
+    real: Any, storage: Any, now: Log, interval: Any, checkpoint_id: int, hook: Any, **_: Any
+) -> Any:
+    entry = readers.RecordReader(storage, checkpoint_id).fresh(checkpoint_id)
+    if not isinstance(entry, Record):
+        return []
+    hook(entry)
+    _mark_published(storage, interval, checkpoint_id)
+    return [checkpoint_id]
 
 
-@bug("a sweeper that takes them for dead")
-def a_sweep_does_not_tell_the_log() -> Iterator[None]:
-    real = sweeping.plan_sweep
-    with mock.patch.object(sweeping, "plan_sweep", lambda *a, **o: replace(real(*a, **o), abandon=())):
-        yield
+@bug("which may replace nothing", committing, "choose_base")
+def output_of_another_cut_is_looked_for_at_begin_only(real: Any, log: Log, *rest: Any, **options: Any) -> Any:
+    with mock.patch.object(lineage, "overlapping_outputs", lambda log, interval: []):
+        return real(log, *rest, **options)
 
 
-@bug("which may replace nothing")
-def output_of_another_cut_is_looked_for_at_begin_only() -> Iterator[None]:
-    real = committing.choose_base
+@bug("which may replace what is there", committing, "choose_base")
+def a_permission_covers_what_came_later(real: Any, *rest: Any, as_of: int) -> Any:
+    return real(*rest)
 
-    def blind(log: Log, *rest: Any, **options: Any) -> Any:
-        with mock.patch.object(lineage, "overlapping_outputs", lambda log, interval: []):
-            return real(log, *rest, **options)
 
-    with mock.patch.object(committing, "choose_base", blind):
-        yield
+@bug("and a re-run of the first day", commit_attempt, "append")
+def what_is_below_is_settled_behind_the_next_record(real: Any, storage: Any, log: Log, entry: Any) -> Any:
+    with mock.patch.object(appending, "settle", lambda storage, log: None):
+        made = real(storage, log, entry)
+    appending.settle(storage, log)
+    return made
 
 
-@bug("which may replace what is there")
-def a_permission_covers_what_came_later() -> Iterator[None]:
-    real = committing.choose_base
+@bug("and a re-run of the first day", commit_attempt, "append")
+def the_hint_comes_before_the_record(real: Any, storage: Any, log: Log, entry: Any) -> Any:
+    appending.note_head(storage, log, entry.id)
+    return real(storage, log, entry)
 
-    def at_any_time(*rest: Any, as_of: int) -> Any:
-        return real(*rest)
 
-    with mock.patch.object(committing, "choose_base", at_any_time):
-        yield
+# The mark of what the sink has stays, so that nobody can have died in the hook.
+@bug(
+    "and an interval that replaces two days",
+    appending,
+    "next_summary",
+    (sweeping, "_outdated_marks", lambda files, now: set()),
+)
+def a_sink_is_not_told_what_was_replaced(real: Any, log: Log, new: Any, **options: Any) -> Any:
+    summary = real(log, new, **options)
+    mine = (u for u in summary.unpublished if u.id != new.id or u.interval == new.content.interval)
+    return replace(summary, unpublished=tuple(mine))
 
 
-@bug("replaced two days, and the day after")
-def a_commit_does_not_say_what_it_replaced() -> Iterator[None]:
-    with mock.patch.object(committing, "_find_replaced", lambda log, content: ()):
-        yield
+@bug("widens the output otherwise", committing, "with_schemas")
+def a_rewind_takes_the_schemas_back(real: Any, log: Log, content: Any) -> Any:
+    target = log.entries[content.base_id] if content.kind == "restore" else None
+    content, output, late = real(log, content)
+    return content, target.output_schemas if isinstance(target, Record) else output, late
 
 
-def _summaries(change: Callable[[Any, Record], Any]) -> Any:
-    """Records with another summary than the right one."""
-    real = appending.next_summary
-    return mock.patch.object(appending, "next_summary", lambda log, new, **o: change(real(log, new, **o), new))
+@bug("two that remember", appending, "next_summary")
+def a_re_run_brings_back_how_far_commits_reach(real: Any, log: Log, new: Any, **options: Any) -> Any:
+    summary = real(log, new, **options)
+    return replace(summary, latest_end_ms=new.interval.end_ms) if isinstance(new, Record) else summary
 
 
-@bug("and a re-run of the first day")
-def what_is_below_is_settled_behind_the_next_record() -> Iterator[None]:
-    settle, real = appending.settle, appending.append
+@bug("an attempt that drops what it reads", Coordinator, "clean_up")
+def leases_are_listed_before_the_log_is_read(real: Any, self: Coordinator) -> Any:
+    early = [*self.storage.list(paths.LEASES)]
+    with mock.patch.object(cleaning, "plan_leases", lambda leases, newest: plan_leases(early, newest)):
+        return real(self)
 
-    def append(storage: Any, log: Log, entry: Any) -> Any:
-        with mock.patch.object(appending, "settle", lambda storage, log: None):
-            made = real(storage, log, entry)
-        settle(storage, log)
-        return made
 
-    with mock.patch.object(commit_attempt, "append", append):
-        yield
+@bug("an attempt that drops what it reads", commit_world, "take_lease")
+def a_reader_looks_at_the_log_before_its_lease_is_there(real: Any, storage: Any, checkpoint_id: int, what: str) -> Any:
+    leasing.check_retained(storage, checkpoint_id)
+    with mock.patch.object(leasing, "check_retained", lambda storage, checkpoint_id: None):
+        return real(storage, checkpoint_id, what)
 
 
-@bug("and a re-run of the first day")
-def the_hint_comes_before_the_record() -> Iterator[None]:
-    real = appending.append
+@bug("two sweepers find a day lost whose record is shrunk", sweeping, "_sweep")
+def lost_files_are_written_anew_after_the_sweep(real: Any, storage: Any, *rest: Any) -> Any:
+    with mock.patch.object(*NO_LOSS), mock.patch.object(*NO_LOOK_FOR_LOSS):
+        found = real(storage, *rest)
+    settling.rebuild_settled(storage)
+    return found
 
-    def append(storage: Any, log: Log, entry: Any) -> Any:
-        appending.note_head(storage, log, entry.id)
-        return real(storage, log, entry)
 
-    with mock.patch.object(commit_attempt, "append", append):
-        yield
+@bug("stale listings: two attempts", commit_attempt, "append", NO_KEPT_FACTS)
+def what_is_settled_is_noted_behind_the_next_record(real: Any, storage: Any, log: Log, entry: Any) -> Any:
+    noted: list[Any] = []
+    with mock.patch.object(appending, "note_names", lambda *what: noted.append(what)):
+        made = real(storage, log, entry)
+    for what in noted:
+        appending.note_names(*what)
+    return made
 
 
-@bug("a re-run that a sweep takes for dead")
-def what_a_sweep_abandons_is_not_settled() -> Iterator[None]:
-    with mock.patch.object(appending, "ends_of", lambda entries: iter(())):
-        yield
-
-
-@bug("a third committer, tight retention")
-def what_is_dropping_is_forgotten_by_the_next() -> Iterator[None]:
-    with _summaries(lambda s, new: replace(s, dropping=s.dropping[-1:])):
-        yield
-
-
-@bug("a third committer, tight retention")
-def what_is_unpublished_is_forgotten_by_the_next() -> Iterator[None]:
-    with _summaries(lambda s, new: replace(s, unpublished=tuple(u for u in s.unpublished if u.id == new.id))):
-        yield
-
-
-@bug("and a re-run of the first day")
-def output_that_was_replaced_is_nobodys_to_delete() -> Iterator[None]:
-    with mock.patch.object(summaries, "_replaced_outputs", lambda log, new: set()):
-        yield
-
-
-@bug("and an interval that replaces two days")
-def a_sink_is_not_told_what_was_replaced() -> Iterator[None]:
-    def own(summary: Any, new: Any) -> Any:
-        mine = (u for u in summary.unpublished if u.id != new.id or u.interval == new.content.interval)
-        return replace(summary, unpublished=tuple(mine))
-
-    # The mark of what the sink has stays, so that nobody can have died in the hook.
-    with _summaries(own), mock.patch.object(sweeping, "_outdated_marks", lambda files, now: set()):
-        yield
-
-
-@bug("its own former result")
-def what_replaces_passes_for_a_reproduction() -> Iterator[None]:
-    with mock.patch.object(committing, "reproduces", lambda log, content: 1 if content.attempt == "s" else None):
-        yield
-
-
-@bug("widens the output otherwise")
-def output_schemas_are_compared_at_begin_only() -> Iterator[None]:
-    with mock.patch.object(output_schemas, "check_output_schema", lambda *of: None):
-        yield
-
-
-@bug("widens the output otherwise")
-def a_rewind_takes_the_schemas_back() -> Iterator[None]:
-    real = committing.with_schemas
-
-    def with_schemas(log: Log, content: Any) -> Any:
-        target = log.entries[content.base_id] if content.kind == "restore" else None
-        content, output, late = real(log, content)
-        return content, target.output_schemas if isinstance(target, Record) else output, late
-
-    with mock.patch.object(committing, "with_schemas", with_schemas):
-        yield
-
-
-@bug("retracts output, and an attempt")
-def a_restore_retracts_nothing() -> Iterator[None]:
-    with mock.patch.object(committing, "_find_replaced", lambda log, content: ()):
-        yield
-
-
-@bug("retracts output, and a re-run")
-def files_of_retracted_output_stay() -> Iterator[None]:
-    with mock.patch.object(summaries, "_replaced_outputs", lambda log, new: set()):
-        yield
-
-
-@bug("after its first result was quarantined")
-def what_marks_mean_for_the_retained_is_not_carried_on() -> Iterator[None]:
-    with mock.patch.object(summaries, "_find_refused", lambda log, new, asked_of: ()):
-        yield
-
-
-@bug("two that remember")
-def a_re_run_brings_back_how_far_commits_reach() -> Iterator[None]:
-    def only_its_own(summary: Any, new: Record) -> Any:
-        return replace(summary, latest_end_ms=new.interval.end_ms) if isinstance(new, Record) else summary
-
-    with _summaries(only_its_own):
-        yield
-
-
-@bug("an interval that replaced two days, and the day after")
-def whose_output_was_replaced_is_not_carried_on() -> Iterator[None]:
-    with _summaries(lambda summary, new: replace(summary, replaced_outputs=())):
-        yield
-
-
-@bug("two that remember")
-def what_is_kept_is_not_what_is_retained() -> Iterator[None]:
-    def without_bases(summary: Any, new: Record) -> Any:
-        return replace(summary, kept=tuple(replace(k, base_id=None) for k in summary.kept))
-
-    with _summaries(without_bases):
-        yield
-
-
-@bug("an attempt that drops what it reads")
-def leases_are_listed_before_the_log_is_read() -> Iterator[None]:
-    real = Coordinator.clean_up
-
-    def clean_up(self: Coordinator) -> Any:
-        early = [*self.storage.list(paths.LEASES)]
-        with mock.patch.object(cleaning, "plan_leases", lambda leases, newest: plan_leases(early, newest)):
-            return real(self)
-
-    with mock.patch.object(Coordinator, "clean_up", clean_up):
-        yield
-
-
-@bug("an attempt that drops what it reads")
-def a_reader_looks_at_the_log_before_its_lease_is_there() -> Iterator[None]:
-    real, looks = leasing.take_lease, leasing.check_retained
-
-    def take_lease(storage: Any, checkpoint_id: int, what: str) -> str | None:
-        looks(storage, checkpoint_id)
-        with mock.patch.object(leasing, "check_retained", lambda storage, checkpoint_id: None):
-            return real(storage, checkpoint_id, what)
-
-    with mock.patch.object(commit_world, "take_lease", take_lease):
-        yield
-
-
-@bug("an attempt that drops what it reads")
-def a_clean_up_asks_nobody_who_reads() -> Iterator[None]:
-    with mock.patch.object(cleaning, "leased_checkpoints", lambda storage, now: ({}, [])):
-        yield
-
-
-@bug("two sweepers find a day lost whose record is shrunk")
-def lost_files_are_written_anew_after_the_sweep() -> Iterator[None]:
-    real = sweeping._sweep
-
-    def sweep(storage: Any, *rest: Any) -> Any:
-        with (
-            mock.patch.object(sweeping, "rebuild_settled", nothing_lost),
-            mock.patch.object(Log, "_check_settled", lambda log, below, own: None),
-        ):
-            found = real(storage, *rest)
-        settling.rebuild_settled(storage)
-        return found
-
-    with mock.patch.object(sweeping, "_sweep", sweep):
-        yield
-
-
-@bug("two days lost whose records are shrunk")
-def lost_files_are_not_written_anew() -> Iterator[None]:
-    with (
-        mock.patch.object(sweeping, "rebuild_settled", nothing_lost),
-        mock.patch.object(Log, "_check_settled", lambda log, below, own: None),
-    ):
-        yield
-
-
-@bug("two sweepers find a day lost whose record is shrunk")
-def a_file_written_anew_lists_no_output() -> Iterator[None]:
-    with mock.patch.object(settling, "outputs_of", lambda entry: ()):
-        yield
-
-
-def _no_kept_facts() -> Any:
-    """The newest record also says what it retains, which hides an old listing of a commit that is not dropped yet."""
-    return mock.patch.object(Log, "_kept_facts", frozenset())
-
-
-@bug("stale listings: two attempts")
-def a_fence_is_looked_for_in_a_listing_only() -> Iterator[None]:
-    with mock.patch.object(readers, "list_fresh", _only_listed), _no_kept_facts():
-        yield
-
-
-@bug("stale listings: an attempt, a re-run")
-def output_is_looked_for_in_a_listing_only() -> Iterator[None]:
-    with mock.patch.object(readers, "list_fresh", _only_listed), _no_kept_facts():
-        yield
-
-
-@bug("stale listings: two attempts")
-def what_is_settled_is_noted_behind_the_next_record() -> Iterator[None]:
-    real, note = appending.append, appending.note_names
-
-    def append(storage: Any, log: Log, entry: Any) -> Any:
-        noted: list[Any] = []
-        with mock.patch.object(appending, "note_names", lambda *what: noted.append(what)):
-            made = real(storage, log, entry)
-        for what in noted:
-            note(*what)
-        return made
-
-    with mock.patch.object(commit_attempt, "append", append), _no_kept_facts():
-        yield
-
-
-@bug("without the checkpoint, one answer lost")
-def commits_go_on_during_a_release() -> Iterator[None]:
-    with mock.patch.object(committing, "_check_no_release", lambda log, who: None):
-        yield
-
-
-@bug("without the checkpoint, and the next begin")
-def a_release_adds_no_record() -> Iterator[None]:
-    with mock.patch.object(quarantining, "_append_fence", lambda at, name: None):
-        yield
-
-
-@bug("without the checkpoint, and a second release")
-def a_release_looks_only_before_it_begins() -> Iterator[None]:
-    real = quarantining._check_release
-
-    def before(at: Any, log: Log, checkpoint_id: int) -> None:
-        if not log.quarantined[checkpoint_id].releasing:
-            real(at, log, checkpoint_id)
-
-    with mock.patch.object(quarantining, "_check_release", before):
-        yield
-
-
-@bug("stale listings: a quarantine")
-def a_quarantine_is_looked_for_in_a_listing_only() -> Iterator[None]:
-    with mock.patch.object(logs, "list_fresh", _only_listed):
-        yield
-
-
-@bug("stale listings: a lease")
-def a_lease_is_looked_for_in_a_listing_only() -> Iterator[None]:
-    with mock.patch.object(cleaning, "listed_files", lambda storage, folder: list(storage.list(folder))):
-        yield
-
-
-@bug("skewed clocks: a lease, ")
-def a_sweep_goes_by_the_clock_of_its_host() -> Iterator[None]:
-    def host_ms(storage: Any, *, dry_run: bool) -> int:
-        return time.time_ns() // 1_000_000
-
-    with mock.patch.object(interleavings, "storage_now_ms", host_ms):
-        yield
-
-
-@bug("skewed clocks: a lease an hour behind")
-def a_host_dates_the_files_that_it_writes() -> Iterator[None]:
-    real = Scenario.explore
-    with mock.patch.object(Scenario, "explore", lambda self: real(self, host_dates_files=True)):
-        yield
-
-
-def _only_listed(storage: Any, folder: str) -> list[str]:
-    return [info.path for info in storage.list(folder)]
+@bug("without the checkpoint, and a second release", quarantining, "_check_release")
+def a_release_looks_only_before_it_begins(real: Any, at: Any, log: Log, checkpoint_id: int) -> None:
+    if not log.quarantined[checkpoint_id].releasing:
+        real(at, log, checkpoint_id)
 
 
 @pytest.mark.parametrize("name", BUGS)
 @pytest.mark.long("seconds", runs_in="ci")
 def test_planted(name: str) -> None:
     """Without the check some interleaving breaks a rule: the checker can fail, and the check is needed."""
-    plant, scenario = BUGS[name]
+    scenario = named(BUGS[name][0])
     # That a process finds a file missing and says so is not what is looked for.
-    actors = [replace(a, may=(*a.may, StateUnusable)) for a in BY_NAME[scenario].actors]
-    with plant(), pytest.raises(Violation) as found:
-        replace(BY_NAME[scenario], actors=actors).explore()
+    actors = [replace(a, may=(*a.may, StateUnusable)) for a in scenario.actors]
+    with planted(name), pytest.raises(Violation) as found:
+        replace(scenario, actors=actors).explore()
     print(f"{name}: {str(found.value).splitlines()[0]}")
 
 
@@ -704,14 +514,12 @@ def own_files_whoever_needs_them() -> Iterator[None]:
 @pytest.mark.long("seconds", runs_in="ci")
 def test_redundant(plant: Any, scenario: str) -> None:
     """Two checks that nothing depends on as long as the others are made: no interleaving goes wrong without them."""
-    (name,) = [n for n in BY_NAME if scenario in n]
     with plant():
-        BY_NAME[name].explore()
+        named(scenario).explore()
 
 
 def test_the_second_line_of_defence_is_one() -> None:
     """Without the first look for its own attempt, a retry believes that it lost; then the references are what saves the files."""
-    (name,) = [n for n in BY_NAME if "its retry, and the next" in n]
-    blind, _ = BUGS["own_attempt_is_not_looked_for"]
-    with blind(), own_files_whoever_needs_them(), pytest.raises(Violation, match="what is needed is there"):
-        BY_NAME[name].explore()
+    blind = planted("its own attempt is not looked for")
+    with blind, own_files_whoever_needs_them(), pytest.raises(Violation, match="what is needed is there"):
+        named("its retry, and the next").explore()
