@@ -37,6 +37,7 @@ LIGHT = {
     "state_backend.values.frozen",
     "state_backend.values.hide_secrets",
     "state_backend.values.intervals",
+    "state_backend.values.parse_source",
     "state_backend.values.schedule",
     "state_backend.values.zones",
 }
