@@ -9,9 +9,9 @@ two logs. If an upstream commits while a result is computed, the result is stale
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from state_backend.chains.inputs_of import Piece, commits_in, is_left_out, part_of, pieces_of
 from state_backend.checkpoint.interval_results import spoilt_results
@@ -28,18 +28,26 @@ from state_backend.values.records import Record, Tombstone
 Kind = Literal["stale", "pending", "unknown", "unreadable"]
 
 
+class Cause(NamedTuple):
+    """The interval of a pipeline because of which a result is out of date; no interval if its log can't be read."""
+
+    root: str
+    pipeline: str
+    interval: Interval | None
+
+
 @frozen
 class Verdict:
     """Why the result of an interval may not be used as it is.
 
     Attributes:
         kind: `unknown`: the records have no digests to compare. `unreadable`: an upstream's log can't be read.
+        cause: The next step towards the first cause.
     """
 
     kind: Kind
     why: str
-    # Root and name of the upstream that can't be read.
-    upstream: tuple[str, str] | None = None
+    cause: Cause | None = None
 
 
 def judge_part(read: InputPart, now: list[Piece], name: str, *, known_until: int) -> Verdict | None:
@@ -217,7 +225,8 @@ class Chains:
                     found[interval] = Verdict(kind="unknown", why=f"a state was restored after it; {verdict.why}")
                 continue
             if first is not None and (verdict is None or verdict.kind == "unknown"):
-                verdict = Verdict(kind="pending", why=f"it continues from {first}, which is out of date")
+                why = f"it continues from {first}, which is out of date"
+                verdict = Verdict(kind="pending", why=why, cause=Cause(root, pipeline, first))
             if verdict is not None:
                 found[interval] = verdict
                 if verdict.kind != "unknown":
@@ -226,7 +235,8 @@ class Chains:
 
     def _still_reads(self, root: str, pipeline: str, verdict: Verdict) -> bool:
         reads = self.inputs(root, pipeline)
-        return verdict.upstream in {(root_of_edge(read.edge.root, root), read.edge.pipeline) for read in reads}
+        there = {Cause(root_of_edge(read.edge.root, root), read.edge.pipeline, None) for read in reads}
+        return verdict.cause in there
 
     def _unsettled(self, root: str, followed: Followed) -> datetime | None:
         """Return the start of the first interval of an upstream whose readers may be out of date; None without one.
@@ -264,41 +274,45 @@ class Chains:
         try:
             node = self.node(*at)
             if not node.log.head_id:
-                return Verdict(
-                    kind="unreadable", why=f"there is no pipeline {edge.pipeline} below {at[0]}", upstream=at
-                )
+                why = f"there is no pipeline {edge.pipeline} below {at[0]}"
+                return Verdict(kind="unreadable", why=why, cause=Cause(*at, None))
             there = commits_in(node.log, edge, read.span)
             problem = find_problem(node, edge, read.span, there, self.judged(*at))
             if problem is not None:
-                return Verdict(kind="pending", why=f"{edge.pipeline} {problem[0]}: {problem[1]}")
-            return self._judge_parts(node, read, there)
+                why = f"{edge.pipeline} {problem[0]}: {problem[1]}"
+                return Verdict(kind="pending", why=why, cause=Cause(*at, problem[0]))
+            found = _judge_parts(node, read, there)
+            return found and replace(found[0], cause=Cause(*at, found[1]))
         except RetryableError:
             raise
         except CairnError as error:
-            return Verdict(
-                kind="unreadable", why=f"{edge.pipeline} can't be read: {str(error).splitlines()[0]}", upstream=at
-            )
+            why = f"{edge.pipeline} can't be read: {str(error).splitlines()[0]}"
+            return Verdict(kind="unreadable", why=why, cause=Cause(*at, None))
 
-    def _judge_parts(self, node: Node, read: InputRead, there: Mapping[Interval, int]) -> Verdict | None:
-        # A log that is shorter than it was has been put back from a backup, and uses ids again.
-        same_log = node.id == read.log and node.log.head_id >= read.head
-        edge, known_until = read.edge, read.head if same_log else 0
-        count = sum(part.intervals for part in read.parts)
-        if len(there) == count and all(n <= known_until for n in there.values()):
-            return None
-        if edge.reads == "state" and read.parts:
-            now = pieces_of(node.log, edge, there)
-            return judge_part(read.parts[0], now, f"the state of {edge.pipeline}", known_until=known_until)
-        lone = [i for i in there if not any(p.span.start <= i.start and i.end <= p.span.end for p in read.parts)]
-        if lone:
-            return Verdict(kind="stale", why=f"{edge.pipeline} has {lone[0]}, which it did not read")
-        for part in read.parts:
-            inside = {i: n for i, n in there.items() if part.span.start <= i.start and i.end <= part.span.end}
-            changed = len(inside) != part.intervals or any(n > known_until for n in inside.values())
-            now = pieces_of(node.log, edge, inside) if changed else []
-            if changed and (verdict := judge_part(part, now, edge.pipeline, known_until=known_until)) is not None:
-                return verdict
+
+def _judge_parts(node: Node, read: InputRead, there: Mapping[Interval, int]) -> tuple[Verdict, Interval] | None:
+    """Return what differs from a reading, and the first interval that does, or that may."""
+    # A log that is shorter than it was has been put back from a backup, and uses ids again.
+    same_log = node.id == read.log and node.log.head_id >= read.head
+    edge, known_until = read.edge, read.head if same_log else 0
+    count = sum(part.intervals for part in read.parts)
+    if len(there) == count and all(n <= known_until for n in there.values()):
         return None
+    if edge.reads == "state" and read.parts:
+        now = pieces_of(node.log, edge, there)
+        verdict = judge_part(read.parts[0], now, f"the state of {edge.pipeline}", known_until=known_until)
+        return None if verdict is None else (verdict, next(iter(there), read.span))
+    lone = [i for i in there if not any(p.span.start <= i.start and i.end <= p.span.end for p in read.parts)]
+    if lone:
+        return Verdict(kind="stale", why=f"{edge.pipeline} has {lone[0]}, which it did not read"), lone[0]
+    for part in read.parts:
+        inside = {i: n for i, n in there.items() if part.span.start <= i.start and i.end <= part.span.end}
+        newer = sorted(i for i, n in inside.items() if n > known_until)
+        changed = len(inside) != part.intervals or newer
+        now = pieces_of(node.log, edge, inside) if changed else []
+        if changed and (verdict := judge_part(part, now, edge.pipeline, known_until=known_until)) is not None:
+            return verdict, next(iter(newer), part.span)
+    return None
 
 
 _ORDER: tuple[Kind, ...] = ("unreadable", "stale", "pending", "unknown")

@@ -68,10 +68,12 @@ def heal_command(
     airflow: str | None = None,
     *,
     code: str | None = None,
+    chain: bool = False,
 ) -> str:
     """Return the command that runs all stale, failed, quarantined and missing intervals in order."""
     dag = None if dag_id == pipeline else dag_id
-    return command_line("heal", root=root, pipeline=pipeline, to=to, code=code, dag=dag, airflow=_address(airflow))
+    at = _address(airflow)
+    return command_line("heal", root=root, pipeline=pipeline, to=to, code=code, dag=dag, airflow=at, chain=chain)
 
 
 def local_command(root: str, pipeline: str, again: Rerun, code: str) -> str:

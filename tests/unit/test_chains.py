@@ -138,6 +138,39 @@ def test_commands_name_what_a_correction_changed(tmp_path: Path) -> None:
     assert gone["outdated"][0]["why"] == f"there is no pipeline sales below {world.root}"
 
 
+def test_status_names_the_way_from_a_cause_and_heals_the_chain_where_an_earlier_result_waits(tmp_path: Path) -> None:
+    sales, prices = Edge(pipeline="sales"), Edge(pipeline="prices")
+    edges = {"sales": (), "prices": (), "report": (sales,), "board": (Edge(pipeline="report"), prices)}
+    world = World(edges, root=f"file://{tmp_path}")
+    for name in edges:
+        for n in (1, 2, 3):
+            world.run(name, n)
+    for name, n in (("sales", 2), ("prices", 3)):
+        world.raw[name, n] = 4
+        world.run(name, n)
+
+    def asked(name: str, when: str) -> tuple[list[tuple[str, str, int | None]], str | None]:
+        where = ["--root", world.root, "--pipeline", name, "--why", when]
+        said, shown = (CliRunner().invoke(app, ["status", *where, *more]) for more in ([], ["--json"]))
+        found = json.loads(shown.stdout)
+        assert said.exit_code == shown.exit_code == (1 if found["path"] else 0)
+        assert all(f"  {s['pipeline']} 2024" in said.stdout and s["why"] in said.stdout for s in found["path"])
+        path = [(s["pipeline"], s["why"].split(" at ")[0], s["id"]) for s in found["path"]]
+        return path, found["command"]
+
+    heal = f"cairn heal --root {world.root} --pipeline board --to 2024-01-03T00:00:00Z --chain"
+    follow = [("report", "1 stale", None), ("board", "1 pending", None)]
+    assert asked("board", "2024-01-02T12:00") == ([("sales", "corrected", 4), *follow], heal)
+    after = [("sales", "corrected", 4), ("sales", "1 stale", None), ("report", "1 pending", None)]
+    assert asked("report", "2024-01-03")[0] == after
+    assert asked("board", "2024-01-03")[0] == [("prices", "corrected", 4), ("board", "1 stale", None)]
+    assert asked("board", "2024-01-01") == asked("sales", "2024-01-02") == ([], None)
+    (tmp_path / "sales").rename(tmp_path / "sold")
+    where = ["status", "--root", world.root, "--pipeline", "report", "--why"]
+    assert "\n  sales: can't be read\n" in CliRunner().invoke(app, [*where, "2024-01-02"]).stdout
+    assert CliRunner().invoke(app, [*where, "2024-01-09"]).exit_code == 2
+
+
 def test_heal_over_a_chain_plans_upstream_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "three.py").write_text(
         "from cairn import Pipeline, upstream\nfrom tests.support.checkpoints import START\n"

@@ -89,7 +89,7 @@ RUN = {
     "test_it_runs_what_is_stale_and_missing_and_then_has_nothing_to_do as printed",
     "cairn heal --to DATE": "tests/unit/test_heal_command.py::"
     "test_it_stops_at_a_run_that_fails_and_the_printed_command_goes_on as printed",
-    "cairn heal --root … --pipeline … --to … --code … --dag … --airflow …": AIRFLOW
+    "cairn heal --root … --pipeline … --to … --code … --dag … --airflow … --chain …": AIRFLOW
     + "test_a_cleared_day_with_another_result_makes_tomorrow_wait_with_the_command as printed",
     "cairn run --code … --root … --from … --to … --reprocess … --replace-overlapping": "tests/unit/test_heal_command.py::"
     "test_without_airflow_overlapping_output_is_replaced_by_cairn_run as printed",
@@ -161,6 +161,7 @@ RUN = {
     "cairn publish … --skip": CLI + "test_what_a_failing_sink_prints_publishes_or_gives_up as printed",
     "cairn restore ID --dry-run": ERRORS,
     "cairn heal --root file:///data/state --pipeline revenue --to 2024-01-31 --chain": CHAINS,
+    "cairn status --pipeline report --why 2024-01-31": CHAINS,
     "cairn heal --root file:///data/state --pipeline revenue --to 2024-01-31 --chain --dry-run": CHAINS,
     "cairn run": "tests/integration/test_docs.py::test_every_block_of_the_page_runs as printed",
     "cairn run --code pipelines.…:… --every … --root file://…/data/state": "tests/integration/test_new_pipeline.py::"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from datetime import UTC
 from typing import Annotated
 
 import typer
@@ -10,12 +11,16 @@ import typer
 from cairn.command.exit_codes import FINDINGS
 from cairn.command.list_pipelines import list_pipelines
 from cairn.command.options import Dag, Json, Root, open_log
-from cairn.command.printing import print_json, print_text, style_of
+from cairn.command.printing import print_json, print_text, span_of, style_of
 from cairn.command.repair_command import code_of, repair_command
 from state_backend.chains.judge_inputs import Chains
+from state_backend.chains.trace_cause import trace_cause
 from state_backend.checkpoint.choose_base import lines_of, why_stale
 from state_backend.inspection.pipeline_status import describe_status, status_of
+from state_backend.values.airflow_commands import heal_command
+from state_backend.values.day_or_instant import first_instant
 from state_backend.values.environment import Variable
+from state_backend.values.errors import UsageError
 from state_backend.values.intervals import format_instant
 
 
@@ -28,6 +33,12 @@ def status(
     all_: Annotated[
         bool, typer.Option("--all", help="List all pipelines of the root, also if CAIRN_PIPELINE names one.")
     ] = False,
+    why: Annotated[
+        str | None,
+        typer.Option(
+            help="Show how the result of one interval came to be out of date: an instant in it, or a day in the zone of the schedule."
+        ),
+    ] = None,
     dag: Dag = None,
     as_json: Json = False,
 ) -> int:
@@ -38,8 +49,15 @@ def status(
         return list_pipelines(root, as_json=as_json)
     advice = _first_interval(dag or pipeline, root)
     at, log = open_log(root, pipeline, if_new=f"\nIf the pipeline never ran: {advice}")
-    found = status_of(log, pipeline, at.storage, Chains().judged(root, pipeline, log))
+    chains = Chains()
+    found = status_of(log, pipeline, at.storage, chains.judged(root, pipeline, log))
     command = None if found.rerun is None else repair_command(log, found.rerun, root=root, pipeline=pipeline, dag=dag)
+    open_ = [(interval, verdict) for interval, verdict in found.outdated if verdict.kind != "unknown"]
+    if any(v.kind == "pending" and v.cause and v.cause[:2] != (root.rstrip("/"), pipeline) for _, v in open_):
+        last = max([interval.start for interval, _ in open_] + ([found.rerun.last] if found.rerun is not None else []))
+        command = heal_command(root, pipeline, last, dag, chain=True)
+    if why is not None:
+        return _tell_why(chains, root, pipeline, why, command, as_json=as_json)
     if as_json:
         print_json(describe_status(found, command))
         return 0 if found.well else FINDINGS
@@ -71,6 +89,41 @@ def status(
             f"cairn publish {first} {where} --skip"
         )
     return 0 if found.well else FINDINGS
+
+
+def _tell_why(chains: Chains, root: str, pipeline: str, when: str, command: str | None, *, as_json: bool) -> int:
+    """Print the way from a cause to the result of an interval, and the command that repairs the pipeline."""
+    node, schedule = chains.node(root, pipeline), chains.log(root, pipeline).schedule
+    at = first_instant("--why", when, UTC if schedule is None else schedule.rules)
+    interval = next((i for i in sorted(node.outputs) if i.start <= at < i.end), None)
+    if interval is None:
+        raise UsageError(f"{pipeline} has no result for {format_instant(at)}; name an interval that has run")
+    steps = trace_cause(chains, root, pipeline, interval)
+    if as_json:
+        shown = [
+            {
+                "root": s.root,
+                "pipeline": s.pipeline,
+                "interval": s.span and str(s.span),
+                "why": s.why,
+                "id": s.checkpoint,
+            }
+            for s in steps
+        ]
+        print_json({"interval": str(interval), "path": shown, "command": command if steps else None})
+        return FINDINGS if steps else 0
+    if not steps:
+        print_text(f"{pipeline} {interval}: nothing is out of date, as far as the logs tell")
+        return 0
+    print_text(f"{pipeline} {interval} is out of date. From the cause on:")
+    for step in steps:
+        span = "" if step.span is None else f" {span_of(step.span)}"
+        print_text(
+            f"  {step.pipeline}{span}: {step.why}{'' if step.checkpoint is None else f' (checkpoint {step.checkpoint})'}"
+        )
+    if command is not None:
+        print_text(f"to repair this, run:\n{command}")
+    return FINDINGS
 
 
 def _first_interval(dag: str, root: str) -> str:
