@@ -342,8 +342,9 @@ class ProcessIntervalOperator(WaitingOperator):
         from state_backend.values.airflow_commands import heal_command
         from state_backend.values.intervals import format_instant
 
-        command = heal_command(self.root, self.pipeline, format_instant(heal_to), context["dag_run"].dag_id)
-        return f"To run every interval again that is not healthy, in order:\n{command}{' --chain' if by_input else ''}"
+        dag_id, to = context["dag_run"].dag_id, format_instant(heal_to)
+        command = heal_command(self.root, self.pipeline, to, dag_id, chain=by_input)
+        return f"To run every interval again that is not healthy, in order:\n{command}"
 
     def _trigger(
         self, context: Any, log: Log, start: datetime, wait: Wait, *, until_ms: int

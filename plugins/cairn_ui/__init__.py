@@ -11,7 +11,8 @@ read_logs.py         reads and caches logs, with a limit on a page's wait
 broken_since.py, waiting_dags.py, try_reason.py, run_bars.py, run_timeline.py
                      decide and compute what pages tell about runs
 next_steps.py, error_pages.py        name the next step on empty pages, and answer errors with pages
-pipeline_overview.py, checkpoint_actions.py, lineage_graph.py, log_pages.py, phases.py, trends.py, trial_summary.py
+pipeline_overview.py, checkpoint_actions.py, chain_graph.py, lineage_graph.py, log_pages.py, phases.py, trends.py,
+trial_summary.py
                      compute what `state_backend.inspection` does not describe: labels, commands, places in a drawing
 render_template.py   renders HTML from templates, over the values that the commands print with --json
 data_docs.py, data_docs_routes.py    list and serve Data Docs in Airflow's UI

@@ -12,6 +12,7 @@ from airflow.models.dag import DagModel
 from airflow.models.dag_version import DagVersion
 from airflow.models.dagrun import DagRun
 from airflow.models.serialized_dag import SerializedDagModel
+from airflow.models.taskinstance import TaskInstance
 from airflow.models.xcom import XComModel
 from airflow.utils.session import create_session
 from sqlalchemy import func, select
@@ -102,12 +103,15 @@ def schedules_of(dag_ids: Collection[str]) -> dict[str, DagSchedule]:
             .group_by(DagRun.dag_id)
         ).all()
         running = {dag_id: int(number) for dag_id, number in active}
+        deferred = select(TaskInstance.dag_id).where(TaskInstance.dag_id.in_(dag_ids), TaskInstance.state == "deferred")
+        waiting = set(session.scalars(deferred))
         for model in session.scalars(select(DagModel).where(DagModel.dag_id.in_(dag_ids))):
             found[model.dag_id] = DagSchedule(
                 paused=bool(model.is_paused),
                 asked_end=ends.get(model.dag_id),
                 next_due=model.next_dagrun_create_after,
                 running=running.get(model.dag_id, 0),
+                waiting=model.dag_id in waiting,
             )
     return found
 

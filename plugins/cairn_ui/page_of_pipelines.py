@@ -12,6 +12,7 @@ from fastapi.responses import RedirectResponse, Response
 from cairn_ui import airflow_database, database_runs, next_steps, shown_page
 from cairn_ui.access import Asks
 from cairn_ui.broken_since import newest_words, unusable_checkpoints
+from cairn_ui.chain_graph import chain_graph
 from cairn_ui.pipeline_overview import OverviewRow, furthest, overview_row, worst_first
 from cairn_ui.pipelines_of_dags import PipelineRef
 from cairn_ui.read_logs import Look, NotAnswered
@@ -46,6 +47,7 @@ def _list(request: Request, refs: list[PipelineRef], dag_id: str | None) -> Resp
         request,
         "pipelines.html",
         rows=worst_first(rows),
+        graph=chain_graph(refs, looks, [dag for dag, s in schedules.items() if s.waiting]),
         dag_id=dag_id,
         next=next_steps.without_pipeline(dag_id),
         running=any(s.running for s in schedules.values()) or any(r.read is None and r.look.problem for r in rows),

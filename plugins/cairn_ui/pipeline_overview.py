@@ -204,11 +204,14 @@ def worst_first(rows: list[OverviewRow]) -> list[OverviewRow]:
 
 def command_of(ref: PipelineRef, reading: Reading, airflow: str | None = None) -> str | None:
     """Return the command after which the next interval can start; None if it can, or if no command helps."""
-    rerun = reading.status.rerun
+    rerun, code = reading.status.rerun, ref.code or reading.log.code
+    if (to := reading.status.heal_to) is not None:
+        local = code if ref.dag_id is None else None
+        return heal_command(ref.root, ref.name, to, ref.dag_id, airflow, code=local, chain=True)
     if rerun is None:
         return None
     if ref.dag_id is None:
-        return local_command(ref.root, ref.name, rerun, ref.code or reading.log.code)
+        return local_command(ref.root, ref.name, rerun, code)
     if rerun.replace_overlapping:  # `cairn heal` does not replace output of overlapping intervals.
         return backfill_command(ref.dag_id, rerun, airflow)
     return heal_command(ref.root, ref.name, format_instant(rerun.last), ref.dag_id, airflow)

@@ -11,14 +11,14 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from concurrent.futures import Future
 from dataclasses import replace
 from datetime import datetime
 from typing import Any, TypeVar
 
 from cairn_ui.pipelines_of_dags import PipelineRef
-from state_backend.chains.judge_inputs import Chains, Verdict
+from state_backend.chains.judge_inputs import Chains
 from state_backend.checkpoint.log import Log, read_log
 from state_backend.checkpoint.parallel import at_once
 from state_backend.formats import paths
@@ -26,7 +26,7 @@ from state_backend.inspection.pipeline_status import Status, status_of
 from state_backend.ports.storage import Storage
 from state_backend.values.errors import CairnError, CorruptRecord
 from state_backend.values.frozen import frozen
-from state_backend.values.intervals import Interval
+from state_backend.values.inputs import InputRead
 from state_backend.values.records import Record
 
 T = TypeVar("T")
@@ -49,6 +49,8 @@ class Reading:
     log: Log
     status: Status
     validated: dict[int, frozenset[str]]
+    # What the newest interval read of other pipelines.
+    reads: tuple[InputRead, ...]
     # Time of the read, in seconds since the epoch.
     read_s: float
     # Duration of the read in seconds.
@@ -208,9 +210,11 @@ class Reader:
         for info in storage.list(paths.VALIDATED):
             if (found := paths.validated_id(info.path)) is not None:
                 validated.setdefault(found[0], set()).add(found[1])
+        chains = self._chains(ref)
         reading = Reading(
             log=log,
-            status=status_of(log, ref.name, storage, self._outdated(ref, log)),
+            status=status_of(log, ref.name, storage, chains.judged(ref.root, ref.name, log)),
+            reads=chains.inputs(ref.root, ref.name),
             validated={n: frozenset(modes) for n, modes in validated.items()},
             read_s=self._clock(),
             took_s=time.perf_counter() - began_s,
@@ -218,11 +222,11 @@ class Reader:
         self._readings[ref.key] = reading
         return reading
 
-    def _outdated(self, ref: PipelineRef, log: Log) -> Mapping[Interval, Verdict]:
+    def _chains(self, ref: PipelineRef) -> Chains:
         def open_log(root: str, name: str) -> Log:
             return read_log(self._storage(replace(ref, root=root, name=name)))
 
-        return Chains(open_log=open_log).judged(ref.root, ref.name, log)
+        return Chains(open_log=open_log)
 
     def _count(self, ref: PipelineRef) -> None:
         total = files = 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from contextlib import suppress
 from graphlib import CycleError, TopologicalSorter
 
@@ -13,7 +14,12 @@ At = tuple[str, str]
 
 
 def chain_of(root: str, pipeline: str) -> list[At]:
-    """Return root and name of each pipeline of a chain: each after those that it reads of the same interval.
+    """Return root and name of each pipeline of a chain: each after those that it reads of the same interval."""
+    return [*TopologicalSorter(chain_order(root, pipeline)).static_order()]
+
+
+def chain_order(root: str, pipeline: str) -> dict[At, list[At]]:
+    """Return root and name of each pipeline of a chain, with the pipelines that must run before it.
 
     Pipelines below the same root are asked what they read. So a pipeline of another root is found if one of these reads
     it, but not if it only reads them.
@@ -26,11 +32,21 @@ def chain_of(root: str, pipeline: str) -> list[At]:
         for at in before:
             reads.setdefault(at, _reads(chains, at))
         found |= {up for at in before for up in reads[at]} | {at for at, ups in reads.items() if found & ups.keys()}
-    for most in (sys.maxsize, 0):  # In a cycle, pipelines that look back are not waited for.
+    return without_cycles({at: reads[at] for at in sorted(found)})
+
+
+def without_cycles(reads: Mapping[At, Mapping[At, int]]) -> dict[At, list[At]]:
+    """Return the upstreams of each pipeline that must run before it. In a cycle, pipelines that look back don't wait.
+
+    `reads`: The upstreams of each pipeline, with the number of intervals that it looks back.
+    """
+    every = {*reads, *(up for ups in reads.values() for up in ups)}
+    for most in (sys.maxsize, 0):
+        order = {at: [up for up, back in reads.get(at, {}).items() if back <= most] for at in sorted(every)}
         with suppress(CycleError):
-            order = {at: [up for up, back in reads[at].items() if back <= most] for at in sorted(found)}
-            return [*TopologicalSorter(order).static_order()]
-    return sorted(found)  # Pipelines without `back` that read each other are refused when they run.
+            TopologicalSorter(order).prepare()
+            return order
+    return {at: [] for at in sorted(every)}  # Pipelines without `back` that read each other are refused when they run.
 
 
 def _reads(chains: Chains, at: At) -> dict[At, int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 from state_backend.chains.judge_inputs import Verdict
@@ -46,6 +46,17 @@ class Status:
         hook."""
         known = all(verdict.kind == "unknown" for _, verdict in self.outdated)
         return self.problem is None and self.rerun is None and not self.unpublished and known
+
+    @property
+    def heal_to(self) -> datetime | None:
+        """Return the start of the last interval that `cairn heal --chain` repairs; None if no input is out of date.
+
+        It is None too if output of overlapping intervals must be replaced, which `cairn heal` does not do.
+        """
+        starts = [interval.start for interval, verdict in self.outdated if verdict.kind in ("stale", "pending")]
+        if not starts or (self.rerun is not None and self.rerun.replace_overlapping):
+            return None
+        return max([*starts, *([self.rerun.last] if self.rerun is not None else [])])
 
 
 def describe_status(found: Status, command: str | None) -> dict[str, Any]:

@@ -62,6 +62,8 @@ class DagSchedule:
     next_due: datetime | None
     # Number of runs that wait or are in progress.
     running: int
+    # True if a task waits in the triggerer.
+    waiting: bool = False
 
 
 @frozen

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import shlex
+import sys
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from unittest import mock
@@ -171,13 +172,19 @@ def test_status_names_the_way_from_a_cause_and_heals_the_chain_where_an_earlier_
     assert CliRunner().invoke(app, [*where, "2024-01-09"]).exit_code == 2
 
 
-def test_heal_over_a_chain_plans_upstream_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "three.py").write_text(
+def write_code(folder: Path, patch: pytest.MonkeyPatch, *names: str) -> None:
+    """Write the module `three` with the pipelines, for commands that load the recorded code."""
+    (folder / "three.py").write_text(
         "from cairn import Pipeline, upstream\nfrom tests.support.checkpoints import START\n"
-        "for name in ('sales', 'report', 'board'):\n"
+        f"for name in {names}:\n"
         "    globals()[name] = Pipeline(name=name, start=START, source=upstream('x'), key=['k'], processor=object, schedule='@daily')\n"
     )
-    monkeypatch.syspath_prepend(str(tmp_path))
+    patch.syspath_prepend(str(folder))
+    patch.delitem(sys.modules, "three", raising=False)
+
+
+def test_heal_over_a_chain_plans_upstream_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_code(tmp_path, monkeypatch, "sales", "report", "board")
     edges = {"sales": (), "report": (Edge(pipeline="sales"),), "board": (Edge(pipeline="report"),)}
     world = World(edges, root=f"file://{tmp_path}/root", code="three")
     for name in edges:

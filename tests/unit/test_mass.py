@@ -9,14 +9,14 @@ import ast
 
 from tests.tools.mass import FOLDERS, ROOT, mass
 
-MOST_METHODS, MOST_LINES_OF_A_MODULE, MOST_LINES_OF_TESTS = 25, 800, 79_560
+MOST_METHODS, MOST_LINES_OF_A_MODULE, MOST_LINES_OF_TESTS = 25, 800, 79_630
 
 # For each room, the most lines of its files, and the most tokens without comments and docstrings.
 BUDGETS = {
     "dags": (150, 600),
     "jobs/cairn": (2_510, 13_050),
     "jobs/cairn/aggregates": (1_080, 7_300),
-    "jobs/cairn/command": (4_530, 29_300),
+    "jobs/cairn/command": (4_550, 29_510),
     "jobs/cairn/data_sources": (590, 3_700),
     "jobs/cairn/driver": (750, 4_400),
     "jobs/cairn/operations": (840, 5_200),
@@ -36,13 +36,13 @@ BUDGETS = {
     "jobs/pipelines": (960, 5_600),
     "plugins/cairn_operators": (5_095, 28_000),
     "plugins/cairn_provider": (90, 400),
-    "plugins/cairn_ui": (3_290, 23_300),
+    "plugins/cairn_ui": (3_470, 25_100),
     "state_backend": (10, 100),
     "state_backend/adapters": (3_990, 25_700),
     "state_backend/chains": (715, 5_750),
     "state_backend/checkpoint": (5_860, 37_500),
     "state_backend/formats": (5_990, 39_750),
-    "state_backend/inspection": (3_320, 26_700),
+    "state_backend/inspection": (3_350, 26_950),
     "state_backend/ports": (210, 400),
     "state_backend/shard": (1_610, 9_500),
     "state_backend/state": (3_110, 26_300),

@@ -17,13 +17,17 @@ import pytest
 from typer.testing import CliRunner
 
 from cairn.command.cli import app
+from cairn_ui import chain_graph
 from cairn_ui.pipelines_of_dags import PipelineRef
 from cairn_ui.read_logs import Reader
 from state_backend.adapters.local_storage import LocalStorage
 from state_backend.adapters.memory_storage import MemoryStorage
+from state_backend.inspection.chain_of import without_cycles
 from state_backend.values.airflow_runs import TaskTry
+from state_backend.values.inputs import Edge
 from tests.support.shown_airflow import HOSTILE, write_docs
 from tests.support.shown_pipelines import eventful, run_id, steady
+from tests.unit.test_chains import World, write_code
 
 pytestmark = pytest.mark.filterwarnings("ignore:Using `httpx` with")
 BASE = "/cairn/checkpoints"
@@ -483,3 +487,57 @@ def test_the_age_on_the_list_is_that_of_the_checkpoint_beside_it(
     with shown_app({"rides": storage}, [ref_of("rides", tmp_path)], refused={}) as shown:
         said = text(TestClient(shown, cookies={"_token": "admin"}).get(f"{BASE}/").text)
     assert re.search(r"\b13 .*\b3 d 2 h\b", said), said
+
+
+def test_the_list_draws_which_pipelines_read_which(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The page does not list `sold`."""
+    from starlette.testclient import TestClient
+
+    from tests.support.shown_app import shown_app
+
+    write_code(tmp_path, monkeypatch, "sales", "sold", "report", "mail")
+    edges = {
+        "sales": (),
+        "sold": (),
+        "report": (Edge(pipeline="sales"), Edge(pipeline="sold", back=1)),
+        "mail": (Edge(pipeline="report"), Edge(pipeline="sales", reads="late", back=1, tracked=False)),
+    }
+    world = World(edges, root=f"file://{tmp_path}/root", code="three")
+    for name in edges:
+        for n in (1, 2):
+            world.run(name, n)
+    world.raw["sales", 2] = 4
+    world.run("sales", 2)
+    storages = {name: world.folders[name].storage for name in edges}
+    refs = [ref_of(n, tmp_path / "root", dag_id=None, code=f"three:{n}") for n in ("report", "mail")]
+    refs.append(ref_of("sales", tmp_path / "root"))
+    with shown_app(storages, refs, refused={}) as shown:  # type: ignore[arg-type]
+        client = TestClient(shown, cookies={"_token": "admin"})
+        html_ = client.get(f"{BASE}/").text
+        page = client.get(f"{BASE}/p/{quote(refs[1].key)}/").text
+    drawn = re.findall(r'class="pipeline (\w+)" data-node="(\w+)"', html_)
+    assert sorted(drawn) == [("healthy", "sales"), ("pending", "mail"), ("stale", "report"), ("unlisted", "sold")]
+    (section,) = re.findall(r'<section class="chain".*?</section>', html_, re.DOTALL)
+    listed = [re.sub(r"<[^>]*>", "", item) for item in re.findall(r"<li>(.*?)</li>", section)]
+    assert "report: 1 stale; reads sales, sold (1 back)" in listed
+    assert "mail: 1 pending; reads report, sales (late rows, 1 back, not tracked)" in listed
+    assert sorted(re.findall(r'<text class="edge-words"[^>]*>([^<]+)', section)) == [
+        "1 back",
+        "late rows, 1 back, not tracked",
+    ]
+    assert section.count('class="edge loose"') == 1 and section.count('class="edge"') == 3
+    assert section.count(f'href="{BASE}/p/{quote(refs[0].key)}/"') == 2 and 'data-node="sold" href' not in section
+    # The command of the page, as it is printed, for a pipeline that waits for another one.
+    (command,) = {html.unescape(one) for one in re.findall(r'data-copy="(cairn heal[^"]*)"', page)}
+    typed = CliRunner().invoke(app, [*shlex.split(command)[1:], "--dry-run", "--json"])
+    assert [one["pipeline"] for one in json.loads(typed.stdout)] == ["sales", "sold", "report", "mail"]
+
+
+def test_a_wide_graph_has_no_line_through_a_pipeline() -> None:
+    """Each line that crosses columns gets a row of its own there."""
+    at = {name: ("r", name) for name in "abcde"}
+    reads = {"b": "a", "c": "b", "d": "abc", "e": "a"}
+    order = without_cycles({at[name]: dict.fromkeys((at[up] for up in ups), 0) for name, ups in reads.items()})
+    places, ways = chain_graph._places(order)
+    assert len({*places.values()}) == len(places) and [places[at[name]][0] for name in "abcde"] == [0, 1, 2, 3, 1]
+    assert {edge: len(way) for edge, way in ways.items() if way} == {(at["a"], at["d"]): 2, (at["b"], at["d"]): 1}

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
+from graphlib import TopologicalSorter
 from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 import typer
@@ -35,7 +36,7 @@ from state_backend.adapters.open_storage import join_url, open_storage
 from state_backend.chains.judge_inputs import Chains
 from state_backend.checkpoint.log import read_log
 from state_backend.checkpoint.trials import check_no_trial
-from state_backend.inspection.chain_of import chain_of
+from state_backend.inspection.chain_of import At, chain_order
 from state_backend.ports.storage import Storage
 from state_backend.values.airflow_commands import backfill_command, command_line, heal_command
 from state_backend.values.day_or_instant import last_instant, needs_zone
@@ -79,24 +80,42 @@ def heal(
     check_no_trial(request.root, "heal")
     last_instant("--to", request.last)  # A wrong date fails here, before the first request to the storage or Airflow.
     named, at = _healing(request, spark, airflow, as_json=as_json), (request.root.rstrip("/"), request.pipeline)
-    worst, shown = 0, list[dict[str, Any]]()
-    command = f"{named.command} --chain"
-    for root, pipeline in chain_of(*at) if request.chain else [at]:
-        one = named
-        if (root, pipeline) != at:
-            other = replace(request, root=root, pipeline=pipeline, code="", dag=None, every=None)
-            try:
-                one = _healing(other, spark, airflow, as_json=as_json, recorded=True)
-            except CairnError as error:
-                left, worst = command_line("heal", root=root, pipeline=pipeline, to=request.last), 1
-                why = f"{pipeline} is left out: {str(error).splitlines()[0]}\nTo heal it alone, add --code or --dag to:\n{left}"
-                shown.append({"pipeline": pipeline, "healthy": False, "verdict": why, "command": left})
-                if not as_json:
-                    typer.echo(why)
-                continue
-        one.command = command if request.chain else one.command
-        worst = max(worst, one.run())
-        shown.append(one.shown)
+    worst, shown, command = 0, list[dict[str, Any]](), f"{named.command}{' --chain' if request.chain else ''}"
+    chain = TopologicalSorter(chain_order(*at) if request.chain else {at: []})
+    chain.prepare()
+    begun, under_way = list[_Healing](), dict[At, tuple[_Healing, Iterator[None]]]()
+    try:
+        while chain.is_active():
+            for root, pipeline in chain.get_ready():
+                one = named
+                if (root, pipeline) != at:
+                    other = replace(request, root=root, pipeline=pipeline, code="", dag=None, every=None)
+                    try:
+                        one = _healing(other, spark, airflow, as_json=as_json, recorded=True)
+                    except CairnError as error:
+                        left, worst = command_line("heal", root=root, pipeline=pipeline, to=request.last), 1
+                        why = f"{pipeline} is left out: {str(error).splitlines()[0]}\nTo heal it alone, add --code or --dag to:\n{left}"
+                        shown.append({"pipeline": pipeline, "healthy": False, "verdict": why, "command": left})
+                        if not as_json:
+                            typer.echo(why)
+                        chain.done((root, pipeline))
+                        continue
+                one.command = command
+                begun.append(one)
+                under_way[root, pipeline] = one, one.run()
+            ended = [place for place, (_, steps) in under_way.items() if next(steps, True)]
+            for place in ended:
+                one, _ = under_way.pop(place)
+                worst = max(worst, 0 if one.shown["healthy"] else 1)
+                shown.append(one.shown)
+            chain.done(*ended)
+            if under_way and not ended:
+                time.sleep(_POLL_S)
+    except KeyboardInterrupt as stop:
+        runs_on = any(isinstance(one.place, InAirflow) for one, _ in under_way.values())
+        left = "what Airflow has begun goes on" if runs_on else "their commits stay"
+        ran = _count(sum(one.progress.healed for one in begun))
+        raise Stopped(f"{ran} ran; {left}\nTo continue, run:\n{command}") from stop
     if as_json:
         typer.echo(json.dumps(shown if request.chain else shown[0], indent=2))
     return worst
@@ -109,7 +128,7 @@ def _healing(request: Heal, spark: str, airflow: str, *, as_json: bool, recorded
     log = read_log(storage)
     if request.code and dag is not None:
         raise UsageError("--code runs the intervals here, --dag runs them in Airflow; give one of them")
-    progress = _Progress(quiet=as_json)
+    progress = _Progress(f"{pipeline}: " if request.chain else "", quiet=as_json)
     if request.code or (dag is None and ran_here(log)):
         given = None if recorded else Variable.CODE.given
         code = request.code or given or (log.newest.content.code if log.newest else None)
@@ -140,10 +159,10 @@ def _healing(request: Heal, spark: str, airflow: str, *, as_json: bool, recorded
 class _Progress:
     """Progress of `cairn heal`, as printed lines and as a count of intervals. With `quiet`, it prints nothing."""
 
-    def __init__(self, *, quiet: bool) -> None:
+    def __init__(self, name: str, *, quiet: bool) -> None:
         self.healed = 0
         self.wanted = 0
-        self._quiet = quiet
+        self._name, self._quiet = name, quiet
         self._said: list[str] = []
 
     def done(self, interval: Interval) -> None:
@@ -151,7 +170,8 @@ class _Progress:
         self.say(f"{interval}: done, {self.healed} of {self.wanted}")
 
     def say(self, text: str) -> None:
-        """Print a line, but not the same line twice in a row."""
+        """Print a line, but not the same line twice in a row. In a chain, the line begins with the pipeline."""
+        text = text if text.startswith(self._name) else f"{self._name}{text.strip()}"
         if self._said[-1:] != [text]:
             self._said.append(text)
             if not self._quiet:
@@ -171,22 +191,21 @@ class _Healing:
         # Ids of the backfills that a printed line has named, or that this call has created.
         self._adopted: set[int] = set()
 
-    def run(self) -> int:
+    def run(self) -> Iterator[None]:
+        """Heal the pipeline. Yield whenever the next step must wait for a run of Airflow."""
         plan, health = self.place.plan(_now(), fresh=True)
         self._announce(plan, health)
-        if self.request.dry_run:
-            return self._end(plan, health, "nothing was changed", healthy=not plan.steps)
-        try:
-            plan, health = self._until_healthy(plan, health)
-        except KeyboardInterrupt as stop:
-            left = "what Airflow has begun goes on" if isinstance(self.place, InAirflow) else "their commits stay"
-            raise Stopped(f"{_count(self.progress.healed)} ran; {left}\nTo continue, run:\n{self.command}") from stop
-        except CairnError as error:
-            error.args, error.rerun = (f"{error}\nRepair the cause, then go on with:\n{self.command}",), None
-            raise
-        return self._end(plan, health, f"{_count(self.progress.healed)} ran", healthy=not plan.steps)
+        what = "nothing was changed"
+        if not self.request.dry_run:
+            try:
+                plan, health = yield from self._until_healthy(plan, health)
+            except CairnError as error:
+                error.args, error.rerun = (f"{error}\nRepair the cause, then go on with:\n{self.command}",), None
+                raise
+            what = f"{_count(self.progress.healed)} ran"
+        self._end(plan, health, what, healthy=not plan.steps)
 
-    def _until_healthy(self, plan: HealPlan, health: Health) -> tuple[HealPlan, Health]:
+    def _until_healthy(self, plan: HealPlan, health: Health) -> Generator[None, None, tuple[HealPlan, Health]]:
         """Carry out steps and plan again until there is no step, or until the plan gives up."""
         fresh, changed_s = True, time.monotonic()
         while True:
@@ -195,7 +214,7 @@ class _Healing:
             if any(isinstance(step, GiveUp) for step in plan.steps) or (not plan.steps and fresh):
                 return plan, health
             if waits:
-                time.sleep(_POLL_S)
+                yield
             before = plan
             # If no step is left, ask for the schedule again: more intervals may have ended.
             fresh = not plan.steps
@@ -253,8 +272,8 @@ class _Healing:
         for run in plan.not_repeatable:
             say(f"run {run.run_id} failed, but its interval has a result and its base is dropped: it is not run again")
 
-    def _end(self, plan: HealPlan, health: Health, what: str, *, healthy: bool) -> int:
-        """Print whether the pipeline is healthy and, if it is not, the command to type next. Return the exit code."""
+    def _end(self, plan: HealPlan, health: Health, what: str, *, healthy: bool) -> None:
+        """Print whether the pipeline is healthy and, if it is not, the command to type next."""
         verdict, command = f"{self.request.pipeline} is healthy up to {self.request.last}; {what}", None
         given_up = next((step for step in plan.steps if isinstance(step, GiveUp)), None)
         later = [start for start in health.spoilt if start > self.place.last]
@@ -288,7 +307,6 @@ class _Healing:
         }
         if not self.as_json:
             typer.echo(verdict if command is None else f"{verdict}\n{command}")
-        return 0 if healthy else 1
 
     def _replacing(self, off_schedule: tuple[Interval, ...]) -> str | None:
         if not isinstance(self.place, InAirflow):

@@ -1,0 +1,169 @@
+"""Draw which pipelines read which other pipelines: states by colour and in words, upstreams on the left."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from graphlib import TopologicalSorter
+from itertools import pairwise
+from typing import NamedTuple
+
+from cairn_ui.pipelines_of_dags import PipelineRef
+from cairn_ui.read_logs import Look
+from state_backend.chains.judge_inputs import root_of_edge
+from state_backend.inspection.chain_of import At, without_cycles
+from state_backend.values.frozen import frozen
+from state_backend.values.inputs import Edge
+
+WIDTH, HEIGHT, PITCH, MARGIN = 176, 48, 66, 8
+_LEAST_GAP, _LETTER, _MOST_LETTERS = 56, 7, 22
+
+
+class Node(NamedTuple):
+    name: str
+    # Key of the pipeline's pages; None if the list does not have the pipeline.
+    key: str | None
+    # A CSS class: the worst of `healthy`, `waiting`, `pending`, `stale`, `bad`, or `unlisted`.
+    tone: str
+    words: str
+    # The upstreams with the words of their edges.
+    reads: tuple[str, ...]
+    x: int = 0
+    y: int = 0
+
+    @property
+    def short(self) -> str:
+        return self.name if len(self.name) <= _MOST_LETTERS else f"{self.name[: _MOST_LETTERS - 1]}…"
+
+
+class Line(NamedTuple):
+    path: str
+    words: str
+    tracked: bool
+    x: int
+    y: int
+
+
+@frozen
+class ChainGraph:
+    nodes: tuple[Node, ...]
+    lines: tuple[Line, ...]
+    width: int
+    height: int
+
+
+def state_words(look: Look | None, *, waits: bool) -> tuple[str, str]:
+    """Return the tone of a pipeline, and its state in words. `waits`: A task of its DAG is deferred."""
+    if look is None:
+        return "unlisted", "not in this list"
+    if look.reading is None:
+        return "bad", "unreadable"
+    status = look.reading.status
+    counts = Counter[str](verdict.kind for _, verdict in status.outdated)
+    counts.update({"quarantined": len(status.quarantined), "stale": len(status.stale)})
+    found = [f"{counts[kind]} {kind}" for kind in ("unreadable", "quarantined", "stale", "pending") if counts[kind]]
+    if not found:
+        return ("waiting", "waiting") if waits else ("healthy", "healthy")
+    worst = next(iter(found)).partition(" ")[2]
+    return worst if worst in ("stale", "pending") else "bad", ", ".join(found)
+
+
+def edge_words(edge: Edge) -> str:
+    """Return how an edge maps intervals, if not equal or contained ones of the output."""
+    said = [] if edge.reads == "output" else ["late rows" if edge.reads == "late" else "state"]
+    said += ["all before"] if edge.mapping == "all" else []
+    said += [f"{edge.back} back"] if edge.back else []
+    return ", ".join([*said, *([] if edge.tracked else ["not tracked"])])
+
+
+def chain_graph(refs: Iterable[PipelineRef], looks: Mapping[str, Look], waiting: Iterable[str]) -> ChainGraph | None:
+    """Return the drawing of all pipelines that read or are read; None if there is no such pipeline.
+
+    `waiting`: The DAGs of which a task is deferred.
+    """
+    listed: dict[At, PipelineRef] = {}
+    edges: dict[At, dict[At, list[Edge]]] = {}
+    for ref in refs:
+        at, reading = (ref.root.rstrip("/"), ref.name), looks[ref.key].reading
+        listed.setdefault(at, ref)
+        for read in () if reading is None else reading.reads:
+            up = (root_of_edge(read.edge.root, at[0]), read.edge.pipeline)
+            edges.setdefault(at, {}).setdefault(up, []).append(read.edge)
+    if not edges:
+        return None
+    order = without_cycles({at: {up: min(e.back for e in es) for up, es in ups.items()} for at, ups in edges.items()})
+    words = {
+        (up, at): "; ".join(filter(None, map(edge_words, es))) for at, ups in edges.items() for up, es in ups.items()
+    }
+    gap = max(_LEAST_GAP, _LETTER * max(map(len, words.values())) + 24)
+    places, ways = _places(order)
+    at_px = {spot: (MARGIN + level * (WIDTH + gap), MARGIN + row * PITCH) for spot, (level, row) in places.items()}
+    nodes = []
+    for at in order:
+        key = listed[at].key if at in listed else None
+        waits = at in listed and listed[at].dag_id in {*waiting}
+        tone, said = state_words(looks[key] if key is not None else None, waits=waits)
+        reads = [_named(up[1], edge) for up, es in edges.get(at, {}).items() for edge in es]
+        nodes.append(Node(at[1], key, tone, said, tuple(reads), *at_px[at]))
+    lines = [
+        _line(
+            [at_px[spot] for spot in (up, *ways.get((up, at), ()), at)],
+            said,
+            tracked=any(e.tracked for e in edges[at][up]),
+        )
+        for (up, at), said in words.items()
+        if up != at
+    ]
+    width, height = (max(xy[n] for xy in at_px.values()) + size + MARGIN for n, size in enumerate((WIDTH, HEIGHT)))
+    return ChainGraph(nodes=tuple(nodes), lines=tuple(lines), width=width, height=height)
+
+
+def _named(name: str, edge: Edge) -> str:
+    words = edge_words(edge)
+    return f"{name} ({words})" if words else name
+
+
+Spot = At | tuple[At, At, int]
+
+
+def _places(order: Mapping[At, Collection[At]]) -> tuple[dict[Spot, tuple[int, int]], dict[tuple[At, At], list[Spot]]]:
+    """Return the column and the row of each pipeline, and the spots between columns that long lines pass.
+
+    A pipeline is one column right of its last upstream. A long line gets a spot of its own in each column that it
+    crosses, so that it runs through no pipeline. `order`: The upstreams of each pipeline, without cycles.
+    """
+    column: dict[Spot, int] = {}
+    for at in TopologicalSorter(order).static_order():
+        column[at] = 1 + max((column[up] for up in order[at]), default=-1)
+    before, ways = dict[Spot, list[Spot]](), dict[tuple[At, At], list[Spot]]()
+    for at, ups in order.items():
+        for up in ups:
+            ways[up, at] = [(up, at, n) for n in range(column[up] + 1, column[at])]
+            column |= {spot: column[up] + 1 + n for n, spot in enumerate(ways[up, at])}
+            for earlier, later in pairwise((up, *ways[up, at], at)):
+                before.setdefault(later, []).append(earlier)
+    places: dict[Spot, tuple[int, int]] = {}
+
+    def wanted(spot: Spot) -> float:
+        rows = [places[one][1] for one in before.get(spot, ())]
+        return sum(rows) / len(rows) if rows else 0
+
+    for n in range(1 + max(column.values())):
+        row = -1
+        for spot in sorted((s for s in column if column[s] == n), key=lambda s: (wanted(s), len(s), s)):
+            row = max(row + 1, round(wanted(spot)))
+            places[spot] = n, row
+    return places, ways
+
+
+def _line(points: Sequence[tuple[int, int]], words: str, *, tracked: bool) -> Line:
+    """Return the line from the right side of the first spot to the left side of the last one, through those between."""
+    path, half = list[str](), HEIGHT // 2
+    for (left, y1), (right, y2) in pairwise(points):
+        begin, middle = left + WIDTH, (left + WIDTH + right) // 2
+        path.append(
+            f"{'L' if path else 'M'}{begin} {y1 + half} C{middle} {y1 + half} {middle} {y2 + half} {right} {y2 + half}"
+        )
+    (x1, y1), (x2, y2) = points[:2]
+    x, y = ((x1 + WIDTH + x2) // 2, (y1 + y2) // 2) if len(points) == 2 else (x2 + WIDTH // 2, y2)
+    return Line(" ".join(path), words, tracked, x, y + half)
