@@ -17,17 +17,10 @@ from state_backend.values.schedule import Schedule, are_same, first_interval, in
 
 
 def plan_base(
-    log: Log,
-    pipeline: str,
-    interval: Interval,
-    permissions: Permissions,
-    pipeline_start_ms: int,
-    *,
-    as_of: int | None = None,
-    schedule: Schedule | None = None,
+    log: Log, pipeline: str, interval: Interval, permissions: Permissions, pipeline_start_ms: int
 ) -> Record | None:
     """Return the record of the checkpoint that `choose_base` chooses for the interval; None for empty state."""
-    chosen = choose_base(log, pipeline, interval, permissions, pipeline_start_ms, as_of=as_of, schedule=schedule)
+    chosen = choose_base(log, pipeline, interval, permissions, pipeline_start_ms)
     return log.whole(chosen.id) if chosen is not None else None
 
 

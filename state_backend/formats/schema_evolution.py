@@ -207,11 +207,9 @@ class EvolvingRowCodec(RowCodec):
             self.decode = _any_version(state_name, self.decode, versions, struct_factory, zone)
 
 
-def row_reader(
-    state_name: str, versions: Sequence[SchemaVersion], struct_factory: StructFactory | None = None
-) -> ReadRow:
+def row_reader(state_name: str, versions: Sequence[SchemaVersion]) -> ReadRow:
     """Return a function that decodes a row of any recorded version to the fields of the latest version."""
-    return EvolvingRowCodec(state_name, versions, struct_factory).decode
+    return EvolvingRowCodec(state_name, versions).decode
 
 
 def _any_version(

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from state_backend.checkpoint.choose_base import plan_base, reproduces, stale_marks
+from state_backend.checkpoint.choose_base import choose_base, reproduces, stale_marks
 from state_backend.checkpoint.clean_up_dropped import tombstone_of
 from state_backend.checkpoint.dropped_checkpoint import explain_drop
 from state_backend.checkpoint.log import Log
@@ -31,7 +31,7 @@ def log_of(*records: Record, quarantined: tuple[int, ...] = (), dropped: tuple[i
 
 
 def base_id(log: Log, interval: Interval, permissions: Permissions = Permissions(), **options: Any) -> int | None:  # noqa: B008
-    base = plan_base(log, PIPELINE, interval, permissions, start_ms(), **options)
+    base = choose_base(log, PIPELINE, interval, permissions, start_ms(), **options)
     return None if base is None else base.id
 
 

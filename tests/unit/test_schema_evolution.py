@@ -458,7 +458,7 @@ def test_a_struct_factory_makes_every_nested_struct_whatever_its_version() -> No
         return lambda values: frozenset(zip(names, values, strict=True))
 
     codecs = [RowCodec("s", parse_struct(schema), n) for n, schema in enumerate((was, now), start=1)]
-    decode = row_reader("s", versions(was, now), named)
+    decode = EvolvingRowCodec("s", versions(was, now), named).decode
     assert decode(codecs[0].encode(({(1,): (2,)}, (3,), [(4,), None]))) == (
         {frozenset({("k", 1)}): frozenset({("x", 2), ("y", None)})},
         frozenset({("k", 3)}),
