@@ -21,7 +21,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psutil
 import pyarrow.parquet as pq
@@ -40,9 +40,6 @@ from tests.support.local_stack import SparkConnectServer
 from tests.support.printed_commands import run_printed
 from tests.support.reading import read_output
 from tests.support.waiting import wait_until
-
-if TYPE_CHECKING:
-    pass
 
 pytestmark = pytest.mark.spark
 

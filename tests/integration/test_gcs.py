@@ -8,7 +8,7 @@ import traceback
 from collections.abc import Iterator
 from dataclasses import replace as changed
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import Any, get_args
 from urllib.parse import urlsplit
 from urllib.request import Request as UrlRequest
 from urllib.request import urlopen
@@ -34,9 +34,6 @@ from state_backend.values.errors import (
 from tests.support.faulty_proxy import FaultKind, Request
 from tests.support.gcs_server import BUCKET, GcsServer, gcs_server
 from tests.support.storage_calls import LARGE, NEW, STEP_BYTES, generation, handle_of
-
-if TYPE_CHECKING:
-    pass
 
 pytestmark = pytest.mark.gcs
 

@@ -7,22 +7,19 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
-import os
 import shutil
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from azure.core.exceptions import AzureError
 from azure.storage.blob import ContainerClient
 
 from local_stack.owned_process import free_port
-from tests.support.faulty_proxy import FaultyProxy
+from tests.support.faulty_proxy import FaultyProxy, server_behind
 
 BUCKET = "cairn-tests"
 VARIABLE = "AZURE_STORAGE_CONNECTION_STRING"
@@ -68,34 +65,17 @@ def _azurite() -> Path:
 @contextmanager
 def azure_server() -> Iterator[FaultyProxy]:
     """Run a server with the container `BUCKET`. Within the block, the variable `VARIABLE` names the server."""
-    port, program, before = free_port(), _azurite(), os.environ.get(VARIABLE)
-    proxy = FaultyProxy(f"http://127.0.0.1:{port}")
-    with tempfile.TemporaryFile() as log, tempfile.TemporaryDirectory(prefix="cairn-azurite-") as folder:
-        process = subprocess.Popen(
-            [program, "--blobHost", "127.0.0.1", "--blobPort", str(port), "--inMemoryPersistence", "--silent",
-             "--skipApiVersionCheck", "--disableTelemetry"],
-            stdout=log, stderr=log, cwd=folder,
-        )  # fmt: skip
-        try:
-            deadline = time.monotonic() + 60
-            while True:
-                try:
-                    client = ContainerClient.from_connection_string(
-                        connection_string(f"http://127.0.0.1:{port}"), BUCKET, retry_total=0
-                    )
-                    client.create_container()
-                    break
-                except AzureError:
-                    if time.monotonic() > deadline or process.poll() is not None:
-                        raise
-                    time.sleep(0.1)
-            os.environ[VARIABLE] = connection_string(proxy.url)
-            yield proxy
-        finally:
-            if before is None:
-                os.environ.pop(VARIABLE, None)
-            else:
-                os.environ[VARIABLE] = before
-            proxy.close()
-            process.terminate()
-            process.wait(30)
+    port, program = free_port(), _azurite()
+    proxy, own = FaultyProxy(f"http://127.0.0.1:{port}"), connection_string(f"http://127.0.0.1:{port}")
+    command = [program, "--blobHost", "127.0.0.1", "--blobPort", str(port), "--inMemoryPersistence", "--silent"]
+    command += ["--skipApiVersionCheck", "--disableTelemetry"]
+
+    def ready() -> None:
+        ContainerClient.from_connection_string(own, BUCKET, retry_total=0).create_container()
+
+    variables = {VARIABLE: connection_string(proxy.url)}
+    with (
+        tempfile.TemporaryDirectory(prefix="cairn-azurite-") as folder,
+        server_behind(proxy, command, ready, variables, cwd=folder),
+    ):
+        yield proxy

@@ -70,7 +70,7 @@ class Scripted(StatefulProcessor):
         assert not self.inside, "the generator of the key before was not drained"
         self.inside = True
         scope = self._scope(key, timerValues)
-        for row in self.each(rows):
+        for row in rows:
             result = self.evaluate(row.op, scope)
             if row.op.startswith("Row("):
                 yield result
@@ -90,20 +90,13 @@ class Scripted(StatefulProcessor):
 
     def handleInitialState(self, key: Any, initialState: Any, timerValues: Any) -> None:
         scope = self._scope(key, timerValues)
-        for row in self.initial_rows(initialState):
-            scope["l"].appendValue((row.n, f"{key!r} at {scope['now']}, {scope['wm']}"))
-            if not row.n:
-                scope["h"].registerTimer(scope["now"])
-
-    def initial_rows(self, initial_state: Any) -> Any:
-        assert isinstance(initial_state, Row)
-        return [initial_state]
+        assert isinstance(initialState, Row)
+        scope["l"].appendValue((initialState.n, f"{key!r} at {scope['now']}, {scope['wm']}"))
+        if not initialState.n:
+            scope["h"].registerTimer(scope["now"])
 
     def timers(self) -> list[int]:
         return sorted(self.scope["h"].listTimers())
-
-    def each(self, rows: Iterator[Any]) -> Iterator[Any]:
-        return rows
 
     def out(self, key: Any, seq: Any, call: str, result: Any) -> Any:
         return Row(a=key[0], b=key[1], seq=seq, call=call, result=repr(result))

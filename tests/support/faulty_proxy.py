@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import socket
 import struct
+import subprocess
+import tempfile
 import threading
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.client import HTTPConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Literal
+from typing import Any, Literal
 from urllib.parse import urlsplit
+
+from state_backend.values.environment import environment
 
 FaultKind = Literal[
     "401",  # these instead of forwarding
@@ -183,3 +188,34 @@ def _reset(handler: BaseHTTPRequestHandler) -> None:
     handler.close_connection = True
     handler.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     handler.connection.close()
+
+
+@contextmanager
+def server_behind(
+    proxy: FaultyProxy,
+    command: Sequence[Any],
+    ready: Callable[[], object],
+    variables: Mapping[str, str],
+    *,
+    wait_s: float = 60,
+    **how: Any,
+) -> Iterator[None]:
+    """Run a server until the end of the block, in which the variables are set. ``ready`` raises as long as the server does not answer."""
+    with tempfile.TemporaryFile() as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log, **how)
+        try:
+            with environment(variables):
+                deadline = time.monotonic() + wait_s
+                while True:
+                    try:
+                        ready()
+                        break
+                    except Exception:
+                        if time.monotonic() > deadline or process.poll() is not None:
+                            raise
+                        time.sleep(0.1)
+                yield
+        finally:
+            proxy.close()
+            process.terminate()
+            process.wait(60)

@@ -5,12 +5,8 @@ as the original where the server is not: preconditions of deletes, copies and up
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import tempfile
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -25,7 +21,7 @@ import google_crc32c
 from local_stack.owned_process import free_port
 from state_backend.adapters.gcs_storage import EMULATOR_VARIABLE
 from state_backend.adapters.object_store import crc32c_of
-from tests.support.faulty_proxy import Answer, FaultyProxy, Request
+from tests.support.faulty_proxy import Answer, FaultyProxy, Request, server_behind
 
 BUCKET = "cairn-tests"
 _OBJECT = re.compile(r"/storage/v1/b/([^/]+)/o/([^/?]+)$")
@@ -138,33 +134,15 @@ def gcs_server(loaded: Path | None = None) -> Iterator[GcsServer]:
     """
     binary = next((Path(wrapper.__file__).parent / "vendor/fake-gcs-server/bin").iterdir())
     port = free_port()
-    before = os.environ.get(EMULATOR_VARIABLE)
     proxy = GcsServer(f"http://127.0.0.1:{port}")
-    with tempfile.TemporaryFile() as log:
-        # The wrapper's own class leaves the server's log in a pipe that nobody reads; a full one would stop it.
-        process = subprocess.Popen(
-            [binary, "-scheme", "http", "-backend", "memory", "-host", "127.0.0.1", "-port", str(port),
-             "-external-url", proxy.url, "-log-level", "error", *(["-data", str(loaded)] if loaded else [])],
-            stdout=log, stderr=log,
-        )  # fmt: skip
-        try:
-            make = json.dumps({"name": BUCKET}).encode() if loaded is None else None
-            most_tries = 200 if loaded is None else 20_000
-            for tries in range(most_tries):
-                try:
-                    with urlopen(UrlRequest(f"http://127.0.0.1:{port}/storage/v1/b?project=tests", make), timeout=5):
-                        break
-                except OSError:
-                    if tries == most_tries - 1 or process.poll() is not None:
-                        raise
-                    time.sleep(0.05)
-            os.environ[EMULATOR_VARIABLE] = proxy.url
-            yield proxy
-        finally:
-            if before is None:
-                os.environ.pop(EMULATOR_VARIABLE, None)
-            else:
-                os.environ[EMULATOR_VARIABLE] = before
-            proxy.close()
-            process.terminate()
-            process.wait(10)
+    # The wrapper's own class leaves the server's log in a pipe that nobody reads; a full one would stop it.
+    command = [binary, "-scheme", "http", "-backend", "memory", "-host", "127.0.0.1", "-port", str(port)]
+    command += ["-external-url", proxy.url, "-log-level", "error", *(["-data", str(loaded)] if loaded else [])]
+    make = json.dumps({"name": BUCKET}).encode() if loaded is None else None
+
+    def ready() -> None:
+        urlopen(UrlRequest(f"http://127.0.0.1:{port}/storage/v1/b?project=tests", make), timeout=5).close()
+
+    wait_s = 60 if loaded is None else 1_200
+    with server_behind(proxy, command, ready, {EMULATOR_VARIABLE: proxy.url}, wait_s=wait_s):
+        yield proxy

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import base64
 import os
-import subprocess
 import sys
 import tempfile
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
@@ -21,8 +19,7 @@ import boto3
 import google_crc32c
 
 from local_stack.owned_process import free_port
-from state_backend.values.environment import environment
-from tests.support.faulty_proxy import Answer, FaultyProxy, Request
+from tests.support.faulty_proxy import Answer, FaultyProxy, Request, server_behind
 
 BUCKET = "cairn-tests"
 # The path of the program weed, or "".
@@ -92,20 +89,16 @@ def s3_server() -> Iterator[S3Server]:
     """Run a server with the bucket `BUCKET`. Within the block, the AWS SDK's environment variables name the server."""
     port = free_port()
     proxy = S3Server(f"http://127.0.0.1:{port}", lenient=not SEAWEEDFS)
-    with tempfile.TemporaryFile() as log, tempfile.TemporaryDirectory(prefix="cairn-weed-") as data:
-        process = subprocess.Popen(
-            _seaweedfs(port, data) if SEAWEEDFS else _moto(port), stdout=log, stderr=log,
-            # Tests upload parts of less than 5 MiB.
-            env={**os.environ, "S3_UPLOAD_PART_MIN_SIZE": "1"},
-        )  # fmt: skip
-        try:
-            with environment({**ENVIRONMENT, "AWS_ENDPOINT_URL_S3": proxy.url}):
-                _make_bucket(f"http://127.0.0.1:{port}", process)
-                yield proxy
-        finally:
-            proxy.close()
-            process.terminate()
-            process.wait(60)
+    variables = {**ENVIRONMENT, "AWS_ENDPOINT_URL_S3": proxy.url}
+    own = {**os.environ, "S3_UPLOAD_PART_MIN_SIZE": "1"}  # Tests upload parts of less than 5 MiB.
+
+    def ready() -> None:
+        boto3.client("s3", endpoint_url=proxy.server_url).create_bucket(Bucket=BUCKET)
+
+    with tempfile.TemporaryDirectory(prefix="cairn-weed-") as data:
+        command = _seaweedfs(port, data) if SEAWEEDFS else _moto(port)
+        with server_behind(proxy, command, ready, variables, env=own):
+            yield proxy
 
 
 def _moto(port: int) -> list[str]:
@@ -119,15 +112,3 @@ def _seaweedfs(port: int, data: str) -> list[str]:
     given = [f"-{name}={number}" for name, number in ports.items()]
     return [SEAWEEDFS, "server", f"-dir={data}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-s3", "-volume.max=100",
             "-master.volumeSizeLimitMB=64", "-master.telemetry=false", *given]  # fmt: skip
-
-
-def _make_bucket(url: str, process: subprocess.Popen[bytes]) -> None:
-    deadline = time.monotonic() + 60
-    while True:
-        try:
-            boto3.client("s3", endpoint_url=url).create_bucket(Bucket=BUCKET)
-            return
-        except Exception:
-            if time.monotonic() > deadline or process.poll() is not None:
-                raise
-            time.sleep(0.1)
