@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace as changed
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -185,20 +186,25 @@ def test_create_never_overwrites(storage: Storage, tmp_path: Path) -> None:
     assert paths(storage, "") == ["a/record"]
 
 
+def winner_of(count: int, write: Callable[[int], object], refused: type[CairnError]) -> int:
+    """Writers that begin at once: the one that wins, while all others are refused."""
+    start = threading.Barrier(count)
+
+    def attempt(writer: int) -> object:
+        start.wait()
+        return outcome(lambda: write(writer))
+
+    with ThreadPoolExecutor(count) as pool:
+        outcomes = list(pool.map(attempt, range(count)))
+    assert (outcomes.count(None), outcomes.count(refused)) == (1, count - 1)
+    return outcomes.index(None)
+
+
 def test_of_many_creators_exactly_one_wins(storage: Storage) -> None:
     """S13: two writers of one version, on a store that does not overwrite."""
-    for round_ in range(20):
-        start = threading.Barrier(8)
-
-        def attempt(writer: int, path: str = f"checkpoints/{round_}", start: threading.Barrier = start) -> object:
-            start.wait()
-            return outcome(lambda: storage.create(path, b"%d" % writer))
-
-        with ThreadPoolExecutor(8) as pool:
-            outcomes = list(pool.map(attempt, range(8)))
-        assert outcomes.count(None) == 1
-        assert outcomes.count(AlreadyExists) == 7
-        assert storage.read(f"checkpoints/{round_}") == b"%d" % outcomes.index(None)
+    for path in (f"checkpoints/{n}" for n in range(20)):
+        won = winner_of(8, lambda writer, path=path: storage.create(path, b"%d" % writer), AlreadyExists)  # type: ignore[misc]
+        assert storage.read(path) == b"%d" % won
 
 
 def test_what_is_absent_is_told_as_absent(storage: Storage, tmp_path: Path) -> None:
@@ -283,18 +289,10 @@ def test_no_generation_comes_back(storage: Storage) -> None:
 
 def test_of_many_replacers_exactly_one_wins(storage: Storage) -> None:
     storage.create("record", b"start")
-    for round_ in range(20):
-        seen, start = generation(storage, "record"), threading.Barrier(6)
-
-        def attempt(writer: int, seen: int = seen, start: threading.Barrier = start, round_: int = round_) -> object:
-            start.wait()
-            return outcome(lambda: storage.replace("record", b"%d %d" % (round_, writer), generation=seen))
-
-        with ThreadPoolExecutor(6) as pool:
-            outcomes = list(pool.map(attempt, range(6)))
-        assert outcomes.count(None) == 1
-        assert outcomes.count(PreconditionFailed) == 5
-        assert storage.read("record") == b"%d %d" % (round_, outcomes.index(None))
+    for n in range(20):
+        replaced = partial(storage.replace, "record", generation=generation(storage, "record"))
+        won = winner_of(6, lambda writer, n=n, it=replaced: it(b"%d %d" % (n, writer)), PreconditionFailed)  # type: ignore[misc]
+        assert storage.read("record") == b"%d %d" % (n, won)
 
 
 # --- upload and download ------------------------------------------------------------------------------------------------

@@ -141,21 +141,14 @@ def parent_of(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
 
 
-def test_kill_9_of_the_task_process(stack: Stack) -> None:
-    """The kernel ends the driver with it."""
+@pytest.mark.parametrize("killed", ["task process", "supervisor"])
+def test_kill_9(stack: Stack, killed: str) -> None:
+    """With the task process, the kernel ends the driver. The supervisor is a process of Celery's pool: the task sees that it is gone and
+    stops its driver."""
     day, driver = stack.day(), stack.driver()
-    os.kill(parent_of(driver), signal.SIGKILL)
+    task = parent_of(driver)
+    os.kill(task if killed == "task process" else parent_of(task), signal.SIGKILL)
     wait_until(lambda: not alive(driver), 20, "the driver is gone too")
-    day.let_go()
-    day.succeed()
-    assert len(day.tries()) == 2
-
-
-def test_kill_9_of_the_supervisor(stack: Stack) -> None:
-    """A process of Celery's pool. The task sees that it is gone and stops its driver."""
-    day, driver = stack.day(), stack.driver()
-    os.kill(parent_of(parent_of(driver)), signal.SIGKILL)
-    wait_until(lambda: not alive(driver), 20, "the driver is gone")
     day.let_go()
     day.succeed()
     assert len(day.tries()) == 2

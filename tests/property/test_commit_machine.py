@@ -779,25 +779,8 @@ class Pipelines(RuleBasedStateMachine):
             self.happens(refused, go)
             return
         source = model.entry(target).made
-        made = replace(
-            source,
-            name=name,
-            kind="restore",
-            run=run,
-            h0=model.head,
-            base=target,
-            gap=False,
-            stale=stale,
-            replace=retracts,
-            quarantine_allowed=quarantine_allowed,
-            written_ms=self.now_ms,
-            prepared=True,
-            lost=False,
-            damaged=False,
-            forgets=(),
-            filtered=frozenset(),
-            drops=frozenset(),
-        )
+        allowed = {"stale": stale, "replace": retracts, "quarantine_allowed": quarantine_allowed}
+        made = self.at_once(source, name, "restore", h0=model.head, base=target, **allowed)
         entry, kept = model.planned(made, last)
         plan = plan_rewind(house.coordinator().log(), target, permissions, retract_output=retracts)
         later = sorted(i for i in model.outputs() if i.end > made.interval.end)
@@ -820,6 +803,15 @@ class Pipelines(RuleBasedStateMachine):
         model.tries[name] = made
         self.follow(house, made, "committed", (entry, kept))
         self.finish(house)
+
+    def at_once(self, source: Try, name: str, kind: str, **changes: Any) -> Try:
+        """An attempt of a command, which prepares and commits. Of its source it has the interval and the state, and no permission."""
+        nothing: dict[str, Any] = dict.fromkeys(
+            ("gap", "stale", "replace", "quarantine_allowed", "lost", "damaged"), False
+        )
+        nothing |= {"forgets": (), "filtered": frozenset(), "drops": frozenset()}
+        own = {"run": (name, 0, 1), "written_ms": self.now_ms, "prepared": True}
+        return replace(source, name=name, kind=kind, **nothing | own | changes)
 
     @precondition(lambda self: len(self.houses) < 3)
     @rule(
@@ -870,25 +862,8 @@ class Pipelines(RuleBasedStateMachine):
                 SEEN["died"] += 1
         before = other.storage.stat(paths.record(1)) is not None
         self.happens("already" if before else "committed", go)
-        made = replace(
-            source,
-            name=name,
-            kind="restore",
-            run=(name, 0, 1),
-            h0=0,
-            base=None,
-            gap=False,
-            stale=permissions.allow_stale_base,
-            replace=False,
-            quarantine_allowed=permissions.allow_quarantined,
-            written_ms=self.now_ms,
-            prepared=True,
-            lost=False,
-            damaged=False,
-            forgets=known,
-            filtered=frozenset(),
-            drops=frozenset(),
-        )
+        allowed = {"stale": permissions.allow_stale_base, "quarantine_allowed": permissions.allow_quarantined}
+        made = self.at_once(source, name, "restore", h0=0, base=None, forgets=known, **allowed)
         other.model.tries[name] = made
         self.follow(other, made, "committed", other.model.planned(made, 3))
         self.houses.append(other)
@@ -937,25 +912,15 @@ class Pipelines(RuleBasedStateMachine):
             return
         source, mine = model.entry(base).made, f"state of {name}".encode()
         until = max(e.made.interval.end for e in model.entries())
-        made = replace(
+        made = self.at_once(
             source,
-            name=name,
-            kind="forget",
-            run=(name, 0, 1),
+            name,
+            "forget",
             h0=model.head,
             base=base,
-            gap=False,
-            stale=False,
-            replace=False,
-            quarantine_allowed=False,
             digest=self.names,
             state=(mine,),
-            written_ms=self.now_ms,
-            prepared=True,
-            lost=False,
-            damaged=False,
             forgets=(Forgets(name=name, until=until, refuses=not refuses),),
-            filtered=frozenset(),
             drops=frozenset(model.kept) if drops else frozenset(),
         )
         key = ForgottenKey(

@@ -108,17 +108,17 @@ def test_a_sweep_carries_what_is_retained_and_is_no_checkpoint() -> None:
     assert [r.id for r in made.record.retained] == [1, 3]
 
 
-def test_a_commit_on_a_dead_branch_is_refused() -> None:
-    """Failure 1: interval 3 begins on c2, interval 1 is run again, interval 3 wants to commit."""
-    again = record(3, day(1), None, {1: 3, 2: 3, 3: None})
-    with pytest.raises(BaseMoved, match="stale"):
-        plan(log_of(C1, C2, again), mine(day(3), 2, 2))
-
-
-def test_a_base_that_was_run_again_has_moved() -> None:
-    """S34: what an attempt started from is compared by id, not by position."""
-    again = record(3, day(2), 1, {1: None, 2: 3, 3: None})
-    with pytest.raises(BaseMoved, match="started from checkpoint 2, but the interval now starts from checkpoint 3"):
+@pytest.mark.parametrize(
+    ("again", "says"),
+    [
+        # Failure 1: interval 3 begins on c2, interval 1 is run again, interval 3 wants to commit.
+        (record(3, day(1), None, {1: 3, 2: 3, 3: None}), "stale"),
+        # S34: what an attempt started from is compared by id, not by position.
+        (record(3, day(2), 1, {1: None, 2: 3, 3: None}), "checkpoint 2, but the interval now starts from checkpoint 3"),
+    ],
+)
+def test_a_commit_on_what_was_run_again_is_refused(again: Record, says: str) -> None:
+    with pytest.raises(BaseMoved, match=says):
         plan(log_of(C1, C2, again), mine(day(3), 2, 2))
 
 

@@ -486,13 +486,25 @@ def test_a_token_is_not_sent_unprotected(monkeypatch: pytest.MonkeyPatch) -> Non
     assert _with_token("sc://127.0.0.1", "t") == ("sc://127.0.0.1", "t")
 
 
-def test_a_spark_server_without_a_place_for_its_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("lacks", "says"),
+    [
+        ("a place for its token", "Set XDG_STATE_HOME to a folder that you may write to"),
+        ("PySpark", "PySpark is not installed here; install Cairn with the extra `spark`"),
+    ],
+)
+def test_a_spark_server_that_cannot_start(
+    lacks: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "file").touch()
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
+    if lacks == "PySpark":
+        monkeypatch.setattr(server_command_module, "find_spec", lambda _: None)
+    else:
+        monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
     monkeypatch.setattr(spark_server, "answers", lambda _: False)
     monkeypatch.setattr(spark_server.signal, "signal", lambda *_: None)
     result = CliRunner().invoke(app, ["spark"])
-    assert (result.exit_code, "Set XDG_STATE_HOME to a folder that you may write to" in result.stderr) == (2, True)
+    assert (result.exit_code, says in result.stderr) == (2, True)
 
 
 def test_spark_on_this_machine_asks_who_it_is() -> None:
@@ -501,17 +513,6 @@ def test_spark_on_this_machine_asks_who_it_is() -> None:
     assert "spark.authenticate=true" not in server_command(7, "spark://h:7077", 2)
     assert spark_session._LOCAL_CONF["spark.authenticate"] == "true"
     assert not [word for word in server_command(7, "local[2]", 2) if "token" in word.lower()]
-
-
-def test_without_pyspark(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server_command_module, "find_spec", lambda _: None)
-    monkeypatch.setattr(spark_server, "answers", lambda _: False)
-    monkeypatch.setattr(spark_server.signal, "signal", lambda *_: None)
-    result = CliRunner().invoke(app, ["spark"])
-    assert (
-        result.exit_code,
-        "PySpark is not installed here; install Cairn with the extra `spark`" in result.stderr,
-    ) == (2, True)
 
 
 @pytest.mark.parametrize(

@@ -82,13 +82,18 @@ def test_late_rows_correct_a_window(base: Any) -> None:
 
 
 @pytest.mark.long("half a second", runs_in="ci")
-def test_windows_that_share_a_timer_all_close() -> None:
-    window = windowed(TumblingWindow, {"size": HOUR, "allowed_lateness": HOUR}, {**TIMED, "watermark_delay": 2 * HOUR})
-    window.run([("ann", 1, at(0, 10), 5.0)])
-    window.run([("ann", 2, at(1, 10), 5.0)])
-    for rows in ([], [("ann", 3, at(1, 20), 5.0)], [], []):
-        window.run(rows)
-    assert window.state("windows") == [] and window.timers() == []
+@pytest.mark.parametrize(
+    ("base", "length", "delay", "times"),
+    [
+        (TumblingWindow, {"size": HOUR}, 2 * HOUR, [at(0, 10), at(1, 10), None, at(1, 20)]),
+        (SessionWindow, {"gap": HOUR}, 3 * HOUR, [at(0), at(1) + timedelta(microseconds=500), at(1, 30), None, None]),
+    ],
+)
+def test_windows_that_share_a_timer_all_close(base: Any, length: Any, delay: timedelta, times: list[Any]) -> None:
+    window = windowed(base, {**length, "allowed_lateness": HOUR}, {**TIMED, "watermark_delay": delay})
+    for seq, time in enumerate([*times, None, None]):
+        window.run([] if time is None else [("ann", seq, time, 5.0)])
+    assert window.state("windows" if base is TumblingWindow else "sessions") == [] and window.timers() == []
 
 
 # --- SlidingWindow ----------------------------------------------------------------------------------------------------
@@ -270,17 +275,6 @@ def test_late_rows_correct_sessions() -> None:
     ]
     for _ in range(2):
         assert window.run().output == []
-    assert window.state("sessions") == [] and window.timers() == []
-
-
-@pytest.mark.long("half a second", runs_in="ci")
-def test_sessions_that_share_a_timer_all_close() -> None:
-    window = windowed(SessionWindow, {"gap": HOUR, "allowed_lateness": HOUR}, {**TIMED, "watermark_delay": 3 * HOUR})
-    window.run([("ann", 1, at(0), 5.0)])
-    window.run([("ann", 2, at(1, 0) + timedelta(microseconds=500), 5.0)])
-    window.run([("ann", 3, at(1, 30), 5.0)])
-    for _ in range(4):
-        window.run()
     assert window.state("sessions") == [] and window.timers() == []
 
 
