@@ -9,7 +9,7 @@ import ast
 
 from tests.tools.mass import FOLDERS, ROOT, mass
 
-MOST_METHODS, MOST_LINES_OF_A_MODULE, MOST_LINES_OF_TESTS = 25, 800, 79_630
+MOST_METHODS, MOST_LINES_OF_A_MODULE, MOST_LINES_OF_TESTS = 25, 800, 79_470
 
 # For each room, the most lines of its files, and the most tokens without comments and docstrings.
 BUDGETS = {
@@ -40,8 +40,8 @@ BUDGETS = {
     "state_backend": (10, 100),
     "state_backend/adapters": (3_990, 25_700),
     "state_backend/chains": (715, 5_750),
-    "state_backend/checkpoint": (5_860, 37_500),
-    "state_backend/formats": (5_990, 39_750),
+    "state_backend/checkpoint": (5_850, 37_450),
+    "state_backend/formats": (5_985, 39_700),
     "state_backend/inspection": (3_350, 26_950),
     "state_backend/ports": (210, 400),
     "state_backend/shard": (1_610, 9_500),
