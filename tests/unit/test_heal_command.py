@@ -8,6 +8,7 @@ import time
 import urllib.parse
 from collections.abc import Mapping
 from datetime import timedelta
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,9 +24,11 @@ from state_backend.adapters.open_storage import open_storage
 from state_backend.checkpoint.log import read_log
 from state_backend.values.airflow_commands import heal_command
 from state_backend.values.errors import Rerun
+from state_backend.values.inputs import Edge
 from state_backend.values.operation_parameters import Heal
 from state_backend.values.schedule import Cron, Every, Schedule
 from tests.support.checkpoints import PIPELINE, START, Folder, day, run
+from tests.unit.test_chains import World
 
 ROOT = "memory://heal"
 
@@ -316,3 +319,59 @@ def test_ctrl_c_prints_the_command_that_continues(airflow: FakeAirflow, monkeypa
     assert result.exit_code == 130
     assert result.stderr.splitlines()[:2] == ["Stopped by Ctrl-C", "0 intervals ran; what Airflow has begun goes on"]
     assert result.stderr.endswith(f"To continue, run:\n{heal_command(ROOT, PIPELINE, '2024-01-04')}\n")
+
+
+class SlowAirflow(FakeAirflow):
+    """The runs of a backfill go on while Airflow is asked twice. ``told`` gets what begins and ends, of all DAGs."""
+
+    def __init__(self, world: World, name: str, told: list[str]) -> None:
+        super().__init__(world.folders[name])
+        self.world, self.name, self.told, self.asked = world, name, told, 0
+
+    def call_once(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
+        running = [n for n, run in self.runs.items() if run["state"] == "running"]
+        if method == "POST" and path == "/api/v2/backfills" and body is not None:
+            for n in (n for n in range(1, 5) if body["from_date"] <= day(n).start.isoformat() <= body["to_date"]):
+                self.ended(n, "running")
+            self.told.append(f"{self.name} begins")
+            return {"id": 5, "created_at": "2024-01-31T00:00:00+00:00", "completed_at": "now"}
+        if running and "/dagRuns?" in path:
+            self.asked += 1
+            for n in running if self.asked > 2 else ():
+                self.world.run(self.name, n)
+                self.ended(n, "success")
+                self.told.append(f"{self.name} ends")
+        return super().call_once(method, path, body)
+
+
+def test_pipelines_that_do_not_depend_on_each_other_heal_at_the_same_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a chain: `mail` and `board` after `sales`, and `all` after both."""
+    sales, both = (Edge(pipeline="sales"),), (Edge(pipeline="mail"), Edge(pipeline="board"))
+    world = World({"sales": (), "mail": sales, "board": sales, "all": both}, root=f"file://{tmp_path}")
+    for name in world.edges:
+        for n in (1, 2):
+            world.run(name, n)
+    world.raw["sales", 2] = 4
+    world.run("sales", 2)
+    told: list[str] = []
+    dags = {name: SlowAirflow(world, name, told) for name in world.edges}
+
+    def call_once(_: object, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
+        (name,) = {
+            *path.replace("?", "/").replace("=", "/").replace("&", "/").split("/"),
+            (body or {}).get("dag_id"),
+        } & {*dags}
+        return dags[name].call_once(method, path, body)
+
+    monkeypatch.setattr(AirflowRest, "call_once", call_once)
+    monkeypatch.setattr(AirflowRest, "_missing", lambda *_: [])
+    for module in (airflow_rest, heal):
+        monkeypatch.setattr(module.time, "sleep", lambda _: None)
+    where = ["--root", world.root, "--pipeline", "mail", "--to", "2024-01-02", "--chain"]
+    done = CliRunner().invoke(app, ["heal", *where])
+    assert done.exit_code == 0, done.output
+    assert [*map(sorted, (told[:2], told[2:4]))] == [["board begins", "mail begins"], ["board ends", "mail ends"]]
+    assert told[4:] == ["all begins", "all ends"] and f"mail: {day(2)}: done, 1 of 1" in done.stdout
+    assert world.out_of_date() == {name: set() for name in world.edges}

@@ -9,7 +9,7 @@ import ast
 
 from tests.tools.mass import FOLDERS, ROOT, mass
 
-MOST_METHODS, MOST_LINES_OF_A_MODULE, MOST_LINES_OF_TESTS = 25, 800, 79_470
+MOST_METHODS, MOST_LINES_OF_A_MODULE, MOST_LINES_OF_TESTS = 25, 800, 79_510
 
 # For each room, the most lines of its files, and the most tokens without comments and docstrings.
 BUDGETS = {
@@ -20,7 +20,7 @@ BUDGETS = {
     "jobs/cairn/data_sources": (590, 3_700),
     "jobs/cairn/driver": (750, 4_400),
     "jobs/cairn/operations": (840, 5_200),
-    "jobs/cairn/operations/intervals": (2_800, 17_600),
+    "jobs/cairn/operations/intervals": (2_800, 17_620),
     "jobs/cairn/operations/savepoints": (900, 6_000),
     "jobs/cairn/operations/validation": (1_980, 14_900),
     "jobs/cairn/processors": (3_360, 27_600),

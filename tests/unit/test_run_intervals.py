@@ -191,8 +191,11 @@ def test_a_failure_stops_it_and_the_same_call_goes_on_behind(tmp_path: Path) -> 
     assert raised.value.__notes__[-1].endswith("computes all of them again; to continue, begin there")
 
     BROKEN.clear()
-    outcomes = run_all(tmp_path, reprocess="all", run=replace(run, try_number=2))
+    told: list[int] = []
+    again = {"reprocess": "all", "run": replace(run, try_number=2)}
+    outcomes = run_all(tmp_path, **again, on_outcome=lambda outcome, _: told.append(outcome.record.id))
     assert ran(outcomes) == [False, False, False, True, True] and all(outcome.ours for outcome in outcomes)
+    assert told == [1, 2, 3, 4, 5], "the events of the earlier try's commits need their records"
     cleared = RunRef(run_id="manual__1", clear_number=1, try_number=3)
     assert all(ran(run_all(tmp_path, WEEK[:2], reprocess="all", run=cleared)))
 

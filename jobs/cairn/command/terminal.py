@@ -82,7 +82,7 @@ def load_code(code: str) -> Pipeline:
 
 
 def _line(outcome: Outcome) -> str:
-    if outcome.record is None:
+    if outcome.record is None or not outcome.computed:
         return f"{outcome.interval}: {outcome.why}"
     totals = outcome.record.content.totals
     late = sum(file.rows for file in outcome.record.content.outputs if file.late)

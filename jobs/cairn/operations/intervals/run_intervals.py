@@ -74,8 +74,8 @@ class Outcome:
         computed: True if this call computed the interval, False if an earlier result stays.
         ours: True if this run committed the checkpoint, now or in an earlier try.
         checkpoint: Id of the checkpoint; None if a dry run would compute the interval.
-        record: The record that this call committed. Only `on_outcome` gets it. The outcomes that `run_intervals`
-            returns have None, since the records of a long range would fill the memory.
+        record: The record, if this run committed it, now or in an earlier try. Only `on_outcome` gets it. The outcomes
+            that `run_intervals` returns have None, since the records of a long range would fill the memory.
         why: A sentence for the log.
     """
 
@@ -367,7 +367,8 @@ class _Range:
                     self.finishing.wait()
                     finish_commit(self.spark, self.pipeline, self._at, decision.checkpoint)
                 why = f"keeps checkpoint {decision.checkpoint}: {decision.why}"
-                yield _kept(interval, decision, why), time.monotonic() - started
+                record = self._record(decision.checkpoint) if decision.ours else None
+                yield replace(_kept(interval, decision, why), record=record), time.monotonic() - started
                 continue
             following = intervals[n + 1] if n + 1 < len(intervals) else None
             if following is not None and isinstance(keep_or_compute(there.get(following), "none", self.run), Keep):
@@ -381,6 +382,12 @@ class _Range:
             made = Outcome(interval=interval, computed=True, checkpoint=record.id, record=record, why=why)
             yield made, time.monotonic() - started
         self.finishing.wait()
+
+    def _record(self, checkpoint_id: int) -> Record | None:
+        """Return the record of a checkpoint that an earlier try of this run has committed; None if it was dropped."""
+        self._log = read_newest(self._at.storage, self._log)
+        entry = self._log.entries[checkpoint_id]
+        return entry if isinstance(entry, Record) else None
 
     def _compute(self, interval: Interval, read: Read, permissions: Permissions, following: Interval | None) -> Record:
         attempt = Attempt(
