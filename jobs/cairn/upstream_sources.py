@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from state_backend.formats.paths import check_name
 from state_backend.values.errors import UsageError
-from state_backend.values.inputs import Edge, check_edge
+from state_backend.values.inputs import Edge, TriedUpstream, check_edge
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -26,11 +26,13 @@ class Upstreams:
         edges: The upstreams by name.
         states: The names of the states that are read, by the names in `edges`.
         function: Makes the rows from one DataFrame for each upstream; None for the rows of one upstream as they are.
+        tried: In a trial of a chain, the pipelines that are read from the trial, by root and name.
     """
 
     edges: Mapping[str, Edge]
     states: Mapping[str, str]
     function: Callable[..., DataFrame] | None = None
+    tried: Mapping[tuple[str, str], TriedUpstream] = field(default_factory=dict)
 
     def __call__(self, spark: SparkSession, interval: Interval) -> Any:
         """Refuse the call: only a driver knows the root below which the upstreams lie."""

@@ -45,7 +45,8 @@ def of_trial(page: Shown, name: str) -> Response:
             if trial is None:
                 return None
             log = read_log(airflow_database.open_url(ref, join_url(root_of_trial(ref.root, ref.name, name), ref.name)))
-            return trial, [*map(describe_interval, compare_intervals(reading.log, log, intervals_of_trial(trial)))]
+            intervals = intervals_of_trial(trial, (interval for interval, _ in log.outputs_near(trial.span)))
+            return trial, [*map(describe_interval, compare_intervals(reading.log, log, intervals))]
 
         found = page.ask(f"trial {name}", read)
         if found is None:

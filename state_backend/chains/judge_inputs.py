@@ -92,8 +92,13 @@ class Node:
 
 
 def root_of_edge(declared: str | None, reader_root: str) -> str:
-    """Return the root of an upstream. A trial reads the upstreams of production."""
+    """Return the root of an upstream. A trial reads production, except where an edge of its records names a trial."""
     return (declared or production_root(reader_root)).rstrip("/")
+
+
+def inputs_in(entry: object) -> tuple[InputRead, ...]:
+    """Return what a commit read of other pipelines."""
+    return entry.content.inputs if isinstance(entry, Record) else entry.inputs if isinstance(entry, Tombstone) else ()
 
 
 def followed_in(log: Log | None) -> tuple[Followed, ...]:
@@ -258,15 +263,16 @@ class Chains:
     def _judge(self, root: str, entry: object) -> Verdict | None:
         if not isinstance(entry, Record | Tombstone):
             return None
-        inputs = entry.content.inputs if isinstance(entry, Record) else entry.inputs
+        inputs = inputs_in(entry)
         if not inputs:
             if isinstance(entry, Record) and entry.content.followed:
                 return None  # It knew of the upstreams of earlier intervals, and read none.
             return Verdict(kind="unknown", why="its record does not say what it read of other pipelines")
-        verdicts = [self._judge_read(root, read) for read in inputs if read.edge.tracked]
+        verdicts = [self.judge_read(root, read) for read in inputs if read.edge.tracked]
         return min((v for v in verdicts if v is not None), key=lambda v: _ORDER.index(v.kind), default=None)
 
-    def _judge_read(self, root: str, read: InputRead) -> Verdict | None:
+    def judge_read(self, root: str, read: InputRead) -> Verdict | None:
+        """Return why what a pipeline below `root` read may not be used any more; None if it may."""
         edge = read.edge
         at = root_of_edge(edge.root, root), edge.pipeline
         if not read.parts and not read.log:

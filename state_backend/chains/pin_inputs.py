@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 
 from state_backend.chains.inputs_of import commits_in, parts_of, pieces_of, span_within
@@ -11,7 +12,7 @@ from state_backend.checkpoint.log import Log
 from state_backend.values.airflow_commands import command_line
 from state_backend.values.errors import InputNotReady, Rerun, StaleStateError, UsageError
 from state_backend.values.frozen import frozen
-from state_backend.values.inputs import Edge, InputRead
+from state_backend.values.inputs import Edge, InputRead, TriedUpstream
 from state_backend.values.intervals import Interval
 from state_backend.values.schedule import Schedule
 
@@ -54,8 +55,33 @@ class Awaited:
         return None
 
 
-def pin(chains: Chains, reader: Reader, edge: Edge) -> tuple[InputRead, tuple[int, ...]]:
+Pinned = tuple[InputRead, tuple[int, ...]]
+
+
+def pin_each(
+    chains: Chains, reader: Reader, edge: Edge, tried: Mapping[tuple[str, str], TriedUpstream]
+) -> list[Pinned]:
+    """Return what the interval reads of an upstream, as `pin` does: from production, or from the trial of a chain.
+
+    `tried`: The pipelines of the trial, by root and name. An edge into one of them is read from production up to the
+    start of its trial, and from the trial afterwards. So a read of the time around this start has two parts.
+    """
+    root = root_of_edge(edge.root, reader.root)
+    if (trial := tried.get((root, edge.pipeline))) is None:
+        return [pin(chains, reader, edge)]
+    inside, begins = replace(edge, root=trial.root), trial.span.start
+    span = span_within(chains.log(root, edge.pipeline), edge, edge.anchor(reader.interval, reader.schedule))
+    if edge.reads == "state":
+        return [pin(chains, reader, inside if span.end > begins else edge, span)]
+    cut = min(max(span.start, begins), span.end)
+    parts = [(edge, span.start, cut), (inside, cut, span.end)]
+    return [pin(chains, reader, one, Interval(start, end)) for one, start, end in parts if start < end]
+
+
+def pin(chains: Chains, reader: Reader, edge: Edge, part: Interval | None = None) -> Pinned:
     """Return what the interval reads of an upstream, and the ids of the commits.
+
+    `part`: The part of the upstream's time that is read; None: all that the edge maps to the interval.
 
     Raises:
         InputNotReady: The upstream has not committed all of it, or some of it is out of date.
@@ -64,7 +90,7 @@ def pin(chains: Chains, reader: Reader, edge: Edge) -> tuple[InputRead, tuple[in
     root = root_of_edge(edge.root, reader.root)
     node = chains.node(root, edge.pipeline)
     anchor = edge.anchor(reader.interval, reader.schedule)
-    span = span_within(node.log, edge, anchor)
+    span = part or span_within(node.log, edge, anchor)
     if not node.log.head_id:
         own = (root, edge.pipeline) == (reader.root.rstrip("/"), reader.pipeline) and edge.reads != "state"
         if own and edge.back and reader.start is not None and anchor.end <= reader.start:
@@ -98,18 +124,19 @@ def check_earlier(chains: Chains, reader: Reader, log: Log) -> None:
     )
 
 
-def position_of(read: InputRead) -> dict[str, object]:
-    """Return what a source position says of a read: equal content under other ids is the same input."""
-    digests = [part.digest for part in read.parts if part.digest is not None]
+def position_of(reads: Sequence[InputRead]) -> dict[str, object]:
+    """Return what a source position says of the reads of an edge: equal content elsewhere is the same input."""
+    parts = [part for read in reads for part in read.parts]
+    digests = [part.digest for part in parts if part.digest is not None]
     return {
-        "pipeline": read.edge.pipeline,
-        "span": str(read.span),
-        "intervals": sum(part.intervals for part in read.parts),
-        "rows": sum(part.rows for part in read.parts),
+        "pipeline": reads[0].edge.pipeline,
+        "span": str(Interval(reads[0].span.start, reads[-1].span.end)),
+        "intervals": sum(part.intervals for part in parts),
+        "rows": sum(part.rows for part in parts),
         # Without digests, another checkpoint may have other rows.
         "content": f"{sum(digests) % 2**64:016x}"
-        if len(digests) == len(read.parts)
-        else f"checkpoints {[part.last_id for part in read.parts]}",
+        if len(digests) == len(parts)
+        else f"checkpoints {[part.last_id for part in parts]}",
     }
 
 

@@ -18,7 +18,9 @@ the trial's root, and holds a lease on the checkpoint meanwhile.
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 from contextlib import suppress
+from datetime import timedelta
 
 from state_backend.adapters.open_storage import folders_in, join_url, open_storage, remove_all, remove_empty
 from state_backend.checkpoint.storage_clock import storage_now_ms
@@ -34,7 +36,7 @@ from state_backend.values.errors import (
     UsageError,
 )
 from state_backend.values.frozen import frozen
-from state_backend.values.intervals import Interval, format_instant, from_ms
+from state_backend.values.intervals import Interval, format_instant
 from state_backend.values.marks import Trial, TrialBase
 
 logger = logging.getLogger("cairn")
@@ -200,10 +202,13 @@ def sweep_trials(root: str, pipeline: str, *, now_ms: int | None = None, dry_run
         return []
 
 
-def intervals_of_trial(trial: Trial) -> list[Interval]:
-    length = trial.length_ms
-    starts = range(trial.span.start_ms, trial.span.end_ms, length)
-    return [Interval(from_ms(start), from_ms(start + length)) for start in starts]
+def intervals_of_trial(trial: Trial, ran: Iterable[Interval] = ()) -> list[Interval]:
+    """Return the intervals of a trial. `ran`: Those that it has run, which may have other lengths, as days do."""
+    there, found, at = {interval.start: interval for interval in ran}, list[Interval](), trial.span.start
+    while at < trial.span.end:
+        found.append(there.get(at) or Interval(at, at + timedelta(milliseconds=trial.length_ms)))
+        at = found[-1].end
+    return found
 
 
 def _describe(base: TrialBase | None) -> str:

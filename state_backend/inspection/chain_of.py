@@ -8,7 +8,9 @@ from contextlib import suppress
 from graphlib import CycleError, TopologicalSorter
 
 from state_backend.chains.judge_inputs import Chains, followed_in, root_of_edge
+from state_backend.checkpoint.trials import read_trial
 from state_backend.inspection.find_pipelines import pipelines_below
+from state_backend.values.marks import Trial
 
 At = tuple[str, str]
 
@@ -18,11 +20,27 @@ def chain_of(root: str, pipeline: str) -> list[At]:
     return [*TopologicalSorter(chain_order(root, pipeline)).static_order()]
 
 
-def chain_order(root: str, pipeline: str) -> dict[At, list[At]]:
+def readers_of(root: str, pipeline: str) -> list[str]:
+    """Return the names of the pipelines that read a pipeline, at every depth, each after those that it reads."""
+    order = chain_order(root, pipeline, upstreams=False)
+    return [name for _, name in TopologicalSorter(order).static_order() if name != pipeline]
+
+
+def trials_of_chain(root: str, trial: Trial) -> tuple[list[Trial], list[str]]:
+    """Return the trials of a chain, upstream first: a trial, and those of the same name of pipelines that read its own.
+
+    Also return the names of the reading pipelines that have no such trial.
+    """
+    found = {name: read_trial(root, name, trial.name) for name in readers_of(root, trial.pipeline)}
+    there = [one for one in found.values() if one is not None]
+    return [trial, *there], [name for name, one in found.items() if one is None]
+
+
+def chain_order(root: str, pipeline: str, *, upstreams: bool = True) -> dict[At, list[At]]:
     """Return root and name of each pipeline of a chain, with the pipelines that must run before it.
 
     Pipelines below the same root are asked what they read. So a pipeline of another root is found if one of these reads
-    it, but not if it only reads them.
+    it, but not if it only reads them. `upstreams`: False follows only those that read.
     """
     chains, own = Chains(), (root.rstrip("/"), pipeline)
     reads = {at: _reads(chains, at) for at in {own, *((own[0], name) for name in pipelines_below(root))}}
@@ -31,8 +49,9 @@ def chain_order(root: str, pipeline: str) -> dict[At, list[At]]:
         before = set(found)
         for at in before:
             reads.setdefault(at, _reads(chains, at))
-        found |= {up for at in before for up in reads[at]} | {at for at, ups in reads.items() if found & ups.keys()}
-    return without_cycles({at: reads[at] for at in sorted(found)})
+        found |= {at for at, ups in reads.items() if found & ups.keys()}
+        found |= {up for at in before for up in reads[at] if upstreams}
+    return without_cycles({at: {up: n for up, n in reads[at].items() if up in found} for at in sorted(found)})
 
 
 def without_cycles(reads: Mapping[At, Mapping[At, int]]) -> dict[At, list[At]]:
@@ -42,7 +61,9 @@ def without_cycles(reads: Mapping[At, Mapping[At, int]]) -> dict[At, list[At]]:
     """
     every = {*reads, *(up for ups in reads.values() for up in ups)}
     for most in (sys.maxsize, 0):
-        order = {at: [up for up, back in reads.get(at, {}).items() if back <= most] for at in sorted(every)}
+        order = {
+            at: [up for up, back in reads.get(at, {}).items() if back <= most and up != at] for at in sorted(every)
+        }
         with suppress(CycleError):
             TopologicalSorter(order).prepare()
             return order

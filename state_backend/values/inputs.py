@@ -42,6 +42,14 @@ class Edge:
 
 
 @frozen
+class TriedUpstream:
+    """The trial from which trials of the same name read a pipeline. They read production for the time before `span`."""
+
+    root: str
+    span: Interval
+
+
+@frozen
 class InputPart:
     """Neighbouring intervals of an upstream that were read.
 

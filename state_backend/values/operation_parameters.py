@@ -161,6 +161,14 @@ class TryCode(OfCode):
     keep_for: timedelta = parameter(
         "How long the trial stays after this command, as in 12h or 3d; then cairn sweep removes it.", timedelta(days=3)
     )
+    chain: bool = parameter(
+        "Try the pipelines that read this one too, at every depth: they read the trial's output.", False
+    )
+    code_of: tuple[str, ...] = parameter(
+        "With --chain: PIPELINE=module:NAME, the code of a pipeline that reads this one; may be repeated. Left out: the "
+        "recorded code.",
+        (),
+    )
     # True also compares the trial with production; `match` names the columns that identify an output row.
     compare: bool = False
     match: tuple[str, ...] = ()
@@ -178,6 +186,9 @@ class PromoteTrial(OfCode):
         "Also run the trial's intervals again in production, and stop at the first result that differs from the trial's; "
         "then run those that follow, which have nothing to differ from.",
         False,
+    )
+    chain: bool = parameter(
+        "Promote the trials of this name of the pipelines that read this one too, upstream first, if all can be.", False
     )
     match: tuple[str, ...] = parameter(f"Without --yes: {MATCH[0].lower()}{MATCH[1:]}", ())
 

@@ -85,6 +85,8 @@ GIVEN: dict[type[Any], dict[str, Any]] = {
         "trial": "t",
         "savepoint": "/s",
         "keep_for": timedelta(hours=12),
+        "chain": True,
+        "code_of": ("p=m:P",),
         "compare": True,
         "match": ("user", "kind"),
     },

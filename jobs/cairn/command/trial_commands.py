@@ -7,7 +7,7 @@ promoting run Spark where `--spark` says. Comparing needs no Spark.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -16,8 +16,9 @@ from cairn.command.options import LOCAL_SPARK, Json, Root, Spark, open_log
 from cairn.command.options import Pipeline as Name
 from cairn.command.printing import print_json
 from cairn.command.terminal import Terminal
-from cairn.trials.compare_trial import compare_trial, comparison_lines
+from cairn.trials.compare_trial import compare_trial, comparison_lines, match_of, outdated_lines
 from state_backend.checkpoint.trials import find_trial, list_trials, remove_trial
+from state_backend.inspection.chain_of import trials_of_chain
 from state_backend.inspection.compare_runs import describe_comparison
 from state_backend.inspection.describe import describe_trial
 from state_backend.values.airflow_commands import command_line
@@ -35,7 +36,7 @@ def try_(request: TryCode, spark: Spark = LOCAL_SPARK, as_json: Json = False) ->
     said = carry_out_try(request, Terminal(spark, silent=as_json))
     if as_json:
         return print_json(said)
-    compare = command_line("compare", said["name"], root=request.root, pipeline=said["pipeline"])
+    compare = command_line("compare", said["name"], root=request.root, pipeline=said["pipeline"], chain=request.chain)
     typer.echo(f"kept until {said['kept_until']}; the first sweep after that removes the trial")
     typer.echo(f"to see what the trial changes, run:\n{compare}")
     return 0
@@ -82,6 +83,9 @@ def compare(
         ),
     ] = None,
     match: Annotated[list[str] | None, typer.Option(help=MATCH)] = None,
+    chain: Annotated[
+        bool, typer.Option("--chain", help="Compare also the trials of this name of the pipelines that read this one.")
+    ] = False,
     limit: Annotated[int, typer.Option(min=0, help="How many examples of each kind of difference to list.")] = 3,
     folder: Annotated[
         Path | None,
@@ -95,12 +99,18 @@ def compare(
     digests are not read. Needs no Spark.
     """
     start = None if interval is None else first_instant("interval", interval)
-    found_trial, found = compare_trial(root, pipeline, name, match or (), limit, folder, start)
-    said = describe_comparison(found)
+    first = find_trial(root, pipeline, name)
+    shown = list[dict[str, Any]]()
+    for trial in trials_of_chain(root, first)[0] if chain else [first]:
+        into = folder / trial.pipeline if folder is not None and chain else folder
+        columns = match_of(match or (), trial.pipeline, pipeline)
+        _, found = compare_trial(root, trial.pipeline, trial.name, columns, limit, into, start)
+        outdated = outdated_lines(root, trial)
+        shown.append({"trial": describe_trial(trial)} | describe_comparison(found) | {"outdated": outdated})
+        if not as_json:
+            typer.echo("\n".join([*comparison_lines(trial, shown[-1]), *outdated]))
     if as_json:
-        print_json({"trial": describe_trial(found_trial)} | said)
-    else:
-        typer.echo("\n".join(comparison_lines(found_trial, said)))
+        print_json(shown if chain else shown[0])
     return 0
 
 

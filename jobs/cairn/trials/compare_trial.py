@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from state_backend.adapters.work_folders import work_folder
+from state_backend.chains.judge_inputs import Chains
 from state_backend.checkpoint.location import locate
 from state_backend.checkpoint.log import read_log
 from state_backend.checkpoint.trials import find_trial, intervals_of_trial, root_of_trial
@@ -53,7 +54,12 @@ def compare_trial(
         CheckpointDropped: Compared files were deleted meanwhile.
     """
     tried = find_trial(root, pipeline, trial)
-    intervals = [i for i in intervals_of_trial(tried) if start in (None, i.start)]
+    sides = []
+    for above in (root, root_of_trial(root, pipeline, tried.name)):
+        at = locate(above, pipeline)
+        sides.append((at.url, read_log(at.storage), at.storage))
+    ran = (interval for interval, _ in sides[1][1].outputs_near(tried.span))
+    intervals = [i for i in intervals_of_trial(tried, ran) if start in (None, i.start)]
     if start is not None and not intervals:
         raise UsageError(
             f"trial {tried.name!r} of {pipeline!r} has no interval that starts at {format_instant(start)}\n"
@@ -67,13 +73,27 @@ def compare_trial(
             table: pa.Table = rows.rows()
             pq.write_table(table, folder / f"{interval.start:%Y%m%dT%H%M%S}.parquet")
 
-    sides = []
-    for above in (root, root_of_trial(root, pipeline, tried.name)):
-        at = locate(above, pipeline)
-        sides.append((at.url, read_log(at.storage), at.storage))
     with work_folder("compare") as work:
         found = compare_runs(sides[0], sides[1], intervals, work, key=match, limit=limit, on_rows=write)
     return tried, found
+
+
+def match_of(match: Sequence[str], pipeline: str, head: str) -> tuple[str, ...]:
+    """Return the columns that identify an output row of a pipeline, of texts like COLUMN or PIPELINE=COLUMN.
+
+    `head`: The pipeline that a text without a name means.
+    """
+    named = [one.rpartition("=")[::2] for one in match]
+    return tuple(column for of, column in named if (of or head) == pipeline)
+
+
+def outdated_lines(root: str, trial: Trial) -> list[str]:
+    """Name the results of a trial that are out of date, because production's input or an upstream's trial changed."""
+    judged = sorted(Chains().judged(root_of_trial(root, trial.pipeline, trial.name), trial.pipeline).items())
+    lines = [f"{interval}: the trial's result is {verdict.kind}: {verdict.why}" for interval, verdict in judged]
+    if len(lines) > _LISTED:
+        lines[_LISTED:] = [f"and {len(lines) - _LISTED} more intervals"]
+    return [*lines, "To try these intervals again, run the same cairn try again"] if lines else []
 
 
 def comparison_lines(trial: Trial, said: dict[str, Any]) -> list[str]:

@@ -20,13 +20,24 @@ from cairn.operations.place import Place
 from cairn.pipeline import Interval, Pipeline
 from cairn.shipping.ship_processor import code_hash
 from cairn.spark.session import check_running, use_this_python
-from cairn.trials.compare_trial import compare_trial, comparison_lines
+from cairn.trials.compare_trial import compare_trial, comparison_lines, match_of, outdated_lines
+from cairn.trials.try_code import ask_source, other_input
+from cairn.upstream_sources import Upstreams
+from state_backend.chains.judge_inputs import Chains, inputs_in, root_of_edge
+from state_backend.chains.pin_inputs import Reader, check_earlier
 from state_backend.checkpoint.choose_base import plan_base
 from state_backend.checkpoint.location import locate
 from state_backend.checkpoint.log import Log, read_log
 from state_backend.checkpoint.newest_state import newest_state
 from state_backend.checkpoint.rewind import plan_rewind
-from state_backend.checkpoint.trials import check_no_trial, find_trial, intervals_of_trial, root_of_trial
+from state_backend.checkpoint.trials import (
+    check_no_trial,
+    find_trial,
+    intervals_of_trial,
+    production_root,
+    root_of_trial,
+)
+from state_backend.inspection.chain_of import trials_of_chain
 from state_backend.inspection.compare_logs import Made, made_within
 from state_backend.inspection.compare_runs import describe_comparison
 from state_backend.values.airflow_commands import command_line
@@ -47,41 +58,61 @@ def carry_out_promotion(request: PromoteTrial, place: Place, *, agreed: bool = T
 
     An operator asks a person before it calls this.
     """
-    pipeline = place.load(request)
+    pipeline, root = place.load(request), request.root
     spark = place.connect(pipeline, "promote")
-    plan = plan_promotion(spark, pipeline, request.root, trial=request.trial, past=request.past)
-    said: dict[str, Any] = {
-        "trial": plan.trial.name,
-        "promoted": agreed,
-        "again": len(plan.again),
-        "behind": len(plan.behind),
-    }
+    first = find_trial(root, pipeline.name, request.trial)
+    trials, without = trials_of_chain(root, first) if request.chain else ([first], [])
+    requests = [request, *(replace(request, code=trial.code, pipeline=trial.pipeline) for trial in trials[1:])]
+    pipelines = [pipeline, *map(place.load, requests[1:])]
+    # Nothing is promoted before all pipelines are checked.
+    plans = [
+        plan_promotion(spark, one, root, trial=first.name, past=request.past, together=trials) for one in pipelines
+    ]
+    if without:
+        place.say(
+            f"not in the trial: {', '.join(without)}. Afterwards their results may be out of date; to see them, run:\n"
+            + command_line("status", root=root, pipeline=without[0])
+        )
+    said = list[dict[str, Any]]()
+    for plan in plans:
+        counts = {"again": len(plan.again), "behind": len(plan.behind)}
+        said.append({"pipeline": plan.trial.pipeline, "trial": first.name, "promoted": agreed} | counts)
+        # A process that is killed later says nothing any more: say the way back before the first commit.
+        said[-1] |= _tell_way_back(request, place, plan) if agreed else _tell_plan(request, place, plan, first.pipeline)
     if not agreed:
-        trial, found = compare_trial(request.root, pipeline.name, plan.trial.name, request.match, 3)
-        said["comparison"] = describe_comparison(found)
-        for line in comparison_lines(trial, said["comparison"]):
-            place.say(line)
-        place.say(
-            f"would run again in production: {len(plan.again)} intervals of the trial, {plan.trial.span}"
-            if request.past
-            else "this code can continue from production's state: no interval is run again"
-        )
-        if plan.behind:
-            place.say(f"and {len(plan.behind)} later intervals, which the trial did not run")
-        return said
-    outcomes = []
-    if request.past:
-        outcomes = promote_past(spark, pipeline, request.root, plan, on_outcome=place.on_outcome)
-        place.say(f"{len(plan.again)} intervals have the results of the trial: their digests are equal")
-    back = restore_command(read_log(locate(request.root, pipeline.name).storage), plan, request.root)
-    place.say(f"Let the DAG run {request.code} from the next interval on")
-    if back is not None:
-        place.say(f"To go back, put the old code into the DAG, and restore its state:\n{back}")
-    elif request.past:
-        place.say(
-            "To go back, put the old code into the DAG, and run these intervals again: no checkpoint is before them"
-        )
-    return said | {"checkpoint": outcomes[-1].checkpoint if outcomes else None, "back": back}
+        return said[0] | {"dependants": said[1:]}
+    for one, plan, about in zip(pipelines, plans, said, strict=True) if request.past else ():
+        outcomes = promote_past(spark, one, root, plan, on_outcome=place.on_outcome)
+        about["checkpoint"] = outcomes[-1].checkpoint if outcomes else None
+        place.say(f"{one.name}: {len(plan.again)} intervals have the results of the trial: their digests are equal")
+    for one, asked in zip(pipelines, requests, strict=True):
+        place.say(f"Let the DAG of {one.name} run {asked.code} from the next interval on")
+    return said[0] | {"dependants": said[1:]}
+
+
+def _tell_plan(request: PromoteTrial, place: Place, plan: PromotionPlan, head: str) -> dict[str, Any]:
+    match = match_of(request.match, plan.trial.pipeline, head)
+    trial, found = compare_trial(request.root, plan.trial.pipeline, plan.trial.name, match, 3)
+    comparison = describe_comparison(found)
+    for line in comparison_lines(trial, comparison):
+        place.say(line)
+    place.say(
+        f"would run again in production: {len(plan.again)} intervals of the trial, {plan.trial.span}"
+        if request.past
+        else "this code can continue from production's state: no interval is run again"
+    )
+    if plan.behind:
+        place.say(f"and {len(plan.behind)} later intervals, which the trial did not run")
+    return {"comparison": comparison}
+
+
+def _tell_way_back(request: PromoteTrial, place: Place, plan: PromotionPlan) -> dict[str, Any]:
+    name = plan.trial.pipeline
+    back = restore_command(read_log(locate(request.root, name).storage), plan, request.root)
+    if back is not None or request.past:
+        how = f"restore its state:\n{back}" if back else "run these intervals again: no checkpoint is before them"
+        place.say(f"To go back, put the old code into the DAG of {name}, and {how}")
+    return {"back": back, "checkpoint": None}
 
 
 @frozen
@@ -98,7 +129,13 @@ class PromotionPlan:
 
 
 def plan_promotion(
-    spark: SparkSession, pipeline: Pipeline, root: str, *, trial: str | None = None, past: bool = False
+    spark: SparkSession,
+    pipeline: Pipeline,
+    root: str,
+    *,
+    trial: str | None = None,
+    past: bool = False,
+    together: Sequence[Trial] = (),
 ) -> PromotionPlan:
     """Check whether production can take over a trial's code. Write nothing.
 
@@ -108,10 +145,12 @@ def plan_promotion(
         root: URL of the folder that holds the pipelines.
         trial: Name of the trial; None for the pipeline's only trial.
         past: True plans to run the trial's intervals again in production.
+        together: The trials of a chain that are promoted together, upstream first.
 
     Raises:
         UsageError: The code is not the code of the trial, or it can't continue from production's state. With `past`
-            also: the trial lacks intervals, or production's state before the trial has changed since.
+            also: the trial lacks intervals, or production's state before the trial or its input has changed since.
+        StaleStateError: With `past`, an input of an earlier interval has changed.
     """
     check_running(spark)
     use_this_python(spark)
@@ -130,10 +169,9 @@ def plan_promotion(
         if newest is not None:
             _check_next(spark, pipeline, newest, there, root)
         return PromotionPlan(trial=known, again=(), behind=(), back=newest)
-    again = tuple(intervals_of_trial(known))
-    tried = made_within(
-        read_log(locate(root_of_trial(root, pipeline.name, known.name), pipeline.name).storage), known.span
-    )
+    own = read_log(locate(root_of_trial(root, pipeline.name, known.name), pipeline.name).storage)
+    tried = made_within(own, known.span)
+    again = tuple(intervals_of_trial(known, tried))
     missing = [i for i in again if i not in tried]
     if missing:
         raise UsageError(
@@ -147,6 +185,8 @@ def plan_promotion(
             f"the state of {pipeline.name!r} at {format_instant(again[0].start)} is not the state that trial {known.name!r} began from\n"
             "An earlier interval was run again since, or the trial began from a savepoint. Remove the trial, and try again from the present state"
         )
+    _check_inputs(spark, pipeline, root, known, own, together or (known,))
+    check_earlier(Chains(), Reader(root=root, pipeline=pipeline.name, interval=again[0], schedule=None), there)
     end = max((c.content.interval.end for c in there.completed()), default=known.span.end)
     later = there.outputs_near(Interval(known.span.end, end)) if end > known.span.end else []
     behind = sorted(i for i, _ in later if i.start >= known.span.end)
@@ -256,6 +296,43 @@ def _cause(tried: Content | None, content: Content) -> str:
     if not content.source_position:
         return "The source records no position, so Cairn can't tell whether the input is the same"
     return "Code, settings and input are the same: the processor's results depend on something else, such as a clock or random numbers"
+
+
+def _check_inputs(
+    spark: SparkSession, pipeline: Pipeline, root: str, trial: Trial, own: Log, together: Sequence[Trial]
+) -> None:
+    """Raise `UsageError` if production would not read again what the trial read."""
+    whose = f"trial {trial.name!r} of {trial.pipeline!r}"
+    if not isinstance(pipeline.source, Upstreams):
+        intervals = intervals_of_trial(trial, made_within(own, trial.span))
+        if other := other_input(own, ask_source(spark, pipeline, intervals, root)):
+            raise UsageError(
+                f"{whose} read other input than the source has now, the first for {other[0]}\nRemove the trial, and try again:\n"
+                + command_line("trials", root=root, pipeline=trial.pipeline, remove=trial.name)
+            )
+        return
+    if lines := outdated_lines(root, trial):
+        raise UsageError(f"{whose} is out of date:\n" + "\n".join(lines))
+    at, chains = root_of_trial(root, trial.pipeline, trial.name), Chains()
+    begins = {one.pipeline: one.span.start for one in together}
+    outputs = own.outputs_near(trial.span)
+    own.entries.load(n for _, n in outputs)
+    for interval, read in ((interval, read) for interval, n in outputs for read in inputs_in(own.entries[n])):
+        name, above = read.edge.pipeline, root_of_edge(read.edge.root, at)
+        in_production = production_root(above)
+        together_with = name in begins and in_production == production_root(at)
+        if above == in_production and together_with and read.span.end > begins[name]:
+            raise UsageError(
+                f"{whose}, {interval}: it read production's {name}, which the same call would replace\n"
+                "Remove this trial, and try both in one call of cairn try, with --chain"
+            )
+        if above != in_production and not together_with:
+            verdict = chains.judge_read(root, replace(read, edge=replace(read.edge, root=in_production)))
+            if verdict is not None and verdict.kind != "unknown":
+                raise UsageError(
+                    f"{whose}, {interval}: it read trial {trial.name!r} of {name!r}, whose results are not those of production: {verdict.why}\n"
+                    "Promote the trial of that pipeline first, or both in one call with --chain"
+                )
 
 
 def restore_command(log: Log, plan: PromotionPlan, root: str) -> str | None:

@@ -3,6 +3,10 @@
 Production's state before an interval is forked into a root of the trial's own. There the intervals from this one on run
 with the new code, over the same input.
 
+A trial of a chain has a level for each pipeline: first the tried one, then those that read it, at every depth. Each
+level has a trial of its own, and all these trials have one name. A level reads the trials of the levels above. It reads
+production for the time before these trials begin, and all other pipelines.
+
 Production is only read, except for a lease while its files are linked. The trial calls no sink and updates no Airflow
 asset. It is removed after a time. If a trial stops half-way, the same call continues. `state_backend.checkpoint.trials`
 lists what a stopped trial leaves on disk.
@@ -14,7 +18,7 @@ import json
 import logging
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -29,8 +33,10 @@ from cairn.pipeline import Interval, Pipeline
 from cairn.shipping.code_version import code_version
 from cairn.shipping.ship_processor import code_hash
 from cairn.spark.session import check_running, use_this_python
-from cairn.trials.compare_trial import compare_trial, comparison_lines
+from cairn.trials.compare_trial import compare_trial, comparison_lines, match_of, outdated_lines
+from cairn.upstream_sources import Upstreams
 from state_backend.adapters.open_storage import open_storage
+from state_backend.chains.judge_inputs import root_of_edge
 from state_backend.checkpoint.choose_base import plan_base
 from state_backend.checkpoint.forgotten_keys import check_not_tried, check_restored
 from state_backend.checkpoint.location import locate
@@ -43,22 +49,26 @@ from state_backend.checkpoint.trials import (
     check_no_trial,
     check_same_trial,
     create_trial,
+    production_root,
     read_trial,
     remove_trial_named,
     renew_trial,
     root_of_trial,
     trials_url,
 )
+from state_backend.inspection.chain_of import At, readers_of
 from state_backend.inspection.compare_runs import describe_comparison
 from state_backend.inspection.describe import describe_trial
 from state_backend.values.airflow_commands import command_line
 from state_backend.values.errors import CairnError, StateUnusable, UsageError
 from state_backend.values.frozen import frozen
+from state_backend.values.inputs import Edge, TriedUpstream
 from state_backend.values.intervals import format_instant, to_ms
 from state_backend.values.marks import Savepoint, Trial, TrialBase
 from state_backend.values.operation_parameters import TryCode
 from state_backend.values.records import Content, Permissions, Record, own_run
 from state_backend.values.retention import KeepLast
+from state_backend.values.schedule import Schedule
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -96,36 +106,123 @@ class TrialPlan:
     other_input: tuple[Interval, ...]
 
 
+@frozen
+class Level:
+    """One pipeline of the trial: its code, and the intervals that it runs."""
+
+    pipeline: Pipeline
+    code: str
+    intervals: tuple[Interval, ...]
+
+
 def carry_out_try(request: TryCode, place: Place) -> dict[str, Any]:
     """Run the trial. Return the trial, counts and, if asked, the comparison with production."""
     pipeline = place.load(request)
     rule = boundaries_of(pipeline, read_log(locate(request.root, pipeline.name).storage), request.every)
-    intervals = named_intervals(request.first, request.last, rule)
-    tried = try_code(
-        place.connect(pipeline, "try"),
-        pipeline,
-        intervals,
-        request.root,
-        code=request.code,
-        trial=request.trial,
-        savepoint=request.savepoint,
-        keep_for=request.keep_for,
-        on_plan=lambda plan: _say_plan(plan, place),
-        on_outcome=place.on_outcome,
-    )
-    said = describe_trial(tried.trial) | {
-        "root": tried.root,
-        "computed": sum(o.computed for o in tried.outcomes),
-        "fork_seconds": round(tried.fork_s, 3),
-        "other_input": [str(i) for i in tried.other_input],
-    }
-    if request.compare:
-        trial, found = compare_trial(request.root, pipeline.name, tried.trial.name, request.match, 3)
-        lines = comparison_lines(trial, describe_comparison(found))
-        for line in lines:
-            place.say(line)
-        said |= {"same": found.same, "comparison": lines}
-    return said
+    head = Level(pipeline=pipeline, code=request.code, intervals=named_intervals(request.first, request.last, rule))
+    name = request.trial or _name_of_trial(pipeline, head.intervals[0])
+    levels = [head, *(_levels_below(request, place, head, name) if request.chain else ())]
+    for level in levels[1:]:  # The first one is planned before it runs. Then the others can't read their input yet.
+        plan_trial(None, level.pipeline, level.intervals, request.root, code=level.code, name=name, savepoint=None)
+    spark, said, same, lines = place.connect(pipeline, "try"), list[dict[str, Any]](), True, list[str]()
+    for level in levels:
+        tried = try_code(
+            spark,
+            level.pipeline,
+            level.intervals,
+            request.root,
+            code=level.code,
+            trial=name,
+            savepoint=request.savepoint if level is head else None,
+            keep_for=request.keep_for,
+            on_plan=lambda plan: _say_plan(plan, place),
+            on_outcome=place.on_outcome,
+        )
+        said.append(
+            describe_trial(tried.trial)
+            | {
+                "root": tried.root,
+                "computed": sum(o.computed for o in tried.outcomes),
+                "fork_seconds": round(tried.fork_s, 3),
+                "other_input": [str(i) for i in tried.other_input],
+            }
+        )
+    for level in levels if request.compare else ():
+        match = match_of(request.match, level.pipeline.name, pipeline.name)
+        trial, found = compare_trial(request.root, level.pipeline.name, name, match, 3)
+        same = same and found.same
+        lines += [*comparison_lines(trial, describe_comparison(found)), *outdated_lines(request.root, trial)]
+    for line in lines:
+        place.say(line)
+    return said[0] | ({"same": same, "comparison": lines} if lines else {}) | {"dependants": said[1:]}
+
+
+def _levels_below(request: TryCode, place: Place, head: Level, trial: str) -> list[Level]:
+    """Return the levels below the tried pipeline, upstream first. Write nothing.
+
+    A reading pipeline runs the intervals that production has, and that read the trial, but nothing after its end. If
+    there is none, the pipeline is left out.
+    """
+    root, codes = request.root, dict(_named_codes(request.code_of))
+    tried = _in_trial(root, head.pipeline.name, trial, head.intervals)
+    readers = readers_of(root, head.pipeline.name)
+    if unknown := codes.keys() - {*readers}:
+        raise UsageError(f"--code-of names {min(unknown)}, which does not read {head.pipeline.name} below {root}")
+    levels: list[Level] = []
+    for name in readers:
+        log = read_log(locate(root, name).storage)
+        code = codes.get(name) or (log.newest.content.code if log.newest is not None else None)
+        if code is None:
+            raise UsageError(f"the records of {name} do not name its code; add --code-of {name}=module:NAME")
+        pipeline = place.load(replace(request, code=code, pipeline=name))
+        source = pipeline.source
+        if isinstance(source, Upstreams):
+            at = production_root(root)
+            read = [(edge, tried.get((root_of_edge(edge.root, at), edge.pipeline))) for edge in source.edges.values()]
+            spans = [(edge, one.span) for edge, one in read if one is not None]
+            since = min((span.start for _, span in spans), default=None)
+            there = [] if since is None else [interval for interval, _ in log.outputs_after(since)]
+            if intervals := intervals_that_read(spans, there, log.schedule):
+                pipeline = replace(pipeline, source=replace(source, tried=tried))
+                levels.append(Level(pipeline=pipeline, code=code, intervals=intervals))
+                tried = tried | _in_trial(root, name, trial, intervals)
+                continue
+        place.say(f"{name} is left out: production has no interval of it that reads the trial, and nothing behind it")
+    return levels
+
+
+def _named_codes(given: Sequence[str]) -> Iterator[tuple[str, str]]:
+    for text in given:
+        name, _, code = text.partition("=")
+        if not name or ":" not in code:
+            raise UsageError(f"--code-of is {text!r}; expected PIPELINE=module:NAME")
+        yield name, code
+
+
+def _in_trial(root: str, pipeline: str, trial: str, intervals: Sequence[Interval]) -> dict[At, TriedUpstream]:
+    """Return where readers in a trial find a pipeline that is in the trial, by its root and name in production."""
+    own = root_of_trial(root, pipeline, trial)
+    span = Interval(intervals[0].start, intervals[-1].end)
+    return {(production_root(own).rstrip("/"), pipeline): TriedUpstream(root=own, span=span)}
+
+
+def intervals_that_read(
+    spans: Sequence[tuple[Edge, Interval]], there: Iterable[Interval], schedule: Schedule | None
+) -> tuple[Interval, ...]:
+    """Return which of a pipeline's intervals `there` a trial runs. A pure function.
+
+    These are, in a row without a gap, the intervals from the first one that reads the trial on, as long as no interval
+    reads behind the trial's end. `spans`: The edges into the trial, each with the time of the upstream's trial.
+    """
+    row: list[Interval] = []
+    for interval in sorted(there):
+        anchors = [(edge.anchor(interval, schedule), span) for edge, span in spans]
+        if not row and not any(anchor.end > span.start for anchor, span in anchors):
+            continue
+        if any(anchor.end > span.end for anchor, span in anchors) or (row and interval.start != row[-1].end):
+            break
+        row.append(interval)
+    return tuple(row)
 
 
 def _say_plan(plan: TrialPlan, place: Place) -> None:
@@ -192,6 +289,10 @@ def try_code(
     """
     check_running(spark)
     use_this_python(spark)
+    trial = trial or _name_of_trial(pipeline, intervals[0])
+    if (source := _reads_itself(pipeline)) is not None:
+        tried_too = _in_trial(root, pipeline.name, trial, intervals)
+        pipeline = replace(pipeline, source=replace(source, tried={**source.tried, **tried_too}))
     plan = plan_trial(spark, pipeline, intervals, root, code=code, name=trial, savepoint=savepoint)
     if on_plan is not None:
         on_plan(plan)
@@ -231,19 +332,24 @@ def _renew(root: str, trial: Trial, now_ms: int, keep: timedelta) -> Trial:
     return trial
 
 
+def _name_of_trial(pipeline: Pipeline, first: Interval) -> str:
+    return f"{first.start:%Y%m%dT%H%M}-{code_hash(pipeline.processor, pipeline.name)[:8]}"
+
+
 def plan_trial(
-    spark: SparkSession,
+    spark: SparkSession | None,
     pipeline: Pipeline,
     intervals: Sequence[Interval],
     root: str,
     *,
     code: str,
-    name: str | None,
+    name: str,
     savepoint: str | None,
 ) -> TrialPlan:
     """Check whether the intervals can be tried, and from which state.
 
-    Ask the source for each interval. Write nothing.
+    Ask the source for each interval; not without `spark`. If the pipeline reads its own output, ask for the first
+    interval alone. Write nothing.
     """
     check_no_trial(root, "other trial")
     check_in_order(intervals)
@@ -251,7 +357,6 @@ def plan_trial(
     there = read_log(production.storage)
     first, last = intervals[0], intervals[-1]
     hashed = code_hash(pipeline.processor, pipeline.name)
-    name = name or f"{first.start:%Y%m%dT%H%M}-{hashed[:8]}"
     before = read_trial(root, pipeline.name, name)
     forked = _find_fork(pipeline, root, before)
     base, target, source = _base(there, pipeline, first, production.storage.url, savepoint, forked)
@@ -260,14 +365,12 @@ def plan_trial(
     else:
         check_not_tried(there, pipeline.name, first, target)
     _check_cut(there, pipeline, Interval(first.start, last.end), intervals)
-    asked = {}
-    with in_zone_of(spark, pipeline.time_zone):
-        for interval in intervals:
-            asked[interval] = read_source(spark, pipeline, interval, root)
     # Check the newest state too: once the code is deployed, the next interval starts from it.
     newest = newest_state(there)
+    known = intervals[:1] if _reads_itself(pipeline) else intervals
+    asked = ask_source(spark, pipeline, known, root) if spark is not None else {}
     for content in (base, there.whole(newest.id).content if newest is not None else None):
-        if content is not None:
+        if spark is not None and content is not None:
             check_fits(spark, pipeline, first, asked[first], content, there)
     made = Trial(
         name=name,
@@ -285,7 +388,9 @@ def plan_trial(
         check_same_trial(before, made)
         span = Interval(made.span.start, max(made.span.end, before.span.end))
         made = replace(made, attempt=before.attempt, span=span)
-    other = _other_input(there, intervals, asked)
+    # In a chain, the input is that of the trial.
+    tried = isinstance(pipeline.source, Upstreams) and pipeline.source.tried
+    other = () if tried else other_input(there, asked)
     return TrialPlan(trial=made, before=before, source=source, target=target, asked=asked, other_input=other)
 
 
@@ -358,18 +463,33 @@ def _check_cut(there: Log, pipeline: Pipeline, span: Interval, intervals: Sequen
         )
 
 
-def _other_input(there: Log, intervals: Sequence[Interval], asked: Mapping[Interval, Read]) -> tuple[Interval, ...]:
-    """Return the intervals whose source position now differs from the position in production's record.
+def _reads_itself(pipeline: Pipeline) -> Upstreams | None:
+    """Return the source of a pipeline that reads its own output; None for another source."""
+    source = pipeline.source
+    if not isinstance(source, Upstreams) or all(edge.pipeline != pipeline.name for edge in source.edges.values()):
+        return None
+    return source
 
-    The trial's input for these intervals differs from production's. Intervals without a recorded position are left out.
+
+def ask_source(
+    spark: SparkSession, pipeline: Pipeline, intervals: Sequence[Interval], root: str
+) -> dict[Interval, Read]:
+    with in_zone_of(spark, pipeline.time_zone):
+        return {interval: read_source(spark, pipeline, interval, root) for interval in intervals}
+
+
+def other_input(there: Log, asked: Mapping[Interval, Read]) -> tuple[Interval, ...]:
+    """Return the intervals whose source position now differs from the position in a record.
+
+    Their input differs. Intervals without a recorded position are left out.
     """
     recorded = {}
     for record in sorted(there.completed(), key=lambda r: r.id):
         if record.content.kind == "interval":
             recorded[record.content.interval] = record.content.source_position
-    # Production's record is JSON, which has lists in place of tuples. Convert the new positions alike before comparing.
-    now = {i: json.loads(json.dumps(asked[i].position)) for i in intervals}
-    return tuple(i for i in intervals if recorded.get(i) and recorded[i] != now[i])
+    # A record is JSON, which has lists in place of tuples. Convert the new positions alike before comparing.
+    now = {i: json.loads(json.dumps(read.position)) for i, read in asked.items()}
+    return tuple(i for i in asked if recorded.get(i) and recorded[i] != now[i])
 
 
 def _fork(plan: TrialPlan, pipeline: Pipeline, root: str, own: str) -> float:

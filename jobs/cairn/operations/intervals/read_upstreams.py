@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import reduce
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from cairn.data_sources.register import register_data_sources
 from cairn.upstream_sources import Upstreams
 from state_backend.chains.judge_inputs import Chains
-from state_backend.chains.pin_inputs import Reader, pin, position_of
+from state_backend.chains.pin_inputs import Pinned, Reader, pin_each, position_of
 from state_backend.checkpoint.trials import production_root
 from state_backend.values.errors import UsageError
 from state_backend.values.inputs import InputRead
@@ -26,29 +28,32 @@ def read_upstreams(
     `own_schema`: The output schema of the pipeline itself, for an upstream that is itself and has no output yet.
     """
     register_data_sources(spark)
-    chains, frames, reads = Chains(), dict[str, Any](), dict[str, InputRead]()
+    chains, frames, reads = Chains(), dict[str, Any](), dict[str, list[InputRead]]()
+    reader = replace(reader, root=production_root(reader.root))
     if reader.schedule is None and any(edge.back for edge in source.edges.values()):
         reader = replace(reader, schedule=chains.log(reader.root, reader.pipeline).schedule)
-    reader = replace(reader, root=production_root(reader.root))
     for name, edge in source.edges.items():
-        read, ids = pin(chains, reader, edge)
-        reads[name] = read
-        if read.log:
-            frames[name] = _frame(spark, reader, read, ids, source.states.get(name))
+        pinned = pin_each(chains, reader, edge, source.tried)
+        reads[name] = [read for read, _ in pinned]
+        if pinned[0][0].log:
+            rows = [_frame(spark, reader, one, source.states.get(name)) for one in pinned]
+            # The trial's code may have added or removed a column.
+            frames[name] = reduce(lambda one, more: one.unionByName(more, allowMissingColumns=True), rows)
         elif own_schema is None:
             raise UsageError(f"{reader}: a pipeline that reads its own output needs output_schema")
         else:
             frames[name] = spark.createDataFrame([], own_schema)
     position: dict[str, Any] = {"upstreams": {name: position_of(read) for name, read in reads.items()}}
     if source.function is not None:
-        return (source.function(spark, reader.interval, **frames), position), tuple(reads.values())
-    (read,), (rows,) = reads.values(), frames.values()
-    if read.edge.reads != "state":
-        position["counts"] = {"rows": sum(part.rows for part in read.parts)}
-    return (rows, position), tuple(reads.values())
+        return (source.function(spark, reader.interval, **frames), position), tuple(chain(*reads.values()))
+    (parts,), (rows,) = reads.values(), frames.values()
+    if parts[0].edge.reads != "state":
+        position["counts"] = {"rows": sum(part.rows for read in parts for part in read.parts)}
+    return (rows, position), tuple(parts)
 
 
-def _frame(spark: SparkSession, reader: Reader, read: InputRead, ids: tuple[int, ...], state: str | None) -> DataFrame:
+def _frame(spark: SparkSession, reader: Reader, pinned: Pinned, state: str | None) -> DataFrame:
+    read, ids = pinned
     options: dict[str, Any] = {"root": read.edge.root or reader.root, "pipeline": read.edge.pipeline}
     if state is not None:
         # Before the upstream's start there is no state; the newest one has the columns.
