@@ -27,10 +27,7 @@ def readers_of(root: str, pipeline: str) -> list[str]:
 
 
 def trials_of_chain(root: str, trial: Trial) -> tuple[list[Trial], list[str]]:
-    """Return the trials of a chain, upstream first: a trial, and those of the same name of pipelines that read its own.
-
-    Also return the names of the reading pipelines that have no such trial.
-    """
+    """Return a trial, those of its name of pipelines that read its own, upstream first, and the readers without one."""
     found = {name: read_trial(root, name, trial.name) for name in readers_of(root, trial.pipeline)}
     there = [one for one in found.values() if one is not None]
     return [trial, *there], [name for name, one in found.items() if one is None]

@@ -29,12 +29,7 @@ from tests.support.postgres_server import folder_of_a_server
 from tests.support.trials import bytes_of
 from tests.support.waiting import wait_until
 
-pytestmark = [
-    pytest.mark.airflow,
-    pytest.mark.browser,
-    pytest.mark.spark,
-    pytest.mark.long("minutes"),
-]
+pytestmark = [pytest.mark.airflow, pytest.mark.browser, pytest.mark.spark, pytest.mark.long("minutes")]
 NEXT, PAST, NO = PROMOTE
 NAME, FORM = "aircraft", "aircraft_try"
 OLD, WRONG, LATER = "pipelines.aircraft:AIRCRAFT", *(f"tests.support.changed_aircraft:{n}" for n in ("WRONG", "LATER"))

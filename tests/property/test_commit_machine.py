@@ -201,13 +201,7 @@ class Model:
         return max(usable, key=lambda id: (self.entry(id).made.interval.end, id), default=None)
 
     def base(
-        self,
-        interval: Interval,
-        *,
-        gap: bool,
-        stale: bool,
-        replace: bool = False,
-        as_of: int | None = None,
+        self, interval: Interval, *, gap: bool, stale: bool, replace: bool = False, as_of: int | None = None
     ) -> int | str | None:
         """The id, None for empty, or the error's class."""
         found = self._base(interval, gap=gap, stale=stale, replace=replace, as_of=as_of)
@@ -768,11 +762,7 @@ class Pipelines(RuleBasedStateMachine):
 
         def go(over: Storage | None = None) -> Any:
             return house.coordinator(last, over).rewind(
-                target,
-                run=_run(run),
-                attempt=name,
-                permissions=permissions,
-                retract_output=retracts,
+                target, run=_run(run), attempt=name, permissions=permissions, retract_output=retracts
             )
 
         if refused:
@@ -1063,11 +1053,7 @@ class Pipelines(RuleBasedStateMachine):
             for interval in INTERVALS:
                 expected = house.model.base(interval, gap=False, stale=False)
                 try:
-                    begun = house.coordinator().begin(
-                        interval,
-                        permissions=Permissions(),
-                        pipeline_start_ms=start_ms(),
-                    )
+                    begun = house.coordinator().begin(interval, permissions=Permissions(), pipeline_start_ms=start_ms())
                     found: int | str | None = begun.base.id if begun.base else None
                 except CairnError as error:
                     found = type(error).__name__
@@ -1175,10 +1161,7 @@ MISTAKES: dict[str, tuple[Any, str, Any]] = {
 
 
 # Which takes many histories to be met, since a process that makes fewer calls dies at others. Of the clock the explorer tells at once.
-RARE = {
-    "what was replaced counts again": 250,
-    "a sweep goes by the clock of its host": 40,
-}
+RARE = {"what was replaced counts again": 250, "a sweep goes by the clock of its host": 40}
 
 
 @pytest.mark.long("minutes: it tests this test")

@@ -47,11 +47,7 @@ def try_days(pipeline: Pipeline, root: Path | str, days: Sequence[int], **more: 
         pipeline,
         [day(n) for n in days],
         str(root),
-        **{
-            "code": CODE,
-            "on_shards": partial(testing._on_shards, pipeline.processor),
-            **more,
-        },
+        **{"code": CODE, "on_shards": partial(testing._on_shards, pipeline.processor), **more},
     )
 
 

@@ -9,18 +9,18 @@ import ast
 
 from tests.tools.mass import FOLDERS, ROOT, mass
 
-MOST_METHODS, MOST_LINES_OF_A_MODULE, MOST_LINES_OF_TESTS = 25, 800, 79_510
+MOST_METHODS, MOST_LINES_OF_A_MODULE, MOST_LINES_OF_TESTS = 25, 800, 79_710
 
 # For each room, the most lines of its files, and the most tokens without comments and docstrings.
 BUDGETS = {
     "dags": (150, 600),
-    "jobs/cairn": (2_510, 13_050),
+    "jobs/cairn": (2_512, 13_080),
     "jobs/cairn/aggregates": (1_080, 7_300),
-    "jobs/cairn/command": (4_550, 29_510),
+    "jobs/cairn/command": (4_550, 29_670),
     "jobs/cairn/data_sources": (590, 3_700),
     "jobs/cairn/driver": (750, 4_400),
     "jobs/cairn/operations": (840, 5_200),
-    "jobs/cairn/operations/intervals": (2_800, 17_620),
+    "jobs/cairn/operations/intervals": (2_804, 17_680),
     "jobs/cairn/operations/savepoints": (900, 6_000),
     "jobs/cairn/operations/validation": (1_980, 14_900),
     "jobs/cairn/processors": (3_360, 27_600),
@@ -31,7 +31,7 @@ BUDGETS = {
     "jobs/cairn/shipping": (1_440, 9_740),
     "jobs/cairn/sinks": (2_130, 13_500),
     "jobs/cairn/spark": (1_415, 7_200),
-    "jobs/cairn/trials": (910, 5_800),
+    "jobs/cairn/trials": (1_125, 7_900),
     "jobs/local_stack": (1_660, 9_600),
     "jobs/pipelines": (960, 5_600),
     "plugins/cairn_operators": (5_095, 28_000),
@@ -39,14 +39,14 @@ BUDGETS = {
     "plugins/cairn_ui": (3_470, 25_100),
     "state_backend": (10, 100),
     "state_backend/adapters": (3_990, 25_700),
-    "state_backend/chains": (715, 5_750),
-    "state_backend/checkpoint": (5_850, 37_450),
+    "state_backend/chains": (741, 6_000),
+    "state_backend/checkpoint": (5_851, 37_460),
     "state_backend/formats": (5_985, 39_700),
-    "state_backend/inspection": (3_350, 26_950),
+    "state_backend/inspection": (3_364, 27_110),
     "state_backend/ports": (210, 400),
     "state_backend/shard": (1_610, 9_500),
     "state_backend/state": (3_110, 26_300),
-    "state_backend/values": (3_705, 13_500),
+    "state_backend/values": (3_722, 13_550),
 }
 
 

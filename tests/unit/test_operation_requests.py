@@ -136,12 +136,7 @@ def test_a_driver_refuses_a_request_that_it_does_not_know(kind: type[Any], wrong
 )
 @pytest.mark.parametrize("release", ["9.0.0", "0.0.1", RELEASE, None], ids=["newer", "older", "own", "unnamed"])
 def test_a_task_of_another_version_learns_both_versions(
-    command: str,
-    request_has: dict[str, Any],
-    call_has: dict[str, Any],
-    told: str,
-    release: str | None,
-    tmp_path: Path,
+    command: str, request_has: dict[str, Any], call_has: dict[str, Any], told: str, release: str | None, tmp_path: Path
 ) -> None:
     """The driver answers before it opens Spark, so that the task fails for good, and names the field."""
     request = json.dumps({**WHERE, "first": "2024-01-01", **request_has})
@@ -181,20 +176,10 @@ SIGNATURES: list[tuple[type[Any], Callable[..., Any], dict[str, str], dict[str, 
     (RunRange, backfill_pipeline, {}, {}),
     (RunRange, cairn.run_intervals, {"pipeline": "", "spark": ""}, {}),
     (ProcessInterval, cairn.run_interval, {"pipeline": "", "spark": ""}, {"run": None}),
-    (
-        TryCode,
-        TryCodeOperator.__init__,
-        {},
-        {"pipeline": GIVEN_BY_TASK, "trial": "", "match": ""},
-    ),
+    (TryCode, TryCodeOperator.__init__, {}, {"pipeline": GIVEN_BY_TASK, "trial": "", "match": ""}),
     (TryCode, trial_pipeline, {}, {}),
     (TryCode, cairn.try_code, {"pipeline": "", "spark": ""}, {}),
-    (
-        PromoteTrial,
-        PromoteTrialOperator.__init__,
-        {},
-        {"pipeline": GIVEN_BY_TASK, "trial": GIVEN_BY_TASK},
-    ),
+    (PromoteTrial, PromoteTrialOperator.__init__, {}, {"pipeline": GIVEN_BY_TASK, "trial": GIVEN_BY_TASK}),
     (PromoteTrial, cairn.plan_promotion, {"pipeline": "", "spark": ""}, {}),
     (TakeSavepoint, SavepointOperator.__init__, {}, {"checkpoint": GIVEN_BY_TASK}),
     (Restore, RestoreStateOperator.__init__, {}, {"pipeline": GIVEN_BY_TASK}),

@@ -129,7 +129,7 @@ RUN = {
     + "test_the_commands_that_a_page_prints_are_right as printed",
     "cairn savepoint … … … --folder": "not run: needs Spark and a pipeline's code; with the same options it is, "
     "in tests/integration/test_savepoints.py",
-    "cairn compare … --root … --pipeline …": PAGES_OF_TRIALS,
+    "cairn compare … --root … --pipeline … --chain …": TRYING,
     "cairn compare … … --root … --pipeline …": PAGES_OF_TRIALS,
     "cairn trials --remove": PAGES_OF_TRIALS,
     "cairn trials --root … --pipeline … --remove …": PAGES_OF_TRIALS,

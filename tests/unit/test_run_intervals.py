@@ -22,14 +22,7 @@ from cairn.pipeline import Interval, Pipeline
 from cairn.rows.local_rows import LocalRows
 from cairn.spark.ddl import parse_ddl_locally
 from state_backend.checkpoint.location import locate
-from state_backend.values.errors import (
-    CorruptFile,
-    Rerun,
-    SinkFailed,
-    SourceError,
-    UsageError,
-    ValidationRefused,
-)
+from state_backend.values.errors import CorruptFile, Rerun, SinkFailed, SourceError, UsageError, ValidationRefused
 from state_backend.values.operation_parameters import Validate
 from state_backend.values.records import Permissions, Record, RunRef
 from state_backend.values.zones import zone_of

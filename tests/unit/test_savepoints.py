@@ -40,15 +40,7 @@ from tests.support.checkpoints import Folder, content, day, start_ms
 from tests.support.coordinator import Coordinator
 from tests.support.faulty_storage import Fault, FaultyStorage, StopHere, stop_at
 from tests.support.in_process import run_here
-from tests.support.savepoints import (
-    MAX_PARALLELISM,
-    Format,
-    SmallPipeline,
-    findings,
-    prepare,
-    restore,
-    restore_task,
-)
+from tests.support.savepoints import MAX_PARALLELISM, Format, SmallPipeline, findings, prepare, restore, restore_task
 from tests.support.shards import KEY_SCHEMA, STATES, struct
 
 FORMATS: tuple[Format, ...] = ("native", "canonical")

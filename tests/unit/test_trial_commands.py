@@ -78,11 +78,7 @@ def test_states_fields_and_timers_are_told(root: str) -> None:
 
 def test_trials_are_listed_and_removed(root: str) -> None:
     assert "more: [2024-01-02T00:00:00Z, 2024-01-04T00:00:00Z), code 2.0" in called("trials", "--root", root)
-    assert [t["name"] for t in json.loads(called("trials", "--root", root, "--json"))] == [
-        "double",
-        "more",
-        "same",
-    ]
+    assert [t["name"] for t in json.loads(called("trials", "--root", root, "--json"))] == ["double", "more", "same"]
     try_days(pipeline_of(), root, [2], trial="short")
     assert called("trials", "--remove", "short", "--root", root).startswith("removed trial short: ")
     of = ["--code", "tests.support.trials:OLD", "--from", "2024-01-02", "--to", "2024-01-02", "--root", f"{root}-none"]
@@ -135,7 +131,8 @@ def test_why_a_result_is_not_what_was_tried(root: str, changes: dict[str, Any], 
     assert found is None if says is None else says in (found or "")
 
 
-TYPED = "tests.unit.test_trial_commands"
+TYPED, CODE = "tests.unit.test_trial_commands", "tests.support.trials:OLD"
+SAME = ".trials/counting/roots/same"
 KEY, TIME, GROUPS = pipeline_of(key=["item"]), pipeline_of(time_mode="none"), pipeline_of(max_parallelism=32)
 STATES = pipeline_of(processor=Narrowing)
 OUTPUT = pipeline_of(output_schema="user string, kind string, total string, items array<string>, last array<long>")
@@ -149,25 +146,10 @@ OUTPUT = pipeline_of(output_schema="user string, kind string, total string, item
         (f"{TYPED}:GROUPS", {}, "max_parallelism is 32", "canonical"),
         (f"{TYPED}:STATES", {}, "'total'", "name"),
         (f"{TYPED}:OUTPUT", {}, "does not fit the output of", "name"),
-        ("tests.support.trials:OLD", {"gone": 2}, "2024-01-04T00:00:00Z)", "the source raised"),
-        (
-            "tests.support.trials:OLD",
-            {"--root": ".trials/counting/roots/same"},
-            "the root of a trial",
-            "Use production's root: ",
-        ),
-        (
-            "tests.support.trials:OLD",
-            {"--to": "2024-01-02T12:00", "--every": "12h"},
-            "the boundaries differ",
-            "--every 86400s",
-        ),
-        (
-            "tests.support.trials:OLD",
-            {"--from": "2024-02-01", "--to": "2024-02-02"},
-            "can't begin at",
-            "The trial can begin at",
-        ),
+        (CODE, {"gone": 2}, "2024-01-04T00:00:00Z)", "the source raised"),
+        (CODE, {"--root": SAME}, "the root of a trial", "Use production's root: "),
+        (CODE, {"--to": "2024-01-02T12:00", "--every": "12h"}, "the boundaries differ", "--every 86400s"),
+        (CODE, {"--from": "2024-02-01", "--to": "2024-02-02"}, "can't begin at", "The trial can begin at"),
     ],
 )
 def test_what_is_typed_is_refused_before_the_first_row_with_the_way_out(

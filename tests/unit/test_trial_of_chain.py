@@ -35,6 +35,7 @@ from state_backend.values.intervals import Interval
 from state_backend.values.zones import zone_of
 from tests.support.counting import DAYS, INPUT_SCHEMA, START, day
 from tests.support.trials import Averaging, Doubling, bytes_of, pipeline_of
+from tests.unit.test_try_code import Killed
 
 CODE, HALF = "tests.unit.test_trial_of_chain", timedelta(hours=12)
 HALVES = [Interval(START + n * HALF, START + (n + 1) * HALF) for n in range(8)]
@@ -54,13 +55,10 @@ SESSION: Any = testing.PlanningSession("UTC")
 SESSION.createDataFrame = lambda data, schema: rows_of(*data)
 
 
-def three(spark: Any, interval: Interval, **frames: Rows) -> Rows:
-    return reduce(Rows.unionByName, frames.values())
-
-
 YESTERDAY = {"yesterday": upstream("report", back=1), "own": upstream("board", back=1)}
 SALES, REPORT = pipeline_of(name="sales"), pipeline_of(name="report", source=upstream("sales"))
-BOARD = pipeline_of(name="board", source=upstreams(three, today=upstream("report"), **YESTERDAY))
+THREE = upstreams(lambda _, __, **of: reduce(Rows.unionByName, of.values()), today=upstream("report"), **YESTERDAY)
+BOARD = pipeline_of(name="board", source=THREE)
 NEW_SALES, NEW_BOARD = replace(SALES, processor=Doubling), replace(BOARD, processor=Averaging)
 CHAIN = {"sales": SALES, "report": REPORT, "board": BOARD}
 PROCESSORS = {code_hash(p.processor, p.name): p.processor for p in (*CHAIN.values(), NEW_SALES, NEW_BOARD)}
@@ -136,11 +134,11 @@ def cairn(root: Path, typed: str, code: int = 0) -> str:
 
 def results(root: Path) -> Results:
     """The digests of state and output of each interval."""
-    found: Results = {}
-    for name in CHAIN:
-        made = made_within(read_log(locate(str(root), name).storage), Interval(START, day(3).end))
-        found[name] = {i: (one.digest, sorted(file.digest or 0 for file in one.outputs)) for i, one in made.items()}
-    return found
+    span, logs = Interval(START, day(3).end), {name: read_log(locate(str(root), name).storage) for name in CHAIN}
+    made = {name: made_within(log, span) for name, log in logs.items()}
+    return {
+        n: {i: (m.digest, sorted(f.digest or 0 for f in m.outputs)) for i, m in of.items()} for n, of in made.items()
+    }
 
 
 def flagged(root: Path, name: str) -> set[Interval]:
@@ -170,10 +168,6 @@ def test_a_chain_is_tried_compared_promoted_and_taken_back(root: Path, tried: tu
     assert results(root) == before
 
 
-class Killed(BaseException):
-    """No handler of an Exception runs, as after a kill."""
-
-
 def check_killed_at(root: Path, patched: pytest.MonkeyPatch, scratch: Results, before: Results, at: int) -> bool:
     """Kills the promotion before its write of that number. True if it came to this write."""
     calls = 0
@@ -188,8 +182,7 @@ def check_killed_at(root: Path, patched: pytest.MonkeyPatch, scratch: Results, b
 
         return made
 
-    with patched.context() as patch, suppress(Killed):
-        # Before a read, the storage is as it is before the next one of these.
+    with patched.context() as patch, suppress(Killed):  # A read changes nothing.
         for name in ("create", "upload", "replace", "copy_from", "delete", "remove_all"):
             patch.setattr(LocalStorage, name, counted(getattr(LocalStorage, name)))
         cairn(root, f"{CHAINED} --yes")
@@ -214,7 +207,7 @@ def test_a_promotion_that_is_killed_leaves_stale_dependants_and_goes_on(
         shutil.rmtree(root)
         shutil.copytree(saved, root)
         if not check_killed_at(root, monkeypatch, tried[1], before, at):
-            assert at > 70 and len(numbers) > 1
+            assert at > numbers[0] == 0, at
             break
 
 
@@ -262,11 +255,8 @@ def test_a_dependant_alone_is_promoted_after_the_pipeline_whose_trial_it_read(ro
 
 def test_which_intervals_of_a_dependant_a_trial_runs() -> None:
     """The trial of `up` begins within day 1, and ends within day 3."""
-    span, plain, back = (
-        Interval(day(1).start + HALF, day(3).start + HALF),
-        Edge(pipeline="up"),
-        Edge(pipeline="up", back=1),
-    )
+    span, plain = Interval(day(1).start + HALF, day(3).start + HALF), Edge(pipeline="up")
+    back = replace(plain, back=1)
     for edges, days, expected in (
         ([plain], [0, 1, 2, 3], [1, 2]),
         ([back], [0, 1, 2, 3], [2, 3]),

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,7 @@ from tests.support.trials import SESSION, Averaging, Doubling, Narrowing, bytes_
 OLD = pipeline_of()
 DOUBLED = pipeline_of(processor=Doubling)
 AVERAGED = pipeline_of(processor=Averaging)
-NAME = "counting"
+NAME, ON_SHARDS = "counting", partial(testing._on_shards, Averaging)
 RUN = RunRef(run_id="by-hand", clear_number=0, try_number=1)
 
 
@@ -160,7 +161,7 @@ def test_deployed_for_the_past_it_is_what_was_tried_and_there_is_a_way_back(root
     before, newest = digests(root), coordinator_of(OLD, str(root)).record("latest").content.digest
     plan = plan_promotion(SESSION, AVERAGED, str(root), past=True)
     assert (len(plan.again), plan.behind) == (3, (day(4),))
-    outcomes = promote_past(SESSION, AVERAGED, str(root), plan, on_shards=_on_shards(AVERAGED))
+    outcomes = promote_past(SESSION, AVERAGED, str(root), plan, on_shards=ON_SHARDS)
     assert all(o.computed for o in outcomes)
     trial = find_trial(str(root), NAME)
     tried = dict(digests(root_of_trial(str(root), NAME, trial.name)))
@@ -171,12 +172,10 @@ def test_deployed_for_the_past_it_is_what_was_tried_and_there_is_a_way_back(root
     assert digests(fresh) == digests(root) and digests(root) != before
     assert compared(root).same
     # The same call again does nothing.
-    assert not any(o.computed for o in promote_past(SESSION, AVERAGED, str(root), plan, on_shards=_on_shards(AVERAGED)))
+    assert not any(o.computed for o in promote_past(SESSION, AVERAGED, str(root), plan, on_shards=ON_SHARDS))
 
     coordinator = coordinator_of(OLD, str(root))
-    assert (
-        restore_command(coordinator.log(), plan, "/r") or ""
-    ) == "cairn restore 1 --root /r --pipeline counting --yes"
+    assert restore_command(coordinator.log(), plan, "/r") == "cairn restore 1 --root /r --pipeline counting --yes"
     assert plan.back is not None
     target = plan.back.id
     rewind(
@@ -196,7 +195,7 @@ def test_another_input_stops_the_deployment_before_that_interval_is_committed(ro
     DAYS[day(3).start] = [("bob", "fig", 7)]
     there = dict(digests(root))
     with pytest.raises(NotAsTried) as raised:
-        promote_past(SESSION, AVERAGED, str(root), plan, on_shards=_on_shards(AVERAGED))
+        promote_past(SESSION, AVERAGED, str(root), plan, on_shards=ON_SHARDS)
     assert str(day(3)) in str(raised.value) and "has other input: " in str(raised.value)
     # The same call would fail again: the only advice is that of the message.
     assert str(raised.value).endswith("Remove the trial, and try again")
@@ -579,9 +578,3 @@ def test_a_key_that_is_no_column_is_refused(root: Path) -> None:
     try_days(DOUBLED, root, [4])
     with pytest.raises(UsageError, match="the key column 'name' is not in the output of both sides"):
         compared(root, key=["name"])
-
-
-def _on_shards(pipeline: Any) -> Any:
-    from functools import partial
-
-    return partial(testing._on_shards, pipeline.processor)
