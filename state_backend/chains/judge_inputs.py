@@ -126,11 +126,11 @@ def find_problem(
         if not commits and (newest is None or span.end > from_ms(newest.content.pipeline_start_ms)):
             return span, f"no checkpoint ends at {format_instant(span.end)}"
     else:
-        begins = min(node.outputs, default=span).start
         for gap in gaps_in(span, commits):
+            begins = min(node.outputs, default=span).start
             if gap.end > begins and not is_left_out(node.log, node.outputs, gap):
                 return gap, "the upstream has not committed it"
-    for interval in commits:
+    for interval in (i for i, n in commits.items() if n):  # 0: a plan has it run again before
         if (why := node.spoilt.get(interval)) is not None:
             return interval, f"its result is out of date: {why}"
         if (verdict := judged.get(interval)) is not None and verdict.kind != "unknown":

@@ -2,96 +2,60 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable
+from typing import NamedTuple
 
-from state_backend.chains.judge_inputs import Cause, Chains
+from state_backend.chains.judge_inputs import Cause, Chains, Node
 from state_backend.checkpoint.choose_base import why_stale
-from state_backend.checkpoint.log import Log, interval_of, kind_of
+from state_backend.checkpoint.log import interval_of, kind_of
 from state_backend.formats import paths
-from state_backend.values.frozen import frozen
 from state_backend.values.intervals import Interval, format_instant, from_ms
 from state_backend.values.records import Record, Tombstone
 
 
-@frozen
-class Step:
-    """Neighbouring results of a pipeline, on the way from a cause to a result.
+class Step(NamedTuple):
+    """A result on the way from a cause to another one; without `span`, a pipeline that can't be read."""
 
-    Attributes:
-        span: From the first of the results to the last; None if the pipeline can't be read.
-        checkpoint: The commit that is the cause; None if the results follow from an earlier step.
-    """
-
-    root: str
     pipeline: str
     span: Interval | None
     why: str
     checkpoint: int | None = None
 
 
-def path_to(result: Cause, cause_of: Callable[[Cause], Cause | None]) -> list[Cause]:
-    """Return a result and its causes, in the order of cause. A circle of causes ends where it begins again."""
-    path = [result]
-    while (before := cause_of(path[0])) is not None and before not in path:
-        path.insert(0, before)
-    return path
-
-
 def trace_cause(chains: Chains, root: str, pipeline: str, interval: Interval) -> list[Step]:
-    """Return how a result came to be out of date, in the order of cause; its own pipeline is in the last step.
-
-    Nothing if the result is up to date, as far as the logs tell.
-    """
-
-    def cause_of(at: Cause) -> Cause | None:
-        verdict = chains.judged(*at[:2]).get(at.interval) if at.interval is not None else None
-        return None if verdict is None else verdict.cause
-
-    path, steps = path_to(Cause(root.rstrip("/"), pipeline, interval), cause_of), list[Step]()
-    first = path[0]
-    if first.interval is None or first.interval not in chains.judged(*first[:2]):
-        steps += _begin(chains, path.pop(0), alone=not path)
-    while path:
-        at = path[0][:2]
-        same = [one.interval for one in path if one[:2] == at and one.interval is not None]
-        path, judged, kinds, last = [one for one in path if one[:2] != at], chains.judged(*at), Counter[str](), same[0]
-        for one in sorted(i for i in judged if i.start >= same[0].start and i.end <= interval.end):
-            if one.start <= last.end or one <= same[-1]:
-                kinds[judged[one].kind], last = kinds[judged[one].kind] + 1, one
-        why = ", ".join(f"{n} {kind}" for kind, n in kinds.items())
-        steps.append(Step(root=at[0], pipeline=at[1], span=Interval(same[0].start, last.end), why=why))
-    return steps
+    """Return how a result came to be out of date, in the order of cause; nothing if it is not, as far as logs tell."""
+    path = [Cause(root.rstrip("/"), pipeline, interval)]
+    while (before := _cause_of(chains, path[0])) is not None and before not in path:
+        path.insert(0, before)
+    steps = [_step(chains, at) for at in path]
+    return [] if len(steps) == 1 and steps[0].why.startswith("corrected") else steps
 
 
-def _begin(chains: Chains, at: Cause, *, alone: bool) -> list[Step]:
-    """Return the steps that no input has caused: a commit, a mark of the pipeline's own log, or a missing result.
-
-    `alone`: No other result follows from it, so a commit is no fault.
-    """
-
-    def step(why: str, checkpoint: int | None = None, span: Interval | None = at.interval) -> Step:
-        return Step(root=at.root, pipeline=at.pipeline, span=span, why=why, checkpoint=checkpoint)
-
+def _cause_of(chains: Chains, at: Cause) -> Cause | None:
     if at.interval is None:
-        return [step("can't be read")]
-    node = chains.node(at.root, at.pipeline)
-    checkpoint, spoilt = node.outputs.get(at.interval), node.spoilt.get(at.interval)
-    if checkpoint is None:
-        return [step("is not committed")]
-    if spoilt is None:
-        return [] if alone else [step(_corrected(node.log, checkpoint), checkpoint)]
-    mark = node.log.retained.get(checkpoint)
+        return None
+    if (verdict := chains.judged(*at[:2]).get(at.interval)) is not None:
+        return verdict.cause
+    by = _spoilt_by(chains.node(*at[:2]), at.interval)
+    return Cause(*at[:2], interval_of(by)) if by is not None and kind_of(by) == "interval" else None
+
+
+def _spoilt_by(node: Node, interval: Interval) -> Record | Tombstone | None:
+    """Return the commit of its own pipeline that made a result stale; None if it is not stale, or dropped."""
+    mark = node.log.retained.get(node.outputs.get(interval, 0))
     by = node.log.entry(mark.stale_by) if mark is not None and mark.stale_by is not None else None
-    if not isinstance(by, Record | Tombstone):
-        return [step(spoilt, checkpoint)]
-    if kind_of(by) != "interval":
-        return [step(why_stale(node.log, by.id), by.id)]
-    return [step(_corrected(node.log, by.id), by.id, interval_of(by)), step("1 stale")]
+    return by if isinstance(by, Record | Tombstone) else None
 
 
-def _corrected(log: Log, checkpoint_id: int) -> str:
+def _step(chains: Chains, at: Cause) -> Step:
+    if at.interval is None:
+        return Step(at.pipeline, None, "can't be read")
+    node, verdict = chains.node(*at[:2]), chains.judged(*at[:2]).get(at.interval)
+    made, spoilt, by = node.outputs.get(at.interval), node.spoilt.get(at.interval), _spoilt_by(node, at.interval)
+    if verdict is not None or made is None:
+        return Step(at.pipeline, at.interval, "not committed" if verdict is None else verdict.kind)
+    if spoilt is not None:
+        return Step(at.pipeline, at.interval, spoilt if by is None else f"stale: {why_stale(node.log, by.id)}")
     # The file of a dropped checkpoint was written again when it was dropped.
-    retained = checkpoint_id in log.retained
-    info = log.entries.storage.stat(paths.record(checkpoint_id)) if retained else None
-    return "corrected" if info is None else f"corrected at {format_instant(from_ms(info.modified_ms // 1000 * 1000))}"
+    info = node.log.entries.storage.stat(paths.record(made)) if made in node.log.retained else None
+    when = "" if info is None else f" at {format_instant(from_ms(info.modified_ms // 1000 * 1000))}"
+    return Step(at.pipeline, at.interval, f"corrected{when}", made)

@@ -15,9 +15,9 @@ from state_backend.values.marks import Trial
 At = tuple[str, str]
 
 
-def chain_of(root: str, pipeline: str) -> list[At]:
+def chain_of(root: str, pipeline: str | None, chains: Chains | None = None) -> list[At]:
     """Return root and name of each pipeline of a chain: each after those that it reads of the same interval."""
-    return [*TopologicalSorter(chain_order(root, pipeline)).static_order()]
+    return [*TopologicalSorter(chain_order(root, pipeline, chains)).static_order()]
 
 
 def readers_of(root: str, pipeline: str) -> list[str]:
@@ -33,15 +33,20 @@ def trials_of_chain(root: str, trial: Trial) -> tuple[list[Trial], list[str]]:
     return [trial, *there], [name for name, one in found.items() if one is None]
 
 
-def chain_order(root: str, pipeline: str, *, upstreams: bool = True) -> dict[At, list[At]]:
+def chain_order(
+    root: str, pipeline: str | None, chains: Chains | None = None, *, upstreams: bool = True
+) -> dict[At, list[At]]:
     """Return root and name of each pipeline of a chain, with the pipelines that must run before it.
+
+    Without a pipeline: of all pipelines below the root, and those of other roots that they read.
 
     Pipelines below the same root are asked what they read. So a pipeline of another root is found if one of these reads
     it, but not if it only reads them. `upstreams`: False follows only those that read.
     """
-    chains, own = Chains(), (root.rstrip("/"), pipeline)
-    reads = {at: _reads(chains, at) for at in {own, *((own[0], name) for name in pipelines_below(root))}}
-    found, before = {own}, set[At]()
+    chains, root = chains or Chains(), root.rstrip("/")
+    own = set[At]() if pipeline is None else {(root, pipeline)}
+    reads = {at: _reads(chains, at) for at in {*own, *((root, name) for name in pipelines_below(root))}}
+    found, before = own or {*reads}, set[At]()
     while found != before:
         before = set(found)
         for at in before:

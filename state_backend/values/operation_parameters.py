@@ -352,6 +352,23 @@ class Heal(OfCode):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Plan(Operation):
+    pipeline: str | None = parameter("Only pipelines that this one reads or that read it; left out: all.", None)
+    rerun: tuple[str, ...] = parameter(
+        "Assume that intervals run again with another result: PIPELINE=FROM or PIPELINE=FROM..TO, each the start of an "
+        "interval, or a day; may be repeated.",
+        (),
+    )
+    code: tuple[str, ...] = parameter(
+        "Assume changed code: PIPELINE=module:NAME; with --rerun PIPELINE=FROM from there on; may be repeated.", ()
+    )
+    restore: tuple[str, ...] = parameter(
+        "Assume that a pipeline goes back to a checkpoint: PIPELINE=CHECKPOINT; may be repeated.", ()
+    )
+    last: str | None = parameter(f"{LAST_INTERVAL}; left out: only intervals with a result.", None, option="--to")
+
+
+@dataclass(frozen=True, kw_only=True)
 class ReplayKey(OfCode):
     """Request to run one key of one committed interval again, and to compare the results."""
 

@@ -7,13 +7,17 @@ import random
 import shlex
 import sys
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pytest
 from typer.testing import CliRunner, Result
 
 from cairn.command.cli import app
+from cairn.operations.intervals.plan_chain import Planned, Stage, plan_chain
+from cairn.operations.intervals.plan_heal import Health, health_of, plan_heal
 from state_backend.adapters.open_storage import open_storage
 from state_backend.chains.inputs_of import Piece, part_of, parts_of
 from state_backend.chains.judge_inputs import Chains, followed_in, judge_part
@@ -25,10 +29,12 @@ from state_backend.values.errors import InputNotReady, StaleStateError, UsageErr
 from state_backend.values.inputs import Edge, followed_after, gaps_in
 from state_backend.values.intervals import Interval
 from state_backend.values.records import OutputFile, Permissions, own_run
+from state_backend.values.schedule import Every
 from tests.support.checkpoints import DAY, START, Folder, day
 from tests.support.tiers import ALL
 
 ROOT = "memory://root"
+JUDGE, PLAN = "state_backend.chains.judge_inputs", "cairn.operations.intervals.plan_chain"
 DAYS = 5
 
 
@@ -73,7 +79,7 @@ class World:
         handle = folder.storage.create(paths.output(day(n), attempt, 1, 0), b"rows")
         files = (OutputFile(handle=handle, rows=1, digest=output),)
         followed = followed_after(followed_in(self.log(name)), pinned)
-        how = {} if self.code is None else {"code": f"{self.code}:{name}", "run": own_run("direct__")}
+        how = {} if self.code is None else {"code": f"{self.code}:{name}", "run": own_run("direct__"), "pipeline": name}
         folder.run(day(n), attempt, outputs=files, digest=state, inputs=tuple(pinned), followed=followed, **how)
         self.ran[name, n], self.read[name, n] = (self.raw.get((name, n), n), output, state), read
 
@@ -91,13 +97,45 @@ class World:
             expected: dict[int, str] = {}
             for n in sorted(n for one, n in self.ran if one == name):
                 ups = self.days_read(name, n)
-                if self.read[name, n] != [self.ran[up][1] for up in ups]:
+                waits = [day in found[up] for up, day in ups]
+                differ = [value != self.ran[up][1] for value, up in zip(self.read[name, n], ups, strict=True)]
+                if any(differs and not wait for differs, wait in zip(differ, waits, strict=True)):
                     expected[n] = "stale"
-                elif any(day in found[up] for up, day in ups) or expected:
+                elif any(waits) or expected:
                     expected[n] = "pending"
             assert {n: verdict.kind for n, verdict in judged.items()} == expected
             found[name] = {*spoilt, *judged}
         return found
+
+    def health(self, chains: Chains, name: str) -> Health:
+        return health_of(chains.log(self.root, name), chains.judged(self.root, name))
+
+    def stages(self, last: datetime | None = None, **rerun: int) -> list[Stage]:
+        """The pipelines as `cairn plan` has them; days that are assumed to run again, by pipeline."""
+        chains = self.chains()
+        return [
+            Stage(
+                at=(self.root, name),
+                node=chains.node(self.root, name),
+                health=self.health(chains, name),
+                judged=chains.judged(self.root, name),
+                schedule=Every(86_400_000),
+                last=last,
+                reads=chains.inputs(self.root, name),
+                rerun=frozenset({day(rerun[name])} if name in rerun else ()),
+            )
+            for name in self.edges
+        ]
+
+    def heal(self) -> list[tuple[str, int]]:
+        """Do what `cairn heal --chain` does, and return the days that ran."""
+        ran: list[tuple[str, int]] = []
+        for name in self.edges:  # in their order
+            while to_run := plan_heal(self.health(self.chains(), name), [*map(day, range(1, DAYS + 1))], None).to_run:
+                for n in (1 + (one.interval.start - START) // DAY for one in to_run):
+                    self.run(name, n)
+                    ran.append((name, n))
+        return ran
 
     def wrong(self, name: str) -> set[int]:
         """Days with a wrong result: it differs from a computation from scratch over the input that each day's last run had."""
@@ -156,15 +194,19 @@ def test_status_names_the_way_from_a_cause_and_heals_the_chain_where_an_earlier_
         found = json.loads(shown.stdout)
         assert said.exit_code == shown.exit_code == (1 if found["path"] else 0)
         assert all(f"  {s['pipeline']} 2024" in said.stdout and s["why"] in said.stdout for s in found["path"])
-        path = [(s["pipeline"], s["why"].split(" at ")[0], s["id"]) for s in found["path"]]
+        path = [(s["pipeline"], s["why"].split(" at ")[0], s["checkpoint"]) for s in found["path"]]
         return path, found["command"]
 
     heal = f"cairn heal --root {world.root} --pipeline board --to 2024-01-03T00:00:00Z --chain"
-    follow = [("report", "1 stale", None), ("board", "1 pending", None)]
+    follow = [("report", "stale", None), ("board", "pending", None)]
     assert asked("board", "2024-01-02T12:00") == ([("sales", "corrected", 4), *follow], heal)
-    after = [("sales", "corrected", 4), ("sales", "1 stale", None), ("report", "1 pending", None)]
+    after = [
+        ("sales", "corrected", 4),
+        ("sales", f"stale: checkpoint 4 later changed the result of {day(2)}", None),
+        ("report", "pending", None),
+    ]
     assert asked("report", "2024-01-03")[0] == after
-    assert asked("board", "2024-01-03")[0] == [("prices", "corrected", 4), ("board", "1 stale", None)]
+    assert asked("board", "2024-01-03")[0] == [("prices", "corrected", 4), ("board", "stale", None)]
     assert asked("board", "2024-01-01") == asked("sales", "2024-01-02") == ([], None)
     (tmp_path / "sales").rename(tmp_path / "sold")
     where = ["status", "--root", world.root, "--pipeline", "report", "--why"]
@@ -205,6 +247,80 @@ def test_heal_over_a_chain_plans_upstream_first(tmp_path: Path, monkeypatch: pyt
         and shown[2]["to_run"] == []
     )
     assert {one["command"] for one in shown[1:]} == {shlex.join(printed)}
+
+
+THREE = {"sales": (), "report": (Edge(pipeline="sales", mapping="all"),), "board": (Edge(pipeline="report"),)}
+
+
+def planned(world: World, *arguments: str) -> tuple[dict[str, Any], str, int]:
+    said, shown = (CliRunner().invoke(app, ["plan", "--root", world.root, *arguments, *j]) for j in ([], ["--json"]))
+    assert said.exit_code == shown.exit_code < 2, said.output
+    return json.loads(shown.stdout), said.stdout, said.exit_code
+
+
+def reasons(shown: dict[str, Any]) -> dict[str, list[tuple[int, str, bool]]]:
+    """Day, reason and whether it is sure, by pipeline."""
+    return {
+        row["pipeline"]: [(int(one["start"][8:10]), one["reason"], one["sure"]) for one in row["intervals"]]
+        for row in shown["pipelines"]
+    }
+
+
+def test_a_plan_says_what_a_correction_a_restore_and_a_date_add(tmp_path: Path) -> None:
+    world = World(THREE, root=f"file://{tmp_path}", code="shop")
+    for name in THREE:
+        for n in (1, 2, 3):
+            world.run(name, n)
+    files = sorted(tmp_path.rglob("*"))
+    assert planned(world)[0]["pipelines"] == [] and "in all: 0 intervals" in planned(world)[1]
+    shown, said, code = planned(world, "--rerun", "sales=2024-01-02")
+    follow = [(2, "input changed", False), (3, "input changed", False)]
+    assert reasons(shown) == {"sales": [(2, "run again", True), (3, "stale", False)], "report": follow, "board": follow}
+    assert [one["cause"]["start"][:10] for one in shown["pipelines"][1]["intervals"]] == ["2024-01-02"] * 2
+    assert shown["total"] == {"intervals": 6, "sure": 1, "rows": 6, "unknown": 0, "seconds": 0.0} and code == 0
+    run, heal = shown["commands"]
+    at = "2024-01-02T00:00:00Z"
+    assert run == f"cairn run --code shop:sales --root {world.root} --from {at} --to {at} --reprocess all"
+    assert heal == f"cairn heal --root {world.root} --pipeline sales --to 2024-01-03T00:00:00Z --chain"
+    assert f"\n{run}\n{heal}\n" in said and "if sales 2024-01-02 to 2024-01-03 differs" in said
+    new, *_ = planned(world, "--rerun", "sales=2024-01-02", "--code", "sales=other:SALES")
+    assert (
+        reasons(new)["sales"] == [(2, "run again", True), (3, "run again", True)]
+        and "other:SALES" in new["commands"][0]
+    )
+    later, said, _ = planned(world, "--to", "2024-01-04", "--code", "report=other:REPORT")
+    assert reasons(later) == {name: [(4, "missing", True)] for name in THREE} and later["total"]["unknown"] == 3
+    assert "at least 0 rows" in said and shlex.split(later["commands"][0])[-3:] == ["--code", "other:REPORT", "--chain"]
+    back, *_ = planned(world, "--restore", "sales=1", "--pipeline", "board")
+    assert reasons(back) == {"sales": [(2, "stale", True), (3, "stale", True)], "report": follow, "board": follow}
+    assert back["commands"][0] == f"cairn restore 1 --root {world.root} --pipeline sales --yes"
+    assert sorted(tmp_path.rglob("*")) == files, "a plan writes nothing"
+    for wrong in ("--rerun=sales=2024-02-01", "--rerun=x=2024-01-01", "--code=sales"):
+        assert CliRunner().invoke(app, ["plan", "--root", world.root, wrong]).exit_code == 2
+    assert CliRunner().invoke(app, shlex.split(back["commands"][0])[1:]).exit_code == 0
+    health = world.health(world.chains(), "sales")
+    assert [to_run.interval for to_run in plan_heal(health, [*map(day, (1, 2, 3))], None).to_run] == [day(2), day(3)]
+
+
+def test_a_plan_leaves_out_what_no_run_repairs_and_says_what_is_not_tracked(tmp_path: Path) -> None:
+    world = World({**THREE, "old": (Edge(pipeline="sales"),)}, root=f"file://{tmp_path}")
+    world.run("sales", 1)
+    world.folders["old"].run(day(1), "untracked")
+    for n in (2, 3):
+        world.run("sales", n)
+        world.run("old", n)
+    shown, said, _ = planned(world, "--rerun", "sales=2024-01-01", "--pipeline", "old")
+    assert reasons(shown)["old"] == [(2, "input changed", False), (3, "input changed", False)]
+    assert [one["start"][:10] for one in shown["pipelines"][1]["untold"]] == ["2024-01-01"] and "not tracked" in said
+    for name in ("report", "board"):
+        for n in (1, 2, 3):
+            world.run(name, n)
+    (tmp_path / "sales").rename(tmp_path / "sold")
+    shown, said, code = planned(world, "--rerun", "report=2024-01-02")
+    assert code == 1 and not any(reasons(shown).values())
+    assert {row["pipeline"]: len(row["left_out"]) for row in shown["pipelines"]} == {"report": 3, "board": 3, "old": 2}
+    assert "left out: 2024-01-01 to 2024-01-04, 3 intervals: sales can't be read\n" in said
+    assert f"cairn status --root {world.root} --pipeline report\n" in said
 
 
 @pytest.mark.parametrize(
@@ -318,12 +434,36 @@ def play(seed: int) -> int:
         assert n not in found[name], "it was just computed"
         assert all(world.wrong(one) <= found[one] for one in world.edges), "a wrong result is fresh"
         seen += sum(map(len, found.values()))
-    for name in world.edges:  # upstream first: what `cairn heal --chain` does
-        for n in range(1, DAYS + 1):
-            if n in world.out_of_date()[name]:
-                world.run(name, n)
-        assert not world.out_of_date()[name] and not world.wrong(name), "heal left something"
+    for _ in range(2):  # a plan of what is open, and then of corrections
+        corrected = (
+            (chance.choice([*world.edges]), chance.randint(1, DAYS)) if not any(world.out_of_date().values()) else None
+        )
+        planned = plan_chain(world.stages(**dict([corrected] if corrected else [])), START + 99 * DAY)
+        before, ran = dict(world.ran), list[tuple[str, int]]()
+        if corrected:
+            world.raw[corrected] = chance.randint(0, 5)
+            world.run(*corrected)
+            ran.append(corrected)
+        check_plan(world, planned, before, [*ran, *world.heal()])
+        for name in world.edges:
+            assert not world.out_of_date()[name] and not world.wrong(name), "heal left something"
     return seen
+
+
+def check_plan(
+    world: World,
+    planned: tuple[Stage, ...],
+    before: dict[tuple[str, int], tuple[int, int, int]],
+    ran: list[tuple[str, int]],
+) -> None:
+    """What ran is part of the plan, in its order. What did not run was not sure, and each branch to it has ended."""
+    plan = {(s.at[1], 1 + (i.start - START) // DAY): one for s in planned for i, one in s.planned.items()}
+    assert {*ran} <= plan.keys(), "the plan does not have it"
+    assert sorted(dict.fromkeys(ran), key=[*plan].index) == [*dict.fromkeys(ran)], "another order"
+    for name, n in plan.keys() - {*ran}:
+        assert not plan[name, n].sure, "it was sure to run"
+        assert world.read[name, n] == [world.ran[up][1] for up in world.days_read(name, n)], "its input differs"
+        assert n == 1 or world.ran[name, n - 1][2] == before[name, n - 1][2], "the state before differs"
 
 
 SEEDS = range(200 if ALL else 4)
@@ -337,17 +477,20 @@ def test_no_wrong_result_is_fresh_and_none_is_stale_that_was_just_computed() -> 
 @pytest.mark.parametrize(
     ("where", "fault"),
     [
-        pytest.param("Chains._judge_read", lambda *_: None, id="an edge is forgotten"),
+        pytest.param(f"{JUDGE}.Chains._judge_read", lambda *_: None, id="an edge is forgotten"),
         pytest.param(
-            "part_of",
+            f"{JUDGE}.part_of",
             lambda pieces: replace(part_of(pieces), digest=pieces[0].id),
             id="equal content counts as changed",
         ),
-        pytest.param("Chains._unsettled", lambda *_: None, id="no upstream is looked at"),
-        pytest.param("judge_part", lambda *_, **__: None, id="content is not compared"),
+        pytest.param(f"{JUDGE}.Chains._unsettled", lambda *_: None, id="no upstream is looked at"),
+        pytest.param(f"{JUDGE}.judge_part", lambda *_, **__: None, id="content is not compared"),
+        pytest.param(f"{PLAN}._touched", lambda *_: ({}, ()), id="a plan forgets an edge"),
+        pytest.param(f"{PLAN}.Planned", lambda why, _, cause: Planned(why, True, cause), id="a plan is sure of all"),
+        pytest.param(f"{__name__}.plan_chain", lambda *a: plan_chain(*a)[::-1], id="a plan has the order reversed"),
     ],
 )
 def test_a_fault_is_found(where: str, fault: object) -> None:
-    with mock.patch(f"state_backend.chains.judge_inputs.{where}", fault), pytest.raises(AssertionError):
+    with mock.patch(where, fault), pytest.raises(AssertionError):
         for seed in range(50):
             play(seed)

@@ -9,18 +9,18 @@ import ast
 
 from tests.tools.mass import FOLDERS, ROOT, mass
 
-MOST_METHODS, MOST_LINES_OF_A_MODULE, MOST_LINES_OF_TESTS = 25, 800, 79_710
+MOST_METHODS, MOST_LINES_OF_A_MODULE, MOST_LINES_OF_TESTS = 25, 800, 79_860
 
 # For each room, the most lines of its files, and the most tokens without comments and docstrings.
 BUDGETS = {
     "dags": (150, 600),
     "jobs/cairn": (2_512, 13_080),
     "jobs/cairn/aggregates": (1_080, 7_300),
-    "jobs/cairn/command": (4_550, 29_670),
+    "jobs/cairn/command": (4_728, 31_740),
     "jobs/cairn/data_sources": (590, 3_700),
     "jobs/cairn/driver": (750, 4_400),
     "jobs/cairn/operations": (840, 5_200),
-    "jobs/cairn/operations/intervals": (2_804, 17_680),
+    "jobs/cairn/operations/intervals": (3_012, 19_980),
     "jobs/cairn/operations/savepoints": (900, 6_000),
     "jobs/cairn/operations/validation": (1_980, 14_900),
     "jobs/cairn/processors": (3_360, 27_600),
@@ -42,11 +42,11 @@ BUDGETS = {
     "state_backend/chains": (741, 6_000),
     "state_backend/checkpoint": (5_851, 37_460),
     "state_backend/formats": (5_985, 39_700),
-    "state_backend/inspection": (3_364, 27_110),
+    "state_backend/inspection": (3_368, 27_150),
     "state_backend/ports": (210, 400),
     "state_backend/shard": (1_610, 9_500),
     "state_backend/state": (3_110, 26_300),
-    "state_backend/values": (3_722, 13_550),
+    "state_backend/values": (3_739, 13_640),
 }
 
 

@@ -162,6 +162,10 @@ RUN = {
     "cairn restore ID --dry-run": ERRORS,
     "cairn heal --root file:///data/state --pipeline revenue --to 2024-01-31 --chain": CHAINS,
     "cairn status --pipeline report --why 2024-01-31": CHAINS,
+    "cairn plan --rerun sales=2024-01-03": CHAINS,
+    "cairn plan --root file:///data/state --rerun sales=2024-01-03": CHAINS,
+    "cairn plan --root file:///data/state --rerun sales=2024-01-03 --code sales=pipelines.sales:SALES": CHAINS,
+    "cairn plan --root file:///data/state --restore sales=12": CHAINS,
     "cairn heal --root file:///data/state --pipeline revenue --to 2024-01-31 --chain --dry-run": CHAINS,
     "cairn run": "tests/integration/test_docs.py::test_every_block_of_the_page_runs as printed",
     "cairn run --code pipelines.…:… --every … --root file://…/data/state": "tests/integration/test_new_pipeline.py::"

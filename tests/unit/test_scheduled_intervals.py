@@ -20,8 +20,7 @@ from typer.testing import CliRunner
 
 import cairn
 from cairn.command.cli import app
-from cairn.command.heal import following_interval
-from cairn.operations.intervals.plan_heal import health_of
+from cairn.operations.intervals.plan_heal import calendar_until, health_of
 from cairn.operations.intervals.plan_range import named_intervals
 from cairn.operations.intervals.run_range import intervals_of
 from cairn.pipeline import Pipeline
@@ -228,7 +227,8 @@ def test_an_interval_that_ends_at_a_time_that_the_clock_skips_is_planned(
     assert len(planned) == count
     for one in planned:
         assert asked(None, format_instant(one.start), schedule=schedule) == (one,)
-        assert following_interval(health_of(log_in_memory({})), one.start, schedule) == one
+        healed = calendar_until(health_of(log_in_memory({})), one.start, schedule, one.start, one.end)
+        assert healed == [one]
 
 
 def test_a_day_to_replay_is_a_day_of_the_schedule() -> None:

@@ -70,6 +70,13 @@ COMMANDS = (
         CHANGED_NOTHING,
     ),
     Row(
+        "plan",
+        "plan:plan",
+        LOOK,
+        "Show which intervals of which pipelines would run, in order, why, and what they cost: those that are open now, and those that an assumed change adds. Run nothing.",
+        CHANGED_NOTHING,
+    ),
+    Row(
         "new",
         "new_pipeline:new",
         RUN,

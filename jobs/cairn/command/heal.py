@@ -28,6 +28,7 @@ from cairn.operations.intervals.plan_heal import (
     RunIntervals,
     Step,
     WaitFor,
+    calendar_until,
     health_of,
     plan_heal,
 )
@@ -46,7 +47,7 @@ from state_backend.values.hide_secrets import hide
 from state_backend.values.intervals import Interval, format_instant
 from state_backend.values.operation_parameters import Heal
 from state_backend.values.records import Permissions
-from state_backend.values.schedule import Schedule, first_interval, schedule_of
+from state_backend.values.schedule import schedule_of
 from state_backend.values.zones import zone_of
 
 if TYPE_CHECKING:
@@ -338,14 +339,7 @@ class _Here:
         rule = boundaries_of(self.pipeline, log, self.request.every)
         schedule = schedule_of(rule, "UTC") if isinstance(rule, timedelta) else rule
         begin = self.pipeline.start if health.good_until is None else health.base_before(health.good_until)
-        calendar: list[Interval] = []
-        while begin <= self.last:
-            following = following_interval(health, begin, schedule)
-            if following.end > now:
-                break
-            calendar.append(following)
-            begin = following.end
-        return plan_heal(health, calendar, None), health
+        return plan_heal(health, calendar_until(health, begin, schedule, self.last, now), None), health
 
     @cached_property
     def _session(self) -> SparkSession:
@@ -364,11 +358,6 @@ class _Here:
                 permissions=Permissions(allow_gap=step.allow_gap),
                 on_outcome=lambda outcome, _: self.on_done(outcome.interval),
             )
-
-
-def following_interval(health: Health, start: datetime, schedule: Schedule) -> Interval:
-    """Return the recorded interval that begins at `start`, else the schedule's first interval at or after `start`."""
-    return health.results.get(start) or first_interval(schedule, start)
 
 
 def _count(intervals: int) -> str:

@@ -100,30 +100,17 @@ def _tell_why(chains: Chains, root: str, pipeline: str, when: str, command: str 
         raise UsageError(f"{pipeline} has no result for {format_instant(at)}; name an interval that has run")
     steps = trace_cause(chains, root, pipeline, interval)
     if as_json:
-        shown = [
-            {
-                "root": s.root,
-                "pipeline": s.pipeline,
-                "interval": s.span and str(s.span),
-                "why": s.why,
-                "id": s.checkpoint,
-            }
-            for s in steps
-        ]
-        print_json({"interval": str(interval), "path": shown, "command": command if steps else None})
-        return FINDINGS if steps else 0
-    if not steps:
+        path = [step._asdict() | {"span": step.span and str(step.span)} for step in steps]
+        print_json({"interval": str(interval), "path": path, "command": command if steps else None})
+    elif not steps:
         print_text(f"{pipeline} {interval}: nothing is out of date, as far as the logs tell")
-        return 0
-    print_text(f"{pipeline} {interval} is out of date. From the cause on:")
-    for step in steps:
-        span = "" if step.span is None else f" {span_of(step.span)}"
-        print_text(
-            f"  {step.pipeline}{span}: {step.why}{'' if step.checkpoint is None else f' (checkpoint {step.checkpoint})'}"
-        )
-    if command is not None:
-        print_text(f"to repair this, run:\n{command}")
-    return FINDINGS
+    else:
+        print_text(f"{pipeline} {interval} is out of date. From the cause on:")
+        for name, span, text, n in steps:
+            by = "" if n is None else f" (checkpoint {n})"
+            print_text(f"  {name}{'' if span is None else f' {span_of(span)}'}: {text}{by}")
+        print_text(f"to repair this, run:\n{command}" if command is not None else "no run repairs this")
+    return FINDINGS if steps else 0
 
 
 def _first_interval(dag: str, root: str) -> str:

@@ -21,6 +21,7 @@ from state_backend.values.airflow_runs import DagRun
 from state_backend.values.frozen import frozen
 from state_backend.values.intervals import Interval, format_instant, from_ms
 from state_backend.values.records import SweepRecord
+from state_backend.values.schedule import Schedule, first_interval
 
 Reason = Literal["missing", "failed", "stale", "quarantined", "base dropped", "input changed"]
 # A queued run of a backfill starts within seconds, if Airflow will ever start it.
@@ -95,12 +96,13 @@ def health_of(log: Log, outdated: Mapping[Interval, Verdict] | None = None) -> H
         results={interval.start: interval for interval, _ in outputs},
         spoilt=spoilt,
         points=points,
-        jumps=_jumps(log, [(i, n) for i, n in outputs if i.start > max(points) or i.start in spoilt]),
+        jumps=jumps_of(log, [(i, n) for i, n in outputs if i.start > max(points) or i.start in spoilt]),
         waiting={i: v.why for i, v in (outdated or {}).items() if v.kind in ("pending", "unreadable")},
     )
 
 
-def _jumps(log: Log, outputs: Sequence[tuple[Interval, int]]) -> dict[datetime, datetime]:
+def jumps_of(log: Log, outputs: Sequence[tuple[Interval, int]]) -> dict[datetime, datetime]:
+    """Return the starts of the intervals whose run left out the intervals before, each with the end of its base."""
     found = {}
     for interval, n in outputs:
         entry = log.entries[n]
@@ -109,6 +111,17 @@ def _jumps(log: Log, outputs: Sequence[tuple[Interval, int]]) -> dict[datetime, 
         if base is not None and not isinstance(base, SweepRecord) and interval_of(base).end < interval.start:
             found[interval.start] = interval_of(base).end
     return found
+
+
+def calendar_until(
+    health: Health, begin: datetime, schedule: Schedule, last: datetime, now: datetime
+) -> list[Interval]:
+    """Return the intervals from `begin` on that start up to `last` and end up to `now`."""
+    calendar: list[Interval] = []
+    while begin <= last and (one := health.results.get(begin) or first_interval(schedule, begin)).end <= now:
+        calendar.append(one)
+        begin = one.end
+    return calendar
 
 
 @frozen
@@ -278,7 +291,7 @@ def plan_heal(
     """Return the next steps until all intervals of the calendar are healthy."""
     latest = airflow.latest() if airflow is not None else {}
     runs = [latest.get(interval.start) for interval in calendar]
-    to_run, not_repeatable = _to_run(health, calendar, runs)
+    to_run, not_repeatable = intervals_to_run(health, calendar, runs)
     reachable = {i for i, one in enumerate(calendar) if not health.is_behind_waiting(one.start)}
     working = {i: run for i, run in enumerate(runs) if run is not None and run.unfinished and i in reachable}
     steps: list[Step] = []
@@ -299,7 +312,7 @@ def plan_heal(
     )
 
 
-def _to_run(
+def intervals_to_run(
     health: Health, calendar: Sequence[Interval], runs: Sequence[AirflowRun | None]
 ) -> tuple[dict[int, Reason], tuple[AirflowRun, ...]]:
     """Return why each interval must run, by index in the calendar, and the failed runs that are not repeated."""

@@ -1,0 +1,195 @@
+"""Plan what `cairn heal --chain` runs over several pipelines: what is open now, and what an assumed change adds.
+
+A change spreads in two ways. A result that has read an interval which runs again is stale if the rows differ. If the
+state after an interval differs, all later results of its pipeline are stale. `plan_chain` adds these results to those
+that are out of date now, and the rule of `cairn heal` says which intervals then run. So a plan names every interval
+that may run. A branch ends where a re-run leaves equal rows and an equal state.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import field, replace
+from datetime import datetime
+from typing import NamedTuple
+
+from cairn.operations.intervals.plan_heal import Health, Reason, calendar_until, intervals_to_run, jumps_of
+from state_backend.chains.inputs_of import commits_in, span_within
+from state_backend.chains.judge_inputs import Cause, Node, Verdict, find_problem, followed_in, root_of_edge
+from state_backend.checkpoint.newest_state import valid_states
+from state_backend.inspection.chain_of import At
+from state_backend.values.frozen import frozen
+from state_backend.values.inputs import Edge, InputRead
+from state_backend.values.intervals import Interval
+from state_backend.values.records import Record, Tombstone
+from state_backend.values.schedule import Schedule
+
+
+class Planned(NamedTuple):
+    """Why an interval may run: by itself, or after the re-run of `cause`. If not sure, only if that differs."""
+
+    reason: Reason | str
+    sure: bool
+    cause: Cause | None
+
+
+@frozen
+class Stage:
+    """A pipeline of a plan, as the logs have it; from `plan_chain`, also with what it plans."""
+
+    at: At
+    node: Node
+    health: Health
+    # In a plan: the verdicts that are left when it is carried out.
+    judged: Mapping[Interval, Verdict]
+    schedule: Schedule
+    # Intervals that start after this instant do not run. None: only intervals with a result run.
+    last: datetime | None
+    # What the newest interval has read, as intervals without a result will.
+    reads: tuple[InputRead, ...]
+    # The intervals that are assumed to run again, and the interval at whose end the state is assumed to be restored.
+    rerun: frozenset[Interval] = frozenset()
+    restored: Interval | None = None
+    planned: Mapping[Interval, Planned] = field(default_factory=dict)
+    # The intervals that wait for something that no run repairs, each with the reason.
+    left_out: Mapping[Interval, str] = field(default_factory=dict)
+    # The results that can't tell whether an input has changed: the records have no digests of it.
+    untold: tuple[Interval, ...] = ()
+    # In a plan: the intervals that have a result when it is carried out, in order.
+    outputs: tuple[Interval, ...] = ()
+
+
+def plan_chain(stages: Sequence[Stage], now: datetime) -> tuple[Stage, ...]:
+    """Return the pipelines with what may run in each, in an order in which `cairn heal --chain` runs it.
+
+    `stages`: Each after those that it reads (`chain_of`). An upstream without a stage can't be read.
+    """
+    found, before = dict[At, Stage](), None
+    while before != found:  # A third round only if pipelines read each other.
+        before = dict(found)
+        for stage in stages:
+            found[stage.at] = _plan_stage(stage, found, now)
+    return tuple(found.values())
+
+
+def _plan_stage(stage: Stage, found: Mapping[At, Stage], now: datetime) -> Stage:
+    health, outputs, begins = stage.health, stage.node.outputs, stage.restored.end if stage.restored else None
+    touched, untold = _touched(stage, found)
+    own: dict[datetime, Reason] = {
+        **{i.start: "input changed" for i in touched},
+        **{start: why for start, why in health.spoilt.items() if begins is None or start >= begins},
+        **{start: "stale" for start in health.results if begins is not None and start >= begins},
+        **{i.start: "stale" for i in stage.rerun},
+    }
+    first = min(own, default=datetime.max.replace(tzinfo=now.tzinfo))
+    assumed = replace(
+        health,
+        spoilt={start: own.get(start, "stale") for start in (*own, *health.results) if start >= first},
+        points=frozenset(point for point in (*health.points, begins) if point is not None and point <= first),
+        jumps={**health.jumps} | jumps_of(stage.node.log, [(i, n) for i, n in outputs.items() if i.start >= first]),
+        waiting={},
+    )
+    calendar = sorted(health.results.values())
+    if stage.last is not None and assumed.good_until is not None:
+        begin = assumed.base_before(assumed.good_until)
+        calendar = calendar_until(assumed, begin, stage.schedule, stage.last, now)
+    to_run = intervals_to_run(assumed, calendar, [None] * len(calendar))[0]
+    asked = {*(i for i in health.waiting if begins is None or i.start >= begins), *(calendar[n] for n in to_run)}
+    asked, left_out = {i for i in asked if calendar and i.start <= calendar[-1].start}, dict[Interval, str]()
+    for interval in sorted(asked):
+        if (why := _problem(stage, interval, found)) is not None:
+            to_run = intervals_to_run(replace(assumed, waiting={interval: why}), calendar, [None] * len(calendar))[0]
+            behind = asked - {interval, *(calendar[n] for n in to_run)}
+            left_out = {interval: why} | dict.fromkeys(sorted(behind), f"it comes after {interval}")
+            break
+    planned, head = dict[int, Planned](), None
+    for n in (n for n in sorted(to_run) if to_run[n] != "base dropped"):
+        interval, start = calendar[n], calendar[n].start
+        planned[n] = Planned("run again" if interval in stage.rerun else to_run[n], True, None)
+        if begins is not None and start in health.results and start not in health.spoilt:
+            planned[n] = Planned("stale", True, Cause(*stage.at, stage.restored))
+        elif interval not in stage.rerun and interval in touched and to_run[n] == "input changed":
+            planned[n] = Planned("input changed", False, touched[interval])
+        elif to_run[n] == "stale" and start not in own:
+            planned[n] = Planned("stale", False, Cause(*stage.at, head))
+            continue
+        head = interval
+    for n in sorted(to_run.keys() - planned.keys(), reverse=True):  # the interval behind it needs the state
+        planned[n] = Planned("base dropped", planned[n + 1].sure, Cause(*stage.at, calendar[n + 1]))
+    runs = {calendar[n]: planned[n] for n in sorted(planned)}
+    beyond = {i: v for i, v in stage.judged.items() if i not in runs and (not calendar or i > calendar[-1])}
+    judged = beyond | {i: Verdict(kind="pending", why=why) for i, why in left_out.items()}
+    there = tuple(sorted({*outputs, *runs}))
+    return replace(stage, planned=runs, left_out=left_out, untold=untold, outputs=there, judged=judged)
+
+
+def _touched(stage: Stage, found: Mapping[At, Stage]) -> tuple[dict[Interval, Cause], tuple[Interval, ...]]:
+    """Return the results that have read an interval which may change, and those that can't tell."""
+    log, touched, untold = stage.node.log, dict[Interval, Cause](), list[Interval]()
+    ups = {(root_of_edge(one.root, stage.at[0]), one.pipeline) for one in followed_in(log)} & found.keys()
+    changes = [i.start for up in ups for i in (*found[up].planned, found[up].restored) if i is not None]
+    # A correction of an earlier interval makes a restored state stale.
+    restores = [
+        k.interval for k in valid_states(log) if k.kind == "restore" and not any(i < k.interval for i in stage.rerun)
+    ]
+    until = max((i.end for i in (*restores, stage.restored) if i is not None), default=None)
+    wanted = [
+        i for i in sorted(stage.node.outputs) if changes and i.end > min(changes) and (not until or i.start >= until)
+    ]
+    log.entries.load(stage.node.outputs[i] for i in wanted)
+    for interval in wanted:
+        entry, seen = log.entries[stage.node.outputs[interval]], list[tuple[Cause, bool]]()
+        for read in _inputs_of(entry):
+            up = root_of_edge(read.edge.root, stage.at[0]), read.edge.pipeline
+            if read.edge.tracked and up in found and (read.parts or read.log):
+                seen += ((Cause(*up, one), told) for one, told in _seen(read, found[up]))
+        if (cause := next((cause for cause, told in seen if told), None)) is not None:
+            touched[interval] = cause
+        elif seen or not (_inputs_of(entry) or (isinstance(entry, Record) and entry.content.followed)):
+            untold.append(interval)
+    return touched, tuple(untold)
+
+
+def _inputs_of(entry: object) -> tuple[InputRead, ...]:
+    if isinstance(entry, Record):
+        return entry.content.inputs
+    return entry.inputs if isinstance(entry, Tombstone) else ()
+
+
+def _seen(read: InputRead, up: Stage) -> Iterator[tuple[Interval, bool]]:
+    """Yield the intervals that may change among those of a reading, each with True if a digest can tell."""
+    ends = read.edge.reads == "state"
+    for one in [*_within([*up.planned], read.span), *([up.restored] if ends and up.restored is not None else [])]:
+        if one.end == read.span.end or not ends:
+            yield one, all(part.digest is not None for part in read.parts if ends or part.span.overlaps(one))
+
+
+def _within(order: Sequence[Interval], span: Interval) -> list[Interval]:
+    """Return those of some sorted intervals that overlap a span."""
+    first, behind = (bisect_left(order, at, key=lambda i: i.start) for at in (span.start, span.end))
+    return [i for i in order[max(0, first - 1) : behind] if i.overlaps(span)]
+
+
+def _problem(stage: Stage, interval: Interval, found: Mapping[At, Stage]) -> str | None:
+    """Return why an interval can't read its upstreams when the plan has come to it; None if it can."""
+    made = stage.node.outputs.get(interval)
+    for read in stage.reads if made is None else _inputs_of(stage.node.log.entries[made]):
+        edge, up = read.edge, found.get((root_of_edge(read.edge.root, stage.at[0]), read.edge.pipeline))
+        if made is not None and not read.parts and not read.log:
+            continue  # The upstream had not begun.
+        if up is None:
+            return f"{edge.pipeline} can't be read"
+        span = read.span if made is not None else span_within(up.node.log, edge, edge.anchor(interval, stage.schedule))
+        problem = find_problem(up.node, edge, span, _commits(up, edge, span), up.judged)
+        if problem is not None:
+            return f"{edge.pipeline} {problem[0]}: {problem[1]}"
+    return None
+
+
+def _commits(up: Stage, edge: Edge, span: Interval) -> dict[Interval, int]:
+    """Return what the edge reads of an upstream when the plan is carried out, as `commits_in` does; 0 for a re-run."""
+    there = [i for i in _within(up.outputs, span) if edge.reads != "state" or (i.end == span.end and i in up.planned)]
+    if edge.reads == "state" and not there:
+        return commits_in(up.node.log, edge, span)
+    return {i: 0 if i in up.planned else up.node.outputs[i] for i in there}
