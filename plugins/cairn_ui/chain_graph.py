@@ -16,7 +16,7 @@ from state_backend.values.frozen import frozen
 from state_backend.values.inputs import Edge
 
 WIDTH, HEIGHT, PITCH, MARGIN = 176, 48, 66, 8
-_LEAST_GAP, _LETTER, _MOST_LETTERS = 56, 7, 22
+_LEAST_GAP, _LETTER, _MOST_LETTERS = 56, 7, 20
 
 
 class Node(NamedTuple):
@@ -95,8 +95,9 @@ def chain_graph(refs: Iterable[PipelineRef], looks: Mapping[str, Look], waiting:
     words = {
         (up, at): "; ".join(filter(None, map(edge_words, es))) for at, ups in edges.items() for up, es in ups.items()
     }
-    gap = max(_LEAST_GAP, _LETTER * max(map(len, words.values())) + 24)
     places, ways = _places(order)
+    # Words at a line to the next column stand between the columns; those at a longer line have a spot of their own.
+    gap = max(_LEAST_GAP, 24 + _LETTER * max(len(said) for edge, said in words.items() if not ways.get(edge)))
     at_px = {spot: (MARGIN + level * (WIDTH + gap), MARGIN + row * PITCH) for spot, (level, row) in places.items()}
     nodes = []
     for at in order:

@@ -95,6 +95,7 @@ class Reader:
         self._lock = threading.Lock()
         self._calls: dict[tuple[str, str], Future[Any]] = {}
         self._readings: dict[str, Reading] = {}
+        self._logs: dict[tuple[str | None, str], tuple[float, Log]] = {}
         self._storages: dict[str, Storage] = {}
         self._written: dict[str, dict[int, int]] = {}
         self._stored: dict[str, Stored] = {}
@@ -201,11 +202,7 @@ class Reader:
 
     def _read(self, ref: PipelineRef) -> Reading:
         began_s = time.perf_counter()
-        storage, before = self._storage(ref), self._readings.get(ref.key)
-        known = before.log if before is not None and _is_there(storage, before.log) else None
-        log = read_log(storage, known)
-        if known is not None and (log.head_id, log.quarantined) == (known.head_id, known.quarantined):
-            log = known  # The log has not changed. `known` already has earlier records in memory.
+        storage, log = self._storage(ref), self._log(ref)
         validated: dict[int, set[str]] = {}
         for info in storage.list(paths.VALIDATED):
             if (found := paths.validated_id(info.path)) is not None:
@@ -222,11 +219,23 @@ class Reader:
         self._readings[ref.key] = reading
         return reading
 
-    def _chains(self, ref: PipelineRef) -> Chains:
-        def open_log(root: str, name: str) -> Log:
-            return read_log(self._storage(replace(ref, root=root, name=name)))
+    def _log(self, ref: PipelineRef, fresh_s: float = 0.0) -> Log:
+        """Return a pipeline's log, as it was at most `fresh_s` ago."""
+        key = ref.storage_conn_id, ref.folder
+        read_s, known = self._logs.get(key, (0.0, None))
+        if known is None or self._clock() - read_s >= fresh_s:
+            storage = self._storage(ref)
+            known = known if known is not None and _is_there(storage, known) else None
+            log = read_log(storage, known)
+            if known is None or (log.head_id, log.quarantined) != (known.head_id, known.quarantined):
+                known = log  # Else `known` already has earlier records in memory.
+            self._logs[key] = self._clock(), known
+        return known
 
-        return Chains(open_log=open_log)
+    def _chains(self, ref: PipelineRef) -> Chains:
+        """Return what judges the results of a pipeline. The pipelines of a chain share the logs of their upstreams."""
+        here = replace(ref, dag_id=None)
+        return Chains(open_log=lambda root, name: self._log(replace(here, root=root, name=name), FRESH_S))
 
     def _count(self, ref: PipelineRef) -> None:
         total = files = 0

@@ -36,7 +36,7 @@ BUDGETS = {
     "jobs/pipelines": (960, 5_600),
     "plugins/cairn_operators": (5_095, 28_000),
     "plugins/cairn_provider": (90, 400),
-    "plugins/cairn_ui": (3_470, 25_100),
+    "plugins/cairn_ui": (3_480, 25_190),
     "state_backend": (10, 100),
     "state_backend/adapters": (3_990, 25_700),
     "state_backend/chains": (741, 6_000),
