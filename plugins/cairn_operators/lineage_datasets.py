@@ -9,7 +9,7 @@ Source: https://openlineage.io/docs/spec/naming
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,7 @@ from state_backend.formats.types import parse_struct
 from state_backend.values.frozen import frozen
 
 if TYPE_CHECKING:
-    from state_backend.values.records import Record
+    from state_backend.values.records import Content, Record
 
 # Object stores, by the scheme of a URL: the scheme in OpenLineage's namespace. Names begin without a slash.
 _OBJECTS = {
@@ -103,14 +103,35 @@ def inputs_of(source_position: dict[str, Any]) -> tuple[Dataset, ...]:
     A URL may be a value or a key, at any depth. For a file, the dataset is the file's folder. A `version` in the same
     object as the URL is the dataset's version.
     """
+    return _one_each(_with_versions((dataset_of(_folder(url)), v) for url, v in _urls(source_position, None)))
+
+
+def all_inputs_of(content: Content, pipeline_url: str) -> tuple[Dataset, ...]:
+    """Return the `output` folders of the pipelines that an interval read, below any root, and what its position names.
+
+    The version is the upstream's checkpoint, if the interval read one checkpoint of it. A state and late rows are named
+    by the folder too, so that a catalog joins the two pipelines.
+    """
+    own, read = _with_scheme(pipeline_url).rpartition("/")[0], list[tuple[str, str, str | None]]()
+    for one in content.inputs:
+        alone = str(one.parts[0].last_id) if sum(part.intervals for part in one.parts) == 1 else None
+        read.append((one.edge.root or own, one.edge.pipeline, alone))
+    read += [(one.root, one.pipeline, None) for one in content.untracked]
+    named = [(dataset_of(f"{_with_scheme(root.rstrip('/'))}/{name}/output"), version) for root, name, version in read]
+    return _one_each([*_with_versions(named), *inputs_of(content.source_position)])
+
+
+def _with_versions(named: Iterable[tuple[Dataset | None, str | None]]) -> Iterator[Dataset]:
+    yield from (replace(dataset, version=version) for dataset, version in named if dataset is not None)
+
+
+def _one_each(datasets: Iterable[Dataset]) -> tuple[Dataset, ...]:
+    """Return each dataset once. Its version is None if the versions differ."""
     found: dict[tuple[str, str], Dataset] = {}
-    for url, version in _urls(source_position, None):
-        dataset = dataset_of(_folder(url))
-        if dataset is not None:
-            dataset = replace(dataset, version=version)
-            before = found.setdefault((dataset.namespace, dataset.name), dataset)
-            if before.version != version:
-                found[dataset.namespace, dataset.name] = replace(dataset, version=None)
+    for dataset in datasets:
+        before = found.setdefault((dataset.namespace, dataset.name), dataset)
+        if before.version != dataset.version:
+            found[dataset.namespace, dataset.name] = replace(dataset, version=None)
     return tuple(found.values())
 
 

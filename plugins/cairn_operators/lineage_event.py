@@ -23,7 +23,7 @@ from openlineage.client.facet_v2 import (
 )
 
 from cairn_operators.airflow_versions import conf
-from cairn_operators.lineage_datasets import Dataset, Field, checkpoint_facet, inputs_of, outputs_of
+from cairn_operators.lineage_datasets import Dataset, Field, all_inputs_of, checkpoint_facet, outputs_of
 from state_backend.values.records import Record
 from state_backend.values.release import RELEASE
 
@@ -57,7 +57,7 @@ def lineage_of(record: Record, pipeline_url: str, tables: Sequence[tuple[str, bo
     return OperatorLineage(
         inputs=[
             InputDataset(namespace=d.namespace, name=d.name, facets=_facets(d))
-            for d in inputs_of(record.content.source_position)
+            for d in all_inputs_of(record.content, pipeline_url)
         ],
         outputs=[
             OutputDataset(

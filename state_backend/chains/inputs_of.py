@@ -7,11 +7,11 @@ from datetime import timedelta
 
 import xxhash
 
-from state_backend.checkpoint.log import Log, base_of, interval_of, kind_of
+from state_backend.checkpoint.log import Log, attempt_of, base_of, interval_of, kind_of
 from state_backend.values.frozen import frozen
 from state_backend.values.inputs import Edge, InputPart
 from state_backend.values.intervals import Interval, from_ms
-from state_backend.values.records import OutputFile, Record, Tombstone
+from state_backend.values.records import OutputFile, Record, SweepRecord, Tombstone
 
 LISTED_SINGLY = 64
 
@@ -88,6 +88,14 @@ def is_left_out(log: Log, outputs: Mapping[Interval, int], gap: Interval) -> boo
     base = base_of(entry) if isinstance(entry, Record | Tombstone) else None
     found = log.entries[base] if base is not None else None
     return isinstance(found, Record | Tombstone) and interval_of(found).end <= gap.start
+
+
+def attempt_at(log: Log, checkpoint_id: int) -> str | None:
+    """Return the uuid of the attempt or sweep that made the record of an id; None if the log has no such id."""
+    entry = next((kept for kept in log.kept if kept.id == checkpoint_id), None) or log.entry(checkpoint_id)
+    if isinstance(entry, Record | Tombstone):
+        return attempt_of(entry)
+    return None if entry is None else entry.sweep if isinstance(entry, SweepRecord) else entry.attempt
 
 
 def _output_piece(edge: Edge, interval: Interval, checkpoint_id: int, files: Iterable[OutputFile]) -> Piece:

@@ -13,10 +13,10 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Literal, NamedTuple
 
-from state_backend.chains.inputs_of import Piece, commits_in, is_left_out, part_of, pieces_of
+from state_backend.chains.inputs_of import Piece, attempt_at, commits_in, is_left_out, part_of, pieces_of
 from state_backend.checkpoint.interval_results import spoilt_results
 from state_backend.checkpoint.location import locate
-from state_backend.checkpoint.log import Fact, Log, id_of_log, last_facts, read_log
+from state_backend.checkpoint.log import Fact, Log, attempt_of, id_of_log, last_facts, read_log
 from state_backend.checkpoint.newest_state import valid_states
 from state_backend.checkpoint.trials import production_root
 from state_backend.values.errors import CairnError, RetryableError
@@ -25,6 +25,7 @@ from state_backend.values.inputs import Edge, Followed, InputPart, InputRead, fo
 from state_backend.values.intervals import Interval, format_instant, from_ms
 from state_backend.values.records import Record, Tombstone
 
+OLD_RECORD = "its record does not say what it read of other pipelines"
 Kind = Literal["stale", "pending", "unknown", "unreadable"]
 
 
@@ -82,6 +83,7 @@ class Node:
         outputs: The intervals with current output, each with the id of its commit.
         spoilt: Why results are not valid by the pipeline's own log.
         moved: Intervals that were committed more than once, or after a later interval.
+        erased: Intervals whose output `cairn erase` rewrote, each with the id and the attempt of that commit.
     """
 
     log: Log
@@ -89,6 +91,7 @@ class Node:
     outputs: Mapping[Interval, int]
     spoilt: Mapping[Interval, str]
     moved: tuple[Interval, ...]
+    erased: tuple[tuple[Interval, int, str], ...] = ()
 
 
 def root_of_edge(declared: str | None, reader_root: str) -> str:
@@ -154,6 +157,7 @@ class Chains:
     _logs: dict[tuple[str, str], Log] = field(default_factory=dict)
     _nodes: dict[tuple[str, str], Node | CairnError] = field(default_factory=dict)
     _judged: dict[tuple[str, str], Mapping[Interval, Verdict]] = field(default_factory=dict)
+    _ids: dict[tuple[str, ...], str] = field(default_factory=dict)
     _under_way: set[tuple[str, str]] = field(default_factory=set)
     _met_itself: bool = False
 
@@ -210,9 +214,29 @@ class Chains:
             return ()
         return () if newest is None else newest.content.inputs
 
+    def id_for(self, root: str, pipeline: str, upstream: tuple[str, str]) -> str:
+        """Return the uuid by which a pipeline tells an upstream's log from other logs; an empty text for an empty log.
+
+        A folder that was put back from a backup uses ids again. Then the record that the pipeline saw last is another
+        one, and the log gets a new uuid. The pipeline's next interval records it.
+        """
+        at = (root, pipeline, *upstream)
+        if at in self._ids:
+            return self._ids[at]
+        node = self.node(*upstream)
+        followed = followed_in(self.log(root, pipeline))
+        known = [f.log for f in followed if (root_of_edge(f.root, root), f.pipeline) == upstream]
+        reads = self.inputs(root, pipeline)
+        seen = [r for r in reads if (root_of_edge(r.edge.root, root), r.edge.pipeline) == upstream and r.head]
+        if all(_is_there(node.log, read) for read in seen):
+            found = next((log for log in reversed(known) if log.partition("/")[0] == node.id), node.id)
+        else:
+            found = f"{node.id}/{attempt_at(node.log, node.log.head_id)}"
+        return self._ids.setdefault(at, found)
+
     def _judge_all(self, root: str, pipeline: str) -> Mapping[Interval, Verdict]:
         followed = followed_in(self.log(root, pipeline))
-        since = min((at for one in followed if (at := self._unsettled(root, one))), default=None)
+        since = min((at for one in followed if (at := self._unsettled(root, pipeline, one))), default=None)
         if since is None:
             return {}
         node, found = self.node(root, pipeline), dict[Interval, Verdict]()
@@ -221,7 +245,7 @@ class Chains:
         outputs = {interval: n for interval, n in sorted(node.outputs.items()) if interval.end > since}
         node.log.entries.load(outputs.values())
         for interval, n in outputs.items():
-            verdict = self._judge(root, node.log.entries[n])
+            verdict = self._judge(root, pipeline, node.log.entries[n])
             if verdict is not None and verdict.kind == "unreadable" and not self._still_reads(root, pipeline, verdict):
                 verdict = Verdict(kind="unknown", why=f"{verdict.why}; newer intervals do not read it")
             if restored is not None and interval.start < restored:
@@ -243,7 +267,7 @@ class Chains:
         there = {Cause(root_of_edge(read.edge.root, root), read.edge.pipeline, None) for read in reads}
         return verdict.cause in there
 
-    def _unsettled(self, root: str, followed: Followed) -> datetime | None:
+    def _unsettled(self, root: str, pipeline: str, followed: Followed) -> datetime | None:
         """Return the start of the first interval of an upstream whose readers may be out of date; None without one.
 
         These are intervals that were committed more than once, or after a later one, or that are out of date. No
@@ -256,22 +280,23 @@ class Chains:
             raise
         except CairnError:
             return datetime.min.replace(tzinfo=UTC)
-        if node.id != followed.log:
+        if self.id_for(root, pipeline, at) != followed.log:
             return datetime.min.replace(tzinfo=UTC)
-        return min((i.start for i in (*node.moved, *node.spoilt, *judged)), default=None)
+        erased = [i for i, _, attempt in node.erased if attempt not in followed.erased]
+        return min((i.start for i in (*node.moved, *node.spoilt, *judged, *erased)), default=None)
 
-    def _judge(self, root: str, entry: object) -> Verdict | None:
+    def _judge(self, root: str, pipeline: str, entry: object) -> Verdict | None:
         if not isinstance(entry, Record | Tombstone):
             return None
         inputs = inputs_in(entry)
         if not inputs:
             if isinstance(entry, Record) and entry.content.followed:
                 return None  # It knew of the upstreams of earlier intervals, and read none.
-            return Verdict(kind="unknown", why="its record does not say what it read of other pipelines")
-        verdicts = [self.judge_read(root, read) for read in inputs if read.edge.tracked]
+            return Verdict(kind="unknown", why=OLD_RECORD)
+        verdicts = [self.judge_read(root, pipeline, read) for read in inputs if read.edge.tracked]
         return min((v for v in verdicts if v is not None), key=lambda v: _ORDER.index(v.kind), default=None)
 
-    def judge_read(self, root: str, read: InputRead) -> Verdict | None:
+    def judge_read(self, root: str, pipeline: str, read: InputRead) -> Verdict | None:
         """Return why what a pipeline below `root` read may not be used any more; None if it may."""
         edge = read.edge
         at = root_of_edge(edge.root, root), edge.pipeline
@@ -287,7 +312,12 @@ class Chains:
             if problem is not None:
                 why = f"{edge.pipeline} {problem[0]}: {problem[1]}"
                 return Verdict(kind="pending", why=why, cause=Cause(*at, problem[0]))
-            found = _judge_parts(node, read, there)
+            # A log that is shorter than it was has been put back from a backup, and uses ids again.
+            same_log = self.id_for(root, pipeline, at) == read.log and node.log.head_id >= read.head
+            known_until, here = read.head if same_log else 0, followed_in(self.log(root, pipeline))
+            done = {a for f in here if (root_of_edge(f.root, root), f.pipeline) == at for a in f.erased}
+            erased = {i for i, n, attempt in node.erased if n > read.head and attempt not in done}
+            found = _judge_parts(node, read, there, known_until=known_until, erased=erased)
             return found and replace(found[0], cause=Cause(*at, found[1]))
         except RetryableError:
             raise
@@ -296,37 +326,48 @@ class Chains:
             return Verdict(kind="unreadable", why=why, cause=Cause(*at, None))
 
 
-def _judge_parts(node: Node, read: InputRead, there: Mapping[Interval, int]) -> tuple[Verdict, Interval] | None:
+_ORDER: tuple[Kind, ...] = ("unreadable", "stale", "pending", "unknown")
+
+
+def _is_there(log: Log, read: InputRead) -> bool:
+    """Return True if a log still has the record that was its newest one when an attempt read it."""
+    found = attempt_at(log, read.head)
+    return found is not None and read.attempt in ("", found)
+
+
+def _judge_parts(
+    node: Node, read: InputRead, there: Mapping[Interval, int], *, known_until: int, erased: set[Interval]
+) -> tuple[Verdict, Interval] | None:
     """Return what differs from a reading, and the first interval that does, or that may."""
-    # A log that is shorter than it was has been put back from a backup, and uses ids again.
-    same_log = node.id == read.log and node.log.head_id >= read.head
-    edge, known_until = read.edge, read.head if same_log else 0
-    count = sum(part.intervals for part in read.parts)
-    if len(there) == count and all(n <= known_until for n in there.values()):
+    edge, count = read.edge, sum(part.intervals for part in read.parts)
+    if len(there) == count and all(n <= known_until and i not in erased for i, n in there.items()):
         return None
     if edge.reads == "state" and read.parts:
         now = pieces_of(node.log, edge, there)
         verdict = judge_part(read.parts[0], now, f"the state of {edge.pipeline}", known_until=known_until)
+        if verdict is not None and not all(n in node.log.retained for n in there.values()):
+            verdict = replace(verdict, why=f"{verdict.why}; retention has dropped this state")
         return None if verdict is None else (verdict, next(iter(there), read.span))
     lone = [i for i in there if not any(p.span.start <= i.start and i.end <= p.span.end for p in read.parts)]
     if lone:
         return Verdict(kind="stale", why=f"{edge.pipeline} has {lone[0]}, which it did not read"), lone[0]
     for part in read.parts:
         inside = {i: n for i, n in there.items() if part.span.start <= i.start and i.end <= part.span.end}
-        newer = sorted(i for i, n in inside.items() if n > known_until)
+        newer = sorted(i for i, n in inside.items() if n > known_until or i in erased)
         changed = len(inside) != part.intervals or newer
+        known = known_until if erased.isdisjoint(inside) else 0
         now = pieces_of(node.log, edge, inside) if changed else []
-        if changed and (verdict := judge_part(part, now, edge.pipeline, known_until=known_until)) is not None:
+        if changed and (verdict := judge_part(part, now, edge.pipeline, known_until=known)) is not None:
+            if verdict.kind == "stale" and not erased.isdisjoint(inside):
+                verdict = replace(verdict, why=f"{verdict.why}; `cairn erase` removed rows there")
             return verdict, next(iter(newer), part.span)
     return None
-
-
-_ORDER: tuple[Kind, ...] = ("unreadable", "stale", "pending", "unknown")
 
 
 def _node_of(log: Log) -> Node:
     facts = log.facts(None)
     outputs = {f.interval: f.id for f in last_facts(facts) if f.kind == "interval"}
+    erasing = [log.entries[f.id] for f in facts if f.kind == "forget"]
     spoilt = {i: r.spoilt for i, r in spoilt_results(log, outputs).items() if r.spoilt is not None}
     return Node(
         log=log,
@@ -334,6 +375,9 @@ def _node_of(log: Log) -> Node:
         outputs=outputs,
         spoilt=spoilt,
         moved=tuple(_moved(facts)),
+        erased=tuple(
+            (i, e.id, attempt_of(e)) for e in erasing if isinstance(e, Record | Tombstone) for i in e.rewritten
+        ),
     )
 
 

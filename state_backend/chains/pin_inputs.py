@@ -6,14 +6,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 
-from state_backend.chains.inputs_of import commits_in, parts_of, pieces_of, span_within
+from state_backend.chains.inputs_of import attempt_at, commits_in, parts_of, pieces_of, span_within
 from state_backend.chains.judge_inputs import Chains, find_problem, root_of_edge
 from state_backend.checkpoint.log import Log
-from state_backend.values.airflow_commands import command_line
-from state_backend.values.errors import InputNotReady, Rerun, StaleStateError, UsageError
+from state_backend.checkpoint.newest_state import valid_states
+from state_backend.values.airflow_commands import backfill_command, command_line
+from state_backend.values.errors import InputNotReady, Rerun, StaleStateError, StateGapError, UsageError
 from state_backend.values.frozen import frozen
 from state_backend.values.inputs import Edge, InputRead, TriedUpstream
-from state_backend.values.intervals import Interval
+from state_backend.values.intervals import Interval, format_instant, from_ms
 from state_backend.values.schedule import Schedule
 
 
@@ -85,6 +86,7 @@ def pin(chains: Chains, reader: Reader, edge: Edge, part: Interval | None = None
 
     Raises:
         InputNotReady: The upstream has not committed all of it, or some of it is out of date.
+        StateGapError: The upstream's retention has dropped the state.
         UsageError: An interval of the upstream reaches beyond what the edge maps, or pipelines read each other.
     """
     root = root_of_edge(edge.root, reader.root)
@@ -105,8 +107,13 @@ def pin(chains: Chains, reader: Reader, edge: Edge, part: Interval | None = None
         )
     if (problem := find_problem(node, edge, span, commits, chains.judged(root, edge.pipeline))) is not None:
         raise _not_ready(reader, edge, root, *problem, node.log.head_id)
+    for interval, n in commits.items():
+        if edge.reads == "state" and n not in node.log.retained:
+            raise _gone(reader, edge, root, node.log, interval, n)
+    head = _head_for(node.log, commits)
     pieces = pieces_of(node.log, edge, commits)
-    read = InputRead(edge=edge, span=span, log=node.id, head=node.log.head_id, parts=parts_of(pieces))
+    of_log, attempt = chains.id_for(reader.root, reader.pipeline, (root, edge.pipeline)), attempt_at(node.log, head)
+    read = InputRead(edge=edge, span=span, log=of_log, head=head, attempt=attempt or "", parts=parts_of(pieces))
     return read, tuple(sorted(piece.id for piece in pieces))
 
 
@@ -145,6 +152,32 @@ def _not_ready(reader: Reader, edge: Edge, root: str, span: Interval, why: str, 
         f"{reader}: it reads {edge.pipeline} {span}: {why}\nTo see what {edge.pipeline} waits for: "
         f"{command_line('status', root=root, pipeline=edge.pipeline)}",
         awaited=Awaited(reader=reader, edge=edge, root=root, head=head),
+    )
+
+
+def _head_for(log: Log, commits: Mapping[Interval, int]) -> int:
+    """Return the newest id; or one below a `cairn erase` that will still exchange the output of these commits."""
+    head = log.head_id
+    for kept in log.kept:
+        forget = log.whole(kept.id).content.forget if kept.kind == "forget" else None
+        for one in forget.rewritten if forget is not None else ():
+            there = log.outputs(one.id) if one.id == commits.get(one.interval) else ()
+            if any(file.handle.path in one.replaces for file in there):
+                head = min(head, kept.id - 1)
+    return head
+
+
+def _gone(reader: Reader, edge: Edge, root: str, log: Log, interval: Interval, checkpoint_id: int) -> StateGapError:
+    before = [kept.interval.end for kept in valid_states(log) if kept.interval.end <= interval.start]
+    start = from_ms(log.newest.content.pipeline_start_ms) if log.newest is not None else interval.start
+    again = Rerun(first=max(before, default=start), last=interval.start)
+    command = backfill_command(edge.pipeline, again)
+    if log.newest is not None and log.newest.content.run.run_id.startswith("direct__"):
+        command = command_line("run", code=log.code, root=root, from_=again.first, to=again.last, reprocess="all")
+    return StateGapError(
+        f"{reader}: it reads the state of {edge.pipeline} at {format_instant(interval.end)}, but retention has dropped checkpoint {checkpoint_id}\n"
+        f"Give {edge.pipeline} a retention that keeps this state until {reader.pipeline} has run. To make the state again, with the new retention:\n"
+        f"{command}"
     )
 
 

@@ -276,4 +276,5 @@ def tombstone_of(record: Record) -> Tombstone:
         replace_overlapping=content.permissions.replace_overlapping,
         input_hash=content.input_hash,
         inputs=content.inputs,
+        rewritten=record.rewritten,
     )

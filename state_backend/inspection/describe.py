@@ -187,6 +187,19 @@ def newest_of_interval(log: Log, entry: Record | Tombstone) -> int | None:
     return next((n for n in reversed(same) if log.quarantine_above(n) is None), None)
 
 
+def reads_of(content: Content) -> list[dict[str, str | None]]:
+    """Return what an interval read of other pipelines. `root` is None for an upstream below the pipeline's own root."""
+    words = {True: "tracked", False: "not tracked by choice"}
+    edges = [(e.pipeline, e.root, e.reads, words[e.tracked]) for e in (read.edge for read in content.inputs)]
+    by_itself = [(one.pipeline, one.root, None, "not tracked") for one in content.untracked]
+    return [dict(zip(("pipeline", "root", "reads", "tracked"), one, strict=True)) for one in edges + by_itself]
+
+
+def in_words(read: Mapping[str, str | None]) -> str:
+    below, what = read["root"] and f" below {read['root']}", read["reads"] and f" ({read['reads']})"
+    return f"{read['pipeline']}{below or ''}{what or ''}: {read['tracked']}"
+
+
 def describe_checkpoint(log: Log, record: Record, manifests: Sequence[ShardManifest]) -> dict[str, Any]:
     """Return the content of a record, shard by shard, with paths and sizes of its files."""
     content = record.content
@@ -214,6 +227,7 @@ def describe_checkpoint(log: Log, record: Record, manifests: Sequence[ShardManif
         "late_watermark": _instant(content.time.late_watermark_ms),
         "time_zone": content.time.zone,
         "source_position": hide_all(content.source_position),  # older releases recorded credentials too
+        "reads": reads_of(content),
         "code_hash": content.code_hash,
         "code_version": content.code_version,
         "digest": f"{content.digest:016x}",

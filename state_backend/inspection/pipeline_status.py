@@ -12,7 +12,7 @@ from state_backend.checkpoint.choose_base import plan_base, restored_away
 from state_backend.checkpoint.log import Log
 from state_backend.checkpoint.rewind import committed_after
 from state_backend.formats import paths
-from state_backend.inspection.describe import newest_of_interval, start_and_end
+from state_backend.inspection.describe import newest_of_interval, reads_of, start_and_end
 from state_backend.ports.storage import Storage
 from state_backend.values.errors import CairnError, Rerun
 from state_backend.values.frozen import frozen
@@ -39,6 +39,8 @@ class Status:
     unpublished: tuple[tuple[Interval, int], ...]
     # The results that are out of date by what they read of other pipelines, in the order of time.
     outdated: tuple[tuple[Interval, Verdict], ...] = ()
+    # What the newest interval read of other pipelines without tracking, as `reads_of` describes it.
+    not_tracked: tuple[Mapping[str, str | None], ...] = ()
 
     @property
     def well(self) -> bool:
@@ -74,6 +76,7 @@ def describe_status(found: Status, command: str | None) -> dict[str, Any]:
             {"interval": str(interval), **start_and_end(interval), "kind": verdict.kind, "why": verdict.why}
             for interval, verdict in found.outdated
         ],
+        "not_tracked": [*found.not_tracked],
         "command": command,
     }
 
@@ -139,6 +142,7 @@ def status_of(log: Log, pipeline: str, storage: Storage, outdated: Mapping[Inter
         problem = f"{known[0]} is out of date: {outdated[known[0]].why}"
     waiting = log.summary.unpublished
     unpublished = sorted((u.interval, u.id) for u in waiting if storage.stat(paths.published(u.interval, u.id)) is None)
+    newest = max((c for c in completed if c.content.kind == "interval"), key=lambda c: c.id, default=None)
     return Status(
         next=following,
         base=base,
@@ -152,4 +156,5 @@ def status_of(log: Log, pipeline: str, storage: Storage, outdated: Mapping[Inter
         quarantined=tuple((n, log.quarantined[n].reason) for n in sorted(log.quarantined) if _still_refused(log, n)),
         unpublished=tuple(unpublished),
         outdated=tuple(sorted(outdated.items(), key=lambda item: item[0])),
+        not_tracked=tuple(r for r in reads_of(newest.content) if r["tracked"] != "tracked") if newest else (),
     )

@@ -11,6 +11,7 @@ from datetime import timedelta
 from typing import NamedTuple
 
 from state_backend.adapters.open_storage import join_url, list_own, open_storage
+from state_backend.chains.judge_inputs import root_of_edge
 from state_backend.checkpoint.forgotten_keys import is_key
 from state_backend.checkpoint.log import read_log
 from state_backend.checkpoint.record_reader import RecordReader, sweep_command
@@ -157,8 +158,8 @@ def _below_root(root: str, pipeline: str, encoded: Collection[bytes]) -> Iterato
         url = join_url(root, folder)
         if name == paths.HEAD:
             other = _newest(open_storage(url))
-            if other is not None and content is not None and other.key_schema == content.key_schema:
-                yield Place("pipeline with the same key", url, command_line("erase", root=root, pipeline=folder))
+            if other is not None and content is not None:
+                yield from _other_pipeline(root, pipeline, folder, content, other)
         elif name == _REPORT:
             yield Place("export", url, _DELETE)
         else:
@@ -169,6 +170,20 @@ def _below_root(root: str, pipeline: str, encoded: Collection[bytes]) -> Iterato
             said = saved.forget.keys if saved is not None and saved.forget is not None else ()
             if not all(any(is_key(forgotten, key) for forgotten in said) for key in encoded):
                 yield Place("savepoint", url, _DELETE)
+
+
+def _other_pipeline(root: str, pipeline: str, folder: str, content: Content, other: Content) -> Iterator[Place]:
+    own, url = (root.rstrip("/"), pipeline), join_url(root, folder)
+    reads = [r for r in other.inputs if (root_of_edge(r.edge.root, root), r.edge.pipeline) == own]
+    same = other.key_schema == content.key_schema
+    if reads and same and all(read.plain for read in reads):
+        command = command_line("erase", root=root, pipeline=folder, rewrite_output=True)
+        yield Place("pipeline with the same key that reads this one", url, command)
+    elif reads or own in {(one.root, one.pipeline) for one in other.untracked}:
+        command = command_line("status", root=root, pipeline=folder)
+        yield Place("pipeline that reads this one", url, f"its results were made of the key's rows too: {command}")
+    elif same:
+        yield Place("pipeline with the same key", url, command_line("erase", root=root, pipeline=folder))
 
 
 def _newest(storage: Storage) -> Content | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import Literal
 
 from state_backend.values.errors import UsageError
@@ -72,9 +73,11 @@ class InputRead:
     Attributes:
         edge: The edge as it was declared.
         span: The time of the upstream that the edge maps to the interval. A state is read at its end.
-        log: The uuid that tells the upstream's log from other logs (`id_of_log`).
+        log: The uuid that tells the upstream's log from other logs (`Chains.id_for`).
         head: The highest id in the upstream's log when the attempt read it.
+        attempt: The uuid of the attempt that made the record `head`. Empty in older records.
         parts: What was read, in the order of time. Up to 64 intervals are listed singly.
+        plain: True if the rows reached the processor as the upstream has them. Then a key's rows are those of its key.
     """
 
     edge: Edge
@@ -82,6 +85,8 @@ class InputRead:
     log: str
     head: int
     parts: tuple[InputPart, ...]
+    attempt: str = ""
+    plain: bool = False
 
 
 @frozen
@@ -90,18 +95,33 @@ class Followed:
 
     Attributes:
         root: Root of the upstream; None for the root of the reading pipeline.
-        log: The uuid of the upstream's log at the time of that reading (`id_of_log`).
+        log: The uuid of the upstream's log at the time of that reading, as in `InputRead`.
+        erased: The attempts by which `cairn erase` removed keys of the upstream that it has removed here too.
     """
 
     pipeline: str
     root: str | None
     log: str
+    erased: tuple[str, ...] = ()
+
+
+@frozen
+class Untracked:
+    """A pipeline that a source read by a way of its own, such as `keyed_output`, without naming checkpoints."""
+
+    pipeline: str
+    root: str
 
 
 def followed_after(before: Iterable[Followed], reads: Iterable[InputRead]) -> tuple[Followed, ...]:
     """Return the upstreams of all results once more is read. None is left out: older results may have read it."""
     new = [Followed(pipeline=r.edge.pipeline, root=r.edge.root, log=r.log) for r in reads if r.log and r.edge.tracked]
-    return tuple(dict.fromkeys([*before, *new]))
+    found: dict[tuple[str, str | None, str], Followed] = {}
+    for one in [*before, *new]:
+        known = found.get((one.pipeline, one.root, one.log), one)
+        erased = tuple(dict.fromkeys([*known.erased, *one.erased]))
+        found[one.pipeline, one.root, one.log] = replace(known, erased=erased)
+    return tuple(found.values())
 
 
 def gaps_in(span: Interval, covered: Iterable[Interval]) -> Iterator[Interval]:

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from state_backend.values.errors import UsageError
 from state_backend.values.frozen import frozen
 from state_backend.values.handles import Handle
-from state_backend.values.inputs import Followed, InputRead
+from state_backend.values.inputs import Followed, InputRead, Untracked
 from state_backend.values.intervals import Interval, from_ms
 from state_backend.values.key_groups import KeyGroupRange
 from state_backend.values.retention import RetentionPolicy
@@ -451,6 +451,7 @@ class Content:
         filtered: The uuids of the attempts of `cairn erase` whose keys the shards of this attempt left out.
         inputs: What the attempt read of other pipelines. Empty without declared upstreams, and in older records.
         followed: The upstreams that this result or an earlier one has read, so that a reader of this record knows all.
+        untracked: The pipelines that the source read by a way of its own, as far as Cairn noticed.
     """
 
     kind: Kind
@@ -486,6 +487,7 @@ class Content:
     filtered: tuple[str, ...] = ()
     inputs: tuple[InputRead, ...] = ()
     followed: tuple[Followed, ...] = ()
+    untracked: tuple[Untracked, ...] = ()
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -672,6 +674,12 @@ class Record:
     def interval(self) -> Interval:
         return self.content.interval
 
+    @property
+    def rewritten(self) -> tuple[Interval, ...]:
+        """The intervals whose output the commit of `cairn erase` rewrote."""
+        forget = self.content.forget if self.content.kind == "forget" else None
+        return () if forget is None else tuple(one.interval for one in forget.rewritten)
+
 
 # Begin of `SweepRecord.sweep` in the record that a release of a quarantined checkpoint adds; the checkpoint's id
 # follows.
@@ -721,6 +729,7 @@ class Tombstone:
             file again with this list. A clean-up may have deleted the output files themselves.
         replace_overlapping: True if the commit had this permission.
         inputs: What the commit's attempt read of other pipelines.
+        rewritten: The intervals whose output the commit of `cairn erase` rewrote.
     """
 
     id: int
@@ -738,3 +747,4 @@ class Tombstone:
     replace_overlapping: bool = False
     input_hash: str | None = None
     inputs: tuple[InputRead, ...] = ()
+    rewritten: tuple[Interval, ...] = ()

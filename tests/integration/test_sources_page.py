@@ -20,6 +20,7 @@ from cairn.operations.intervals.read_source import read_source
 from cairn.operations.intervals.stateful_source import stateful_operations
 from cairn.processors import Deduplicate
 from cairn.testing import PipelineTester
+from state_backend.values.inputs import Untracked
 from tests.integration.test_docs import block_with
 from tests.support.layout import REPOSITORY
 from tests.support.stateful_plans import stateful_frames
@@ -199,3 +200,11 @@ def test_a_pipeline_reads_what_another_has_committed(
     tester.run([sale | {"pieces": 3}], first)
     again = read_source(spark, reader, whole, root)
     assert [row.total for row in again.rows.collect()] == [150] and again.position != read.position
+    assert again.untracked == ()
+
+    def by_itself(spark: SparkSession, _: Interval) -> Any:
+        spark.read.format("keyed_output").options(root=root, pipeline="sales").load().createOrReplaceTempView("v")
+        return spark.sql("select 's' as product where exists (select * from v)")
+
+    free = read_source(spark, replace(sales, source=by_itself), whole, root)
+    assert free.untracked == (Untracked(pipeline="sales", root=root),)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import shlex
+import shutil
 import sys
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -25,10 +26,11 @@ from state_backend.chains.pin_inputs import Reader, check_earlier, pin
 from state_backend.checkpoint.log import Log, read_log
 from state_backend.formats import paths
 from state_backend.inspection.chain_of import chain_of
-from state_backend.values.errors import InputNotReady, StaleStateError, UsageError
+from state_backend.values.errors import InputNotReady, StaleStateError, StateGapError, UsageError
 from state_backend.values.inputs import Edge, followed_after, gaps_in
 from state_backend.values.intervals import Interval
 from state_backend.values.records import OutputFile, Permissions, own_run
+from state_backend.values.retention import KeepLast
 from state_backend.values.schedule import Every
 from tests.support.checkpoints import DAY, START, Folder, day
 from tests.support.tiers import ALL
@@ -214,6 +216,17 @@ def test_status_names_the_way_from_a_cause_and_heals_the_chain_where_an_earlier_
     assert CliRunner().invoke(app, [*where, "2024-01-09"]).exit_code == 2
 
 
+def test_results_of_records_that_are_older_than_the_tracking_take_one_line(tmp_path: Path) -> None:
+    world = World({"sales": (), "report": (Edge(pipeline="sales"),)}, root=f"file://{tmp_path}")
+    for n in (1, 2, 3):
+        world.run("sales", n)
+        world.folders["report"].run(day(n), f"old{n}") if n < 3 else world.run("report", n)
+    world.raw["sales", 1] = 5
+    world.run("sales", 1)
+    said = CliRunner().invoke(app, ["status", "--root", world.root, "--pipeline", "report"]).stdout.splitlines()
+    assert [one[2:9] for one in said if "unknown" in one] == ["2 from "]
+
+
 def write_code(folder: Path, patch: pytest.MonkeyPatch, *names: str) -> None:
     """Write the module `three` with the pipelines, for commands that load the recorded code."""
     (folder / "three.py").write_text(
@@ -389,6 +402,45 @@ def test_a_pipeline_that_reads_its_own_yesterday_begins_and_a_cycle_is_judged_al
     kinds = [verdict.kind for verdict in chains.judged(ROOT, "down").values()]
     assert kinds == [verdict.kind for verdict in world.chains().judged(ROOT, "down").values()]
     assert kinds[0] == "stale" and {*kinds[1:]} == {"pending"}
+
+
+@pytest.mark.parametrize("other", [0, 1])
+def test_a_folder_that_was_put_back_and_is_as_long_as_before_is_noticed(tmp_path: Path, other: int) -> None:
+    world = World({"up": (), "down": (Edge(pipeline="up"),)}, root=f"file://{tmp_path}/root")
+    for n in (1, 2, 3):
+        world.run("up", n)
+        world.run("down", n)
+        if n == 1:
+            shutil.copytree(tmp_path / "root/up", tmp_path / "backup")
+    shutil.rmtree(tmp_path / "root/up")
+    shutil.copytree(tmp_path / "backup", tmp_path / "root/up")
+    for n in (2, 3):
+        world.raw["up", n] = n + other
+        world.run("up", n)
+    assert world.out_of_date()["down"] == ({2, 3} if other else set())  # compares with what is expected
+    if other:
+        world.run("down", 2)
+        assert world.out_of_date()["down"] == {3}  # this one still has rows of the lost commit
+
+
+def test_a_state_that_retention_dropped_is_named_before_spark_starts() -> None:
+    world, edge = World({"up": (), "down": ()}), Edge(pipeline="up", reads="state")
+    up, reader = world.folders["up"], Reader(root=ROOT, pipeline="down", interval=day(1), schedule=None)
+    up.run(day(1), "u1", digest=1, retention=KeepLast(1))
+    read, _ = pin(world.chains(), reader, edge)
+    world.folders["down"].run(day(1), "d1", inputs=(read,), followed=followed_after((), [read]))
+    up.run(day(2), "u2", digest=2, retention=KeepLast(1))
+    assert world.chains().judged(ROOT, "down") == {}  # the state is gone, and what was read of it is right
+    with pytest.raises(
+        StateGapError, match=r"checkpoint 1\n.*\ncairn backfill --dag up --from 2024-01-01T00:00:00Z --to"
+    ):
+        pin(world.chains(), reader, edge)
+    up.run(day(1), "u3", digest=3, run=own_run("direct__"))
+    assert pin(world.chains(), reader, edge)[1] == (3,)
+    up.run(day(2), "u4", digest=4, run=own_run("direct__"))
+    assert world.chains().judged(ROOT, "down")[day(1)].why.endswith("than it read; retention has dropped this state")
+    with pytest.raises(StateGapError, match=r"cairn run --code module:NAME --root .* --reprocess all"):
+        pin(world.chains(), reader, edge)
 
 
 def test_many_inputs_are_kept_as_ranges_and_old_records_as_unknown() -> None:

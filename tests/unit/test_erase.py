@@ -17,20 +17,27 @@ from typing import Any, Literal
 from unittest import mock
 from uuid import uuid4
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import Row
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from typer.testing import CliRunner, Result
 
+from cairn import upstream, upstreams
 from cairn.command.cli import app
 from cairn.operations.erase_keys import forget as forget_keys
 from cairn.operations.erase_keys import newest_content
 from cairn.operations.savepoints.take_savepoint import take_savepoint
 from cairn.pipeline import Interval, Pipeline
+from cairn.rows.local_rows import LocalRows
+from cairn.spark.ddl import parse_ddl_locally
 from cairn.testing import PipelineTester
 from state_backend.adapters.local_storage import LocalStorage
 from state_backend.adapters.rocks import EngineOptions
+from state_backend.chains.judge_inputs import Chains
 from state_backend.checkpoint.forgotten_keys import is_key
+from state_backend.checkpoint.location import locate
 from state_backend.checkpoint.log import read_log
 from state_backend.checkpoint.rewind import fork, rewind
 from state_backend.checkpoint.savepoints import read_savepoint
@@ -42,11 +49,12 @@ from state_backend.formats.types import parse_struct
 from state_backend.ports.storage import Storage
 from state_backend.values.errors import UsageError
 from state_backend.values.operation_parameters import Erase
-from state_backend.values.records import Record, RunRef
+from state_backend.values.records import Record, RunRef, Tombstone
 from state_backend.values.retention import KeepLast
+from state_backend.values.zones import zone_of
 from tests.support import trials
 from tests.support.coordinator import Coordinator, coordinator_of
-from tests.support.counting import DAYS, day
+from tests.support.counting import DAYS, OUTPUT_SCHEMA, Counting, day
 from tests.support.faulty_storage import FaultyStorage, StopHere, stop_at
 from tests.support.in_process import run_here
 from tests.support.key_search import files_with
@@ -57,7 +65,7 @@ NAME = "counting"
 SECRET = "zaphod-beeblebrox"
 RUN = RunRef(run_id="by-hand", clear_number=0, try_number=1)
 NEEDLE = SECRET.encode()
-KEY = json.dumps({"user": SECRET})
+KEY, ANN = json.dumps({"user": SECRET}), json.dumps({"user": "ann"})
 OTHERS = [f"user-{n}" for n in range(40)]
 
 
@@ -113,13 +121,13 @@ def coordinator(root: Path) -> Coordinator:
     return coordinator_of(PIPELINE, str(root))
 
 
-def cairn(root: Path, *arguments: str) -> Result:
+def cairn(root: Path | str, *arguments: str, name: str = NAME) -> Result:
     command, *rest = arguments
-    return CliRunner().invoke(app, [command, "--root", str(root), "--pipeline", NAME, *rest])
+    return CliRunner().invoke(app, [command, "--root", str(root), "--pipeline", name, *rest])
 
 
-def forget(root: Path, *options: str, key: str = KEY) -> dict[str, Any]:
-    done = cairn(root, "erase", key, "--yes", "--json", *options)
+def forget(root: Path | str, *options: str, key: str = KEY, name: str = NAME) -> dict[str, Any]:
+    done = cairn(root, "erase", key, "--yes", "--json", *options, name=name)
     assert done.exit_code == 0, done.output
     found: dict[str, Any] = json.loads(done.stdout)
     return found
@@ -516,6 +524,88 @@ def test_several_keys_are_one_commit(root: Path, tmp_path: Path) -> None:
     keys = newest(root).content.forget.keys  # type: ignore[union-attr]
     assert len(keys) == 3 and len({key.salt for key in keys}) == 1
     assert not {SECRET, "user-1", "user-2"} & users_of(root, tmp_path)
+
+
+class Rows(Counting):
+    def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Row]:
+        self._total.update((n := len([*rows]), n))
+        yield Row(**{"kind" if key[0] == "seen" else "user": key[0], "n": n})
+
+
+SALES = trials.pipeline_of()
+SAME = trials.pipeline_of(
+    name="same", source=upstream("counting"), processor=Rows, output_schema="user string, n long", order_by=[]
+)
+KINDS = replace(SAME, name="kinds", key=["kind"], output_schema="kind string, n long")
+JOINED = replace(SAME, name="joined", source=upstreams(lambda spark, interval, up: up, up=upstream("counting")))
+WITH_KEY, READERS = {day(n) for n in (1, 2)}, {"same", "kinds", "joined"}
+
+
+def frame_of_files(spark: Any, reader: Any, pinned: Any, _: Any) -> LocalRows:
+    storage = locate(reader.root, pinned[0].edge.pipeline).storage
+    found = read_log(storage).current_outputs(pinned[0].span).values()
+    tables = [pq.read_table(pa.BufferReader(storage.read(f.handle.path))) for _, files in found for f in files]
+    rows = [tuple(row.values()) for table in tables for row in table.to_pylist()]
+    return LocalRows(rows, parse_ddl_locally(OUTPUT_SCHEMA), zone_of("UTC"))
+
+
+@pytest.fixture
+def chain(tmp_path: Path) -> Iterator[str]:
+    DAYS.clear()
+    DAYS.update({day(n).start: [("ann", "pear", n), *([(SECRET, "fig", n)] if n else [])] for n in range(6)})
+    reading = "cairn.operations.intervals.read_upstreams"
+    with mock.patch(f"{reading}._frame", frame_of_files), mock.patch(f"{reading}.register_data_sources"):
+        for pipeline in (SALES, SAME, KINDS, JOINED):
+            run(pipeline, tmp_path, range(3))
+        yield f"file://{tmp_path}"
+
+
+def erase(root: str, name: str, *options: str, key: str = KEY) -> dict[str, Any]:
+    return forget(root, "--on-rerun", "filter", *options, key=key, name=name)
+
+
+def stale(root: str, pipeline: str) -> set[Interval]:
+    judged = Chains().judged(root, pipeline).items()
+    assert all("`cairn erase` removed rows there" in verdict.why for _, verdict in judged if verdict.kind == "stale")
+    return {interval for interval, verdict in judged if verdict.kind == "stale"}
+
+
+def test_readers_are_named_and_stale_until_the_key_is_erased_there_or_they_ran_again(chain: str) -> None:
+    assert not any(stale(chain, one) for one in READERS)
+    said = erase(chain, "counting", "--rewrite-output")["places"]
+    then = {one["where"].rpartition("/")[2]: one["then"] for one in said if "reads this one" in one["what"]}
+    assert then.keys() == READERS and all(stale(chain, one) == WITH_KEY for one in READERS)
+    assert then["kinds"].endswith(f"cairn status --root {chain} --pipeline kinds")
+    command = [*shlex.split(then["same"])[1:], KEY, "--yes", "--on-rerun", "filter"]
+    assert [CliRunner().invoke(app, command).exit_code for _ in range(2)] == [0, 0]
+    assert read_log(locate(chain, "same").storage).head_id == 4  # the second call had nothing to do
+    erase(chain, "joined", "--rewrite-output")
+    run(SALES, chain, [3])
+    run(SAME, chain, [3])
+    run(KINDS, chain, [1, 2], reprocess="none")
+    # A function may have made rows of other keys of the key's rows.
+    assert [stale(chain, one) for one in ("same", "kinds", "joined")] == [set(), set(), WITH_KEY]
+
+
+def test_the_order_and_the_options_of_the_calls(chain: str) -> None:
+    erase(chain, "same", "--rewrite-output")
+    with mock.patch("cairn.operations.erase_keys.exchange_outputs"):
+        erase(chain, "counting", "--rewrite-output")
+    run(JOINED, chain, [1, 2], reprocess="all")
+    assert not stale(chain, "same") | stale(chain, "joined")  # `joined` read files that will be exchanged
+    erase(chain, "counting", "--rewrite-output")
+    erase(chain, "same")
+    assert stale(chain, "same") == stale(chain, "joined") == WITH_KEY  # the output of `same` may have the key
+    erase(chain, "same", "--rewrite-output")
+    assert not stale(chain, "same")
+    erase(chain, "counting", "--rewrite-output", key=ANN)
+    erase(chain, "same", "--rewrite-output")
+    assert stale(chain, "same") == {day(0), *WITH_KEY}  # that was another key
+    run(replace(SALES, retention=KeepLast(1)), chain, [3, 4, 5])
+    assert isinstance(read_log(locate(chain, "counting").storage).entries[5], Tombstone)
+    assert stale(chain, "same") == {day(0), *WITH_KEY} and stale(chain, "kinds")
+    erase(chain, "same", "--rewrite-output", key=ANN)
+    assert not stale(chain, "same")
 
 
 # --- killed ----------------------------------------------------------------------------------------------------------------------

@@ -26,6 +26,7 @@ from cairn_operators.lineage_datasets import inputs_of
 from cairn_operators.lineage_event import PRODUCER, SCHEMA, lineage_of
 from cairn_ui.render_template import STATIC
 from state_backend.values import errors
+from state_backend.values.inputs import Edge, InputPart, InputRead, Untracked
 from state_backend.values.records import Record
 from tests.support.checkpoints import day, record
 from tests.support.layout import REPOSITORY
@@ -89,6 +90,20 @@ def test_the_event_fits_the_schemas_of_openlineage_and_of_the_facet() -> None:
     facet = event["run"]["facets"]["cairn_checkpoint"]
     assert (facet["checkpoint"], facet["baseCheckpoint"], facet["attempt"]) == (7, 6, "a7")
     assert facet["_producer"] == PRODUCER and facet["_schemaURL"].startswith(f"{AIRFLOW}{SCHEMA}#")
+
+
+def test_the_upstreams_of_a_chain_are_inputs_by_the_names_that_they_have_as_outputs() -> None:
+    urls = ("s3://lake/state/sales", "gs://other/state/clicks", "/data/rates")
+    parts = tuple(InputPart(span=day(n), intervals=1, last_id=n, rows=1, digest=1) for n in (1, 5))
+    edges = (Edge(pipeline="sales"), Edge(pipeline="clicks", root="gs://other/state/"))
+    reads = [InputRead(edge=e, span=day(2), log="x", head=9, parts=parts[n:]) for n, e in enumerate(edges)]
+    more = {"untracked": (Untracked(pipeline="rates", root="/data"),), "source_position": {"url": urls[0]}}
+    made = record(7, day(2), inputs=tuple(reads), **more)
+    event = event_of(lineage_of(made, "s3://lake/state/report"))
+    check_event(event, FACET)
+    outputs = [names(event_of(lineage_of(record(5, day(2)), url))["outputs"])[0] for url in urls]
+    assert names(event["inputs"]) == [*outputs, ("s3://lake", "state/sales")]
+    assert [one["facets"].get("version", {}).get("datasetVersion") for one in event["inputs"][:3]] == [None, "5", None]
 
 
 def test_the_first_checkpoint_has_no_base_and_the_facets_schema_knows_its_fields() -> None:

@@ -55,6 +55,7 @@ def test_pipelines_with_problems_come_first_and_the_printed_command_works(root: 
         "last": ["2024-01-02T00:00:00Z", "2024-01-03T00:00:00Z"],
         "state": "ok",
         "problems": [],
+        "not_tracked": [],
     }
     assert "no pipeline in" in cairn("status", "--root", str(root / "savepoints")).stdout
 

@@ -9,18 +9,18 @@ import ast
 
 from tests.tools.mass import FOLDERS, ROOT, mass
 
-MOST_METHODS, MOST_LINES_OF_A_MODULE, MOST_LINES_OF_TESTS = 25, 800, 79_860
+MOST_METHODS, MOST_LINES_OF_A_MODULE, MOST_LINES_OF_TESTS = 25, 800, 80_080
 
 # For each room, the most lines of its files, and the most tokens without comments and docstrings.
 BUDGETS = {
     "dags": (150, 600),
     "jobs/cairn": (2_512, 13_080),
     "jobs/cairn/aggregates": (1_080, 7_300),
-    "jobs/cairn/command": (4_728, 31_740),
+    "jobs/cairn/command": (4_747, 31_900),
     "jobs/cairn/data_sources": (590, 3_700),
     "jobs/cairn/driver": (750, 4_400),
-    "jobs/cairn/operations": (840, 5_200),
-    "jobs/cairn/operations/intervals": (3_012, 19_980),
+    "jobs/cairn/operations": (871, 5_360),
+    "jobs/cairn/operations/intervals": (3_077, 20_680),
     "jobs/cairn/operations/savepoints": (900, 6_000),
     "jobs/cairn/operations/validation": (1_980, 14_900),
     "jobs/cairn/processors": (3_360, 27_600),
@@ -31,22 +31,22 @@ BUDGETS = {
     "jobs/cairn/shipping": (1_440, 9_740),
     "jobs/cairn/sinks": (2_130, 13_500),
     "jobs/cairn/spark": (1_415, 7_200),
-    "jobs/cairn/trials": (1_125, 7_900),
+    "jobs/cairn/trials": (1_127, 7_900),
     "jobs/local_stack": (1_660, 9_600),
     "jobs/pipelines": (960, 5_600),
-    "plugins/cairn_operators": (5_095, 28_000),
+    "plugins/cairn_operators": (5_114, 28_210),
     "plugins/cairn_provider": (90, 400),
     "plugins/cairn_ui": (3_480, 25_190),
     "state_backend": (10, 100),
     "state_backend/adapters": (3_990, 25_700),
-    "state_backend/chains": (741, 6_000),
-    "state_backend/checkpoint": (5_851, 37_460),
+    "state_backend/chains": (848, 7_400),
+    "state_backend/checkpoint": (5_852, 37_470),
     "state_backend/formats": (5_985, 39_700),
-    "state_backend/inspection": (3_368, 27_150),
+    "state_backend/inspection": (3_402, 27_600),
     "state_backend/ports": (210, 400),
     "state_backend/shard": (1_610, 9_500),
     "state_backend/state": (3_110, 26_300),
-    "state_backend/values": (3_739, 13_640),
+    "state_backend/values": (3_769, 13_840),
 }
 
 

@@ -1,19 +1,24 @@
-"""Plans of Spark Connect that compare rows with each other, without a server. tests/integration/test_sources_page.py has those of classic Spark."""
+"""Plans of Spark Connect that compare rows with each other or read other pipelines, without a server. tests/integration/test_sources_page.py has those of classic Spark."""
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from pyspark.sql.connect import functions as F
 from pyspark.sql.connect.dataframe import DataFrame
-from pyspark.sql.connect.plan import SQL, Read
+from pyspark.sql.connect.plan import SQL, DataSource, Read
 from pyspark.sql.connect.window import Window
+from typer.testing import CliRunner
 
-from cairn import Pipeline
+from cairn import Pipeline, output_files
+from cairn.command.cli import app
 from cairn.errors import UsageError
 from cairn.operations.intervals import stateful_source
+from cairn.operations.intervals.read_source import read_source
 from cairn.operations.intervals.stateful_source import (
     DEDUPLICATE,
     RANGE_JOIN,
@@ -22,9 +27,15 @@ from cairn.operations.intervals.stateful_source import (
     stateful_operations,
     warn_of_stateful_source,
 )
+from cairn.operations.intervals.untracked_reads import untracked_in
 from cairn.processors import Deduplicate
+from state_backend.adapters.open_storage import open_storage
+from state_backend.values.inputs import Edge, InputRead, Untracked
 from tests.support.bare_pipeline import bare_pipeline
+from tests.support.checkpoints import Folder, day
+from tests.support.counting import DAYS
 from tests.support.stateful_plans import stateful_frames
+from tests.support.trials import read as read_rows
 
 SESSION: Any = SimpleNamespace(client=SimpleNamespace(), session_id="one")
 
@@ -75,3 +86,47 @@ def test_an_intended_use_is_silent(caplog: pytest.LogCaptureFixture) -> None:
     assert caplog.messages == []
     with pytest.raises(UsageError, match="stateful_source='never' is not one of warn, allow"):
         pipeline(stateful_source="never")
+
+
+# --- reads of other pipelines ------------------------------------------------------------------------------------------
+
+SALES, SPAN = Untracked(pipeline="sales", root="file:///r"), {"root": "file:///r/", "pipeline": "sales"}
+QUERIES: tuple[tuple[str, list[str], dict[str, str], bool], ...] = (
+    ("keyed_output", [], SPAN | {"start": "2024-01-01"}, True),
+    ("keyed_state", [], {"Root": "file:///r", "Pipeline": "sales", "checkpoint": "2024-01-02T00:00:00Z"}, True),
+    ("keyed_state", ["file:///r/sales"], {"state": "total"}, True),
+    ("keyed_output", [], SPAN | {"checkpoints": ""}, False),
+    ("keyed_state", [], SPAN | {"checkpoint": "7"}, False),
+    ("parquet", ["file:///r/sales"], {}, False),
+)
+
+
+def test_what_is_noticed_in_a_query_of_connect() -> None:
+    others = frame(DataSource("keyed_output", options={"root": "s3://b", "pipeline": "prices"}))
+    for source, paths, options, noticed in QUERIES:
+        rows = frame(DataSource(source, paths=paths, options=options))
+        assert untracked_in(rows) == ({SALES} if noticed else set()), (source, options)
+        assert len(untracked_in(rows.join(others, "k").filter("n > 1"))) == 1 + noticed
+
+
+def test_a_source_that_calls_output_files_and_where_its_reads_are_shown(tmp_path: Path) -> None:
+    root = f"file://{tmp_path}"
+    Folder(open_storage(f"{root}/sales"), days=1)
+    DAYS[day(1).start] = []
+    source = bare_pipeline(source=lambda spark, interval: (output_files(root, "sales"), read_rows(spark, interval))[1])
+    read = read_source(SESSION, source, day(1), root)
+    assert read.untracked == (Untracked(pipeline="sales", root=root),)
+    chosen = InputRead(edge=Edge(pipeline="prices", tracked=False), span=day(1), log="x", head=1, parts=())
+    Folder(open_storage(f"{root}/report")).run(day(1), "a", untracked=read.untracked, inputs=(chosen,))
+
+    def said(*arguments: str) -> str:
+        return CliRunner().invoke(app, [*arguments, "--root", root]).stdout
+
+    text, shown = (said("status", "--pipeline", "report", *more) for more in ([], ["--json"]))
+    assert f"sales below {root}: not tracked" in text and "prices (output): not tracked by choice" in text
+    reads = json.loads(shown)["not_tracked"]
+    names = [(one["pipeline"], one["tracked"]) for one in reads]
+    assert names == [("prices", "not tracked by choice"), ("sales", "not tracked")]
+    assert f"sales below {root}: not tracked" in said("checkpoints", "1", "--pipeline", "report")
+    (line,) = [one for one in json.loads(said("status", "--json")) if one["name"] == "report"]
+    assert line["not_tracked"] == reads and "1 not tracked" in line["problems"]

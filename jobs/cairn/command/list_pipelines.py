@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Sized
+from collections.abc import Mapping, Sized
 from typing import Any
 
 from cairn.command.printing import age_of, print_json, print_text, span_of, style_of, table_of
@@ -29,6 +29,7 @@ class Line:
     # One word: `ok`, `blocked`, `unpublished`, `empty` or `unreadable`.
     state: str
     problems: tuple[str, ...]
+    not_tracked: tuple[Mapping[str, str | None], ...] = ()
 
 
 def list_pipelines(root: str, *, as_json: bool) -> int:
@@ -62,6 +63,7 @@ def state_of(status: Status) -> tuple[str, tuple[str, ...]]:
         "quarantined": status.quarantined,
         "unpublished": status.unpublished,
         **inputs,
+        "not tracked": [read for read in status.not_tracked if read["tracked"] == "not tracked"],
     }
     problems = tuple(f"{len(found)} {name}" for name, found in counts.items() if found)
     if status.problem is not None:
@@ -75,14 +77,17 @@ def _line(root: str, name: str, chains: Chains) -> Line:
     storage = open_storage(join_url(root, name))
     try:
         log = chains.log(root, name)
-        state, problems = state_of(status_of(log, name, storage, chains.judged(root, name)))
+        found = status_of(log, name, storage, chains.judged(root, name))
+        state, problems = state_of(found)
         state_now, newest = newest_state(log), storage.stat(paths.record(log.head_id))
     except CairnError as error:
         first, *_ = str(error).splitlines()
         return Line(name=name, last=None, written_ms=None, state="unreadable", problems=(first,))
     written_ms = newest.modified_ms if newest is not None else None
     last = None if state_now is None else state_now.interval
-    return Line(name=name, last=last, written_ms=written_ms, state=state, problems=problems)
+    return Line(
+        name=name, last=last, written_ms=written_ms, state=state, problems=problems, not_tracked=found.not_tracked
+    )
 
 
 def _describe(line: Line) -> dict[str, Any]:
@@ -91,4 +96,5 @@ def _describe(line: Line) -> dict[str, Any]:
         "last": None if line.last is None else [format_instant(line.last.start), format_instant(line.last.end)],
         "state": line.state,
         "problems": list(line.problems),
+        "not_tracked": list(line.not_tracked),
     }

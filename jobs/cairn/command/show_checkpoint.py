@@ -6,7 +6,7 @@ from cairn.command.options import PUT_BACK, open_log
 from cairn.command.printing import cell, measure, print_json, print_text, table_of
 from state_backend.checkpoint.dropped_checkpoint import telling_drops
 from state_backend.checkpoint.find_checkpoint import record_of
-from state_backend.inspection.describe import describe_checkpoint
+from state_backend.inspection.describe import describe_checkpoint, in_words
 from state_backend.ports.storage import Storage
 from state_backend.shard.manifest import manifest_of
 from state_backend.values.errors import CorruptFile, NotFound
@@ -21,8 +21,10 @@ def show_checkpoint(root: str, pipeline: str, checkpoint: str, *, as_json: bool)
     if as_json:
         return print_json(shown)
     for name, value in shown.items():
-        if name not in ("shards", "outputs", "totals", "durations_us", "states"):
+        if name not in ("shards", "outputs", "totals", "durations_us", "states", "reads"):
             print_text(f"{name:<16} {cell(value)}")
+    for read in shown["reads"]:
+        print_text(f"{'reads':<16} {in_words(read)}")
     for title, name, words in (("totals", "totals", measure), ("durations", "durations_us", _duration)):
         print_text(f"\n{title}")
         for key, value in shown[name].items():

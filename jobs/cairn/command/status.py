@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Iterator
 from datetime import UTC
 from typing import Annotated
 
@@ -13,10 +14,11 @@ from cairn.command.list_pipelines import list_pipelines
 from cairn.command.options import Dag, Json, Root, open_log
 from cairn.command.printing import print_json, print_text, span_of, style_of
 from cairn.command.repair_command import code_of, repair_command
-from state_backend.chains.judge_inputs import Chains
+from state_backend.chains.judge_inputs import OLD_RECORD, Chains
 from state_backend.chains.trace_cause import trace_cause
 from state_backend.checkpoint.choose_base import lines_of, why_stale
-from state_backend.inspection.pipeline_status import describe_status, status_of
+from state_backend.inspection.describe import in_words
+from state_backend.inspection.pipeline_status import Status, describe_status, status_of
 from state_backend.values.airflow_commands import heal_command
 from state_backend.values.day_or_instant import first_instant
 from state_backend.values.environment import Variable
@@ -70,7 +72,8 @@ def status(
     for title, lines in (
         ("stale", [f"checkpoint {n}: {why_stale(log, by)}" for n, by in found.stale]),
         ("quarantined", [f"checkpoint {n}: {reason}" for n, reason in found.quarantined]),
-        ("out of date", [f"{interval}: {verdict.kind}: {verdict.why}" for interval, verdict in found.outdated]),
+        ("out of date", [*_outdated(found)]),
+        ("reads without tracking", [in_words(read) for read in found.not_tracked]),
         ("unpublished", [f"{interval} (checkpoint {n})" for interval, n in found.unpublished]),
     ):
         if lines:
@@ -111,6 +114,14 @@ def _tell_why(chains: Chains, root: str, pipeline: str, when: str, command: str 
             print_text(f"  {name}{'' if span is None else f' {span_of(span)}'}: {text}{by}")
         print_text(f"to repair this, run:\n{command}" if command is not None else "no run repairs this")
     return FINDINGS if steps else 0
+
+
+def _outdated(found: Status) -> Iterator[str]:
+    """Yield a line for each result that is out of date, and one for all results of older records together."""
+    old = [interval for interval, verdict in found.outdated if verdict.why == OLD_RECORD]
+    yield from (f"{i}: {verdict.kind}: {verdict.why}" for i, verdict in found.outdated if verdict.why != OLD_RECORD)
+    if old:
+        yield f"{len(old)} from {old[0]} on: unknown: {OLD_RECORD}; intervals that run from now on are tracked"
 
 
 def _first_interval(dag: str, root: str) -> str:

@@ -28,6 +28,8 @@ from typing import Any
 from cairn.shard_jobs.acks import ack_of
 from state_backend.adapters.rocks import EngineOptions
 from state_backend.adapters.work_folders import work_folder
+from state_backend.chains.erased_keys import followed_without
+from state_backend.chains.judge_inputs import followed_in
 from state_backend.checkpoint.clean_up_dropped import clean_up
 from state_backend.checkpoint.commit_attempt import commit
 from state_backend.checkpoint.dropped_checkpoint import telling_drops
@@ -54,6 +56,7 @@ from state_backend.state.check_shard import verify_shard
 from state_backend.state.forget_keys import remove_keys
 from state_backend.values.errors import AttemptLost, CheckpointDropped, CorruptFile, NotFound, UsageError
 from state_backend.values.frozen import frozen
+from state_backend.values.inputs import Followed
 from state_backend.values.intervals import Interval, format_instant, from_ms
 from state_backend.values.operation_parameters import Erase
 from state_backend.values.records import (
@@ -297,6 +300,7 @@ def _attempt(
             kind="forget",
             input_hash=None,
             filtered=left_out,
+            followed=_followed(log, encoded, request, outputs),
             forget=Forget(
                 keys=_forgotten_keys(log, keys, content, request, attempt, salt),
                 drops=drops,
@@ -315,6 +319,13 @@ def _attempt(
         holding=tuple(n for n in suspects if n not in drops),
         outputs=outputs,
     )
+
+
+def _followed(log: Log, encoded: Collection[bytes], request: Erase, outputs: OutputsWithout) -> tuple[Followed, ...]:
+    """Return the upstreams for the record. With all rows of the keys gone, an upstream's erasure has no effect here."""
+    if not request.rewrite_output or outputs.unknown:
+        return followed_in(log)
+    return followed_without(log.entries.root, log, encoded)
 
 
 def _forgotten_keys(
@@ -363,6 +374,8 @@ def _forgotten_before(
             outputs = _outputs_without(storage, log, encoded, record.content, None, work)
     suspects = find_suspected(log, encoded, storage, engine)
     if outputs.rewritten or (request.drop_checkpoints and suspects):
+        return None
+    if _followed(log, encoded, request, outputs) != followed_in(log):
         return None
     return Forgot(
         checkpoint=record.id,

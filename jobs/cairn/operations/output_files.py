@@ -3,14 +3,31 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from datetime import datetime
 
 from state_backend.adapters.open_storage import join_url, open_storage
 from state_backend.checkpoint.current_output import current_output
 from state_backend.checkpoint.log import read_log
 from state_backend.inspection.find_pipelines import refuse_nothing
+from state_backend.values.hide_secrets import hide
+from state_backend.values.inputs import Untracked
 
 log = logging.getLogger("cairn")
+_noticed: ContextVar[set[Untracked] | None] = ContextVar("noticed", default=None)
+
+
+@contextmanager
+def noticing() -> Iterator[set[Untracked]]:
+    """Collect the pipelines that `output_files` reads within the block. Calls in other threads are not noticed."""
+    found = set[Untracked]()
+    token = _noticed.set(found)
+    try:
+        yield found
+    finally:
+        _noticed.reset(token)
 
 
 def output_files(
@@ -40,6 +57,8 @@ def output_files(
     Example:
         duckdb.read_parquet(output_files("file:///data/state", "clicks"))
     """
+    if (noticed := _noticed.get()) is not None:
+        noticed.add(Untracked(pipeline=pipeline, root=hide(root.rstrip("/"))))
     url = join_url(root, pipeline)
     storage = open_storage(url)
     known = read_log(storage)

@@ -327,7 +327,9 @@ def _check_inputs(
                 "Remove this trial, and try both in one call of cairn try, with --chain"
             )
         if above != in_production and not together_with:
-            verdict = chains.judge_read(root, replace(read, edge=replace(read.edge, root=in_production)))
+            verdict = chains.judge_read(
+                root, trial.pipeline, replace(read, edge=replace(read.edge, root=in_production))
+            )
             if verdict is not None and verdict.kind != "unknown":
                 raise UsageError(
                     f"{whose}, {interval}: it read trial {trial.name!r} of {name!r}, whose results are not those of production: {verdict.why}\n"

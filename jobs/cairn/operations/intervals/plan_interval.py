@@ -127,6 +127,7 @@ def plan_interval(spark: SparkSession, pipeline: Pipeline, url: str, attempt: At
             source_position=read.position,
             inputs=read.inputs,
             followed=followed_after(followed_in(begun.log), read.inputs),
+            untracked=read.untracked,
             retention=pipeline.retention_of(attempt.interval),
             output_schema=recorded_schema(output_schema.jsonValue()),
             input_schema=recorded_schema(input_schema),

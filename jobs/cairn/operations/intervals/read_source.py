@@ -19,6 +19,8 @@ from pyspark.sql.types import CalendarIntervalType, DataType, StructType, YearMo
 
 from cairn.operations.intervals.read_upstreams import read_upstreams
 from cairn.operations.intervals.stateful_source import warn_of_stateful_source
+from cairn.operations.intervals.untracked_reads import untracked_in
+from cairn.operations.output_files import noticing
 from cairn.pipeline import Interval, Pipeline
 from cairn.rows.connect_frames import is_streaming
 from cairn.rows.local_rows import LocalRows
@@ -29,7 +31,7 @@ from state_backend.chains.pin_inputs import Reader
 from state_backend.values.errors import CairnError, SourceError
 from state_backend.values.frozen import frozen
 from state_backend.values.hide_secrets import hide_all
-from state_backend.values.inputs import InputRead
+from state_backend.values.inputs import InputRead, Untracked
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -53,23 +55,20 @@ class Read:
     position: dict[str, Any]
     waited_ns: int = 0
     inputs: tuple[InputRead, ...] = ()
+    untracked: tuple[Untracked, ...] = ()
 
 
 def read_source(spark: SparkSession, pipeline: Pipeline, interval: Interval, root: str) -> Read:
     where = f"pipeline {pipeline.name!r}, {interval}"
     inputs: tuple[InputRead, ...] = ()
     try:
-        if isinstance(pipeline.source, Upstreams):
-            reader = Reader(
-                root=root,
-                pipeline=pipeline.name,
-                interval=interval,
-                schedule=pipeline.declared_schedule,
-                start=pipeline.start,
-            )
-            read, inputs = read_upstreams(spark, pipeline.source, reader, pipeline.output_schema)
-        else:
-            read = pipeline.source(spark, interval)
+        with noticing() as noticed:
+            if isinstance(pipeline.source, Upstreams):
+                schedule, start = pipeline.declared_schedule, pipeline.start
+                reader = Reader(root=root, pipeline=pipeline.name, interval=interval, schedule=schedule, start=start)
+                read, inputs = read_upstreams(spark, pipeline.source, reader, pipeline.output_schema)
+            else:
+                read = pipeline.source(spark, interval)
         rows, position = read if isinstance(read, tuple) and len(read) == 2 else (read, {})
         if not _is_frame(rows):
             raise SourceError(
@@ -107,7 +106,15 @@ def read_source(spark: SparkSession, pipeline: Pipeline, interval: Interval, roo
     if shown != position:
         # Positions that differ only in a hidden part, such as a page's token in a URL, are still different inputs.
         shown["hidden"] = hashlib.sha256(json.dumps(position, sort_keys=True).encode()).hexdigest()[:12]
-    return Read(rows=rows, position=shown, inputs=inputs)
+    return Read(rows=rows, position=shown, inputs=inputs, untracked=_untracked(rows, noticed))
+
+
+def _untracked(rows: Any, noticed: set[Untracked]) -> tuple[Untracked, ...]:
+    try:
+        noticed |= untracked_in(rows)
+    except Exception as error:  # A note in the record is not worth a failure.
+        log.debug("the plan of the source could not be read: %s", error)
+    return tuple(sorted(noticed, key=lambda read: (read.root, read.pipeline)))
 
 
 def without_java(text: str) -> str:

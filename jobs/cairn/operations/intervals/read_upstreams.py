@@ -11,6 +11,7 @@ from cairn.data_sources.register import register_data_sources
 from cairn.upstream_sources import Upstreams
 from state_backend.chains.judge_inputs import Chains
 from state_backend.chains.pin_inputs import Pinned, Reader, pin_each, position_of
+from state_backend.checkpoint.newest_state import newest_state
 from state_backend.checkpoint.trials import production_root
 from state_backend.values.errors import UsageError
 from state_backend.values.inputs import InputRead
@@ -49,7 +50,7 @@ def read_upstreams(
     (parts,), (rows,) = reads.values(), frames.values()
     if parts[0].edge.reads != "state":
         position["counts"] = {"rows": sum(part.rows for read in parts for part in read.parts)}
-    return (rows, position), tuple(parts)
+    return (rows, position), tuple(replace(read, plain=read.edge.reads != "state") for read in parts)
 
 
 def _frame(spark: SparkSession, reader: Reader, pinned: Pinned, state: str | None) -> DataFrame:
@@ -57,9 +58,9 @@ def _frame(spark: SparkSession, reader: Reader, pinned: Pinned, state: str | Non
     options: dict[str, Any] = {"root": read.edge.root or reader.root, "pipeline": read.edge.pipeline}
     if state is not None:
         # Before the upstream's start there is no state; the newest one has the columns.
-        rows = spark.read.format("keyed_state").options(
-            **options, state=state, checkpoint=str(ids[0]) if ids else "latest"
-        )
+        newest = None if ids else newest_state(Chains().log(options["root"], options["pipeline"]))
+        named = str(ids[0] if ids else "latest" if newest is None else newest.id)
+        rows = spark.read.format("keyed_state").options(**options, state=state, checkpoint=named)
         return rows.load() if ids else rows.load().limit(0)
     span = {"start": format_instant(read.span.start), "end": format_instant(read.span.end)}
     late = "true" if read.edge.reads == "late" else "false"

@@ -91,7 +91,7 @@ def _of_message(message: Any) -> Iterator[str]:
         yield RANGE_JOIN
     elif name.endswith(".SQL"):
         yield from (operation for operation, pattern in _IN_SQL.items() if pattern.search(message.query))
-    for part in _parts(message):
+    for part in parts_of(message):
         yield from _of_message(part)
 
 
@@ -103,10 +103,10 @@ def _functions(expressions: Any) -> Iterator[str]:
             yield expression.function_name
         elif kind.endswith(".ExpressionString"):
             yield expression.expression
-        yield from _functions(_parts(expression))
+        yield from _functions(parts_of(expression))
 
 
-def _parts(message: Any) -> Iterator[Any]:
+def parts_of(message: Any) -> Iterator[Any]:
     """Return the messages that a message contains directly."""
     for field, value in message.ListFields():
         if field.message_type is None:

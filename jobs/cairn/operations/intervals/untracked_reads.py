@@ -1,0 +1,56 @@
+"""Reads of other pipelines in a source's own query. A record names them; a change of these pipelines is not noticed.
+
+The plan of classic Spark has views and subqueries in it. In the message of Spark Connect, views and SQL stay unknown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from cairn.operations.intervals.stateful_source import parts_of
+from cairn.rows.local_rows import LocalRows
+from cairn.spark_versions import analyzed_plan, connect_plan, is_connect
+from state_backend.values.hide_secrets import hide
+from state_backend.values.inputs import Untracked
+
+_FORMATS = ("keyed_output", "keyed_state")
+
+
+def untracked_in(rows: Any) -> set[Untracked]:
+    """Return the pipelines that a query reads by `keyed_output` or `keyed_state` without naming checkpoints."""
+    if isinstance(rows, LocalRows):
+        return set()
+    read = _of_message(connect_plan(rows)) if is_connect(rows) else _of_plan(analyzed_plan(rows))
+    return {found for name, options in read if (found := _untracked(name, options)) is not None}
+
+
+def _of_plan(plan: Any) -> Iterator[tuple[str, Mapping[str, str]]]:
+    if not any(name in plan.toString() for name in _FORMATS):
+        return
+    subqueries = plan.subqueriesAll()
+    for tree in (plan, *(subqueries.apply(n) for n in range(subqueries.size()))):
+        leaves = tree.collectLeaves()
+        for leaf in (leaves.apply(n) for n in range(leaves.size())):
+            if leaf.nodeName() == "DataSourceV2Relation":
+                yield leaf.table().name(), dict(leaf.options().asCaseSensitiveMap())
+
+
+def _of_message(message: Any) -> Iterator[tuple[str, Mapping[str, str]]]:
+    if message.DESCRIPTOR.full_name.endswith(".Read.DataSource"):
+        yield message.format, dict(message.options) | ({"path": message.paths[0]} if message.paths else {})
+    for part in parts_of(message):
+        yield from _of_message(part)
+
+
+def _untracked(name: str, options: Mapping[str, str]) -> Untracked | None:
+    """Return the pipeline that a data source reads; None if it reads no pipeline, or checkpoints by their ids."""
+    given = {option.lower(): value for option, value in options.items()}
+    checkpoint = given.get("checkpoint", "latest")
+    pinned = "checkpoints" in given or checkpoint.isdigit() or "/" in checkpoint or "attempt" in given
+    if name not in _FORMATS or pinned:
+        return None
+    root, pipeline = given.get("root", given.get("path", "")).rstrip("/"), given.get("pipeline", "")
+    if "root" not in given and (not pipeline or root.endswith(f"/{pipeline}")):
+        root, _, pipeline = root.rpartition("/")
+    return Untracked(pipeline=pipeline, root=hide(root))
