@@ -14,10 +14,9 @@ from datetime import UTC, datetime
 from typing import Literal, NamedTuple
 
 from state_backend.chains.inputs_of import Piece, attempt_at, commits_in, is_left_out, part_of, pieces_of
-from state_backend.checkpoint.interval_results import spoilt_results
+from state_backend.checkpoint.interval_results import restored_until, spoilt_results
 from state_backend.checkpoint.location import locate
 from state_backend.checkpoint.log import Fact, Log, attempt_of, id_of_log, last_facts, read_log
-from state_backend.checkpoint.newest_state import valid_states
 from state_backend.checkpoint.trials import production_root
 from state_backend.values.errors import CairnError, RetryableError
 from state_backend.values.frozen import frozen
@@ -84,6 +83,7 @@ class Node:
         spoilt: Why results are not valid by the pipeline's own log.
         moved: Intervals that were committed more than once, or after a later interval.
         erased: Intervals whose output `cairn erase` rewrote, each with the id and the attempt of that commit.
+        restored: The end of the latest restored state that counts. A person wanted all results before it.
     """
 
     log: Log
@@ -91,6 +91,7 @@ class Node:
     outputs: Mapping[Interval, int]
     spoilt: Mapping[Interval, str]
     moved: tuple[Interval, ...]
+    restored: datetime | None = None
     erased: tuple[tuple[Interval, int, str], ...] = ()
 
 
@@ -241,14 +242,13 @@ class Chains:
             return {}
         node, found = self.node(root, pipeline), dict[Interval, Verdict]()
         first: Interval | None = None
-        restored = max((k.interval.end for k in valid_states(node.log) if k.kind == "restore"), default=None)
         outputs = {interval: n for interval, n in sorted(node.outputs.items()) if interval.end > since}
         node.log.entries.load(outputs.values())
         for interval, n in outputs.items():
             verdict = self._judge(root, pipeline, node.log.entries[n])
             if verdict is not None and verdict.kind == "unreadable" and not self._still_reads(root, pipeline, verdict):
                 verdict = Verdict(kind="unknown", why=f"{verdict.why}; newer intervals do not read it")
-            if restored is not None and interval.start < restored:
+            if node.restored is not None and interval.start < node.restored:
                 # A person has made another state current, as the pipeline's own log has it too.
                 if verdict is not None:
                     found[interval] = Verdict(kind="unknown", why=f"a state was restored after it; {verdict.why}")
@@ -378,6 +378,7 @@ def _node_of(log: Log) -> Node:
         erased=tuple(
             (i, e.id, attempt_of(e)) for e in erasing if isinstance(e, Record | Tombstone) for i in e.rewritten
         ),
+        restored=restored_until(log, facts),
     )
 
 

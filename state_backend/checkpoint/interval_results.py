@@ -8,7 +8,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from itertools import accumulate
 
 from state_backend.checkpoint.choose_base import makes_stale
@@ -61,11 +61,11 @@ def spoilt_results(log: Log, outputs: Mapping[Interval, int]) -> dict[Interval, 
     if not outputs or log.newest is None:
         return {}
     start = from_ms(log.newest.content.pipeline_start_ms)
-    restored_until = max((kept.interval.end for kept in valid_states(log) if kept.kind == "restore"), default=start)
     # Of a dropped checkpoint, only later commits tell whether it is stale. Their names tell which checkpoints they
     # concern.
     whole = any(n not in log.retained for n in outputs.values())
     named = log.facts(None) if whole else [Fact(kept.interval, kept.id, kept.kind) for kept in log.kept]
+    restored = restored_until(log, named) or start
     commits = sorted((f.id, f.interval.start) for f in named if f.kind in ("interval", "restore"))
     ids = [n for n, _ in commits]
     earliest_since = [*accumulate((at for _, at in reversed(commits)), min)][::-1]
@@ -74,12 +74,32 @@ def spoilt_results(log: Log, outputs: Mapping[Interval, int]) -> dict[Interval, 
     def is_suspect(interval: Interval, n: int) -> bool:
         later = bisect_right(ids, n)
         changed = n in stale or (later < len(ids) and earliest_since[later] < interval.end)
-        return interval.start >= restored_until and (changed or (refused is not None and n >= refused))
+        return interval.start >= restored and (changed or (refused is not None and n >= refused))
 
     stale = {n for n, retained in log.retained.items() if retained.stale_by is not None}
     suspects = [interval for interval, n in sorted(outputs.items()) if is_suspect(interval, n)]
     found = results_of(log, suspects, Interval(start, start + timedelta(milliseconds=1)))
     return {interval: found[interval] for interval in suspects if found[interval].spoilt is not None}
+
+
+def restored_until(log: Log, facts: Sequence[Fact]) -> datetime | None:
+    """Return the end of the latest interval whose state a person restored, as long as no later commit changed it.
+
+    Retention may have dropped the restore. The results that continue from it still count.
+    """
+    valid = {kept.id for kept in valid_states(log)}
+
+    def counts(restore: Fact) -> bool:
+        if restore.id in log.retained or log.quarantine_above(restore.id) is not None:
+            return restore.id in valid
+        later = log.commits_near(Interval(datetime.min.replace(tzinfo=UTC), restore.interval.end), after=restore.id)
+        return not any(_makes_stale(one, restore.interval) or _replaces_state(one, restore.interval) for one in later)
+
+    return max((fact.interval.end for fact in facts if fact.kind == "restore" and counts(fact)), default=None)
+
+
+def _replaces_state(commit: Record | Tombstone, interval: Interval) -> bool:
+    return kind_of(commit) == "interval" and interval_of(commit) == interval and commit.reproduces is None
 
 
 def _result(log: Log, checkpoint_id: int, later: Sequence[Record | Tombstone]) -> Result:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 import shlex
 import shutil
 import sys
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
@@ -17,6 +21,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from cairn.command.cli import app
+from cairn.command.repair_command import ran_here
 from cairn.operations.intervals.plan_chain import Planned, Stage, plan_chain
 from cairn.operations.intervals.plan_heal import Health, health_of, plan_heal
 from state_backend.adapters.open_storage import open_storage
@@ -26,6 +31,7 @@ from state_backend.chains.pin_inputs import Reader, check_earlier, pin
 from state_backend.checkpoint.log import Log, read_log
 from state_backend.formats import paths
 from state_backend.inspection.chain_of import chain_of
+from state_backend.ports.storage import Storage
 from state_backend.values.errors import InputNotReady, StaleStateError, StateGapError, UsageError
 from state_backend.values.inputs import Edge, followed_after, gaps_in
 from state_backend.values.intervals import Interval
@@ -33,6 +39,7 @@ from state_backend.values.records import OutputFile, Permissions, own_run
 from state_backend.values.retention import KeepLast
 from state_backend.values.schedule import Every
 from tests.support.checkpoints import DAY, START, Folder, day
+from tests.support.faulty_storage import FaultyStorage, StopHere, stop_at
 from tests.support.tiers import ALL
 
 ROOT = "memory://root"
@@ -443,6 +450,25 @@ def test_a_state_that_retention_dropped_is_named_before_spark_starts() -> None:
         pin(world.chains(), reader, edge)
 
 
+def test_a_restored_state_counts_when_retention_keeps_no_other_checkpoint_or_has_dropped_it() -> None:
+    world = World({"up": (), "down": (Edge(pipeline="up"),)}, code="module")
+    for name in ("up", "down"):
+        for n in (1, 2, 3):
+            world.run(name, n)
+    folder = world.folders["down"]
+    folder.coordinator.rewind(2, run=own_run("back"), attempt="back2")
+    folder.coordinator.policy = KeepLast(1)
+    world.raw["up", 1] = 5
+    for n in (1, 2, 3):
+        world.run("up", n)
+    world.run("down", 3)  # drops the restore
+    assert [kept.kind for kept in world.log("down").kept] == ["interval"]
+    kinds = {interval: verdict.kind for interval, verdict in world.chains().judged(ROOT, "down").items()}
+    assert kinds == {day(1): "unknown"}
+    folder.coordinator.rewind(5, run=own_run("back"), attempt="back5")
+    assert [kept.kind for kept in world.log("down").kept] == ["restore"] and ran_here(world.log("down"))
+
+
 def test_many_inputs_are_kept_as_ranges_and_old_records_as_unknown() -> None:
     pieces = [Piece(interval=day(n), id=n, rows=1, digest=n) for n in range(1, 201)]
     parts = parts_of(pieces)
@@ -454,6 +480,75 @@ def test_many_inputs_are_kept_as_ranges_and_old_records_as_unknown() -> None:
         assert verdict is not None and verdict.kind == "stale"
         unknown = judge_part(part, [replace(group[0], digest=None, id=300), *group[1:]], "up", known_until=200)
         assert unknown is not None and unknown.kind == "unknown"
+
+
+class Meeting(FaultyStorage):
+    """The storage of a process, during whose call with the number `at` another process does `other`."""
+
+    def __init__(self, inner: Storage, at: int, other: Callable[[], object]) -> None:
+        super().__init__(inner, {})
+        self.at, self.other = [at], other
+
+    def beside(self, other: Storage) -> Meeting:
+        twin = Meeting(other, 0, self.other)
+        twin.at, twin._process = self.at, self._process
+        return twin
+
+    def _call(self, name: str, path: str, action: Callable[[], Any]) -> Any:
+        if self.at == [len(self.calls)]:
+            self.at.clear()
+            self.other()
+        return super()._call(name, path, action)
+
+
+def meet(at: int, dies: int, *, judges: bool) -> bool | None:
+    """Let an upstream commit other rows at a request of a run of its reader, or of a look at the reader. Return True if the reader is stale
+    at the end; None if the reader makes fewer requests. `dies`: the request of its own at which the upstream dies.
+    """
+    world = World({"up": (), "down": (Edge(pipeline="up"),)})
+    for name in world.edges:
+        world.run(name, 1)
+    world.raw["up", 1] = 5
+    whole = world.folders
+
+    def correct() -> None:
+        met, world.folders = world.folders, {"up": Folder(FaultyStorage(whole["up"].storage, stop_at(dies, "after")))}
+        with suppress(StopHere):
+            world.run("up", 1)
+        world.folders = met
+
+    own = Meeting(whole["up"].storage, at, correct)
+    world.folders = {"up": Folder(own), "down": Folder(own.beside(whole["down"].storage))}
+    reader, n, said = Reader(root=ROOT, pipeline="down", interval=day(1), schedule=None), 1, None
+    if judges:
+        said = world.chains().judged(ROOT, "down")
+    else:
+        read, (n,) = pin(world.chains(), reader, world.edges["down"][0])
+        world.folders["down"].run(day(1), "again", inputs=(read,))
+    world.folders = whole
+    (current, _) = world.log("up").current_outputs()[day(1)]
+    judged = world.chains().judged(ROOT, "down")
+    assert bool(judged) == (n != current), "it has read other rows than there are now"
+    assert said in (None, {}, judged), "it is neither what was there before nor what is there after"
+    return None if own.at else bool(judged)
+
+
+@pytest.mark.parametrize("judges", [False, True], ids=["a run", "status"])
+def test_an_upstream_commits_or_dies_at_any_request_of_a_reader(judges: bool) -> None:
+    ends = Counter[bool | None]()
+    for dies in (*range(0, 40, 1 if ALL else 13), 999):
+        for at in itertools.count():
+            ends[end := meet(at, dies, judges=judges)] += 1
+            if end is None:
+                break
+    assert ends[True] > 10 and ends[False] > 5
+
+
+def test_a_reader_that_does_not_compare_is_found() -> None:
+    where = "state_backend.chains.judge_inputs._judge_parts"
+    with mock.patch(where, lambda *_, **__: None), pytest.raises(AssertionError, match="other rows"):
+        for at in range(40):
+            meet(at, 999, judges=False)
 
 
 def graph(chance: random.Random) -> dict[str, tuple[Edge, ...]]:

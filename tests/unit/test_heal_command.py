@@ -28,6 +28,7 @@ from state_backend.values.inputs import Edge
 from state_backend.values.operation_parameters import Heal
 from state_backend.values.schedule import Cron, Every, Schedule
 from tests.support.checkpoints import PIPELINE, START, Folder, day, run
+from tests.support.counting import counting
 from tests.unit.test_chains import World
 
 ROOT = "memory://heal"
@@ -256,6 +257,20 @@ def test_a_pipeline_that_ran_without_airflow_needs_its_code(folder: Folder) -> N
     assert both.exit_code == 2 and "--code runs the intervals here, --dag runs them in Airflow; give one" in both.stderr
     folder.run(day(3), "named", run=run("direct__2"), code="tests.nothing:P")
     assert "can't load the pipeline 'tests.nothing:P'" in type_heal().stderr
+
+
+def test_a_second_heal_calls_the_sink_for_what_a_killed_one_had_committed(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = list[Any]()
+    declared = counting(name=PIPELINE, schedule="@daily", sink=lambda *call: told.append(call[2]))
+    monkeypatch.setattr(Terminal, "load", lambda *_: declared)
+    monkeypatch.setattr(Terminal, "connect", lambda *_: None)
+    folder.coordinator.publish(None)
+    folder.run(day(2), "killed", run=run("direct__1"), code="module:NAME")
+    assert type_heal("--to", "2024-01-02", "--dry-run").exit_code == 0 and told == []
+    for _ in range(2):
+        assert type_heal("--to", "2024-01-02").exit_code == 0 and told == [day(2)]
 
 
 def test_a_restore_does_not_move_a_pipeline_to_airflow(folder: Folder) -> None:

@@ -9,14 +9,14 @@ import ast
 
 from tests.tools.mass import FOLDERS, ROOT, mass
 
-MOST_METHODS, MOST_LINES_OF_A_MODULE, MOST_LINES_OF_TESTS = 25, 800, 80_080
+MOST_METHODS, MOST_LINES_OF_A_MODULE, MOST_LINES_OF_TESTS = 25, 800, 80_192
 
 # For each room, the most lines of its files, and the most tokens without comments and docstrings.
 BUDGETS = {
     "dags": (150, 600),
     "jobs/cairn": (2_512, 13_080),
     "jobs/cairn/aggregates": (1_080, 7_300),
-    "jobs/cairn/command": (4_747, 31_900),
+    "jobs/cairn/command": (4_767, 32_077),
     "jobs/cairn/data_sources": (590, 3_700),
     "jobs/cairn/driver": (750, 4_400),
     "jobs/cairn/operations": (871, 5_360),
@@ -39,8 +39,8 @@ BUDGETS = {
     "plugins/cairn_ui": (3_480, 25_190),
     "state_backend": (10, 100),
     "state_backend/adapters": (3_990, 25_700),
-    "state_backend/chains": (848, 7_400),
-    "state_backend/checkpoint": (5_852, 37_470),
+    "state_backend/chains": (852, 7_400),
+    "state_backend/checkpoint": (5_875, 37_662),
     "state_backend/formats": (5_985, 39_700),
     "state_backend/inspection": (3_402, 27_600),
     "state_backend/ports": (210, 400),

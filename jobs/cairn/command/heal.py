@@ -35,7 +35,9 @@ from cairn.operations.intervals.plan_heal import (
 from cairn.operations.intervals.plan_range import boundaries_of
 from state_backend.adapters.open_storage import join_url, open_storage
 from state_backend.chains.judge_inputs import Chains
+from state_backend.checkpoint.location import locate
 from state_backend.checkpoint.log import read_log
+from state_backend.checkpoint.publish_output import unpublished
 from state_backend.checkpoint.trials import check_no_trial
 from state_backend.inspection.chain_of import At, chain_order
 from state_backend.ports.storage import Storage
@@ -67,6 +69,9 @@ class _Place(Protocol):
         """Return the next steps, and the state of the results that they follow from."""
 
     def carry_out(self, step: Step) -> None: ...
+
+    def publish(self) -> None:
+        """Call the sink for what an earlier call had committed when it was killed. A task of Airflow is tried again."""
 
 
 def heal(
@@ -209,6 +214,7 @@ class _Healing:
     def _until_healthy(self, plan: HealPlan, health: Health) -> Generator[None, None, tuple[HealPlan, Health]]:
         """Carry out steps and plan again until there is no step, or until the plan gives up."""
         fresh, changed_s = True, time.monotonic()
+        self.place.publish()
         while True:
             self.progress.wanted = self.progress.healed + len(plan.unfinished)
             waits = self._carry_out(plan)
@@ -344,6 +350,11 @@ class _Here:
     @cached_property
     def _session(self) -> SparkSession:
         return self.terminal.connect(self.pipeline, "heal")
+
+    def publish(self) -> None:
+        at = locate(self.request.root, self.pipeline.name)
+        if self.pipeline.sink is not None and unpublished(at):
+            self.pipeline.call_sink(at, self._session, code=self.request.code)
 
     def carry_out(self, step: Step) -> None:
         from cairn.operations.intervals.run_intervals import run_intervals

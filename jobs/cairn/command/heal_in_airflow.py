@@ -82,6 +82,8 @@ class InAirflow:
             self._queued = (waited.run_id, now)
         return made, health
 
+    def publish(self) -> None: ...
+
     def carry_out(self, step: Step) -> None:
         """Carry out one step; a step that only waits does nothing."""
         with explain_errors(self.rest.url, self.dag_id):

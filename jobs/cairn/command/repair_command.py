@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from state_backend.checkpoint.log import Log
+from state_backend.checkpoint.log import Log, run_of
 from state_backend.values.airflow_commands import backfill_command, local_command
 from state_backend.values.environment import Variable
 from state_backend.values.errors import Rerun
+from state_backend.values.records import Record, Tombstone
 
 
 def repair_command(
@@ -24,4 +25,7 @@ def code_of(log: Log) -> str:
 def ran_here(log: Log) -> bool:
     """Return True if the newest interval ran without Airflow, as by `cairn run`. A restore does not change this."""
     newest = max((kept.id for kept in log.kept if kept.kind == "interval"), default=None)
-    return newest is not None and log.whole(newest).content.run.run_id.startswith("direct__")
+    if newest is None:  # Retention has kept restored states only.
+        newest = max((fact.id for fact in log.facts(None) if fact.kind == "interval"), default=None)
+    entry = None if newest is None else log.entries[newest]
+    return isinstance(entry, Record | Tombstone) and run_of(entry).run_id.startswith("direct__")
