@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from cairn.trials.try_code import try_code
     from cairn.upstream_sources import upstream, upstreams
     from state_backend.adapters.rocks import EngineOptions
+    from state_backend.inspection.publication_group import group_marker
     from state_backend.shard.changelog_store import ChangelogOptions
     from state_backend.values.retention import AllOf, AnyOf, KeepLast, KeepPerDay, KeepQuarantined, KeepYounger
     from state_backend.values.schedule import Cron
@@ -53,6 +54,7 @@ __all__ = [
     "continue_from_savepoint",
     "copy_output",
     "from_streaming_checkpoint",
+    "group_marker",
     "initial_state_of",
     "output_files",
     "plan_promotion",
@@ -79,6 +81,7 @@ _MODULES = {
     "continue_from_savepoint": "cairn.operations.savepoints.streaming",
     "copy_output": "cairn.operations.copy_output",
     "from_streaming_checkpoint": "cairn.operations.savepoints.streaming",
+    "group_marker": "state_backend.inspection.publication_group",
     "initial_state_of": "cairn.operations.savepoints.streaming",
     "output_files": "cairn.operations.output_files",
     "plan_promotion": "cairn.trials.promote_trial",

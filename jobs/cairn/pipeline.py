@@ -94,6 +94,8 @@ class Pipeline:
             exception Cairn calls the sink for this interval again with each later checkpoint. An empty list of paths
             means that the interval no longer has output. `cairn.sinks` has ready-made sinks.
         sink_in_order: True keeps later intervals from the sink until the sink has accepted all earlier ones.
+        group: Name of a group of pipelines. `cairn publish --group` calls the sinks of all members together, once their
+            results fit together; the commit of an interval then calls no sink.
         expectations: `() -> {state name: [Great Expectations expectations]}`, for validation.
         expectations_over_time: `() -> {state name: ChangeExpectations}`: limits on the change since the base.
         expectations_memory_bytes: The most bytes of states that validation reads into the memory of the driver to
@@ -142,6 +144,7 @@ class Pipeline:
     max_parallelism: int = field(default=128, metadata=FIXED | HASHED)
     sink: Sink | TableSink | None = None
     sink_in_order: bool = False
+    group: str | None = None
     expectations: Callable[[], Mapping[str, Sequence[Any]]] | None = None
     expectations_over_time: Callable[[], Mapping[str, ChangeExpectations]] | None = None
     expectations_memory_bytes: int = 512 * MIB
@@ -153,6 +156,8 @@ class Pipeline:
 
     def __post_init__(self) -> None:
         check_name(self.name)
+        if self.group is not None:
+            check_name(self.group)
         self._check_start()
         self._check_schedule()
         check_parallelism(self.parallelism, self.max_parallelism)
@@ -315,8 +320,9 @@ class Pipeline:
     ) -> list[tuple[Interval, int]]:
         """Call the sink for every current output that the sink has not accepted, as `publish` does.
 
-        Without a sink, all output counts as published. A sink of `cairn.sinks` deletes the rows of replaced intervals
-        in the transaction that inserts the new rows, so its calls for replaced intervals come last.
+        Without a sink, all output counts as published. A member of a group publishes nothing here, unless `only` names
+        intervals. A sink of `cairn.sinks` deletes the rows of replaced intervals in the transaction that inserts the
+        new rows, so its calls for replaced intervals come last.
 
         Args:
             at: The pipeline's location.
@@ -333,6 +339,8 @@ class Pipeline:
         """
         from state_backend.checkpoint.publish_output import publish
 
+        if self.group is not None and self.sink is not None and only is None:
+            return []
         return publish(
             at,
             self.sink_hook(spark, at.url),

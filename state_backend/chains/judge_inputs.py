@@ -110,15 +110,24 @@ def followed_in(log: Log | None) -> tuple[Followed, ...]:
     if log is None or not log.kept:
         return ()
     # A restore, or a key that was erased, makes a record from the content of an older one.
-    found = [record.content for record in (log.whole(log.kept[-1].id), _newest_interval(log)) if record is not None]
+    found = [record.content for record in (log.whole(log.kept[-1].id), newest_interval(log)) if record is not None]
     return followed_after(
         (one for content in found for one in content.followed), (read for content in found for read in content.inputs)
     )
 
 
-def _newest_interval(log: Log) -> Record | None:
+def newest_interval(log: Log) -> Record | None:
     newest = max((kept.id for kept in log.kept if kept.kind == "interval"), default=None)
     return None if newest is None else log.whole(newest)
+
+
+def reached(node: Node) -> datetime:
+    """Return up to when a pipeline has results without a gap, but for gaps that a person allowed."""
+    if not node.outputs:
+        return from_ms(node.log.whole(node.log.kept[-1].id).content.pipeline_start_ms)
+    span = Interval(min(node.outputs).start, max(interval.end for interval in node.outputs))
+    gaps = (gap for gap in gaps_in(span, node.outputs) if not is_left_out(node.log, node.outputs, gap))
+    return next((gap.start for gap in gaps), span.end)
 
 
 def find_problem(
@@ -208,7 +217,7 @@ class Chains:
     def inputs(self, root: str, pipeline: str) -> tuple[InputRead, ...]:
         """Return what the newest interval of a pipeline read of other pipelines; nothing if its log can't be read."""
         try:
-            newest = _newest_interval(self.log(root, pipeline))
+            newest = newest_interval(self.log(root, pipeline))
         except RetryableError:
             raise
         except CairnError:

@@ -64,8 +64,8 @@ def publish(
     published: list[tuple[Interval, int]] = []
     failed: list[tuple[Interval, int, Exception]] = []
     waiting = sorted(
-        _unpublished(at.storage, log, own=after is not None),
-        key=lambda told: (_is_own(log, *told) != replaced_last, told),
+        unpublished_in(at.storage, log, own=after is not None),
+        key=lambda told: (is_own(log, *told) != replaced_last, told),
     )
     for interval, checkpoint_id in waiting:
         if only is not None and interval.start not in only:
@@ -86,10 +86,17 @@ def publish(
 
 
 def unpublished(at: Location) -> list[tuple[Interval, int]]:
-    return _unpublished(at.storage, read_newest(at.storage), own=False)
+    return unpublished_in(at.storage, read_newest(at.storage))
 
 
-def _unpublished(storage: Storage, log: Log, *, own: bool) -> list[tuple[Interval, int]]:
+def record_to_publish(storage: Storage, interval: Interval, checkpoint_id: int) -> Record | None:
+    """Return the record of an output that waits for its sink; None if a later commit has replaced it."""
+    waiting = {(u.interval, u.id) for u in read_newest(storage).summary.unpublished}
+    entry = RecordReader(storage, checkpoint_id).fresh(checkpoint_id)
+    return as_published(entry, interval) if isinstance(entry, Record) and (interval, checkpoint_id) in waiting else None
+
+
+def unpublished_in(storage: Storage, log: Log, *, own: bool = False) -> list[tuple[Interval, int]]:
     """Return the outputs that the sink has not accepted: those without a file that marks them as published.
 
     `own`: this process has just made the newest commit, which so has no such file: the storage is not asked.
@@ -111,7 +118,7 @@ def skip_publication(at: Location, starts: Collection[datetime]) -> list[tuple[I
         )
     skipped = [(interval, n) for interval, n in waiting if interval.start in starts]
     for interval, checkpoint_id in skipped:
-        _mark_published(at.storage, interval, checkpoint_id)
+        mark_published(at.storage, interval, checkpoint_id)
     return skipped
 
 
@@ -132,7 +139,7 @@ def _explain_failed(at: Location, failed: list[tuple[Interval, int, Exception]],
     )
 
 
-def _is_own(log: Log, interval: Interval, checkpoint_id: int) -> bool:
+def is_own(log: Log, interval: Interval, checkpoint_id: int) -> bool:
     """Return False if the commit is of an overlapping interval, and replaced this interval's output."""
     entry = log.entries[checkpoint_id]
     return not isinstance(entry, SweepRecord) and interval_of(entry) == interval
@@ -157,7 +164,7 @@ def _publish(
                 hook(as_published(entry, interval))
             except Exception as error:
                 raise _HookRaised(error) from error
-        _mark_published(storage, interval, checkpoint_id)
+        mark_published(storage, interval, checkpoint_id)
         published.append((interval, checkpoint_id))
         if hook is None:
             return published  # no hook ran that could have overwritten a newer output
@@ -173,7 +180,7 @@ def _publication_of(log: Log, interval: Interval) -> int | None:
     return next((f.id for f in last_facts(log.facts(interval)) if f.interval == interval), None)
 
 
-def _mark_published(storage: Storage, interval: Interval, checkpoint_id: int) -> None:
+def mark_published(storage: Storage, interval: Interval, checkpoint_id: int) -> None:
     mark = record_codec.encode(Published(id=checkpoint_id, interval=interval))
     with suppress(AlreadyExists):
         storage.create(paths.published(interval, checkpoint_id), mark)

@@ -10,9 +10,10 @@ from typing import Any
 from state_backend.chains.judge_inputs import Verdict
 from state_backend.checkpoint.choose_base import plan_base, restored_away
 from state_backend.checkpoint.log import Log
+from state_backend.checkpoint.publish_output import unpublished_in
 from state_backend.checkpoint.rewind import committed_after
-from state_backend.formats import paths
 from state_backend.inspection.describe import newest_of_interval, reads_of, start_and_end
+from state_backend.inspection.publication_group import group_in
 from state_backend.ports.storage import Storage
 from state_backend.values.errors import CairnError, Rerun
 from state_backend.values.frozen import frozen
@@ -37,6 +38,9 @@ class Status:
     stale: tuple[tuple[int, int], ...]
     quarantined: tuple[tuple[int, str], ...]
     unpublished: tuple[tuple[Interval, int], ...]
+    # The group whose sinks are called together, and the outputs that wait for it.
+    group: str | None = None
+    held: tuple[tuple[Interval, int], ...] = ()
     # The results that are out of date by what they read of other pipelines, in the order of time.
     outdated: tuple[tuple[Interval, Verdict], ...] = ()
     # What the newest interval read of other pipelines without tracking, as `reads_of` describes it.
@@ -72,6 +76,7 @@ def describe_status(found: Status, command: str | None) -> dict[str, Any]:
         "unpublished": [
             {"id": n, "interval": str(interval), **start_and_end(interval)} for interval, n in found.unpublished
         ],
+        "held": [{"id": n, "interval": str(interval), "group": found.group} for interval, n in found.held],
         "outdated": [
             {"interval": str(interval), **start_and_end(interval), "kind": verdict.kind, "why": verdict.why}
             for interval, verdict in found.outdated
@@ -140,9 +145,8 @@ def status_of(log: Log, pipeline: str, storage: Storage, outdated: Mapping[Inter
         rerun = Rerun(first=stale[0].start, last=max([stale[-1].start, *(c.content.interval.start for c in completed)]))
     elif problem is None and (known := sorted(i for i, verdict in outdated.items() if verdict.kind != "unknown")):
         problem = f"{known[0]} is out of date: {outdated[known[0]].why}"
-    waiting = log.summary.unpublished
-    unpublished = sorted((u.interval, u.id) for u in waiting if storage.stat(paths.published(u.interval, u.id)) is None)
     newest = max((c for c in completed if c.content.kind == "interval"), key=lambda c: c.id, default=None)
+    waiting, group = tuple(sorted(unpublished_in(storage, log))), group_in(log)
     return Status(
         next=following,
         base=base,
@@ -154,7 +158,9 @@ def status_of(log: Log, pipeline: str, storage: Storage, outdated: Mapping[Inter
             if n not in log.quarantined and newest_of_interval(log, log.whole(n)) is None
         ),
         quarantined=tuple((n, log.quarantined[n].reason) for n in sorted(log.quarantined) if _still_refused(log, n)),
-        unpublished=tuple(unpublished),
+        unpublished=waiting if group is None else (),
+        group=group,
+        held=waiting if group is not None else (),
         outdated=tuple(sorted(outdated.items(), key=lambda item: item[0])),
         not_tracked=tuple(r for r in reads_of(newest.content) if r["tracked"] != "tracked") if newest else (),
     )

@@ -452,6 +452,7 @@ class Content:
         inputs: What the attempt read of other pipelines. Empty without declared upstreams, and in older records.
         followed: The upstreams that this result or an earlier one has read, so that a reader of this record knows all.
         untracked: The pipelines that the source read by a way of its own, as far as Cairn noticed.
+        group: The group of pipelines whose sinks are called together; None without one.
     """
 
     kind: Kind
@@ -488,6 +489,7 @@ class Content:
     inputs: tuple[InputRead, ...] = ()
     followed: tuple[Followed, ...] = ()
     untracked: tuple[Untracked, ...] = ()
+    group: str | None = None
 
     @property
     def settings(self) -> dict[str, Any]:

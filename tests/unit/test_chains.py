@@ -62,9 +62,10 @@ class World:
 
     root: str = ROOT
     code: str | None = None
+    members: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        on_disk = not self.root.startswith("memory:")
+        on_disk = self.root != ROOT
         self.folders = {n: Folder(open_storage(f"{self.root}/{n}") if on_disk else None) for n in self.edges}
 
     def chains(self) -> Chains:
@@ -72,6 +73,11 @@ class World:
 
     def log(self, name: str) -> Log:
         return read_log(self.folders[name].storage)
+
+    def file_of(self, output: int, read: list[int]) -> bytes:
+        return b"rows"
+
+    def after_step(self, chance: random.Random | None) -> None: ...
 
     def made(self, name: str, n: int, before: int, read: list[int]) -> tuple[int, int]:
         output = (self.raw.get((name, n), n) + sum(read)) % 3
@@ -85,10 +91,11 @@ class World:
         output, state = self.made(name, n, self.ran.get((name, n - 1), (0, 0, 0))[2], read)
         self.attempts += 1
         attempt, folder = f"{name}{self.attempts}", self.folders[name]
-        handle = folder.storage.create(paths.output(day(n), attempt, 1, 0), b"rows")
+        handle = folder.storage.create(paths.output(day(n), attempt, 1, 0), self.file_of(output, read))
         files = (OutputFile(handle=handle, rows=1, digest=output),)
         followed = followed_after(followed_in(self.log(name)), pinned)
         how = {} if self.code is None else {"code": f"{self.code}:{name}", "run": own_run("direct__"), "pipeline": name}
+        how |= {"group": "board"} if name in self.members else {}
         folder.run(day(n), attempt, outputs=files, digest=state, inputs=tuple(pinned), followed=followed, **how)
         self.ran[name, n], self.read[name, n] = (self.raw.get((name, n), n), output, state), read
 
@@ -562,10 +569,10 @@ def graph(chance: random.Random) -> dict[str, tuple[Edge, ...]]:
     }
 
 
-def play(seed: int) -> int:
+def play(seed: int, kind: type[World] = World) -> int:
     """Play a history, and heal. Return how often a result was out of date."""
     chance = random.Random(seed)
-    world, seen = World(graph(chance)), 0
+    world, seen = kind(graph(chance)), 0
     for name in world.edges:
         for n in range(1, DAYS + 1):
             world.run(name, n)
@@ -581,6 +588,7 @@ def play(seed: int) -> int:
         assert n not in found[name], "it was just computed"
         assert all(world.wrong(one) <= found[one] for one in world.edges), "a wrong result is fresh"
         seen += sum(map(len, found.values()))
+        world.after_step(chance)
     for _ in range(2):  # a plan of what is open, and then of corrections
         corrected = (
             (chance.choice([*world.edges]), chance.randint(1, DAYS)) if not any(world.out_of_date().values()) else None
@@ -594,6 +602,7 @@ def play(seed: int) -> int:
         check_plan(world, planned, before, [*ran, *world.heal()])
         for name in world.edges:
             assert not world.out_of_date()[name] and not world.wrong(name), "heal left something"
+    world.after_step(None)
     return seen
 
 

@@ -9,18 +9,18 @@ import ast
 
 from tests.tools.mass import FOLDERS, ROOT, mass
 
-MOST_METHODS, MOST_LINES_OF_A_MODULE, MOST_LINES_OF_TESTS = 25, 800, 80_192
+MOST_METHODS, MOST_LINES_OF_A_MODULE, MOST_LINES_OF_TESTS = 25, 800, 80_390
 
 # For each room, the most lines of its files, and the most tokens without comments and docstrings.
 BUDGETS = {
     "dags": (150, 600),
-    "jobs/cairn": (2_512, 13_080),
+    "jobs/cairn": (2_523, 13_130),
     "jobs/cairn/aggregates": (1_080, 7_300),
-    "jobs/cairn/command": (4_767, 32_077),
-    "jobs/cairn/data_sources": (590, 3_700),
+    "jobs/cairn/command": (4_795, 32_297),
+    "jobs/cairn/data_sources": (594, 3_730),
     "jobs/cairn/driver": (750, 4_400),
-    "jobs/cairn/operations": (871, 5_360),
-    "jobs/cairn/operations/intervals": (3_077, 20_680),
+    "jobs/cairn/operations": (959, 6_113),
+    "jobs/cairn/operations/intervals": (3_078, 20_680),
     "jobs/cairn/operations/savepoints": (900, 6_000),
     "jobs/cairn/operations/validation": (1_980, 14_900),
     "jobs/cairn/processors": (3_360, 27_600),
@@ -29,7 +29,7 @@ BUDGETS = {
     "jobs/cairn/runners": (2_090, 13_370),
     "jobs/cairn/shard_jobs": (1_220, 7_900),
     "jobs/cairn/shipping": (1_440, 9_740),
-    "jobs/cairn/sinks": (2_130, 13_500),
+    "jobs/cairn/sinks": (2_144, 13_581),
     "jobs/cairn/spark": (1_415, 7_200),
     "jobs/cairn/trials": (1_127, 7_900),
     "jobs/local_stack": (1_660, 9_600),
@@ -39,14 +39,14 @@ BUDGETS = {
     "plugins/cairn_ui": (3_480, 25_190),
     "state_backend": (10, 100),
     "state_backend/adapters": (3_990, 25_700),
-    "state_backend/chains": (852, 7_400),
-    "state_backend/checkpoint": (5_875, 37_662),
+    "state_backend/chains": (858, 7_490),
+    "state_backend/checkpoint": (5_879, 37_721),
     "state_backend/formats": (5_985, 39_700),
-    "state_backend/inspection": (3_402, 27_600),
+    "state_backend/inspection": (3_515, 28_460),
     "state_backend/ports": (210, 400),
     "state_backend/shard": (1_610, 9_500),
     "state_backend/state": (3_110, 26_300),
-    "state_backend/values": (3_769, 13_840),
+    "state_backend/values": (3_771, 13_846),
 }
 
 

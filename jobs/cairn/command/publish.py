@@ -7,15 +7,17 @@ from typing import Annotated, Any
 
 import typer
 
-from cairn.command.options import Json, Pipeline, Root, open_log
+from cairn.command.options import AnyPipeline, Json, Root, open_log
 from cairn.command.printing import print_json, print_text
 from cairn.command.terminal import load_code
+from cairn.operations.publish_group import publish_group
 from cairn.pipeline import Pipeline as Declaration
 from cairn.sinks.table_sink import Publication, TableSink, owner_of, published_output
 from state_backend.checkpoint.choose_base import lines_of
 from state_backend.checkpoint.location import Location
 from state_backend.checkpoint.log import read_log
-from state_backend.checkpoint.publish_output import skip_publication
+from state_backend.checkpoint.publish_output import skip_publication, unpublished
+from state_backend.values.airflow_commands import command_line
 from state_backend.values.day_or_instant import parse_instant
 from state_backend.values.environment import Variable
 from state_backend.values.errors import UsageError
@@ -24,7 +26,7 @@ from state_backend.values.intervals import Interval, format_instant
 
 def publish(
     root: Root,
-    pipeline: Pipeline,
+    pipeline: AnyPipeline = None,
     intervals: Annotated[
         list[str] | None,
         typer.Argument(
@@ -62,8 +64,18 @@ def publish(
             "another root. Without --yes, it stops there.",
         ),
     ] = False,
+    group: Annotated[
+        str | None,
+        typer.Option("--group", help="Call the sinks of all pipelines of this group for what fits together."),
+    ] = None,
     as_json: Json = False,
 ) -> int:
+    if group is not None:
+        if intervals or skip or check or rebuild:
+            raise UsageError("--group takes no intervals, --skip, --check or --rebuild")
+        return _publish_group(root, group, as_json)
+    if pipeline is None:
+        raise UsageError("--pipeline is missing: name the pipeline, or a group with --group")
     at, log = open_log(root, pipeline)
     if check or rebuild:
         if intervals or skip or (check and rebuild):
@@ -87,6 +99,11 @@ def publish(
         skipped = skip_publication(at, only)
     else:
         declared = _load_declaration(code)
+        if declared.group is not None and not only:
+            raise UsageError(
+                f"{code} is in group {declared.group!r}. To publish an interval alone, name its start. To publish what fits together:\n"
+                f"{command_line('publish', group=declared.group, root=root)}"
+            )
         published = declared.call_sink(at, None, only=only or None, code=code)
     if as_json:
         return print_json({"published": _describe(published), "skipped": _describe(skipped)})
@@ -95,6 +112,17 @@ def publish(
             print_text(f"{what}:{lines_of(f'{interval} (checkpoint {n})' for interval, n in outputs)}")
     if not published and not skipped:
         print_text("all output is published already")
+    return 0
+
+
+def _publish_group(root: str, name: str, as_json: bool) -> int:
+    published, waiting, why = publish_group(root, name, load_code)
+    if as_json:
+        shown = [{"pipeline": member, "id": n, "interval": str(interval)} for member, interval, n in published]
+        return print_json({"published": shown, "waiting": waiting, "why": why})
+    if published:
+        print_text(f"published:{lines_of(f'{member} {i} (checkpoint {n})' for member, i, n in published)}")
+    print_text(f"{waiting} outputs wait: {why}" if waiting else "all output of the group is published")
     return 0
 
 
@@ -158,7 +186,7 @@ def _rebuild(sink: TableSink, declared: Declaration, at: Location, *, yes: bool,
         published += [(publication.interval, publication.checkpoint_id) for publication in current]
         lines.append(f"{table!r} has the {'late rows' if late else 'output'} of {len(current)} interval(s)")
     # The tables have this output now, so the calls change nothing and note the success.
-    declared.call_sink(at, None)
+    declared.call_sink(at, None, only=[interval.start for interval, _ in unpublished(at)])
     if as_json:
         return print_json({"published": _describe(sorted({*published})), "skipped": []})
     print_text("\n".join(lines))

@@ -19,7 +19,7 @@ from state_backend.chains.trace_cause import trace_cause
 from state_backend.checkpoint.choose_base import lines_of, why_stale
 from state_backend.inspection.describe import in_words
 from state_backend.inspection.pipeline_status import Status, describe_status, status_of
-from state_backend.values.airflow_commands import heal_command
+from state_backend.values.airflow_commands import command_line, heal_command
 from state_backend.values.day_or_instant import first_instant
 from state_backend.values.environment import Variable
 from state_backend.values.errors import UsageError
@@ -75,6 +75,7 @@ def status(
         ("out of date", [*_outdated(found)]),
         ("reads without tracking", [in_words(read) for read in found.not_tracked]),
         ("unpublished", [f"{interval} (checkpoint {n})" for interval, n in found.unpublished]),
+        (f"waiting for group {found.group!r}", [f"{interval} (checkpoint {n})" for interval, n in found.held]),
     ):
         if lines:
             print_text(f"{title}:{lines_of(lines)}", style_of(title))
@@ -91,6 +92,8 @@ def status(
             f"cairn publish {first} {where} --code {code_of(log)}\n"
             f"cairn publish {first} {where} --skip"
         )
+    if found.held:
+        print_text(f"to publish what fits together, run:\n{command_line('publish', group=found.group, root=root)}")
     return 0 if found.well else FINDINGS
 
 

@@ -9,6 +9,8 @@ Options:
                       warning names these intervals.
     checkpoints       The ids of the checkpoints whose output is read, with commas between them. If the current output
                       is that of other checkpoints, the query fails.
+    group             Name of the pipeline's group, or a marker of `group_marker`. Only intervals up to which the
+                      results of all members fit together are read.
 
 The checkpoint log says, when the query is planned, which files are current. So a query never sees half an interval,
 even on storage that can't replace a folder in one step.
@@ -44,6 +46,7 @@ from state_backend.formats.table_evolution import batch_converter
 from state_backend.formats.table_schema import join_schemas, table_schema
 from state_backend.formats.types import StructType as SparkStruct
 from state_backend.formats.types import names_and_types, parse_struct
+from state_backend.inspection.publication_group import end_within_group
 from state_backend.ports.storage import Storage
 from state_backend.values.errors import (
     CairnError,
@@ -58,7 +61,7 @@ from state_backend.values.records import OutputFile
 
 logger = logging.getLogger("cairn")
 
-_OPTIONS = frozenset({"root", "pipeline", "late", "start", "end", "valid", "checkpoints"})
+_OPTIONS = frozenset({"root", "pipeline", "late", "start", "end", "valid", "checkpoints", "group"})
 
 
 @dataclass
@@ -145,7 +148,10 @@ class KeyedOutput(DataSource):
         return notice
 
     def _current(self, log: Log) -> CurrentOutput:
-        current = current_output(log, self._instant("start"), self._instant("end"))
+        end = self._instant("end")
+        if (group := self.options.get("group")) is not None:
+            end = end_within_group(group, self._option("root"), self._option("pipeline"), log, end)
+        current = current_output(log, self._instant("start"), end)
         expected = self.options.get("checkpoints")
         numbers = parse_numbers(str(expected), "checkpoints") if expected else []
         if expected is not None and {*numbers} != {*current.commits.values()}:

@@ -12,6 +12,7 @@ from state_backend.adapters.open_storage import join_url, open_storage
 from state_backend.checkpoint.current_output import current_output
 from state_backend.checkpoint.log import read_log
 from state_backend.inspection.find_pipelines import refuse_nothing
+from state_backend.inspection.publication_group import end_within_group
 from state_backend.values.hide_secrets import hide
 from state_backend.values.inputs import Untracked
 
@@ -31,7 +32,13 @@ def noticing() -> Iterator[set[Untracked]]:
 
 
 def output_files(
-    root: str, pipeline: str, *, late: bool = False, start: datetime | None = None, end: datetime | None = None
+    root: str,
+    pipeline: str,
+    *,
+    late: bool = False,
+    start: datetime | None = None,
+    end: datetime | None = None,
+    group: str | None = None,
 ) -> list[str]:
     """Return the Parquet files of the current output, in the order of their intervals.
 
@@ -47,12 +54,15 @@ def output_files(
         late: True returns the late rows instead of the output.
         start: Only intervals that start then or later; None for no limit.
         end: Only intervals that end then or earlier; None for no limit.
+        group: Name of the pipeline's group: only intervals up to which the results of all members fit together. Or what
+            `group_marker` returned, to read several members as they were together.
 
     Returns:
         Absolute paths if the root is a local folder, else URLs.
 
     Raises:
-        UsageError: There is no such pipeline, or `start` or `end` has no time zone.
+        UsageError: There is no such pipeline, it is not in the group, or `start` or `end` has no time zone.
+        StorageUnavailable: The pipeline has committed one of these intervals again since the marker was made.
 
     Example:
         duckdb.read_parquet(output_files("file:///data/state", "clicks"))
@@ -64,6 +74,8 @@ def output_files(
     known = read_log(storage)
     if not known.head_id:
         refuse_nothing(storage, root, pipeline)
+    if group is not None:
+        end = end_within_group(group, root, pipeline, known, end)
     found = current_output(known, start, end)
     if (notice := found.notice(root, pipeline)) is not None:
         log.warning("%s", notice)

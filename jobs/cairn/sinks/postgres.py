@@ -15,6 +15,7 @@ import json
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import pyarrow as pa
@@ -39,6 +40,8 @@ from state_backend.values.errors import UsageError
 from state_backend.values.intervals import Interval
 
 _IDS = "cairn_publications"
+# The cursor of the transaction that several calls share.
+_SHARED: ContextVar[Any] = ContextVar("shared", default=None)
 # PostgreSQL cuts a longer name off.
 _LONGEST_NAME = LongestName("PostgreSQL", 63, "bytes")
 _TYPES = {
@@ -171,12 +174,28 @@ class PostgresSink(TableSink):
                 raise foreign_rows(".".join(self._names))
             cursor.execute(self._sql("DELETE FROM {table}"))
 
+    def conninfo(self) -> str:
+        """Return the connection string. Sinks with the same one can share a transaction."""
+        return self._conninfo() if callable(self._conninfo) else self._conninfo
+
+    @contextmanager
+    def one_transaction(self) -> Iterator[None]:
+        """Let all calls of sinks with this connection string share one transaction while the context is open."""
+        with self._transaction() as cursor:
+            token = _SHARED.set(cursor)
+            try:
+                yield
+            finally:
+                _SHARED.reset(token)
+
     @contextmanager
     def _transaction(self) -> Iterator[Any]:
+        if (shared := _SHARED.get()) is not None:
+            yield shared
+            return
         psycopg = library("psycopg", "postgres")
-        conninfo = self._conninfo() if callable(self._conninfo) else self._conninfo
         try:
-            connection = psycopg.connect(conninfo)
+            connection = psycopg.connect(self.conninfo())
         except psycopg.ProgrammingError:
             # The error's text may contain the password.
             raise UsageError(

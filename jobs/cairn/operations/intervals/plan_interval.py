@@ -190,6 +190,7 @@ def content_before(pipeline: Pipeline, interval: Interval, attempt: str, run: Ru
         retention=pipeline.retention,
         code=code_reference(pipeline),
         schedule=pipeline.declared_schedule,
+        group=pipeline.group,
     )
 
 

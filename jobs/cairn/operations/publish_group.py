@@ -1,0 +1,76 @@
+"""Call the sinks of a group of pipelines, once the results of all its members fit together.
+
+If the process stops between two sinks, the next call calls the others: each member's folder has the marks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from contextlib import nullcontext
+from datetime import datetime
+
+from cairn.pipeline import Pipeline
+from cairn.sinks.postgres import PostgresSink
+from cairn.sinks.table_sink import TableSink
+from state_backend.checkpoint.location import locate
+from state_backend.checkpoint.publish_output import is_own, mark_published, record_to_publish, unpublished_in
+from state_backend.inspection.publication_group import Output, group_of
+from state_backend.values.airflow_commands import command_line
+from state_backend.values.errors import SinkFailed, UsageError
+from state_backend.values.intervals import format_instant
+
+
+def publish_group(root: str, name: str, load: Callable[[str], Pipeline]) -> tuple[list[Output], int, str]:
+    """Call the sinks of all members for the output that fits together, in one transaction if PostgreSQL has all tables.
+
+    Return the outputs that the sinks got, the number of those that wait, and why. `load`: Loads a `module:NAME`.
+    """
+    group = group_of(root, name)
+    places = {member: locate(root, member) for member in group.members}
+    waiting = [(m, *one) for m, log in group.members.items() for one in unpublished_in(places[m].storage, log)]
+    ready, published = group.ready(waiting), list[Output]()
+    why = group.outdated or f"all fits together up to {format_instant(group.until)}; then {group.behind} has no result"
+    pipelines = {member: load(group.members[member].code) for member in {output[0] for output in ready}}
+    if wrong := [member for member, pipeline in pipelines.items() if pipeline.name != member]:
+        raise UsageError(f"{group.members[wrong[0]].code} is named {pipelines[wrong[0]].name!r}, not {wrong[0]!r}")
+
+    def order(output: Output) -> tuple[datetime, int, bool]:
+        # As in `call_sink`, a function gets a replaced interval first, a table last.
+        member, interval, n = output
+        replaced = not is_own(group.members[member], interval, n)
+        at = interval.start if replaced and callable(pipelines[member].sink) else interval.end
+        return at, [*group.members].index(member), replaced
+
+    outputs = sorted(ready, key=order)  # No interval reads beyond its end.
+    hooks = {member: pipeline.sink_hook(None, places[member].url) for member, pipeline in pipelines.items()}
+    joint = _one_database(pipelines.values())
+    for calls in [[output] for output in outputs] if joint is None else [outputs]:
+        records = [record_to_publish(places[member].storage, interval, n) for member, interval, n in calls]
+        if None in records:
+            why = "a member has committed another result meanwhile"
+            break
+        try:
+            with nullcontext() if joint is None else joint.one_transaction():
+                for (member, *_), record in zip(calls, records, strict=True):
+                    if (hook := hooks[member]) is not None and record is not None:
+                        hook(record)
+        except Exception as error:
+            member, interval, n = calls[0]
+            raise SinkFailed(
+                f"group {name!r}: the sink of {member!r} failed for {interval} (checkpoint {n}): {type(error).__name__}: {error}\n"
+                f"The rest of the group waits. To go on:\n{command_line('publish', group=name, root=root)}",
+                frozenset({n}),
+            ) from error
+        for member, interval, n in calls:
+            mark_published(places[member].storage, interval, n)
+        published += calls
+    return published, len(waiting) - len(published), why
+
+
+def _one_database(pipelines: Iterable[Pipeline]) -> PostgresSink | None:
+    """Return a sink of the database that has all tables; None if no transaction can change all of them."""
+    sinks = [pipeline.sink for pipeline in pipelines if pipeline.sink is not None]
+    tables = [table for sink in sinks if isinstance(sink, TableSink) for table, _ in sink.each_table()]
+    ours = [table for table in tables if isinstance(table, PostgresSink)]
+    whole = len(ours) == len(tables) and all(isinstance(sink, TableSink) for sink in sinks)
+    return ours[0] if whole and len({table.conninfo() for table in ours}) == 1 else None

@@ -1,0 +1,107 @@
+"""A group of pipelines: up to which time the results of all members fit together. Only reads.
+
+A result is out of date if its own log says so, or the log of what it read (`Chains`). No interval reads beyond its own
+end. So the results that end before the first result that is out of date, missing or incomplete fit together.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+
+from state_backend.chains.judge_inputs import Chains, newest_interval, reached
+from state_backend.checkpoint.log import Log
+from state_backend.inspection.chain_of import chain_of
+from state_backend.values.day_or_instant import parse_instant
+from state_backend.values.errors import StorageUnavailable, UsageError
+from state_backend.values.frozen import frozen
+from state_backend.values.intervals import Interval, format_instant
+from state_backend.values.similar_names import did_you_mean
+
+# Member, interval, and the id of the commit that made or replaced the interval's output.
+Output = tuple[str, Interval, int]
+
+
+@frozen
+class Group:
+    """Members upstream first, and the time `until` which their results fit. `level`: No member has a later result."""
+
+    members: Mapping[str, Log]
+    until: datetime
+    outdated: str | None
+    behind: str
+    level: bool
+
+    def ready(self, waiting: Iterable[Output]) -> list[Output]:
+        """Return what the sinks may get now: nothing while a result is out of date that others may have read."""
+        return [o for o in waiting if self.outdated is None and (o[1].end <= self.until or self.level)]
+
+
+def group_in(log: Log) -> str | None:
+    """Return the group of a pipeline, by its newest interval. A state that was only restored or forked has none."""
+    newest = newest_interval(log)
+    return None if newest is None else newest.content.group
+
+
+def group_of(root: str, name: str, chains: Chains | None = None) -> Group:
+    """Read the logs below a root, and return the group; raise `UsageError` if it has no member."""
+    chains, root = chains or Chains(), root.rstrip("/")
+    order = [at for at in chain_of(root, None, chains) if at[0] == root]
+    names = {at[1]: group_in(chains.log(*at)) for at in order}
+    nodes = {member: chains.node(root, member) for member, group in names.items() if group == name}
+    if not nodes:
+        known = did_you_mean(name, {*filter(None, names.values())})
+        raise UsageError(f"no pipeline below {root} is in a group {name!r}{known}")
+    wrong = {(interval, member): why for member, node in nodes.items() for interval, why in node.spoilt.items()}
+    for member in nodes:
+        wrong |= {(i, member): v.why for i, v in chains.judged(root, member).items() if v.kind != "unknown"}
+    first = min(wrong, default=None)
+    ends = {member: reached(node) for member, node in nodes.items()}
+    behind = min(ends, key=lambda member: ends[member])
+    until = ends[behind] if first is None else min(ends[behind], first[0].start)
+    every = [interval for node in nodes.values() for interval in node.outputs]
+    while crossing := [i.start for i in every if i.start < until < i.end]:
+        until = min(crossing)
+    return Group(
+        members={member: node.log for member, node in nodes.items()},
+        until=until,
+        outdated=None if first is None else f"{first[1]} {first[0]} is out of date: {wrong[first]}",
+        behind=behind,
+        level=all(interval.end <= until for interval in every),
+    )
+
+
+def group_marker(root: str, group: str) -> str:
+    """Return a text for the argument `group` of `output_files`, or for this option of `format("keyed_output")`.
+
+    Reads with this marker get results that fit together, or fail if a result was committed again since.
+
+    Args:
+        root: URL of the folder that holds the pipelines.
+        group: Name of the group, as in `Pipeline(group="board")`.
+
+    Raises:
+        UsageError: No pipeline below the root is in the group.
+    """
+    found = group_of(root, group)
+    heads = {member: log.head_id for member, log in found.members.items()}
+    return json.dumps({"until": format_instant(found.until), "heads": heads})
+
+
+def end_within_group(group: str, root: str, pipeline: str, log: Log, end: datetime | None) -> datetime:
+    """Return the end of the results that a reader gets, at most `end`. `group`: A name, or a marker.
+
+    Raise `StorageUnavailable` if the log does not have the results that the marker stands for.
+    """
+    marker = json.loads(group if group.startswith("{") else group_marker(root, group))
+    heads, until = marker["heads"], parse_instant("until", marker["until"])
+    if pipeline not in heads:
+        raise UsageError(f"pipeline {pipeline!r} is not in the group; its members are {', '.join(heads)}")
+    newer = any(fact.id > heads[pipeline] and fact.interval.start < until for fact in log.facts(None))
+    if newer or log.head_id < heads[pipeline]:
+        raise StorageUnavailable(
+            f"pipeline {pipeline!r} has committed again since its log or the marker of its group was read\n"
+            "Make a new marker, and read all members again"
+        )
+    return until if end is None else min(end, until)
