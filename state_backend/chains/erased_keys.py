@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterator
 from contextlib import suppress
 from dataclasses import replace
 
+from state_backend.chains.inputs_of import unexchanged
 from state_backend.chains.judge_inputs import Chains, Node, followed_in, root_of_edge
 from state_backend.checkpoint.forgotten_keys import is_key
 from state_backend.checkpoint.log import Log
@@ -30,7 +31,8 @@ def followed_without(root: str, log: Log, keys: Collection[bytes]) -> tuple[Foll
 
 
 def _without_effect(root: str, log: Log, upstream: Node, at: tuple[str, str], keys: Collection[bytes]) -> Iterator[str]:
-    if not upstream.erased or not _same_key(log, upstream.log):
+    # Before the exchange, a reader may still read the rows that the upstream's record calls erased.
+    if not upstream.erased or not _same_key(log, upstream.log) or unexchanged(upstream.log):
         return
     current = [n for _, (n, _) in log.current_outputs().items()]
     log.entries.load(current)
@@ -38,19 +40,21 @@ def _without_effect(root: str, log: Log, upstream: Node, at: tuple[str, str], ke
     inputs = [entry.content.inputs if isinstance(entry, Record) else entry.inputs for entry in entries]
     reads = [r for one in inputs for r in one if (root_of_edge(r.edge.root, root), r.edge.pipeline) == at]
     for n, attempt in {(n, attempt) for _, n, attempt in upstream.erased}:
-        erased = _keys_of(upstream.log, n, attempt)
+        erased = _keys_of(upstream.log, n)
         plain = all(read.plain for read in reads if read.head < n)
         if plain and all(any(is_key(one, key) for key in keys) for one in erased):
             yield attempt
 
 
-def _keys_of(log: Log, checkpoint_id: int, attempt: str) -> list[ForgottenKey]:
-    """Return the keys that a commit of `cairn erase` removed. A key that was erased again since has a later attempt."""
+def _keys_of(log: Log, checkpoint_id: int) -> list[ForgottenKey]:
+    """Return the keys that a commit of `cairn erase` removed. If it is dropped: with the keys that were erased since.
+
+    A key that was erased again is known by the later commit only.
+    """
     entry = log.entries[checkpoint_id]
     if isinstance(entry, Record) and entry.content.forget is not None:
         return [*entry.content.forget.keys]
-    every = [forgotten.key for forgotten in log.summary.forgotten]
-    return [key for key in every if key.forget == attempt] or every
+    return [forgotten.key for forgotten in log.summary.forgotten if forgotten.id >= checkpoint_id]
 
 
 def _same_key(one: Log, other: Log) -> bool:

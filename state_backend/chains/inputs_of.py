@@ -90,6 +90,14 @@ def is_left_out(log: Log, outputs: Mapping[Interval, int], gap: Interval) -> boo
     return isinstance(found, Record | Tombstone) and interval_of(found).end <= gap.start
 
 
+def unexchanged(log: Log) -> bool:
+    """Return True if a `cairn erase` that was stopped has not yet exchanged all the output that its commit names."""
+    forgets = [log.whole(kept.id).content.forget for kept in log.kept if kept.kind == "forget"]
+    # The last file of a call is exchanged, and the file before it deleted, after all others.
+    last = [path for one in forgets if one is not None and one.rewritten for path in one.rewritten[-1].replaces]
+    return any(log.entries.storage.stat(path) is not None for path in last)
+
+
 def attempt_at(log: Log, checkpoint_id: int) -> str | None:
     """Return the uuid of the attempt or sweep that made the record of an id; None if the log has no such id."""
     entry = next((kept for kept in log.kept if kept.id == checkpoint_id), None) or log.entry(checkpoint_id)

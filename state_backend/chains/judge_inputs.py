@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Literal, NamedTuple
 
-from state_backend.chains.inputs_of import Piece, attempt_at, commits_in, is_left_out, part_of, pieces_of
+from state_backend.chains.inputs_of import Piece, attempt_at, commits_in, is_left_out, part_of, pieces_of, unexchanged
 from state_backend.checkpoint.interval_results import restored_until, spoilt_results
 from state_backend.checkpoint.location import locate
 from state_backend.checkpoint.log import Fact, Log, attempt_of, id_of_log, last_facts, read_log
@@ -111,9 +111,10 @@ def followed_in(log: Log | None) -> tuple[Followed, ...]:
         return ()
     # A restore, or a key that was erased, makes a record from the content of an older one.
     found = [record.content for record in (log.whole(log.kept[-1].id), newest_interval(log)) if record is not None]
-    return followed_after(
-        (one for content in found for one in content.followed), (read for content in found for read in content.inputs)
-    )
+    known = [one for content in found for one in content.followed]
+    if any(one.erased for one in known) and unexchanged(log):  # the rows are still in this pipeline's output
+        known = [replace(one, erased=()) for one in known]
+    return followed_after(known, (read for content in found for read in content.inputs))
 
 
 def newest_interval(log: Log) -> Record | None:

@@ -152,7 +152,7 @@ def _below_root(root: str, pipeline: str, encoded: Collection[bytes]) -> Iterato
     for info in list_own(above):
         folder, _, name = info.path.rpartition("/")
         # Earlier releases exported into a pipeline's folder too.
-        skipped = (own, trials) if name != _REPORT else trials
+        skipped = (own, trials) if name == paths.SAVEPOINT_RECORD else trials
         if info.path.startswith(skipped) or name not in (paths.SAVEPOINT_RECORD, _REPORT, paths.HEAD):
             continue
         url = join_url(root, folder)
@@ -175,14 +175,15 @@ def _below_root(root: str, pipeline: str, encoded: Collection[bytes]) -> Iterato
 def _other_pipeline(root: str, pipeline: str, folder: str, content: Content, other: Content) -> Iterator[Place]:
     own, url = (root.rstrip("/"), pipeline), join_url(root, folder)
     reads = [r for r in other.inputs if (root_of_edge(r.edge.root, root), r.edge.pipeline) == own]
+    ever = {(root_of_edge(one.root, root), one.pipeline) for one in other.followed}
     same = other.key_schema == content.key_schema
     if reads and same and all(read.plain for read in reads):
         command = command_line("erase", root=root, pipeline=folder, rewrite_output=True)
         yield Place("pipeline with the same key that reads this one", url, command)
-    elif reads or own in {(one.root, one.pipeline) for one in other.untracked}:
+    elif reads or own in ever | {(one.root, one.pipeline) for one in other.untracked}:
         command = command_line("status", root=root, pipeline=folder)
         yield Place("pipeline that reads this one", url, f"its results were made of the key's rows too: {command}")
-    elif same:
+    elif same and folder != pipeline:
         yield Place("pipeline with the same key", url, command_line("erase", root=root, pipeline=folder))
 
 

@@ -48,6 +48,7 @@ from state_backend.formats.key_codec import KeyCodec
 from state_backend.formats.types import parse_struct
 from state_backend.ports.storage import Storage
 from state_backend.values.errors import UsageError
+from state_backend.values.inputs import Followed
 from state_backend.values.operation_parameters import Erase
 from state_backend.values.records import Record, RunRef, Tombstone
 from state_backend.values.retention import KeepLast
@@ -572,6 +573,7 @@ def stale(root: str, pipeline: str) -> set[Interval]:
 
 def test_readers_are_named_and_stale_until_the_key_is_erased_there_or_they_ran_again(chain: str) -> None:
     assert not any(stale(chain, one) for one in READERS)
+    run(replace(JOINED, source=trials.read), chain, [3])  # older results have read the upstream
     said = erase(chain, "counting", "--rewrite-output")["places"]
     then = {one["where"].rpartition("/")[2]: one["then"] for one in said if "reads this one" in one["what"]}
     assert then.keys() == READERS and all(stale(chain, one) == WITH_KEY for one in READERS)
@@ -585,6 +587,11 @@ def test_readers_are_named_and_stale_until_the_key_is_erased_there_or_they_ran_a
     run(KINDS, chain, [1, 2], reprocess="none")
     # A function may have made rows of other keys of the key's rows.
     assert [stale(chain, one) for one in ("same", "kinds", "joined")] == [set(), set(), WITH_KEY]
+    content = newest_content(locate(chain, "joined"))
+    own = Followed(pipeline="joined", root=None, log="own")
+    with mock.patch("state_backend.inspection.places_of_keys._newest", lambda _: replace(content, followed=(own,))):
+        said = erase(chain, "joined", "--rewrite-output")["places"]
+    assert f"{chain}/joined" in {one["where"] for one in said if one["what"] == "pipeline that reads this one"}
 
 
 def test_the_order_and_the_options_of_the_calls(chain: str) -> None:
@@ -593,6 +600,7 @@ def test_the_order_and_the_options_of_the_calls(chain: str) -> None:
         erase(chain, "counting", "--rewrite-output")
     run(JOINED, chain, [1, 2], reprocess="all")
     assert not stale(chain, "same") | stale(chain, "joined")  # `joined` read files that will be exchanged
+    erase(chain, "same", "--rewrite-output")  # `same` could read these files after it too
     erase(chain, "counting", "--rewrite-output")
     erase(chain, "same")
     assert stale(chain, "same") == stale(chain, "joined") == WITH_KEY  # the output of `same` may have the key
@@ -604,7 +612,20 @@ def test_the_order_and_the_options_of_the_calls(chain: str) -> None:
     run(replace(SALES, retention=KeepLast(1)), chain, [3, 4, 5])
     assert isinstance(read_log(locate(chain, "counting").storage).entries[5], Tombstone)
     assert stale(chain, "same") == {day(0), *WITH_KEY} and stale(chain, "kinds")
+    with mock.patch("cairn.operations.erase_keys.exchange_outputs"):
+        erase(chain, "same", "--rewrite-output", key=ANN)
+    assert stale(chain, "same") == {day(0), *WITH_KEY}  # stopped before its own output was exchanged
     erase(chain, "same", "--rewrite-output", key=ANN)
+    assert not stale(chain, "same")
+
+
+def test_a_dropped_erase_of_several_keys_one_of_which_was_erased_again(chain: str) -> None:
+    erase(chain, "counting", "--rewrite-output", ANN)
+    forget(chain, "--on-rerun", "refuse", key=ANN)
+    run(replace(SALES, retention=KeepLast(1)), chain, [3, 4, 5])
+    erase(chain, "same", "--rewrite-output")
+    assert stale(chain, "same") == {day(0), *WITH_KEY}
+    erase(chain, "same", "--rewrite-output", ANN)
     assert not stale(chain, "same")
 
 

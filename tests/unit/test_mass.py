@@ -9,7 +9,7 @@ import ast
 
 from tests.tools.mass import FOLDERS, ROOT, mass
 
-MOST_METHODS, MOST_LINES_OF_A_MODULE, MOST_LINES_OF_TESTS = 25, 800, 80_390
+MOST_METHODS, MOST_LINES_OF_A_MODULE, MOST_LINES_OF_TESTS = 25, 800, 80_420
 
 # For each room, the most lines of its files, and the most tokens without comments and docstrings.
 BUDGETS = {
@@ -20,7 +20,7 @@ BUDGETS = {
     "jobs/cairn/data_sources": (594, 3_730),
     "jobs/cairn/driver": (750, 4_400),
     "jobs/cairn/operations": (959, 6_113),
-    "jobs/cairn/operations/intervals": (3_078, 20_680),
+    "jobs/cairn/operations/intervals": (3_083, 20_740),
     "jobs/cairn/operations/savepoints": (900, 6_000),
     "jobs/cairn/operations/validation": (1_980, 14_900),
     "jobs/cairn/processors": (3_360, 27_600),
@@ -39,10 +39,10 @@ BUDGETS = {
     "plugins/cairn_ui": (3_480, 25_190),
     "state_backend": (10, 100),
     "state_backend/adapters": (3_990, 25_700),
-    "state_backend/chains": (858, 7_490),
+    "state_backend/chains": (871, 7_620),
     "state_backend/checkpoint": (5_879, 37_721),
     "state_backend/formats": (5_985, 39_700),
-    "state_backend/inspection": (3_515, 28_460),
+    "state_backend/inspection": (3_516, 28_500),
     "state_backend/ports": (210, 400),
     "state_backend/shard": (1_610, 9_500),
     "state_backend/state": (3_110, 26_300),

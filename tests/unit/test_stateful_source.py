@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from functools import reduce
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 from pyspark.sql.connect import functions as F
+from pyspark.sql.connect import proto
 from pyspark.sql.connect.dataframe import DataFrame
 from pyspark.sql.connect.plan import SQL, DataSource, Read
 from pyspark.sql.connect.window import Window
@@ -95,6 +98,7 @@ QUERIES: tuple[tuple[str, list[str], dict[str, str], bool], ...] = (
     ("keyed_output", [], SPAN | {"start": "2024-01-01"}, True),
     ("keyed_state", [], {"Root": "file:///r", "Pipeline": "sales", "checkpoint": "2024-01-02T00:00:00Z"}, True),
     ("keyed_state", ["file:///r/sales"], {"state": "total"}, True),
+    ("Keyed_State", [], {"checkpoint": "file:///r/sales", "state": "total"}, True),
     ("keyed_output", [], SPAN | {"checkpoints": ""}, False),
     ("keyed_state", [], SPAN | {"checkpoint": "7"}, False),
     ("parquet", ["file:///r/sales"], {}, False),
@@ -107,6 +111,10 @@ def test_what_is_noticed_in_a_query_of_connect() -> None:
         rows = frame(DataSource(source, paths=paths, options=options))
         assert untracked_in(rows) == ({SALES} if noticed else set()), (source, options)
         assert len(untracked_in(rows.join(others, "k").filter("n > 1"))) == 1 + noticed
+    deep = proto.Relation()
+    reduce(lambda relation, _: relation.project.input, range(600), deep).read.data_source.format = "keyed_output"
+    with mock.patch("cairn.operations.intervals.untracked_reads.connect_plan", lambda _: deep):
+        assert untracked_in(others)
 
 
 def test_a_source_that_calls_output_files_and_where_its_reads_are_shown(tmp_path: Path) -> None:

@@ -26,7 +26,8 @@ def untracked_in(rows: Any) -> set[Untracked]:
 
 
 def _of_plan(plan: Any) -> Iterator[tuple[str, Mapping[str, str]]]:
-    if not any(name in plan.toString() for name in _FORMATS):
+    text = plan.toString().lower()
+    if not any(name in text for name in _FORMATS):
         return
     subqueries = plan.subqueriesAll()
     for tree in (plan, *(subqueries.apply(n) for n in range(subqueries.size()))):
@@ -37,19 +38,23 @@ def _of_plan(plan: Any) -> Iterator[tuple[str, Mapping[str, str]]]:
 
 
 def _of_message(message: Any) -> Iterator[tuple[str, Mapping[str, str]]]:
-    if message.DESCRIPTOR.full_name.endswith(".Read.DataSource"):
-        yield message.format, dict(message.options) | ({"path": message.paths[0]} if message.paths else {})
-    for part in parts_of(message):
-        yield from _of_message(part)
+    data = message.SerializeToString().lower()  # A search in it costs little, also with 100,000 literals.
+    pending = [message] if any(name.encode() in data for name in _FORMATS) else []
+    while pending:  # Without recursion: a message may be deep.
+        one = pending.pop()
+        if one.DESCRIPTOR.full_name.endswith(".Read.DataSource"):
+            yield one.format, dict(one.options) | ({"path": one.paths[0]} if one.paths else {})
+        pending += parts_of(one)
 
 
 def _untracked(name: str, options: Mapping[str, str]) -> Untracked | None:
     """Return the pipeline that a data source reads; None if it reads no pipeline, or checkpoints by their ids."""
     given = {option.lower(): value for option, value in options.items()}
     checkpoint = given.get("checkpoint", "latest")
-    pinned = "checkpoints" in given or checkpoint.isdigit() or "/" in checkpoint or "attempt" in given
-    if name not in _FORMATS or pinned:
+    if name.lower() not in _FORMATS or "checkpoints" in given or checkpoint.isdigit() or "attempt" in given:
         return None
+    if "path" not in given and "/" in checkpoint:  # the folder of a pipeline
+        given = {"path": checkpoint}
     root, pipeline = given.get("root", given.get("path", "")).rstrip("/"), given.get("pipeline", "")
     if "root" not in given and (not pipeline or root.endswith(f"/{pipeline}")):
         root, _, pipeline = root.rpartition("/")
