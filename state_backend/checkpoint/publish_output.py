@@ -96,6 +96,13 @@ def record_to_publish(storage: Storage, interval: Interval, checkpoint_id: int) 
     return as_published(entry, interval) if isinstance(entry, Record) and (interval, checkpoint_id) in waiting else None
 
 
+def newer_output(storage: Storage, interval: Interval, checkpoint_id: int) -> Record | None:
+    """Return the record of a later commit that made or replaced an interval's output; None if there is none."""
+    newest = _publication_of(read_newest(storage), interval)
+    entry = None if newest in (None, checkpoint_id) else RecordReader(storage, newest).fresh(newest)
+    return as_published(entry, interval) if isinstance(entry, Record) else None
+
+
 def unpublished_in(storage: Storage, log: Log, *, own: bool = False) -> list[tuple[Interval, int]]:
     """Return the outputs that the sink has not accepted: those without a file that marks them as published.
 

@@ -7,7 +7,7 @@ end. So the results that end before the first result that is out of date, missin
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from datetime import datetime
 
 from state_backend.chains.judge_inputs import Chains, newest_interval, reached
@@ -33,9 +33,13 @@ class Group:
     behind: str
     level: bool
 
-    def ready(self, waiting: Iterable[Output]) -> list[Output]:
-        """Return what the sinks may get now: nothing while a result is out of date that others may have read."""
-        return [o for o in waiting if self.outdated is None and (o[1].end <= self.until or self.level)]
+    def ready(self, waiting: Collection[Output]) -> list[Output]:
+        """Return what the sinks may get now: nothing while a result is out of date that others may have read.
+
+        Intervals that replaced a longer one wait until it can leave the sink with them.
+        """
+        until = _uncrossed(self.until, (interval for _, interval, _ in waiting))
+        return [o for o in waiting if self.outdated is None and (o[1].end <= until or self.level)]
 
 
 def group_in(log: Log) -> str | None:
@@ -59,10 +63,8 @@ def group_of(root: str, name: str, chains: Chains | None = None) -> Group:
     first = min(wrong, default=None)
     ends = {member: reached(node) for member, node in nodes.items()}
     behind = min(ends, key=lambda member: ends[member])
-    until = ends[behind] if first is None else min(ends[behind], first[0].start)
     every = [interval for node in nodes.values() for interval in node.outputs]
-    while crossing := [i.start for i in every if i.start < until < i.end]:
-        until = min(crossing)
+    until = _uncrossed(ends[behind] if first is None else min(ends[behind], first[0].start), every)
     return Group(
         members={member: node.log for member, node in nodes.items()},
         until=until,
@@ -70,6 +72,14 @@ def group_of(root: str, name: str, chains: Chains | None = None) -> Group:
         behind=behind,
         level=all(interval.end <= until for interval in every),
     )
+
+
+def _uncrossed(until: datetime, intervals: Iterable[Interval]) -> datetime:
+    """Return the latest instant up to `until` that lies within none of the intervals."""
+    every = [*intervals]
+    while crossing := [i.start for i in every if i.start < until < i.end]:
+        until = min(crossing)
+    return until
 
 
 def group_marker(root: str, group: str) -> str:
@@ -98,7 +108,8 @@ def end_within_group(group: str, root: str, pipeline: str, log: Log, end: dateti
     heads, until = marker["heads"], parse_instant("until", marker["until"])
     if pipeline not in heads:
         raise UsageError(f"pipeline {pipeline!r} is not in the group; its members are {', '.join(heads)}")
-    newer = any(fact.id > heads[pipeline] and fact.interval.start < until for fact in log.facts(None))
+    # `cairn erase` rewrites the output of any interval.
+    newer = any(f.id > heads[pipeline] and (f.interval.start < until or f.kind == "forget") for f in log.facts(None))
     if newer or log.head_id < heads[pipeline]:
         raise StorageUnavailable(
             f"pipeline {pipeline!r} has committed again since its log or the marker of its group was read\n"

@@ -24,6 +24,7 @@ from state_backend.inspection.publication_group import Output, group_of
 from state_backend.values.errors import SinkFailed, StorageUnavailable
 from state_backend.values.inputs import Edge
 from state_backend.values.intervals import Interval
+from state_backend.values.records import Permissions
 from tests.contract.test_sinks import CALLS, SECONDS, server  # noqa: F401  # `server` is a fixture
 from tests.support.checkpoints import DAY, START, day
 from tests.support.clicks_table import Killed, die_at
@@ -43,6 +44,8 @@ class GroupWorld(World):
     tables: dict[str, Table] = field(default_factory=dict)
     # The process dies before the first call of a sink if 1, after it if 2, before the second one if 3, …; 0: never.
     dies: int = 0
+    # Called once, by the next sink, before it writes.
+    meanwhile: Any = None
     torn: bool = False
 
     def __post_init__(self) -> None:
@@ -65,6 +68,9 @@ class GroupWorld(World):
             self.dies -= 2
             if self.dies == -1:
                 raise Killed
+            other, self.meanwhile = self.meanwhile, None
+            if other is not None:
+                other()
             self.tables.setdefault(name, {})[1 + (interval.start - START) // DAY] = self.row(files[0])
             if self.dies == 0:
                 raise Killed
@@ -139,6 +145,41 @@ def test_a_publication_that_dies_anywhere_is_completed_by_the_next(
         old, at = shown(), at + (1 if ALL or at < 0 else 5)
         assert old == [world.ran[name, 1][1] for name in CHAIN]
     assert changes == ({0, 3} if kind == "postgres" else {0, 1, 2, 3}), "PostgreSQL changes all in one transaction"
+
+
+@pytest.mark.parametrize("corrected", [1, 2, 3])
+def test_of_two_commands_at_once_the_slower_one_leaves_no_older_rows(corrected: int) -> None:
+    world = GroupWorld(CHAIN)
+    for name in CHAIN:
+        world.run(name, 1)
+
+    def correct() -> None:
+        world.raw["sales", 1] = 2
+        for name in tuple(CHAIN)[:corrected]:
+            world.run(name, 1)
+        assert bool(world.publish()[0]) == (corrected == 3)
+
+    world.meanwhile = correct
+    world.publish()
+    world.check_fits(world.tables)
+    assert world.tables["sales"][1][0] == (2 if corrected == 3 else 1)
+    for name in tuple(CHAIN)[corrected:]:
+        world.run(name, 1)
+    world.publish()
+    assert {name: of[1][0] for name, of in world.tables.items()} == {name: world.ran[name, 1][1] for name in CHAIN}
+
+
+def test_hours_that_replace_a_day_wait_until_the_day_can_leave_the_sink() -> None:
+    world = GroupWorld({"sales": (), "report": ()})
+    hours, how = [Interval(START + n * DAY / 24, START + (n + 1) * DAY / 24) for n in range(24)], {"group": "board"}
+    for name, intervals in (("report", hours), ("sales", [day(1)]), ("sales", hours)):
+        for interval in intervals:
+            again = Permissions(replace_overlapping=True)
+            code = f"x:{name}"
+            world.folders[name].run(interval, str(uuid.uuid4()), code=code, outputs=(), permissions=again, **how)
+            world.sinks[name] = lambda *_: None
+            published = {interval for name, interval, _ in world.publish()[0] if name == "sales"}
+            assert name == "report" or len(published) == {day(1): 1, hours[23]: 25}.get(interval, 0)
 
 
 def test_a_day_waits_for_its_hours_and_the_other_way_round() -> None:

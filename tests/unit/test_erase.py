@@ -24,7 +24,7 @@ from pyspark.sql import Row
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from typer.testing import CliRunner, Result
 
-from cairn import upstream, upstreams
+from cairn import group_marker, output_files, upstream, upstreams
 from cairn.command.cli import app
 from cairn.operations.erase_keys import forget as forget_keys
 from cairn.operations.erase_keys import newest_content
@@ -47,7 +47,7 @@ from state_backend.formats import paths
 from state_backend.formats.key_codec import KeyCodec
 from state_backend.formats.types import parse_struct
 from state_backend.ports.storage import Storage
-from state_backend.values.errors import UsageError
+from state_backend.values.errors import StorageUnavailable, UsageError
 from state_backend.values.inputs import Followed
 from state_backend.values.operation_parameters import Erase
 from state_backend.values.records import Record, RunRef, Tombstone
@@ -592,6 +592,16 @@ def test_readers_are_named_and_stale_until_the_key_is_erased_there_or_they_ran_a
     with mock.patch("state_backend.inspection.places_of_keys._newest", lambda _: replace(content, followed=(own,))):
         said = erase(chain, "joined", "--rewrite-output")["places"]
     assert f"{chain}/joined" in {one["where"] for one in said if one["what"] == "pipeline that reads this one"}
+
+
+def test_a_marker_of_a_group_from_before_the_erasure_is_refused(chain: str) -> None:
+    run(replace(SALES, group="board"), chain, [3])
+    run(replace(SAME, group="board"), chain, [2], reprocess="all")
+    marker = group_marker(chain, "board")
+    assert len(output_files(chain, "counting", group=marker)) == 3
+    erase(chain, "counting", "--rewrite-output")
+    with pytest.raises(StorageUnavailable, match="Make a new marker"):
+        output_files(chain, "counting", group=marker)
 
 
 def test_the_order_and_the_options_of_the_calls(chain: str) -> None:

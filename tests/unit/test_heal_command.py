@@ -7,6 +7,7 @@ import shlex
 import time
 import urllib.parse
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -269,6 +270,10 @@ def test_a_second_heal_calls_the_sink_for_what_a_killed_one_had_committed(
     folder.coordinator.publish(None)
     folder.run(day(2), "killed", run=run("direct__1"), code="module:NAME")
     assert type_heal("--to", "2024-01-02", "--dry-run").exit_code == 0 and told == []
+    with monkeypatch.context() as patched:  # The output waits for the group: no session is needed.
+        patched.setattr(Terminal, "connect", pytest.fail)
+        patched.setattr(Terminal, "load", lambda *_: replace(declared, group="board"))
+        assert type_heal("--to", "2024-01-02").exit_code == 0 and told == []
     for _ in range(2):
         assert type_heal("--to", "2024-01-02").exit_code == 0 and told == [day(2)]
 

@@ -9,17 +9,17 @@ import ast
 
 from tests.tools.mass import FOLDERS, ROOT, mass
 
-MOST_METHODS, MOST_LINES_OF_A_MODULE, MOST_LINES_OF_TESTS = 25, 800, 80_420
+MOST_METHODS, MOST_LINES_OF_A_MODULE, MOST_LINES_OF_TESTS = 25, 800, 80_481
 
 # For each room, the most lines of its files, and the most tokens without comments and docstrings.
 BUDGETS = {
     "dags": (150, 600),
     "jobs/cairn": (2_523, 13_130),
     "jobs/cairn/aggregates": (1_080, 7_300),
-    "jobs/cairn/command": (4_795, 32_297),
+    "jobs/cairn/command": (4_795, 32_305),
     "jobs/cairn/data_sources": (594, 3_730),
     "jobs/cairn/driver": (750, 4_400),
-    "jobs/cairn/operations": (959, 6_113),
+    "jobs/cairn/operations": (979, 6_261),
     "jobs/cairn/operations/intervals": (3_083, 20_740),
     "jobs/cairn/operations/savepoints": (900, 6_000),
     "jobs/cairn/operations/validation": (1_980, 14_900),
@@ -31,7 +31,7 @@ BUDGETS = {
     "jobs/cairn/shipping": (1_440, 9_740),
     "jobs/cairn/sinks": (2_144, 13_581),
     "jobs/cairn/spark": (1_415, 7_200),
-    "jobs/cairn/trials": (1_127, 7_900),
+    "jobs/cairn/trials": (1_155, 8_103),
     "jobs/local_stack": (1_660, 9_600),
     "jobs/pipelines": (960, 5_600),
     "plugins/cairn_operators": (5_114, 28_210),
@@ -40,9 +40,9 @@ BUDGETS = {
     "state_backend": (10, 100),
     "state_backend/adapters": (3_990, 25_700),
     "state_backend/chains": (871, 7_620),
-    "state_backend/checkpoint": (5_879, 37_721),
+    "state_backend/checkpoint": (5_886, 37_791),
     "state_backend/formats": (5_985, 39_700),
-    "state_backend/inspection": (3_516, 28_500),
+    "state_backend/inspection": (3_527, 28_558),
     "state_backend/ports": (210, 400),
     "state_backend/shard": (1_610, 9_500),
     "state_backend/state": (3_110, 26_300),

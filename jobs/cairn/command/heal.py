@@ -353,7 +353,7 @@ class _Here:
 
     def publish(self) -> None:
         at = locate(self.request.root, self.pipeline.name)
-        if self.pipeline.sink is not None and unpublished(at):
+        if self.pipeline.sink is not None and self.pipeline.group is None and unpublished(at):
             self.pipeline.call_sink(at, self._session, code=self.request.code)
 
     def carry_out(self, step: Step) -> None:

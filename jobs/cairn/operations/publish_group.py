@@ -13,11 +13,19 @@ from cairn.pipeline import Pipeline
 from cairn.sinks.postgres import PostgresSink
 from cairn.sinks.table_sink import TableSink
 from state_backend.checkpoint.location import locate
-from state_backend.checkpoint.publish_output import is_own, mark_published, record_to_publish, unpublished_in
+from state_backend.checkpoint.publish_output import (
+    Hook,
+    is_own,
+    mark_published,
+    newer_output,
+    record_to_publish,
+    unpublished_in,
+)
+from state_backend.formats import paths
 from state_backend.inspection.publication_group import Output, group_of
 from state_backend.values.airflow_commands import command_line
 from state_backend.values.errors import SinkFailed, UsageError
-from state_backend.values.intervals import format_instant
+from state_backend.values.intervals import Interval, format_instant
 
 
 def publish_group(root: str, name: str, load: Callable[[str], Pipeline]) -> tuple[list[Output], int, str]:
@@ -41,6 +49,16 @@ def publish_group(root: str, name: str, load: Callable[[str], Pipeline]) -> tupl
         at = interval.start if replaced and callable(pipelines[member].sink) else interval.end
         return at, [*group.members].index(member), replaced
 
+    def again(hook: Hook, member: str, interval: Interval, n: int) -> None:
+        # Another process may have given the sink a newer output meanwhile. Only tables refuse an older one.
+        storage = places[member].storage
+        while (newer := newer_output(storage, interval, n)) is not None:
+            given = storage.stat(paths.published(interval, newer.id)) is not None
+            if not given and not group_of(root, name).ready([(member, interval, newer.id)]):
+                return
+            hook(newer)
+            mark_published(storage, interval, n := newer.id)
+
     outputs = sorted(ready, key=order)  # No interval reads beyond its end.
     hooks = {member: pipeline.sink_hook(None, places[member].url) for member, pipeline in pipelines.items()}
     joint = _one_database(pipelines.values())
@@ -49,13 +67,15 @@ def publish_group(root: str, name: str, load: Callable[[str], Pipeline]) -> tupl
         if None in records:
             why = "a member has committed another result meanwhile"
             break
+        member, interval, n = calls[0]
         try:
             with nullcontext() if joint is None else joint.one_transaction():
-                for (member, *_), record in zip(calls, records, strict=True):
+                for (member, interval, n), record in zip(calls, records, strict=True):
                     if (hook := hooks[member]) is not None and record is not None:
                         hook(record)
+                        if callable(pipelines[member].sink):
+                            again(hook, member, interval, n)
         except Exception as error:
-            member, interval, n = calls[0]
             raise SinkFailed(
                 f"group {name!r}: the sink of {member!r} failed for {interval} (checkpoint {n}): {type(error).__name__}: {error}\n"
                 f"The rest of the group waits. To go on:\n{command_line('publish', group=name, root=root)}",

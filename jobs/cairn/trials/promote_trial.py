@@ -21,9 +21,9 @@ from cairn.pipeline import Interval, Pipeline
 from cairn.shipping.ship_processor import code_hash
 from cairn.spark.session import check_running, use_this_python
 from cairn.trials.compare_trial import compare_trial, comparison_lines, match_of, outdated_lines
-from cairn.trials.try_code import ask_source, other_input
+from cairn.trials.try_code import ask_source, other_input, reads_of_trial
 from cairn.upstream_sources import Upstreams
-from state_backend.chains.judge_inputs import Chains, inputs_in, root_of_edge
+from state_backend.chains.judge_inputs import Chains, root_of_edge
 from state_backend.chains.pin_inputs import Reader, check_earlier
 from state_backend.checkpoint.choose_base import plan_base
 from state_backend.checkpoint.location import locate
@@ -315,9 +315,7 @@ def _check_inputs(
         raise UsageError(f"{whose} is out of date:\n" + "\n".join(lines))
     at, chains = root_of_trial(root, trial.pipeline, trial.name), Chains()
     begins = {one.pipeline: one.span.start for one in together}
-    outputs = own.outputs_near(trial.span)
-    own.entries.load(n for _, n in outputs)
-    for interval, read in ((interval, read) for interval, n in outputs for read in inputs_in(own.entries[n])):
+    for interval, read in reads_of_trial(at, trial):
         name, above = read.edge.pipeline, root_of_edge(read.edge.root, at)
         in_production = production_root(above)
         together_with = name in begins and in_production == production_root(at)

@@ -36,7 +36,7 @@ from cairn.spark.session import check_running, use_this_python
 from cairn.trials.compare_trial import compare_trial, comparison_lines, match_of, outdated_lines
 from cairn.upstream_sources import Upstreams
 from state_backend.adapters.open_storage import open_storage
-from state_backend.chains.judge_inputs import root_of_edge
+from state_backend.chains.judge_inputs import inputs_in, root_of_edge
 from state_backend.checkpoint.choose_base import plan_base
 from state_backend.checkpoint.forgotten_keys import check_not_tried, check_restored
 from state_backend.checkpoint.location import locate
@@ -62,7 +62,7 @@ from state_backend.inspection.describe import describe_trial
 from state_backend.values.airflow_commands import command_line
 from state_backend.values.errors import CairnError, StateUnusable, UsageError
 from state_backend.values.frozen import frozen
-from state_backend.values.inputs import Edge, TriedUpstream
+from state_backend.values.inputs import Edge, InputRead, TriedUpstream
 from state_backend.values.intervals import format_instant, to_ms
 from state_backend.values.marks import Savepoint, Trial, TrialBase
 from state_backend.values.operation_parameters import TryCode
@@ -386,12 +386,42 @@ def plan_trial(
     )
     if before is not None:
         check_same_trial(before, made)
+        _check_same_reads(pipeline, root, before)
         span = Interval(made.span.start, max(made.span.end, before.span.end))
         made = replace(made, attempt=before.attempt, span=span)
     # In a chain, the input is that of the trial.
     tried = isinstance(pipeline.source, Upstreams) and pipeline.source.tried
     other = () if tried else other_input(there, asked)
     return TrialPlan(trial=made, before=before, source=source, target=target, asked=asked, other_input=other)
+
+
+def _check_same_reads(pipeline: Pipeline, root: str, before: Trial) -> None:
+    """Raise `UsageError` if the trial's results read a pipeline from production, and new ones would read its trial.
+
+    Or the other way round. The trial would keep these results, as results of the same run.
+    """
+    at, source = root_of_trial(root, pipeline.name, before.name), pipeline.source
+    tried = source.tried if isinstance(source, Upstreams) else {}
+    for interval, read in reads_of_trial(at, before) if isinstance(source, Upstreams) else ():
+        above = root_of_edge(read.edge.root, at)
+        one = tried.get((production_root(above), read.edge.pipeline))
+        from_trial = one is not None and read.span.end > one.span.start
+        if read.edge.pipeline != pipeline.name and from_trial != (above != production_root(above)):
+            places = (f"its trial {before.name!r}", "production")
+            now, then = places if from_trial else places[::-1]
+            raise UsageError(
+                f"trial {before.name!r} of {pipeline.name!r}, {interval}: it read {read.edge.pipeline} from {then}, but this call reads {now}\n"
+                "Give the new trial another name, or remove the existing trial first:\n"
+                + command_line("trials", root=root, pipeline=pipeline.name, remove=before.name)
+            )
+
+
+def reads_of_trial(at: str, trial: Trial) -> Iterator[tuple[Interval, InputRead]]:
+    """Yield what the intervals of a trial read of other pipelines. `at`: The trial's root."""
+    own = read_log(locate(at, trial.pipeline).storage)
+    outputs = own.outputs_near(trial.span)
+    own.entries.load(n for _, n in outputs)
+    yield from ((interval, read) for interval, n in outputs for read in inputs_in(own.entries[n]))
 
 
 def _trial_base(base: Content | None, target: Savepoint | int | None, savepoint: str | None) -> TrialBase | None:
