@@ -22,8 +22,10 @@ from urllib.error import HTTPError
 from urllib.request import urlopen
 
 import pytest
+from selenium.webdriver.common.by import By
 
 from cairn_operators.airflow_versions import has
+from cairn_ui.read_logs import FRESH_S
 from local_stack.airflow_server import run_path
 from local_stack.demo import DAG, FIRST_DAY, DriverKiller, pipeline_env
 from local_stack.owned_process import command_line, python_path
@@ -37,9 +39,11 @@ from tests.oracles.aircraft import expected, row_order
 from tests.support.airflow_names import ASKING, DEADLINES, as_object, needs
 from tests.support.airflow_on_postgres import airflow_on_postgres
 from tests.support.azure_server import BUCKET, VARIABLE, azure_server
+from tests.support.browser import browser, log_in, save_picture, wait_for
 from tests.support.checkpoints import day as tally_day
 from tests.support.http_listener import http_listener
 from tests.support.local_stack import AirflowClient, AirflowServer, RestError, SparkConnectServer, running_drivers
+from tests.support.readability import set_window
 from tests.support.reading import read_output, read_state
 from tests.support.tally import Tally, day_of
 from tests.support.tiers import ALL
@@ -108,40 +112,63 @@ dag = backfill_pipeline("aircraft_range", "pipelines.aircraft:AIRCRAFT", f"file:
                         every=timedelta(days=1), validate={"docs": f"{data}/range-docs"}, backfill={"spark_conf": {"@AZURE@": "@KEY@", "spark.sql.shuffle.partitions": 2}})
 """
 CHAINED = """
+import json
 import os
 from datetime import UTC, datetime
 from pathlib import Path
-from cairn import Pipeline, upstream
-from cairn.aggregates import RunningAggregate, Sum
+from pyspark.sql import Row
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor
+from cairn import Pipeline, upstream, upstreams
 
-class Total(RunningAggregate):
-    total = Sum("amount")
+class Step(StatefulProcessor):
+    "Gives rows of one day; its state is the number of days."
 
-class Days(RunningAggregate):
-    days = Sum("total")
+    def init(self, handle):
+        self.state = handle.getValueState("state", "n long")
+
+    def handleInputRows(self, key, rows, timerValues):
+        (before,), rows = self.state.get() or (0,), list(rows)
+        self.state.update((self.after(before, rows),))
+        yield Row(user=key[0], n=self.given(before, rows))
+
+    def after(self, before, rows):
+        return before + 1
+
+    def given(self, before, rows):
+        return sum(row.n for row in rows)
+
+class Sessions(Step):
+    def given(self, before, rows):
+        return sum(-(-row.n // 10) for row in rows)
+
+class Total(Step):
+    after = given = lambda self, before, rows: before + sum(row.n for row in rows)
 
 def landed(spark, interval):
-    amount = int(Path(os.environ["CAIRN_DATA"], "amount").read_text())
-    return spark.createDataFrame([("a", amount)], "user string, amount long")
+    read = json.loads(Path(os.environ["CAIRN_DATA"], "landed", f"{interval.start.day}.json").read_text())
+    return spark.createDataFrame([*read.items()], "user string, n long")
 
-both = {"start": datetime(2024, 1, 1, tzinfo=UTC), "key": ["user"], "parallelism": 1}
-SALES = Pipeline(name="sales", source=landed, processor=Total(), **both)
-REPORT = Pipeline(name="report", source=upstream("sales"), processor=Days(), **both)
+def both(spark, interval, sessions, events):
+    return sessions.unionByName(events)
+
+common = {"start": datetime(2024, 1, 1, tzinfo=UTC), "key": ["user"], "parallelism": 1, "output_schema": "user string, n long"}
+EVENTS = Pipeline(name="events", source=landed, processor=Step, **common)
+SESSIONS = Pipeline(name="sessions", source=upstream("events"), processor=Sessions, **common)
+REPORT = Pipeline(name="report", source=upstreams(both, sessions=upstream("sessions"), events=upstream("events", back=1)), processor=Total, **common)
 """
 CHAIN = """
-# Two Airflow DAGs.
+# Three Airflow DAGs.
 import os
 from datetime import UTC, datetime
 from cairn_operators import stateful_pipeline
-from cairn_operators.airflow_versions import CronDataIntervalTimetable
 
-for name, cron, last in (("sales", "0 0,12 * * *", 12), ("report", "0 0 * * *", 0)):
+for name in ("events", "sessions", "report"):
     globals()[name] = stateful_pipeline(
-        name, f"chained:{name.upper()}", f"file://{os.environ['CAIRN_DATA']}/chain", pipeline=name, validate=False, catchup=True,
-        schedule=CronDataIntervalTimetable(cron, timezone="UTC"), is_paused_upon_creation=True,
-        start_date=datetime(2024, 1, 1, tzinfo=UTC), end_date=datetime(2024, 1, 1, last, tzinfo=UTC),
+        name, f"chained:{name.upper()}", f"file://{os.environ['CAIRN_DATA']}/chain/state", pipeline=name, schedule="@daily",
+        catchup=True, start_date=datetime(2024, 1, 1, tzinfo=UTC), end_date=datetime(2024, 1, 30, tzinfo=UTC), is_paused_upon_creation=True,
     )
 """
+CHAIN_OF_DAGS = ("events", "sessions", "report")
 ON_AZURE = f"az://{BUCKET}/airflow"
 AZURE, KEY = "spark.hadoop.fs.azure.account.key.store.dfs.core.windows.net", "bm90LWEtcmVhbC1rZXk="
 
@@ -170,7 +197,7 @@ def airflow(
     (dags / "range.py").write_text(RANGE.replace("@AZURE@", AZURE).replace("@KEY@", KEY))
     (dags / "chain.py").write_text(CHAIN)
     (dags / "chained.py").write_text(CHAINED)
-    (data / "amount").write_text("5")
+    (data / "landed").mkdir()
     (dags / "tally.py").symlink_to(ROOT / "tests" / "support" / "tally_dags.py")
     env = pipeline_env(data, data / "flights", connect) | {
         "AIRFLOW__CORE__DAGS_FOLDER": str(dags),
@@ -192,8 +219,7 @@ def airflow(
         "tally_halves",
         "tally_alarms",
         "created_0",
-        "sales",
-        "report",
+        *CHAIN_OF_DAGS,
         *(["tally_azure"] if azurite else []),
     ]
     with airflow_on_postgres(data, env, dags=dag_ids) as server:
@@ -320,44 +346,104 @@ def test_backfill_survives_a_killed_driver(airflow: AirflowServer, data: Path, t
     assert counts == {(tail, *route): n for tail, flown in oracle.routes.items() for route, n in flown.items()}
 
 
-@pytest.mark.long("a minute: five intervals on Spark")
-def test_a_pipeline_waits_for_its_upstream_and_a_clear_of_the_upstream_makes_it_stale(
-    airflow: AirflowServer, data: Path
-) -> None:
-    client, root = airflow.client, f"file://{data}/chain"
+@pytest.mark.browser
+@pytest.mark.long("minutes: a hundred runs on Spark")
+def test_a_correction_goes_through_a_chain_of_dags(airflow: AirflowServer, data: Path) -> None:
+    """Events, sessions, and a report that reads both over 30 days. With CAIRN_SCREENSHOTS=docs, the pictures of docs/chains.md are made anew."""
+    client, root, last, fifth = airflow.client, f"file://{data}/chain/state", 30, 5
+    chain = {name: Tally(client, data / "chain", name) for name in CHAIN_OF_DAGS}
+    landed = {n: {"ann": n, "bob": 3 * n} for n in range(1, last + 1)}
 
-    def run_ids(dag_id: str, count: int) -> list[str]:
-        client.call("PATCH", f"/api/v2/dags/{dag_id}", {"is_paused": False})
-        wait_until(lambda: len(client.dag_runs(dag_id)) == count, 60, f"{count} runs of {dag_id}")
-        return sorted(run["dag_run_id"] for run in client.dag_runs(dag_id))
+    def land() -> None:
+        for n, numbers in landed.items():
+            (data / "landed" / f"{n}.json").write_text(json.dumps(numbers))
 
-    def judged() -> list[str]:
-        return [verdict.kind for verdict in Chains().judged(root, "report").values()]
+    def by_python() -> dict[str, list[dict[str, int]]]:
+        """The output of each day, by user."""
+        events = [*landed.values()]
+        sessions = [{user: -(-n // 10) for user, n in one.items()} for one in events]
+        report, total = [], {"ann": 0, "bob": 0}
+        for today, yesterday in zip(sessions, [total, *events], strict=False):
+            total = {user: total[user] + today[user] + yesterday[user] for user in total}
+            report.append(total)
+        return {"events": events, "sessions": sessions, "report": report}
 
-    (report,) = run_ids("report", 1)
-    wait_until(lambda: states(airflow, report, "report").get("process") == "deferred", 180, "report waits")
-    said = "\n".join(client.log("report", report, "process", 1))
-    day = "[2024-01-01T00:00:00Z, 2024-01-02T00:00:00Z)"
-    assert (
-        f"waiting, without a worker slot, for another pipeline: InputNotReady: pipeline 'report', {day}: it reads sales"
-        in said
-    )
-    assert f"cairn status --root {root} --pipeline sales" in said
-    sales = run_ids("sales", 2)
-    assert set(client.wait_for_runs("sales", sales, timeout_s=240).values()) == {"success"}
-    assert client.wait_for_runs("report", [report], timeout_s=240) == {report: "success"}
-    assert [one["state"] for one in client.tries("report", report, "process")] == ["success"]
-    (made,) = read_log(open_storage(f"{root}/report")).completed()
-    assert [row["days"] for row in read_output(data / "chain" / "report", made)] == [15] and judged() == []
-    # The same content again, and then another.
-    for amount, verdicts in ((5, []), (6, ["stale"])):
-        (data / "amount").write_text(str(amount))
-        client.clear("sales", sales[1], ["process"])
-        assert client.wait_for_runs("sales", sales, timeout_s=240)[sales[1]] == "success"
-        assert judged() == verdicts
-    client.clear("report", report, ["process"])
-    assert client.wait_for_runs("report", [report], timeout_s=240) == {report: "success"}
-    assert judged() == [] and len(client.tries("report", report, "process")) == 2
+    def outputs() -> dict[str, list[dict[str, int]]]:
+        days = {name: [rows for _, (_, rows) in sorted(one.mine().items())] for name, one in chain.items()}
+        return {name: [{row["user"]: row["n"] for row in rows} for rows in found] for name, found in days.items()}
+
+    def judged() -> dict[str, dict[int, str]]:
+        found = {name: Chains().judged(root, name) for name in chain}
+        return {name: {i.start.day: verdict.kind for i, verdict in one.items()} for name, one in found.items()}
+
+    def wait_until_deferred(name: str, run: str) -> str:
+        wait_until(lambda: states(airflow, run, name).get("process") == "deferred", 240, f"{name} waits", poll_s=1)
+        return "\n".join(client.log(name, run, "process", 1))
+
+    def clear(n: int) -> None:
+        """Clear a run of the events as the button of the UI does."""
+        run = chain["events"].run_of(n)
+        client.call("POST", f"{run_path('events', run)}/clear", {"dry_run": False, "only_failed": False})
+        assert chain["events"].wait([n]) == {"success"}
+
+    # Downstream comes first: its runs wait without a slot.
+    for name in ("report", "sessions"):
+        client.pause(name, False)
+        wait_until(lambda name=name: 1 in chain[name].runs(), 60, f"a run of {name}")  # type: ignore[misc]
+        said = wait_until_deferred(name, chain[name].run_of(1))
+    pool = client.call("GET", "/api/v2/pools/default_pool")
+    assert (pool["running_slots"], pool["queued_slots"], pool["deferred_slots"]) == (0, 0, 2)
+    waits = "waiting, without a worker slot, for another pipeline: InputNotReady: pipeline 'sessions', "
+    assert f"{waits}{tally_day(1)}: it reads events" in said
+    assert f"cairn status --root {root} --pipeline events" in said
+    land()
+    client.pause("events", False)
+    for one in chain.values():
+        wait_until(lambda one=one: len(one.runs()) == last, 1200, f"{last} runs of {one.name}", poll_s=2)  # type: ignore[misc]
+        assert one.wait(range(1, last + 1)) == {"success"}
+        assert {one.tries(n) for n in (1, 2, last)} == {1}, "a wait is no retry"
+    assert outputs() == by_python()
+    clear(3)  # The same rows again change nothing.
+    assert judged() == {name: {} for name in chain}
+
+    # Day 5 is corrected, and somebody clears its run. Nothing else runs by itself.
+    landed[fifth]["bob"] += 40
+    land()
+    clear(fifth)
+    later = dict.fromkeys(range(fifth + 1, last + 1), "pending")
+    report = {fifth: "pending", **later, fifth + 1: "stale"}
+    assert judged() == {"events": {}, "sessions": {fifth: "stale", **later}, "report": report}
+    healthy, said = dict.fromkeys(chain, "healthy"), f"1 stale, {last - fifth} pending"
+    with browser() as chrome:
+        log_in(chrome, client.url, client.token())
+
+        def shown(picture: str = "") -> dict[str, str]:
+            """What the page says of each pipeline."""
+            time.sleep(FRESH_S)
+            for theme in ("light", "dark"):
+                chrome.get(f"{client.url}/cairn/checkpoints/")
+                nodes = wait_for(lambda: chrome.find_elements(By.CSS_SELECTOR, "[data-node]"))
+                labels = [str(node.get_attribute("aria-label")).split(": ") for node in nodes]
+                if picture and (folder := os.environ.get("CAIRN_SCREENSHOTS")):
+                    set_window(chrome, 1280, 620)
+                    save_picture(chrome, Path(folder) / f"chains-{picture}-{theme}.png")
+                chrome.execute_script("localStorage.theme = arguments[0]", "dark" if theme == "light" else "light")
+            return dict(labels)
+
+        assert shown("before") == healthy | {"sessions": said, "report": said}
+        chrome.find_element(By.CSS_SELECTOR, "tr[data-pipeline=report] th a").click()
+        copied = wait_for(lambda: chrome.find_element(By.CSS_SELECTOR, "#next [data-copy]"))
+        command = str(copied.get_attribute("data-copy"))
+        assert command.endswith(" --chain")
+        # The command of the page, as it is printed.
+        assert run_as_printed(airflow, command).splitlines()[-1].startswith("report is healthy up to ")
+        assert judged() == {name: {} for name in chain} and outputs() == by_python()
+        assert shown("after") == healthy
+    # What ran twice: what somebody cleared, and what read it.
+    facts = {name: [fact.interval.start.day for fact in one.log().facts(None)] for name, one in chain.items()}
+    twice = {name: {n for n in days if days.count(n) == 2} for name, days in facts.items()}
+    assert twice == {"events": {3, fifth}, "sessions": {fifth}, "report": {*range(fifth, last + 1)}}
+    assert all(len(facts[name]) == last + len(twice[name]) for name in chain)
 
 
 @pytest.mark.long("40 seconds: three runs of a form")
