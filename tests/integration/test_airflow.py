@@ -39,11 +39,10 @@ from tests.oracles.aircraft import expected, row_order
 from tests.support.airflow_names import ASKING, DEADLINES, as_object, needs
 from tests.support.airflow_on_postgres import airflow_on_postgres
 from tests.support.azure_server import BUCKET, VARIABLE, azure_server
-from tests.support.browser import browser, log_in, save_picture, wait_for
+from tests.support.browser import browser, log_in, wait_for
 from tests.support.checkpoints import day as tally_day
 from tests.support.http_listener import http_listener
 from tests.support.local_stack import AirflowClient, AirflowServer, RestError, SparkConnectServer, running_drivers
-from tests.support.readability import set_window
 from tests.support.reading import read_output, read_state
 from tests.support.tally import Tally, day_of
 from tests.support.tiers import ALL
@@ -420,15 +419,12 @@ def test_a_correction_goes_through_a_chain_of_dags(airflow: AirflowServer, data:
         def shown(picture: str = "") -> dict[str, str]:
             """What the page says of each pipeline."""
             time.sleep(FRESH_S)
-            for theme in ("light", "dark"):
-                chrome.get(f"{client.url}/cairn/checkpoints/")
-                nodes = wait_for(lambda: chrome.find_elements(By.CSS_SELECTOR, "[data-node]"))
-                labels = [str(node.get_attribute("aria-label")).split(": ") for node in nodes]
-                if picture and (folder := os.environ.get("CAIRN_SCREENSHOTS")):
-                    set_window(chrome, 1280, 620)
-                    save_picture(chrome, Path(folder) / f"chains-{picture}-{theme}.png")
-                chrome.execute_script("localStorage.theme = arguments[0]", "dark" if theme == "light" else "light")
-            return dict(labels)
+            chrome.get(f"{client.url}/cairn/checkpoints/")
+            nodes = wait_for(lambda: chrome.find_elements(By.CSS_SELECTOR, "[data-node]"))
+            if picture and (folder := os.environ.get("CAIRN_SCREENSHOTS")):
+                drawing = chrome.find_element(By.CSS_SELECTOR, "svg:has([data-node])")
+                drawing.screenshot(str(Path(folder) / f"chains-{picture}-light.png"))
+            return dict(str(node.get_attribute("aria-label")).split(": ") for node in nodes)
 
         assert shown("before") == healthy | {"sessions": said, "report": said}
         chrome.find_element(By.CSS_SELECTOR, "tr[data-pipeline=report] th a").click()
