@@ -633,7 +633,7 @@ def test_no_wrong_result_is_fresh_and_none_is_stale_that_was_just_computed() -> 
 @pytest.mark.parametrize(
     ("where", "fault"),
     [
-        pytest.param(f"{JUDGE}.Chains._judge_read", lambda *_: None, id="an edge is forgotten"),
+        pytest.param(f"{JUDGE}.Chains.judge_read", lambda *_: None, id="an edge is forgotten"),
         pytest.param(
             f"{JUDGE}.part_of",
             lambda pieces: replace(part_of(pieces), digest=pieces[0].id),
@@ -643,7 +643,9 @@ def test_no_wrong_result_is_fresh_and_none_is_stale_that_was_just_computed() -> 
         pytest.param(f"{JUDGE}.judge_part", lambda *_, **__: None, id="content is not compared"),
         pytest.param(f"{PLAN}._touched", lambda *_: ({}, ()), id="a plan forgets an edge"),
         pytest.param(f"{PLAN}.Planned", lambda why, _, cause: Planned(why, True, cause), id="a plan is sure of all"),
-        pytest.param(f"{__name__}.plan_chain", lambda *a: plan_chain(*a)[::-1], id="a plan has the order reversed"),
+        pytest.param(
+            f"{__name__}.plan_chain", lambda *a, was=plan_chain: was(*a)[::-1], id="a plan has the order reversed"
+        ),
     ],
 )
 def test_a_fault_is_found(where: str, fault: object) -> None:
