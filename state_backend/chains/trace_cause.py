@@ -24,6 +24,8 @@ class Step(NamedTuple):
 def trace_cause(chains: Chains, root: str, pipeline: str, interval: Interval) -> list[Step]:
     """Return how a result came to be out of date, in the order of cause; nothing if it is not, as far as logs tell."""
     path = [Cause(root.rstrip("/"), pipeline, interval)]
+    if (verdict := chains.judged(*path[0][:2]).get(interval)) is not None and verdict.kind == "unknown":
+        return []
     while (before := _cause_of(chains, path[0])) is not None and before not in path:
         path.insert(0, before)
     steps = [_step(chains, at) for at in path]

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from graphlib import CycleError, TopologicalSorter
+from typing import TypeVar
 
 from state_backend.chains.judge_inputs import Chains, followed_in, root_of_edge
+from state_backend.checkpoint.log import Log
 from state_backend.checkpoint.trials import read_trial
 from state_backend.inspection.find_pipelines import pipelines_below
+from state_backend.values.errors import CairnError, RetryableError
 from state_backend.values.marks import Trial
 
 At = tuple[str, str]
+T = TypeVar("T")
 
 
 def chain_of(root: str, pipeline: str | None, chains: Chains | None = None) -> list[At]:
@@ -78,8 +82,18 @@ def _reads(chains: Chains, at: At) -> dict[At, int]:
     for read in chains.inputs(*at):
         up = (root_of_edge(read.edge.root, at[0]), read.edge.pipeline)
         found[up] = min(found.get(up, read.edge.back), read.edge.back)
-    for one in followed_in(chains.log(*at)):  # also those that only older results have read
+    for one in _if_readable(chains, at, followed_in) or ():  # also those that only older results have read
         up = (root_of_edge(one.root, at[0]), one.pipeline)
-        if chains.log(*up).head_id:
+        if _if_readable(chains, up, lambda log: log.head_id) != 0:
             found.setdefault(up, 0)
     return found
+
+
+def _if_readable(chains: Chains, at: At, read: Callable[[Log], T]) -> T | None:
+    """Return what is read of a log; None if the log can't be read: then the work on that pipeline says so."""
+    try:
+        return read(chains.log(*at))
+    except RetryableError:
+        raise
+    except CairnError:
+        return None

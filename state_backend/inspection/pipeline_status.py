@@ -143,6 +143,7 @@ def status_of(log: Log, pipeline: str, storage: Storage, outdated: Mapping[Inter
     if stale and (rerun is None or stale[0].start < rerun.first):
         problem = problem or f"{stale[0]} is out of date: {outdated[stale[0]].why}"
         rerun = Rerun(first=stale[0].start, last=max([stale[-1].start, *(c.content.interval.start for c in completed)]))
+        rerun = with_refused_bases(log, pipeline, rerun, stale[0].end - stale[0].start, start_ms)
     elif problem is None and (known := sorted(i for i, verdict in outdated.items() if verdict.kind != "unknown")):
         problem = f"{known[0]} is out of date: {outdated[known[0]].why}"
     newest = max((c for c in completed if c.content.kind == "interval"), key=lambda c: c.id, default=None)

@@ -237,8 +237,17 @@ def test_results_of_records_that_are_older_than_the_tracking_take_one_line(tmp_p
         world.folders["report"].run(day(n), f"old{n}") if n < 3 else world.run("report", n)
     world.raw["sales", 1] = 5
     world.run("sales", 1)
+    why = CliRunner().invoke(app, ["status", "--root", world.root, "--pipeline", "report", "--why", "2024-01-01"])
+    assert why.exit_code == 0 and "; unknown: its record does not say" in why.stdout
     said = CliRunner().invoke(app, ["status", "--root", world.root, "--pipeline", "report"]).stdout.splitlines()
     assert [one[2:9] for one in said if "unknown" in one] == ["2 from "]
+    world.folders["report"].coordinator.policy = KeepLast(1)
+    for name, n in itertools.product(("sales", "report"), (1, 2, 3)):
+        world.run(name, n)
+    world.raw["sales", 3] = 4
+    world.run("sales", 3)
+    said = CliRunner().invoke(app, ["status", "--root", world.root, "--pipeline", "report"]).stdout
+    assert "--from 2024-01-01T00:00:00Z" in said, "the base of the stale interval is dropped"
 
 
 def write_code(folder: Path, patch: pytest.MonkeyPatch, *names: str) -> None:
@@ -305,6 +314,8 @@ def test_a_plan_says_what_a_correction_a_restore_and_a_date_add(tmp_path: Path) 
     assert reasons(shown) == {"sales": [(2, "run again", True), (3, "stale", False)], "report": follow, "board": follow}
     assert [one["cause"]["start"][:10] for one in shown["pipelines"][1]["intervals"]] == ["2024-01-02"] * 2
     assert shown["total"] == {"intervals": 6, "sure": 1, "rows": 6, "unknown": 0, "seconds": 0.0} and code == 0
+    missing = planned(world, "--rerun", "sales=2024-01-02", "--to", "2024-01-04")[0]
+    assert reasons(missing)["sales"][-1] == (4, "missing", True) and missing["commands"][0] == shown["commands"][0]
     run, heal = shown["commands"]
     at = "2024-01-02T00:00:00Z"
     assert run == f"cairn run --code shop:sales --root {world.root} --from {at} --to {at} --reprocess all"
@@ -322,8 +333,12 @@ def test_a_plan_says_what_a_correction_a_restore_and_a_date_add(tmp_path: Path) 
     assert reasons(back) == {"sales": [(2, "stale", True), (3, "stale", True)], "report": follow, "board": follow}
     assert back["commands"][0] == f"cairn restore 1 --root {world.root} --pipeline sales --yes"
     assert sorted(tmp_path.rglob("*")) == files, "a plan writes nothing"
-    for wrong in ("--rerun=sales=2024-02-01", "--rerun=x=2024-01-01", "--code=sales"):
-        assert CliRunner().invoke(app, ["plan", "--root", world.root, wrong]).exit_code == 2
+    both, *_ = planned(world, "--to", "2024-01-04", "--code", "board=other:BOARD", "--code", "report=other:REPORT")
+    told = [(c[c.index("--pipeline") + 1], *c[8:]) for c in map(shlex.split, both["commands"])]
+    assert told == [("sales",), ("report", "--code", "other:REPORT"), ("board", "--code", "other:BOARD")]
+    twice = "--rerun=sales=2024-01-01 --rerun=sales=2024-01-02"
+    for wrong in ("--rerun=sales=2024-02-01", "--rerun=x=2024-01-01", "--code=sales", "--to=x", "--pipeline=x", twice):
+        assert CliRunner().invoke(app, ["plan", "--root", world.root, *wrong.split()]).exit_code == 2
     assert CliRunner().invoke(app, shlex.split(back["commands"][0])[1:]).exit_code == 0
     health = world.health(world.chains(), "sales")
     assert [to_run.interval for to_run in plan_heal(health, [*map(day, (1, 2, 3))], None).to_run] == [day(2), day(3)]
@@ -342,12 +357,40 @@ def test_a_plan_leaves_out_what_no_run_repairs_and_says_what_is_not_tracked(tmp_
     for name in ("report", "board"):
         for n in (1, 2, 3):
             world.run(name, n)
+    head = tmp_path / "board" / paths.record(world.log("board").head_id)
+    right, wrong = head.read_bytes(), head.write_bytes(b"no record")
+    shown, said, code = planned(world, "--rerun", "report=2024-01-02")
+    assert (
+        wrong and code == 1 and [one["pipeline"] for one in shown["unread"]] == ["board"] and reasons(shown)["report"]
+    )
+    head.write_bytes(right)
     (tmp_path / "sales").rename(tmp_path / "sold")
     shown, said, code = planned(world, "--rerun", "report=2024-01-02")
     assert code == 1 and not any(reasons(shown).values())
     assert {row["pipeline"]: len(row["left_out"]) for row in shown["pipelines"]} == {"report": 3, "board": 3, "old": 2}
     assert "left out: 2024-01-01 to 2024-01-04, 3 intervals: sales can't be read\n" in said
     assert f"cairn status --root {world.root} --pipeline report\n" in said
+
+
+def test_a_plan_begins_where_a_base_is_kept_and_heals_from_its_own_root(tmp_path: Path) -> None:
+    other = f"file://{tmp_path}/other"
+    edges = {"sales": (), "beside": (Edge(pipeline="sales"),), "report": (Edge(pipeline="sales", root=other),)}
+    world = World(edges, root=f"file://{tmp_path}/root", code="shop")
+    for name in ("sales", "beside"):
+        world.folders[name] = Folder(open_storage(f"{other}/{name}"))
+    for n, name in itertools.product((1, 2, 3), edges):
+        world.folders[name].coordinator.policy = KeepLast(1)
+        world.run(name, n)
+    shown, *_ = planned(world, "--rerun", "sales=2024-01-03")
+    dropped = [(1, "base dropped", True), (2, "base dropped", True)]
+    assert reasons(shown)["sales"] == [*dropped, (3, "run again", True)]
+    run, heal = map(shlex.split, shown["commands"])
+    assert (
+        run[run.index("--from") + 1] == "2024-01-01T00:00:00Z" and run[run.index("--to") + 1] == "2024-01-03T00:00:00Z"
+    )
+    assert heal[2:6] == ["--root", world.root, "--pipeline", "report"], (
+        "heal would run `beside`, which the plan does not have"
+    )
 
 
 @pytest.mark.parametrize(
@@ -408,7 +451,9 @@ def test_a_pipeline_that_reads_its_own_yesterday_begins_and_a_cycle_is_judged_al
         world.run("up", n)
         reader = Reader(root=ROOT, pipeline="down", interval=day(n), schedule=None, start=START)
         reads = tuple(pin(world.chains(), reader, edge)[0] for edge in world.edges["down"])
-        world.folders["down"].run(day(n), f"d{n}", inputs=reads)
+        world.folders["down"].run(day(n), f"d{n}", inputs=reads, retention=KeepLast(1))
+    planned = plan_chain(world.stages(down=3), START + 99 * DAY)[1]
+    assert [one.reason for one in planned.planned.values()] == ["base dropped"] * 2 + ["run again"]
     world.raw["up", 1] = 5
     world.run("up", 1)
     chains = world.chains()
@@ -455,6 +500,8 @@ def test_a_state_that_retention_dropped_is_named_before_spark_starts() -> None:
     assert world.chains().judged(ROOT, "down")[day(1)].why.endswith("than it read; retention has dropped this state")
     with pytest.raises(StateGapError, match=r"cairn run --code module:NAME --root .* --reprocess all"):
         pin(world.chains(), reader, edge)
+    planned = plan_chain(world.stages(), START + 99 * DAY)[1]
+    assert planned.left_out == {day(1): "retention has dropped the state of up at 2024-01-02T00:00:00Z"}
 
 
 def test_a_restored_state_counts_when_retention_keeps_no_other_checkpoint_or_has_dropped_it() -> None:
@@ -472,6 +519,9 @@ def test_a_restored_state_counts_when_retention_keeps_no_other_checkpoint_or_has
     assert [kept.kind for kept in world.log("down").kept] == ["interval"]
     kinds = {interval: verdict.kind for interval, verdict in world.chains().judged(ROOT, "down").items()}
     assert kinds == {day(1): "unknown"}
+    for rerun, first in (({"up": 1}, "base dropped"), ({"up": 1, "down": 2}, "input changed")):
+        planned = plan_chain(world.stages(**rerun), START + 99 * DAY)[1].planned
+        assert planned[day(1)].reason == first, "a run of day 2 would replace the restored state"
     folder.coordinator.rewind(5, run=own_run("back"), attempt="back5")
     assert [kept.kind for kept in world.log("down").kept] == ["restore"] and ran_here(world.log("down"))
 

@@ -8,7 +8,7 @@ from itertools import groupby
 from typing import Any
 
 from cairn.command.exit_codes import FINDINGS
-from cairn.command.options import Json
+from cairn.command.options import Json, open_log
 from cairn.command.printing import print_json, print_text
 from cairn.command.repair_command import ran_here
 from cairn.operations.intervals.plan_chain import Stage, plan_chain
@@ -34,26 +34,30 @@ Row = dict[str, Any]
 
 def plan(request: Plan, as_json: Json = False) -> int:
     """The rule is that of cairn heal --chain. Rows and seconds are those of the present results. Exit code 1 says that
-    an interval is left out, since it waits for something that no run repairs.
+    a pipeline can't be read, or that an interval is left out, since it waits for something that no run repairs.
     """
     check_no_trial(request.root, "plan")
+    if request.last is not None:
+        last_instant("--to", request.last)
+    if request.pipeline is not None:
+        open_log(request.root, request.pipeline)
     chains, stages, unread = Chains(), list[Stage](), list[Row]()
     order = chain_of(request.root, request.pipeline, chains)
-    reruns = _by_pipeline(order, "--rerun", request.rerun)
-    restores = _by_pipeline(order, "--restore", request.restore)
-    codes = _by_pipeline(order, "--code", request.code)
+    reruns = _by_pipeline(request.root, order, "--rerun", request.rerun)
+    restores = _by_pipeline(request.root, order, "--restore", request.restore)
+    codes = _by_pipeline(request.root, order, "--code", request.code)
     for at in order:
         try:
             stages.append(_stage_of(chains, at, request.last, reruns.get(at), restores.get(at), at in codes))
         except CairnError as error:
-            if at in restores or isinstance(error, RetryableError | UsageError):
+            if at in restores or at in reruns or isinstance(error, RetryableError):
                 raise
             unread.append({"root": at[0], "pipeline": at[1], "why": str(error).splitlines()[0]})
     before = {stage.at: stage for stage in stages}
     found = [one for one in plan_chain(stages, datetime.now(tz=UTC)) if one.planned or one.left_out or one.untold]
     rows = [_row(before[one.at], one) for one in found]
     total = _total([interval for row in rows for interval in row["intervals"]])
-    commands = [*_commands(request, chains, found, restores, codes)]
+    commands = [*_commands(request, chains, found, order, restores, codes)]
     shown = {"pipelines": rows, "unread": unread, "total": total, "commands": commands}
     if as_json:
         print_json(shown)
@@ -61,17 +65,19 @@ def plan(request: Plan, as_json: Json = False) -> int:
         print_text("\n".join([*_lines(shown), *(["", "to carry it out, run:", *commands] if commands else [])]))
         if request.last is None and commands:
             print_text("this also runs missing intervals up to its date; to see them here, add --to")
-    return FINDINGS if any(one.left_out for one in found) else 0
+    return FINDINGS if unread or any(one.left_out for one in found) else 0
 
 
-def _by_pipeline(order: Sequence[At], option: str, texts: Iterable[str]) -> dict[At, str]:
+def _by_pipeline(root: str, order: Sequence[At], option: str, texts: Iterable[str]) -> dict[At, str]:
     """Return the values of an option `PIPELINE=VALUE` by pipeline."""
     found = dict[At, str]()
     for name, _, value in (text.partition("=") for text in texts):
-        at = next((at for at in order if at[1] == name), None)
-        if at is None or not value:
+        named = sorted((at for at in order if at[1] == name), key=lambda at: at[0] != root.rstrip("/"))
+        if not named or not value:
             raise UsageError(f"{option} {name}: give PIPELINE=VALUE for one of {', '.join(name for _, name in order)}")
-        found[at] = value
+        if named[0] in found:
+            raise UsageError(f"{option} names {name} twice; give it once for each pipeline")
+        found[named[0]] = value
     return found
 
 
@@ -103,32 +109,46 @@ def _stage_of(chains: Chains, at: At, to: str | None, rerun: str | None, restore
 
 
 def _commands(
-    request: Plan, chains: Chains, found: Sequence[Stage], restores: Mapping[At, str], codes: Mapping[At, str]
+    request: Plan,
+    chains: Chains,
+    found: Sequence[Stage],
+    order: Sequence[At],
+    restores: Mapping[At, str],
+    codes: Mapping[At, str],
 ) -> Iterator[str]:
     """Yield the commands that carry a plan out, in their order: for each chain the assumed changes, then its repair."""
-    left = [one for one in found if one.planned]
+    left, below = [one for one in found if one.planned], [at for at in order if at[0] == request.root.rstrip("/")]
     while left:
-        chain = {*chain_of(*left[0].at, chains)}
+        # Readers are looked for below the root of the command, so the command names a pipeline of the plan's root.
+        named = next((one.at for one in left if one.at in below), None)
+        named = named or next((at for at in below if left[0].at in chain_of(*at, chains)), left[0].at)
+        chain = {*chain_of(*named, chains)}
         here, left = [one for one in left if one.at in chain], [one for one in left if one.at not in chain]
         coded = [one.at for one in here if one.at in codes and not one.rerun and ran_here(chains.log(*one.at))]
-        # Readers are looked for below the root of the command. The command takes the code of one pipeline.
-        named = [*coded, *(one.at for one in here if one.at[0] == request.root.rstrip("/")), here[0].at][0]
         to = request.last or max(i.start for stage in here for i in stage.planned)
-        heal = heal_command(*named, to, code=codes[named] if coded else None, chain=True)
+        heal = [heal_command(*(at := [*coded, named][0]), to, code=codes[at] if coded else None, chain=True)]
+        if len(coded) > 1 or any(at not in below for at in coded):  # A command takes the code of one pipeline.
+            heal = [heal_command(*one.at, to, code=codes[one.at] if one.at in coded else None) for one in here]
         changes = [one for one in here if one.rerun or one.restored]
-        if not changes or any(
-            p.cause is None and p.reason != "run again" for one in here for p in one.planned.values()
-        ):
-            yield heal
+        own = {p.reason for one in here for p in one.planned.values() if p.cause is None}
+        if not changes or own - {
+            "run again",
+            "missing",
+        }:  # A change may need repaired inputs. What is missing can wait.
+            yield from heal
         for one in changes:
-            (root, name), log = one.at, chains.log(*one.at)
+            (root, name), log, runs = one.at, chains.log(*one.at), [*one.planned]
             if one.restored:
                 yield command_line("restore", restores[one.at], root=root, pipeline=name, yes=True)
-            if again := sorted(i.start for i in one.rerun):
+            if again := [n for n, i in enumerate(runs) if i in one.rerun]:
+                first = again[0]
+                while first and one.planned[runs[first - 1]].reason == "base dropped":
+                    first -= 1  # Without its base, the interval would not start.
+                begin, end = runs[first].start, runs[again[-1]].start
                 code = codes.get(one.at, log.code) if ran_here(log) else None
-                local = command_line("run", code=code, root=root, from_=again[0], to=again[-1], reprocess="all")
-                yield local if code else backfill_command(name, Rerun(first=again[0], last=again[-1]))
-            yield heal
+                local = command_line("run", code=code, root=root, from_=begin, to=end, reprocess="all")
+                yield local if code else backfill_command(name, Rerun(first=begin, last=end))
+            yield from heal
 
 
 def _row(before: Stage, one: Stage) -> Row:

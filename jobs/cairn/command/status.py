@@ -54,10 +54,9 @@ def status(
     chains = Chains()
     found = status_of(log, pipeline, at.storage, chains.judged(root, pipeline, log))
     command = None if found.rerun is None else repair_command(log, found.rerun, root=root, pipeline=pipeline, dag=dag)
-    open_ = [(interval, verdict) for interval, verdict in found.outdated if verdict.kind != "unknown"]
-    if any(v.kind == "pending" and v.cause and v.cause[:2] != (root.rstrip("/"), pipeline) for _, v in open_):
-        last = max([interval.start for interval, _ in open_] + ([found.rerun.last] if found.rerun is not None else []))
-        command = heal_command(root, pipeline, last, dag, chain=True)
+    waits = (v.cause for _, v in found.outdated if v.kind == "pending" and v.cause is not None)
+    if found.heal_to is not None and any(cause[:2] != (root.rstrip("/"), pipeline) for cause in waits):
+        command = heal_command(root, pipeline, found.heal_to, dag, chain=True)
     if why is not None:
         return _tell_why(chains, root, pipeline, why, command, as_json=as_json)
     if as_json:
@@ -109,7 +108,9 @@ def _tell_why(chains: Chains, root: str, pipeline: str, when: str, command: str 
         path = [step._asdict() | {"span": step.span and str(step.span)} for step in steps]
         print_json({"interval": str(interval), "path": path, "command": command if steps else None})
     elif not steps:
-        print_text(f"{pipeline} {interval}: nothing is out of date, as far as the logs tell")
+        unknown = chains.judged(root, pipeline).get(interval)
+        why = "" if unknown is None else f"; unknown: {unknown.why}"
+        print_text(f"{pipeline} {interval}: nothing is out of date, as far as the logs tell{why}")
     else:
         print_text(f"{pipeline} {interval} is out of date. From the cause on:")
         for name, span, text, n in steps:

@@ -16,14 +16,15 @@ from typing import NamedTuple
 
 from cairn.operations.intervals.plan_heal import Health, Reason, calendar_until, intervals_to_run, jumps_of
 from state_backend.chains.inputs_of import commits_in, span_within
-from state_backend.chains.judge_inputs import Cause, Node, Verdict, find_problem, followed_in, root_of_edge
-from state_backend.checkpoint.newest_state import valid_states
+from state_backend.chains.judge_inputs import Cause, Node, Verdict, find_problem, followed_in, inputs_in, root_of_edge
 from state_backend.inspection.chain_of import At
 from state_backend.values.frozen import frozen
 from state_backend.values.inputs import Edge, InputRead
-from state_backend.values.intervals import Interval
-from state_backend.values.records import Record, Tombstone
+from state_backend.values.intervals import Interval, format_instant
+from state_backend.values.records import Record
 from state_backend.values.schedule import Schedule
+
+_MOST_ROUNDS = 10_000
 
 
 class Planned(NamedTuple):
@@ -65,11 +66,14 @@ def plan_chain(stages: Sequence[Stage], now: datetime) -> tuple[Stage, ...]:
 
     `stages`: Each after those that it reads (`chain_of`). An upstream without a stage can't be read.
     """
-    found, before = dict[At, Stage](), None
-    while before != found:  # A third round only if pipelines read each other.
+    # In a cycle, the first round has the results of a pipeline that comes later as they are.
+    found = {one.at: replace(one, judged={}, outputs=tuple(sorted(one.node.outputs))) for one in stages}
+    for _ in range(_MOST_ROUNDS):  # Two, but more if pipelines read each other.
         before = dict(found)
         for stage in stages:
             found[stage.at] = _plan_stage(stage, found, now)
+        if before == found:
+            break
     return tuple(found.values())
 
 
@@ -100,8 +104,9 @@ def _plan_stage(stage: Stage, found: Mapping[At, Stage], now: datetime) -> Stage
     for interval in sorted(asked):
         if (why := _problem(stage, interval, found)) is not None:
             to_run = intervals_to_run(replace(assumed, waiting={interval: why}), calendar, [None] * len(calendar))[0]
-            behind = asked - {interval, *(calendar[n] for n in to_run)}
-            left_out = {interval: why} | dict.fromkeys(sorted(behind), f"it comes after {interval}")
+            # Intervals before it whose base was dropped have good results: only this one needed them.
+            behind = sorted(i for i in asked if i > interval)
+            left_out = {interval: why} | dict.fromkeys(behind, f"it comes after {interval}")
             break
     planned, head = dict[int, Planned](), None
     for n in (n for n in sorted(to_run) if to_run[n] != "base dropped"):
@@ -129,32 +134,26 @@ def _touched(stage: Stage, found: Mapping[At, Stage]) -> tuple[dict[Interval, Ca
     log, touched, untold = stage.node.log, dict[Interval, Cause](), list[Interval]()
     ups = {(root_of_edge(one.root, stage.at[0]), one.pipeline) for one in followed_in(log)} & found.keys()
     changes = [i.start for up in ups for i in (*found[up].planned, found[up].restored) if i is not None]
-    # A correction of an earlier interval makes a restored state stale.
-    restores = [
-        k.interval for k in valid_states(log) if k.kind == "restore" and not any(i < k.interval for i in stage.rerun)
-    ]
-    until = max((i.end for i in (*restores, stage.restored) if i is not None), default=None)
+    until = stage.node.restored
+    if until is not None and any(i.start < until for i in stage.rerun):
+        until = None  # The restored state is stale, or replaced, if the result differs.
+    if stage.restored is not None:
+        until = max(until or stage.restored.end, stage.restored.end)
     wanted = [
         i for i in sorted(stage.node.outputs) if changes and i.end > min(changes) and (not until or i.start >= until)
     ]
     log.entries.load(stage.node.outputs[i] for i in wanted)
     for interval in wanted:
         entry, seen = log.entries[stage.node.outputs[interval]], list[tuple[Cause, bool]]()
-        for read in _inputs_of(entry):
+        for read in inputs_in(entry):
             up = root_of_edge(read.edge.root, stage.at[0]), read.edge.pipeline
             if read.edge.tracked and up in found and (read.parts or read.log):
                 seen += ((Cause(*up, one), told) for one, told in _seen(read, found[up]))
         if (cause := next((cause for cause, told in seen if told), None)) is not None:
             touched[interval] = cause
-        elif seen or not (_inputs_of(entry) or (isinstance(entry, Record) and entry.content.followed)):
+        elif seen or not (inputs_in(entry) or (isinstance(entry, Record) and entry.content.followed)):
             untold.append(interval)
     return touched, tuple(untold)
-
-
-def _inputs_of(entry: object) -> tuple[InputRead, ...]:
-    if isinstance(entry, Record):
-        return entry.content.inputs
-    return entry.inputs if isinstance(entry, Tombstone) else ()
 
 
 def _seen(read: InputRead, up: Stage) -> Iterator[tuple[Interval, bool]]:
@@ -174,16 +173,19 @@ def _within(order: Sequence[Interval], span: Interval) -> list[Interval]:
 def _problem(stage: Stage, interval: Interval, found: Mapping[At, Stage]) -> str | None:
     """Return why an interval can't read its upstreams when the plan has come to it; None if it can."""
     made = stage.node.outputs.get(interval)
-    for read in stage.reads if made is None else _inputs_of(stage.node.log.entries[made]):
+    for read in stage.reads if made is None else inputs_in(stage.node.log.entries[made]):
         edge, up = read.edge, found.get((root_of_edge(read.edge.root, stage.at[0]), read.edge.pipeline))
         if made is not None and not read.parts and not read.log:
             continue  # The upstream had not begun.
         if up is None:
             return f"{edge.pipeline} can't be read"
         span = read.span if made is not None else span_within(up.node.log, edge, edge.anchor(interval, stage.schedule))
-        problem = find_problem(up.node, edge, span, _commits(up, edge, span), up.judged)
+        commits = _commits(up, edge, span)
+        problem = find_problem(up.node, edge, span, commits, up.judged)
         if problem is not None:
             return f"{edge.pipeline} {problem[0]}: {problem[1]}"
+        if edge.reads == "state" and any(n and n not in up.node.log.retained for n in commits.values()):
+            return f"retention has dropped the state of {edge.pipeline} at {format_instant(span.end)}"
     return None
 
 
