@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from typing import Literal, NamedTuple
 
 from state_backend.chains.inputs_of import Piece, attempt_at, commits_in, is_left_out, part_of, pieces_of, unexchanged
-from state_backend.checkpoint.interval_results import restored_until, spoilt_results
+from state_backend.checkpoint.interval_results import last_restore, spoilt_results
 from state_backend.checkpoint.location import locate
 from state_backend.checkpoint.log import Fact, Log, attempt_of, id_of_log, last_facts, read_log
 from state_backend.checkpoint.trials import production_root
@@ -83,7 +83,7 @@ class Node:
         spoilt: Why results are not valid by the pipeline's own log.
         moved: Intervals that were committed more than once, or after a later interval.
         erased: Intervals whose output `cairn erase` rewrote, each with the id and the attempt of that commit.
-        restored: The end of the latest restored state that counts. A person wanted all results before it.
+        restored: The latest restored state that counts. A person wanted all results before it, as they were then.
     """
 
     log: Log
@@ -91,7 +91,7 @@ class Node:
     outputs: Mapping[Interval, int]
     spoilt: Mapping[Interval, str]
     moved: tuple[Interval, ...]
-    restored: datetime | None = None
+    restored: Fact | None = None
     erased: tuple[tuple[Interval, int, str], ...] = ()
 
 
@@ -258,7 +258,7 @@ class Chains:
             verdict = self._judge(root, pipeline, node.log.entries[n])
             if verdict is not None and verdict.kind == "unreadable" and not self._still_reads(root, pipeline, verdict):
                 verdict = Verdict(kind="unknown", why=f"{verdict.why}; newer intervals do not read it")
-            if node.restored is not None and interval.start < node.restored:
+            if (by := node.restored) is not None and interval.start < by.interval.end and n < by.id:
                 # A person has made another state current, as the pipeline's own log has it too.
                 if verdict is not None:
                     found[interval] = Verdict(kind="unknown", why=f"a state was restored after it; {verdict.why}")
@@ -388,7 +388,7 @@ def _node_of(log: Log) -> Node:
         erased=tuple(
             (i, e.id, attempt_of(e)) for e in erasing if isinstance(e, Record | Tombstone) for i in e.rewritten
         ),
-        restored=restored_until(log, facts),
+        restored=last_restore(log, facts),
     )
 
 

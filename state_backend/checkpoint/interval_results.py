@@ -65,7 +65,8 @@ def spoilt_results(log: Log, outputs: Mapping[Interval, int]) -> dict[Interval, 
     # concern.
     whole = any(n not in log.retained for n in outputs.values())
     named = log.facts(None) if whole else [Fact(kept.interval, kept.id, kept.kind) for kept in log.kept]
-    restored = restored_until(log, named) or start
+    restore = last_restore(log, named)
+    restored = start if restore is None else restore.interval.end
     commits = sorted((f.id, f.interval.start) for f in named if f.kind in ("interval", "restore"))
     ids = [n for n, _ in commits]
     earliest_since = [*accumulate((at for _, at in reversed(commits)), min)][::-1]
@@ -82,8 +83,8 @@ def spoilt_results(log: Log, outputs: Mapping[Interval, int]) -> dict[Interval, 
     return {interval: found[interval] for interval in suspects if found[interval].spoilt is not None}
 
 
-def restored_until(log: Log, facts: Sequence[Fact]) -> datetime | None:
-    """Return the end of the latest interval whose state a person restored, as long as no later commit changed it.
+def last_restore(log: Log, facts: Sequence[Fact]) -> Fact | None:
+    """Return the restore of the latest interval whose state a person restored, as long as no later commit changed it.
 
     Retention may have dropped the restore. The results that continue from it still count.
     """
@@ -95,7 +96,8 @@ def restored_until(log: Log, facts: Sequence[Fact]) -> datetime | None:
         later = log.commits_near(Interval(datetime.min.replace(tzinfo=UTC), restore.interval.end), after=restore.id)
         return not any(_makes_stale(one, restore.interval) or _replaces_state(one, restore.interval) for one in later)
 
-    return max((fact.interval.end for fact in facts if fact.kind == "restore" and counts(fact)), default=None)
+    counting = (fact for fact in facts if fact.kind == "restore" and counts(fact))
+    return max(counting, key=lambda fact: (fact.interval.end, fact.id), default=None)
 
 
 def _replaces_state(commit: Record | Tombstone, interval: Interval) -> bool:

@@ -522,6 +522,11 @@ def test_a_restored_state_counts_when_retention_keeps_no_other_checkpoint_or_has
     for rerun, first in (({"up": 1}, "base dropped"), ({"up": 1, "down": 2}, "input changed")):
         planned = plan_chain(world.stages(**rerun), START + 99 * DAY)[1].planned
         assert planned[day(1)].reason == first, "a run of day 2 would replace the restored state"
+    world.run("down", 1)  # with the state of before, so the restore still counts
+    world.raw["up", 1] = 6
+    world.run("up", 1)
+    kinds = {interval: verdict.kind for interval, verdict in world.chains().judged(ROOT, "down").items()}
+    assert kinds[day(1)] == "stale"  # it ran again after the restore
     folder.coordinator.rewind(5, run=own_run("back"), attempt="back5")
     assert [kept.kind for kept in world.log("down").kept] == ["restore"] and ran_here(world.log("down"))
 

@@ -17,6 +17,7 @@ from typing import NamedTuple
 from cairn.operations.intervals.plan_heal import Health, Reason, calendar_until, intervals_to_run, jumps_of
 from state_backend.chains.inputs_of import commits_in, span_within
 from state_backend.chains.judge_inputs import Cause, Node, Verdict, find_problem, followed_in, inputs_in, root_of_edge
+from state_backend.checkpoint.log import Fact
 from state_backend.inspection.chain_of import At
 from state_backend.values.frozen import frozen
 from state_backend.values.inputs import Edge, InputRead
@@ -134,13 +135,15 @@ def _touched(stage: Stage, found: Mapping[At, Stage]) -> tuple[dict[Interval, Ca
     log, touched, untold = stage.node.log, dict[Interval, Cause](), list[Interval]()
     ups = {(root_of_edge(one.root, stage.at[0]), one.pipeline) for one in followed_in(log)} & found.keys()
     changes = [i.start for up in ups for i in (*found[up].planned, found[up].restored) if i is not None]
-    until = stage.node.restored
-    if until is not None and any(i.start < until for i in stage.rerun):
-        until = None  # The restored state is stale, or replaced, if the result differs.
-    if stage.restored is not None:
-        until = max(until or stage.restored.end, stage.restored.end)
+    at = stage.node.restored
+    if at is not None and any(i.start < at.interval.end for i in stage.rerun):
+        at = None  # The restored state is stale, or replaced, if the result differs.
+    if stage.restored is not None and (at is None or at.interval.end <= stage.restored.end):
+        at = Fact(stage.restored, log.head_id + 1, "restore")
     wanted = [
-        i for i in sorted(stage.node.outputs) if changes and i.end > min(changes) and (not until or i.start >= until)
+        i
+        for i, n in sorted(stage.node.outputs.items())
+        if changes and i.end > min(changes) and (at is None or i.start >= at.interval.end or n > at.id)
     ]
     log.entries.load(stage.node.outputs[i] for i in wanted)
     for interval in wanted:
