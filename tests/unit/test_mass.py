@@ -31,7 +31,7 @@ BUDGETS = {
     "jobs/cairn/shipping": (1_440, 9_740),
     "jobs/cairn/sinks": (2_144, 13_581),
     "jobs/cairn/spark": (1_415, 7_200),
-    "jobs/cairn/trials": (1_155, 8_103),
+    "jobs/cairn/trials": (1_162, 8_208),
     "jobs/local_stack": (1_660, 9_600),
     "jobs/pipelines": (960, 5_600),
     "plugins/cairn_operators": (5_114, 28_210),

@@ -253,6 +253,18 @@ def test_a_dependant_alone_is_promoted_after_the_pipeline_whose_trial_it_read(ro
     assert "report: 2 intervals have the results of the trial" in cairn(root, report)
 
 
+def test_a_trial_that_was_only_partly_tried_again_is_not_promoted(root: Path) -> None:
+    lone = f"try lone --code {CODE}:REPORT --every 1d --from 2024-01-02"
+    cairn(root, f"{lone} --to 2024-01-03")
+    DAYS[HALVES[2].start] = [*DAYS[HALVES[2].start], ("eve", "fig", 1)]
+    run(root, "sales", 2)
+    cairn(root, f"{lone} --to 2024-01-02")
+    assert f"{day(2)}: the trial's result is stale: checkpoint" in cairn(root, "compare lone --pipeline report")
+    before = bytes_of(root)
+    said = cairn(root, f"promote lone --code {CODE}:REPORT --past --yes", code=2)
+    assert "trial 'lone' of 'report' is out of date" in said and bytes_of(root) == before
+
+
 def test_which_intervals_of_a_dependant_a_trial_runs() -> None:
     """The trial of `up` begins within day 1, and ends within day 3."""
     span, plain = Interval(day(1).start + HALF, day(3).start + HALF), Edge(pipeline="up")

@@ -87,13 +87,20 @@ def match_of(match: Sequence[str], pipeline: str, head: str) -> tuple[str, ...]:
     return tuple(column for of, column in named if (of or head) == pipeline)
 
 
-def outdated_lines(root: str, trial: Trial) -> list[str]:
-    """Name the results of a trial that are out of date, because production's input or an upstream's trial changed."""
-    judged = sorted(Chains().judged(root_of_trial(root, trial.pipeline, trial.name), trial.pipeline).items())
-    lines = [f"{interval}: the trial's result is {verdict.kind}: {verdict.why}" for interval, verdict in judged]
+def outdated_lines(root: str, trial: Trial, *, unknown: bool = True) -> list[str]:
+    """Name the results of a trial that are out of date, because production's input or an upstream's trial changed.
+
+    Or because an earlier result of the trial was tried again. `unknown`: False leaves out results that may be right.
+    """
+    at, chains = (root_of_trial(root, trial.pipeline, trial.name), trial.pipeline), Chains()
+    found = {interval: f"stale: {why}" for interval, why in chains.node(*at).spoilt.items()}
+    judged = {interval: v for interval, v in chains.judged(*at).items() if unknown or v.kind != "unknown"}
+    again = found or any(verdict.kind != "unknown" for verdict in judged.values())
+    found |= {interval: f"{verdict.kind}: {verdict.why}" for interval, verdict in judged.items()}
+    lines = [f"{interval}: the trial's result is {why}" for interval, why in sorted(found.items())]
     if len(lines) > _LISTED:
         lines[_LISTED:] = [f"and {len(lines) - _LISTED} more intervals"]
-    return [*lines, "To try these intervals again, run the same cairn try again"] if lines else []
+    return [*lines, "To try these intervals again, run the same cairn try again"] if again else lines
 
 
 def comparison_lines(trial: Trial, said: dict[str, Any]) -> list[str]:

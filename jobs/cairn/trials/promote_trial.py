@@ -303,6 +303,8 @@ def _check_inputs(
 ) -> None:
     """Raise `UsageError` if production would not read again what the trial read."""
     whose = f"trial {trial.name!r} of {trial.pipeline!r}"
+    if lines := outdated_lines(root, trial, unknown=False):
+        raise UsageError(f"{whose} is out of date:\n" + "\n".join(lines))
     if not isinstance(pipeline.source, Upstreams):
         intervals = intervals_of_trial(trial, made_within(own, trial.span))
         if other := other_input(own, ask_source(spark, pipeline, intervals, root)):
@@ -311,8 +313,6 @@ def _check_inputs(
                 + command_line("trials", root=root, pipeline=trial.pipeline, remove=trial.name)
             )
         return
-    if lines := outdated_lines(root, trial):
-        raise UsageError(f"{whose} is out of date:\n" + "\n".join(lines))
     at, chains = root_of_trial(root, trial.pipeline, trial.name), Chains()
     begins = {one.pipeline: one.span.start for one in together}
     for interval, read in reads_of_trial(at, trial):
