@@ -134,6 +134,8 @@ def spark() -> Iterator[SparkSession]:
     # Its connections are closed when Python ends, after pytest has taken the log's stream away.
     logging.getLogger("py4j").setLevel(logging.WARNING)
     with tempfile.TemporaryDirectory(prefix="cairn-spark-", ignore_cleanup_errors=True) as folder:
-        session = connect("local[2]", "cairn tests", conf={"spark.local.dir": folder})
+        # Spark 4.1 has geographic types only with this setting.
+        conf = {"spark.local.dir": folder, "spark.sql.geospatial.enabled": "true"}
+        session = connect("local[2]", "cairn tests", conf=conf)
         yield session
         session.stop()

@@ -33,7 +33,7 @@ from pyspark.sql.types import Row
 from cairn.arrow_processor import ArrowProcessor, BatchResult, KeyedBatch, with_keys
 from cairn.pipeline import Pipeline
 from cairn.testing import PipelineTester
-from tests.conformance.generator import DIFFERENT, ENTRIES, ROWS, shown
+from tests.conformance.generator import DIFFERENT, ENTRIES, WRITTEN_ROWS, shown
 from tests.support.spark_streaming import Case
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ _MAKE: dict[str, dict[str, Callable[[list[int]], Any]]] = {
     },
 }
 _STORED = {"n": ["int"], "a": ["list"], "b": ["bytes", "bytearray"], "m": ["dict"]}
-_STORED["s"] = ["dict"] if ROWS in DIFFERENT else ["dict", "row"]
+_STORED["s"] = ["dict"] if WRITTEN_ROWS in DIFFERENT else ["dict", "row"]
 _IN_FRAMES = {
     **{name: list(ways) for name, ways in _MAKE.items()},
     "n": ["int", "scalar"],

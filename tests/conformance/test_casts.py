@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.conformance.casts import TYPES, Puts
+from tests.conformance.generator import DIFFERENT, WRITTEN_ROWS
 from tests.support.both_engines import run_both, run_under_cairn
 from tests.support.spark_streaming import Case
 
@@ -124,7 +125,8 @@ def test_what_python_values_become_in_state(spark: SparkSession, tmp_path: Path)
                 found.append(f"{name} <- {expression}, NULL: Spark {theirs[n]}, Cairn {nulled[n]}")
         elif nulled[n] != ours[n]:
             found.append(f"{name} <- {expression}: {ours[n]}, and with NULLs {nulled[n]}")
-        if expected == "as Spark":
+        no_row = WRITTEN_ROWS in DIFFERENT and name == "struct" and theirs[n].startswith("refused")
+        if expected == "as Spark" or (no_row and expression.startswith(("(Row(", "(Named("))):
             continue
         if expected == "same":
             right = ours[n] == theirs[n] and (

@@ -17,6 +17,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import pyarrow.parquet as pq
+from pyspark.errors import StreamingQueryException
 
 from cairn.operations.intervals.run_interval import run_interval
 from cairn.pipeline import Interval, Pipeline
@@ -65,7 +66,14 @@ class Both:
 def run_both(spark: SparkSession, case: Case, folder: Path) -> Both:
     """The case under Spark, then under Cairn in intervals that end when Spark's batches ran."""
     files = write_batches(spark, case, folder / "input")
-    theirs = run_under_spark(spark, case, files, folder / "checkpoint")
+    for attempt in range(3):
+        try:
+            theirs = run_under_spark(spark, case, files, folder / f"checkpoint{attempt}")
+            break
+        except StreamingQueryException as error:
+            # Spark gives the first worker of a query ten seconds to start.
+            if attempt == 2 or "Python worker failed to connect back" not in str(error):
+                raise
     ours, records = run_under_cairn(spark, case, files, folder / "root", theirs.processing_times_ms)
     return Both(case=case, spark=theirs, cairn=ours, records=records, root=folder / "root", files=files)
 
