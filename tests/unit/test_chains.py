@@ -262,7 +262,7 @@ def write_code(folder: Path, patch: pytest.MonkeyPatch, *names: str) -> None:
 
 
 def test_heal_over_a_chain_plans_upstream_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_code(tmp_path, monkeypatch, "sales", "report", "board")
+    write_code(tmp_path, monkeypatch, "sales", "report", "board", "longer")
     edges = {"sales": (), "report": (Edge(pipeline="sales"),), "board": (Edge(pipeline="report"),)}
     world = World(edges, root=f"file://{tmp_path}/root", code="three")
     for name in edges:
@@ -283,6 +283,18 @@ def test_heal_over_a_chain_plans_upstream_first(tmp_path: Path, monkeypatch: pyt
         and shown[2]["to_run"] == []
     )
     assert {one["command"] for one in shown[1:]} == {shlex.join(printed)}
+
+    # `longer` reads both days in one interval, which starts before the day that `report` must run again.
+    longer, both = Folder(open_storage(f"{world.root}/longer")), Interval(START, START + 2 * DAY)
+    reader = Reader(root=world.root, pipeline="longer", interval=both, schedule=None)
+    with mock.patch("state_backend.chains.pin_inputs.find_problem", return_value=None):
+        reads = (pin(Chains(), reader, Edge(pipeline="report"))[0],)
+    how = {"code": "three:longer", "run": own_run("direct__"), "pipeline": "longer"}
+    longer.run(both, "a", inputs=reads, followed=followed_after((), reads), **how)
+    where = ["--root", world.root, "--pipeline", "longer", "--to", "2024-01-01", "--chain", "--dry-run", "--json"]
+    found = CliRunner().invoke(app, ["heal", *where])
+    to_run = {one["pipeline"]: one["to_run"] for one in json.loads(found.stdout)}
+    assert to_run["report"] == shown[1]["to_run"] and to_run["sales"] == []
 
 
 THREE = {"sales": (), "report": (Edge(pipeline="sales", mapping="all"),), "board": (Edge(pipeline="report"),)}

@@ -16,7 +16,7 @@ BUDGETS = {
     "dags": (150, 600),
     "jobs/cairn": (2_523, 13_130),
     "jobs/cairn/aggregates": (1_080, 7_300),
-    "jobs/cairn/command": (4_816, 32_550),
+    "jobs/cairn/command": (4_828, 32_700),
     "jobs/cairn/data_sources": (594, 3_730),
     "jobs/cairn/driver": (750, 4_400),
     "jobs/cairn/operations": (979, 6_261),

@@ -36,7 +36,7 @@ from cairn.operations.intervals.plan_range import boundaries_of
 from state_backend.adapters.open_storage import join_url, open_storage
 from state_backend.chains.judge_inputs import Chains
 from state_backend.checkpoint.location import locate
-from state_backend.checkpoint.log import read_log
+from state_backend.checkpoint.log import Log, last_facts, read_log
 from state_backend.checkpoint.publish_output import unpublished
 from state_backend.checkpoint.trials import check_no_trial
 from state_backend.inspection.chain_of import At, chain_order
@@ -49,7 +49,7 @@ from state_backend.values.hide_secrets import hide
 from state_backend.values.intervals import Interval, format_instant
 from state_backend.values.operation_parameters import Heal
 from state_backend.values.records import Permissions
-from state_backend.values.schedule import schedule_of
+from state_backend.values.schedule import interval_around, schedule_of
 from state_backend.values.zones import zone_of
 
 if TYPE_CHECKING:
@@ -88,6 +88,7 @@ def heal(
     named, at = _healing(request, spark, airflow, as_json=as_json), (request.root.rstrip("/"), request.pipeline)
     worst, shown, command = 0, list[dict[str, Any]](), f"{named.command}{' --chain' if request.chain else ''}"
     chain = TopologicalSorter(chain_order(*at) if request.chain else {at: []})
+    last = _last_of_others(read_log(open_storage(join_url(*at))), request.last) if request.chain else request.last
     chain.prepare()
     begun, under_way = list[_Healing](), dict[At, tuple[_Healing, Iterator[None]]]()
     try:
@@ -95,11 +96,11 @@ def heal(
             for root, pipeline in chain.get_ready():
                 one = named
                 if (root, pipeline) != at:
-                    other = replace(request, root=root, pipeline=pipeline, code="", dag=None, every=None)
+                    other = replace(request, root=root, pipeline=pipeline, code="", dag=None, every=None, last=last)
                     try:
                         one = _healing(other, spark, airflow, as_json=as_json, recorded=True)
                     except CairnError as error:
-                        left, worst = command_line("heal", root=root, pipeline=pipeline, to=request.last), 1
+                        left, worst = command_line("heal", root=root, pipeline=pipeline, to=last), 1
                         why = f"{pipeline} is left out: {str(error).splitlines()[0]}\nTo heal it alone, add --code or --dag to:\n{left}"
                         shown.append({"pipeline": pipeline, "healthy": False, "verdict": why, "command": left})
                         if not as_json:
@@ -125,6 +126,17 @@ def heal(
     if as_json:
         typer.echo(json.dumps(shown if request.chain else shown[0], indent=2))
     return worst
+
+
+def _last_of_others(log: Log, to: str) -> str:
+    """Return `--to` for the other pipelines of a chain. They are healed to the end of the named pipeline's last
+    interval: a month reads days that start after the month."""
+    last = last_instant("--to", to)
+    ends = [fact.interval.end for fact in last_facts(log.facts(None)) if fact.interval.start <= last]
+    if log.schedule is not None:
+        ends.append(interval_around(log.schedule, last).end)
+    end = max(ends, default=last) - timedelta(seconds=1)
+    return format_instant(end) if end > last else to
 
 
 def _healing(request: Heal, spark: str, airflow: str, *, as_json: bool, recorded: bool = False) -> _Healing:
