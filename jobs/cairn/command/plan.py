@@ -23,7 +23,7 @@ from state_backend.inspection.chain_of import At, chain_of
 from state_backend.inspection.describe import start_and_end
 from state_backend.values.airflow_commands import backfill_command, command_line, heal_command
 from state_backend.values.day_or_instant import first_instant, last_instant
-from state_backend.values.errors import CairnError, Rerun, RetryableError, UsageError
+from state_backend.values.errors import CairnError, Rerun, RetryableError, StateUnusable, UsageError
 from state_backend.values.human_units import span as duration
 from state_backend.values.operation_parameters import Plan
 from state_backend.values.records import Record, Tombstone
@@ -84,7 +84,7 @@ def _by_pipeline(root: str, order: Sequence[At], option: str, texts: Iterable[st
 def _stage_of(chains: Chains, at: At, to: str | None, rerun: str | None, restore: str | None, code: bool) -> Stage:
     log, node, judged = chains.log(*at), chains.node(*at), chains.judged(*at)
     if not log.kept:
-        raise CairnError("the pipeline has no checkpoint yet")
+        raise StateUnusable(f"pipeline {at[1]!r} has no checkpoint yet; run an interval first")
     newest = max((kept.interval for kept in log.kept), key=lambda i: i.end)
     schedule, again = log.schedule or Every(newest.end_ms - newest.start_ms), frozenset[Any]()
     if rerun is not None:
