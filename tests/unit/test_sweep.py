@@ -6,7 +6,7 @@ import errno
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Literal
@@ -402,6 +402,15 @@ def test_stale_marks_and_retained_are_carried_on_by_a_sweep() -> None:
     assert folder.coordinator.log().retained == before
 
 
+def bytes_below(folder: Path) -> int:
+    """Sizes of all files. Other threads may move or delete a file meanwhile."""
+    used = 0
+    for file in folder.rglob("*"):
+        with suppress(FileNotFoundError):
+            used += file.stat().st_size if file.is_file() else 0
+    return used
+
+
 class SmallDisk(LocalStorage):
     """A disk of so many bytes: whoever writes beyond that is told that it is full, as the system tells it."""
 
@@ -412,8 +421,7 @@ class SmallDisk(LocalStorage):
     @contextmanager
     def _written(self, path: str, chunks: Iterable[bytes], doing: str) -> Iterator[tuple[Path, Handle]]:
         data = b"".join(chunks)
-        used = sum(f.stat().st_size for f in self._root.path.rglob("*") if f.is_file())
-        if used + len(data) > self.size_bytes:
+        if bytes_below(self._root.path) + len(data) > self.size_bytes:
             with local_storage.os_errors(doing, may_be_absent=False):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         with super()._written(path, (data,), doing) as written:
@@ -430,8 +438,7 @@ def test_a_full_disk_is_swept(tmp_path: Path) -> None:
         StorageUnavailable, match=r"No space left .*free some space \(`cairn sweep` works on a full disk\)"
     ):
         disk.create(sst("too-much"), bytes(6 << 20))
-    used = sum(f.stat().st_size for f in tmp_path.rglob("*") if f.is_file())
-    disk.size_bytes = used  # not a byte more
+    disk.size_bytes = bytes_below(tmp_path)  # not a byte more
     with pytest.raises(StorageUnavailable):
         disk.create("attempts/x/prepared.json", b"x")
     result = sweep(disk, PIPELINE, now_ms=2**52, min_age=timedelta(0))
@@ -442,7 +449,7 @@ def test_a_full_disk_is_swept(tmp_path: Path) -> None:
     # The room is kept anew, and once: full again, it is swept again, unless somebody took the room meanwhile.
     disk.size_bytes = 12 << 20
     disk.create(sst("again"), bytes(5 << 20))
-    disk.size_bytes = sum(f.stat().st_size for f in tmp_path.rglob("*") if f.is_file())
+    disk.size_bytes = bytes_below(tmp_path)
     assert disk.free_room() and not disk.free_room()
     disk.size_bytes -= 2 << 20
     with pytest.raises(StorageUnavailable):
