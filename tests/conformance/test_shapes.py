@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.conformance.generator import DIFFERENT, WRITTEN_ROWS
 from tests.conformance.shapes import (
     EVENT_SHAPES,
     FIELDS,
@@ -96,5 +97,7 @@ CASES = [(api, mode, shape) for api, mode in MUXES for shape in (EVENT_SHAPES if
 
 @pytest.mark.parametrize(("api", "mode", "shape"), CASES, ids=lambda v: str(v).replace(" ", "-"))
 def test_a_shape(compared: dict[tuple[str, str], Differences], api: str, mode: str, shape: str) -> None:
+    if shape == "Composite" and WRITTEN_ROWS in DIFFERENT:
+        pytest.skip("Spark's operator refuses a Row inside a struct, also one that it gave")
     found = compared[api, mode].get(shape, [])
     assert found == [], "\n".join(found[:20])
