@@ -123,7 +123,7 @@ def newest_interval(log: Log) -> Record | None:
 
 
 def reached(node: Node) -> datetime:
-    """Return up to when a pipeline has results without a gap, but for gaps that a person allowed."""
+    """Return the end of the results before the first gap. Gaps that a person allowed do not count."""
     if not node.outputs:
         return from_ms(node.log.whole(node.log.kept[-1].id).content.pipeline_start_ms)
     span = Interval(min(node.outputs).start, max(interval.end for interval in node.outputs))

@@ -49,7 +49,7 @@ def group_in(log: Log) -> str | None:
 
 
 def group_of(root: str, name: str, chains: Chains | None = None) -> Group:
-    """Read the logs below a root, and return the group; raise `UsageError` if it has no member."""
+    """Find the members of a group in the logs below a root. UsageError: The group has no member."""
     chains, root = chains or Chains(), root.rstrip("/")
     order = [at for at in chain_of(root, None, chains) if at[0] == root]
     names = {at[1]: group_in(chains.log(*at)) for at in order}

@@ -127,7 +127,7 @@ class World:
         return health_of(chains.log(self.root, name), chains.judged(self.root, name))
 
     def stages(self, last: datetime | None = None, **rerun: int) -> list[Stage]:
-        """The pipelines as `cairn plan` has them; days that are assumed to run again, by pipeline."""
+        """Return the input of `plan_chain`. `rerun`: for a pipeline, the day that is assumed to run again."""
         chains = self.chains()
         return [
             Stage(
@@ -289,8 +289,8 @@ def test_heal_over_a_chain_plans_upstream_first(tmp_path: Path, monkeypatch: pyt
     reader = Reader(root=world.root, pipeline="longer", interval=both, schedule=None)
     with mock.patch("state_backend.chains.pin_inputs.find_problem", return_value=None):
         reads = (pin(Chains(), reader, Edge(pipeline="report"))[0],)
-    how = {"code": "three:longer", "run": own_run("direct__"), "pipeline": "longer"}
-    longer.run(both, "a", inputs=reads, followed=followed_after((), reads), **how)
+    how = {"code": "three:longer", "run": own_run("direct__"), "schedule": Every(2 * 86_400_000)}
+    longer.run(both, "a", pipeline="longer", inputs=reads, followed=followed_after((), reads), **how)
     where = ["--root", world.root, "--pipeline", "longer", "--to", "2024-01-01", "--chain", "--dry-run", "--json"]
     found = CliRunner().invoke(app, ["heal", *where])
     to_run = {one["pipeline"]: one["to_run"] for one in json.loads(found.stdout)}

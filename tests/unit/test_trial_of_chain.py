@@ -266,7 +266,7 @@ def test_a_trial_that_was_only_partly_tried_again_is_not_promoted(root: Path) ->
 
 
 def test_which_intervals_of_a_dependant_a_trial_runs() -> None:
-    """The trial of `up` begins within day 1, and ends within day 3."""
+    """The trial of `up` goes from noon of day 1 to noon of day 3. Days run that read it and end before its end."""
     span, plain = Interval(day(1).start + HALF, day(3).start + HALF), Edge(pipeline="up")
     back = replace(plain, back=1)
     for edges, days, expected in (

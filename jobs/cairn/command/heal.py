@@ -49,7 +49,7 @@ from state_backend.values.hide_secrets import hide
 from state_backend.values.intervals import Interval, format_instant
 from state_backend.values.operation_parameters import Heal
 from state_backend.values.records import Permissions
-from state_backend.values.schedule import interval_around, schedule_of
+from state_backend.values.schedule import Every, interval_around, schedule_of
 from state_backend.values.zones import zone_of
 
 if TYPE_CHECKING:
@@ -133,7 +133,7 @@ def _last_of_others(log: Log, to: str) -> str:
     interval: a month reads days that start after the month."""
     last = last_instant("--to", to)
     ends = [fact.interval.end for fact in last_facts(log.facts(None)) if fact.interval.start <= last]
-    if log.schedule is not None:
+    if not isinstance(log.schedule, Every | None):  # Under `Every`, an interval begins at any instant.
         ends.append(interval_around(log.schedule, last).end)
     end = max(ends, default=last) - timedelta(seconds=1)
     return format_instant(end) if end > last else to

@@ -1,4 +1,4 @@
-"""The command `cairn plan`: what would run over a chain of pipelines, now or after an assumed change. Nothing runs."""
+"""The command `cairn plan`: show which intervals of a chain would run, now or after an assumed change. Run none."""
 
 from __future__ import annotations
 
