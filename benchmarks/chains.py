@@ -145,6 +145,7 @@ def commit(root: str, name: str, n: int, attempt: str, edge: Edge | None, digest
         pipeline=name,
         inputs=reads,
         followed=followed_after(followed_in(begun.log), reads),
+        fresh_at=chains.fresh_at(root, name, reads) if reads else None,
         outputs=(OutputFile(handle=handle, rows=1, digest=digest),),
         retention=RETENTION,
         digest=n,

@@ -11,16 +11,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import cached_property
 from typing import Literal, NamedTuple
 
+from state_backend.chains.ends_of_logs import has_only_grown, is_only, mark_of
 from state_backend.chains.inputs_of import Piece, attempt_at, commits_in, is_left_out, part_of, pieces_of, unexchanged
 from state_backend.checkpoint.interval_results import last_restore, spoilt_results
 from state_backend.checkpoint.location import locate
-from state_backend.checkpoint.log import Fact, Log, attempt_of, id_of_log, last_facts, read_log
+from state_backend.checkpoint.log import Fact, Log, attempt_of, id_of_log, last_facts, read_log, read_newest
 from state_backend.checkpoint.trials import production_root
 from state_backend.values.errors import CairnError, RetryableError
 from state_backend.values.frozen import frozen
-from state_backend.values.inputs import Edge, Followed, InputPart, InputRead, followed_after, gaps_in
+from state_backend.values.inputs import Edge, Followed, FreshAt, InputPart, InputRead, followed_after, gaps_in
 from state_backend.values.intervals import Interval, format_instant, from_ms
 from state_backend.values.records import Record, Tombstone
 
@@ -74,25 +76,51 @@ def judge_part(read: InputPart, now: list[Piece], name: str, *, known_until: int
     return None if current == read.digest else Verdict(kind="stale", why=f"{shown} has other rows than it read")
 
 
-@frozen
+@dataclass(frozen=True)
 class Node:
-    """A pipeline of a chain.
-
-    Attributes:
-        outputs: The intervals with current output, each with the id of its commit.
-        spoilt: Why results are not valid by the pipeline's own log.
-        moved: Intervals that were committed more than once, or after a later interval.
-        erased: Intervals whose output `cairn erase` rewrote, each with the id and the attempt of that commit.
-        restored: The latest restored state that counts. A person wanted all results before it, as they were then.
-    """
+    """A pipeline of a chain. What is known of all its intervals is read when it is asked for."""
 
     log: Log
-    id: str
-    outputs: Mapping[Interval, int]
-    spoilt: Mapping[Interval, str]
-    moved: tuple[Interval, ...]
-    restored: Fact | None = None
-    erased: tuple[tuple[Interval, int, str], ...] = ()
+
+    @cached_property
+    def id(self) -> str:
+        return id_of_log(self.log.entries.storage) if self.log.head_id else ""
+
+    @cached_property
+    def _facts(self) -> list[Fact]:
+        return self.log.facts(None)
+
+    @cached_property
+    def outputs(self) -> Mapping[Interval, int]:
+        """The intervals with current output, each with the id of its commit."""
+        return {f.interval: f.id for f in last_facts(self._facts) if f.kind == "interval"}
+
+    @cached_property
+    def spoilt(self) -> Mapping[Interval, str]:
+        """Why results are not valid by the pipeline's own log."""
+        results = spoilt_results(self.log, self.outputs)
+        return {i: r.spoilt for i, r in results.items() if r.spoilt is not None}
+
+    def spoilt_among(self, commits: Mapping[Interval, int]) -> Mapping[Interval, str]:
+        # Without what was dropped, more results may seem spoilt than are: a restored state makes earlier ones valid.
+        return self.spoilt if spoilt_results(self.log, commits) else {}
+
+    @cached_property
+    def moved(self) -> tuple[Interval, ...]:
+        """Intervals that were committed more than once, or after a later interval."""
+        return tuple(_moved(self._facts))
+
+    @cached_property
+    def restored(self) -> Fact | None:
+        """The latest restored state that counts. A person wanted all results before it, as they were then."""
+        return last_restore(self.log, self._facts)
+
+    @cached_property
+    def erased(self) -> tuple[tuple[Interval, int, str], ...]:
+        """Intervals whose output `cairn erase` rewrote, each with the id and the attempt of that commit."""
+        erasing = [self.log.entries[f.id] for f in self._facts if f.kind == "forget"]
+        found = (e for e in erasing if isinstance(e, Record | Tombstone))
+        return tuple((i, e.id, attempt_of(e)) for e in found for i in e.rewritten)
 
 
 def root_of_edge(declared: str | None, reader_root: str) -> str:
@@ -144,8 +172,10 @@ def find_problem(
             begins = min(node.outputs, default=span).start
             if gap.end > begins and not is_left_out(node.log, node.outputs, gap):
                 return gap, "the upstream has not committed it"
-    for interval in (i for i, n in commits.items() if n):  # 0: a plan has it run again before
-        if (why := node.spoilt.get(interval)) is not None:
+    current = {i: n for i, n in commits.items() if n}  # 0: a plan has it run again before
+    spoilt = node.spoilt_among(current)
+    for interval in current:
+        if (why := spoilt.get(interval)) is not None:
             return interval, f"its result is out of date: {why}"
         if (verdict := judged.get(interval)) is not None and verdict.kind != "unknown":
             return interval, f"its result is out of date: {verdict.why}"
@@ -153,7 +183,10 @@ def find_problem(
 
 
 def _open(root: str, pipeline: str) -> Log:
-    return read_log(locate(root, pipeline).storage)
+    log = read_newest(storage := locate(root, pipeline).storage)
+    needed = [*(k for k in log.kept if k.kind == "forget"), *[k for k in log.kept if k.kind == "interval"][-1:]]
+    # A commit may have dropped one meanwhile.
+    return log if all(isinstance(log.entry(kept.id), Record) for kept in needed) else read_log(storage, log)
 
 
 @dataclass
@@ -177,7 +210,7 @@ class Chains:
         at = root.rstrip("/"), pipeline
         if at not in self._nodes:
             try:
-                self._nodes[at] = _node_of(self.log(*at, log))
+                self._nodes[at] = Node(self.log(*at, log))
             except CairnError as error:
                 self._nodes[at] = error
         found = self._nodes[at]
@@ -206,7 +239,7 @@ class Chains:
         self._under_way.add(at)
         try:
             self.log(root, pipeline, log)
-            found = self._judge_all(*at)
+            found = {} if self._is_known_fresh(*at) else self._judge_all(*at)
         finally:
             self._under_way.remove(at)
         if not self._under_way:
@@ -235,15 +268,48 @@ class Chains:
         if at in self._ids:
             return self._ids[at]
         node = self.node(*upstream)
-        followed = followed_in(self.log(root, pipeline))
-        known = [f.log for f in followed if (root_of_edge(f.root, root), f.pipeline) == upstream]
         reads = self.inputs(root, pipeline)
         seen = [r for r in reads if (root_of_edge(r.edge.root, root), r.edge.pipeline) == upstream and r.head]
         if all(_is_there(node.log, read) for read in seen):
+            if seen and all(read.attempt and read.log == seen[0].log for read in seen):
+                return self._ids.setdefault(at, seen[0].log)
+            followed = followed_in(self.log(root, pipeline))
+            known = [f.log for f in followed if (root_of_edge(f.root, root), f.pipeline) == upstream]
             found = next((log for log in reversed(known) if log.partition("/")[0] == node.id), node.id)
         else:
             found = f"{node.id}/{attempt_at(node.log, node.log.head_id)}"
         return self._ids.setdefault(at, found)
+
+    def fresh_at(self, root: str, pipeline: str, reads: Sequence[InputRead]) -> FreshAt | None:
+        """Return where the logs end, for the record of a result that read `reads`; None if a result is out of date."""
+        log = self.log(root, pipeline)
+        if self.judged(root, pipeline) or any(self.judge_read(root, pipeline, read) is not None for read in reads):
+            return None
+        marks = {}
+        for one in followed_after(followed_in(log), reads):
+            marks[one.root, one.pipeline] = mark_of(
+                self.log(root_of_edge(one.root, root), one.pipeline), one.pipeline, one.root
+            )
+        # A later commit may have removed rows that a reading still had.
+        tracked = (read for read in reads if read.log and read.edge.tracked)
+        if any(read.head != marks[read.edge.root, read.edge.pipeline].head for read in tracked):
+            return None
+        return FreshAt(own=mark_of(log, pipeline), upstreams=tuple(marks.values()))
+
+    def _is_known_fresh(self, root: str, pipeline: str) -> bool:
+        """Return True if no result was out of date when the newest interval ran, and no log has changed one since."""
+        try:
+            newest = newest_interval(log := self.log(root, pipeline))
+            if newest is None or (known := newest.content.fresh_at) is None:
+                return False
+            ups = [((root_of_edge(mark.root, root), mark.pipeline), mark) for mark in known.upstreams]
+            return is_only(log, known.own, {newest.id}) and all(
+                has_only_grown(self.log(*at), mark) and not self.judged(*at) for at, mark in ups
+            )
+        except RetryableError:
+            raise
+        except CairnError:
+            return False
 
     def _judge_all(self, root: str, pipeline: str) -> Mapping[Interval, Verdict]:
         followed = followed_in(self.log(root, pipeline))
@@ -372,24 +438,6 @@ def _judge_parts(
                 verdict = replace(verdict, why=f"{verdict.why}; `cairn erase` removed rows there")
             return verdict, next(iter(newer), part.span)
     return None
-
-
-def _node_of(log: Log) -> Node:
-    facts = log.facts(None)
-    outputs = {f.interval: f.id for f in last_facts(facts) if f.kind == "interval"}
-    erasing = [log.entries[f.id] for f in facts if f.kind == "forget"]
-    spoilt = {i: r.spoilt for i, r in spoilt_results(log, outputs).items() if r.spoilt is not None}
-    return Node(
-        log=log,
-        id=id_of_log(log.entries.storage) if log.head_id else "",
-        outputs=outputs,
-        spoilt=spoilt,
-        moved=tuple(_moved(facts)),
-        erased=tuple(
-            (i, e.id, attempt_of(e)) for e in erasing if isinstance(e, Record | Tombstone) for i in e.rewritten
-        ),
-        restored=last_restore(log, facts),
-    )
 
 
 def _moved(facts: Sequence[Fact]) -> Iterator[Interval]:

@@ -192,10 +192,9 @@ class Log:
         facts = [f for f in last_facts(self.facts(within)) if f.kind == "interval"]
         if within is not None:
             facts = [f for f in facts if within.start <= f.interval.start and f.interval.end <= within.end]
-        whole = {c.id: c.content.outputs for c in self.completed()}
-        there = at_once(self.entries.outputs, [f for f in facts if f.id not in whole])
-        files = whole | dict(zip((f.id for f in facts if f.id not in whole), there, strict=True))
-        return {f.interval: (f.id, files[f.id]) for f in facts}
+        self.entries.load(f.id for f in facts if f.id in self.retained)
+        files = at_once(lambda f: self.outputs(f.id) if f.id in self.retained else self.entries.outputs(f), facts)
+        return {f.interval: (f.id, files[n]) for n, f in enumerate(facts)}
 
     def facts(self, interval: Interval | None) -> list[Fact]:
         """Return the facts about the intervals that overlap `interval`; None: about all intervals, from a listing."""

@@ -7,7 +7,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 
-from state_backend.chains.judge_inputs import Verdict
+from state_backend.chains.judge_inputs import Verdict, newest_interval
 from state_backend.checkpoint.choose_base import plan_base, restored_away
 from state_backend.checkpoint.log import Log
 from state_backend.checkpoint.publish_output import unpublished_in
@@ -120,17 +120,16 @@ def _still_refused(log: Log, checkpoint_id: int) -> bool:
 def status_of(log: Log, pipeline: str, storage: Storage, outdated: Mapping[Interval, Verdict] | None = None) -> Status:
     """Return the status of a pipeline. `outdated`: The verdicts about its inputs (`Chains.judged`)."""
     outdated = outdated or {}
-    completed = log.completed()
     following = base = problem = rerun = None
-    if completed:
+    if log.newest is not None:
         # The next interval follows the last one, even if the last one's result is stale. Intervals that a restore
         # discarded do not count.
         discarded = restored_away(log)
-        there = [c for c in completed if c.id not in discarded]
-        last = max((c.content.interval for c in there), key=lambda i: (i.end, i.start))
+        there = [kept.interval for kept in log.kept if kept.id not in discarded]
+        last = max(there, key=lambda i: (i.end, i.start))
         following = following_interval(log, last)
         try:
-            start_ms = completed[-1].content.pipeline_start_ms
+            start_ms = log.newest.content.pipeline_start_ms
             found = plan_base(log, pipeline, following, Permissions(), start_ms)
             base = found.id if found is not None else None
             if discarded:
@@ -142,11 +141,11 @@ def status_of(log: Log, pipeline: str, storage: Storage, outdated: Mapping[Inter
     stale = sorted(interval for interval, verdict in outdated.items() if verdict.kind == "stale")
     if stale and (rerun is None or stale[0].start < rerun.first):
         problem = problem or f"{stale[0]} is out of date: {outdated[stale[0]].why}"
-        rerun = Rerun(first=stale[0].start, last=max([stale[-1].start, *(c.content.interval.start for c in completed)]))
+        rerun = Rerun(first=stale[0].start, last=max([stale[-1].start, *(kept.interval.start for kept in log.kept)]))
         rerun = with_refused_bases(log, pipeline, rerun, stale[0].end - stale[0].start, start_ms)
     elif problem is None and (known := sorted(i for i, verdict in outdated.items() if verdict.kind != "unknown")):
         problem = f"{known[0]} is out of date: {outdated[known[0]].why}"
-    newest = max((c for c in completed if c.content.kind == "interval"), key=lambda c: c.id, default=None)
+    newest = newest_interval(log)
     waiting, group = tuple(sorted(unpublished_in(storage, log))), group_in(log)
     return Status(
         next=following,

@@ -106,6 +106,34 @@ class Followed:
 
 
 @frozen
+class LogMark:
+    """Where a pipeline's log ended.
+
+    Attributes:
+        root: Root of the pipeline; None for the root of the reading pipeline.
+        head: The highest id; 0 for an empty log.
+        attempt: The uuid of the attempt that made the record `head`.
+        end_ms: The latest end of all committed intervals, in milliseconds since the epoch; None for an empty log.
+        quarantined: The checkpoints with a mark of quarantine.
+    """
+
+    pipeline: str
+    root: str | None
+    head: int
+    attempt: str
+    end_ms: int | None
+    quarantined: tuple[int, ...] = ()
+
+
+@frozen
+class FreshAt:
+    """Where the logs of a pipeline and of its upstreams ended when none of its results was out of date."""
+
+    own: LogMark
+    upstreams: tuple[LogMark, ...]
+
+
+@frozen
 class Untracked:
     """A pipeline that a source read by a way of its own, such as `keyed_output`, without naming checkpoints."""
 

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from state_backend.values.errors import UsageError
 from state_backend.values.frozen import frozen
 from state_backend.values.handles import Handle
-from state_backend.values.inputs import Followed, InputRead, Untracked
+from state_backend.values.inputs import Followed, FreshAt, InputRead, Untracked
 from state_backend.values.intervals import Interval, from_ms
 from state_backend.values.key_groups import KeyGroupRange
 from state_backend.values.retention import RetentionPolicy
@@ -451,6 +451,7 @@ class Content:
         filtered: The uuids of the attempts of `cairn erase` whose keys the shards of this attempt left out.
         inputs: What the attempt read of other pipelines. Empty without declared upstreams, and in older records.
         followed: The upstreams that this result or an earlier one has read, so that a reader of this record knows all.
+        fresh_at: Where the logs ended when the attempt found no result out of date by an input; None if it did not.
         untracked: The pipelines that the source read by a way of its own, as far as Cairn noticed.
         group: The group of pipelines whose sinks are called together; None without one.
     """
@@ -488,6 +489,7 @@ class Content:
     filtered: tuple[str, ...] = ()
     inputs: tuple[InputRead, ...] = ()
     followed: tuple[Followed, ...] = ()
+    fresh_at: FreshAt | None = None
     untracked: tuple[Untracked, ...] = ()
     group: str | None = None
 

@@ -25,7 +25,8 @@ from cairn.command.repair_command import ran_here
 from cairn.operations.intervals.plan_chain import Planned, Stage, plan_chain
 from cairn.operations.intervals.plan_heal import Health, health_of, plan_heal
 from state_backend.adapters.open_storage import open_storage
-from state_backend.chains.inputs_of import Piece, part_of, parts_of
+from state_backend.chains.ends_of_logs import has_only_grown, is_only, mark_of
+from state_backend.chains.inputs_of import Piece, attempt_at, part_of, parts_of
 from state_backend.chains.judge_inputs import Chains, followed_in, judge_part
 from state_backend.chains.pin_inputs import Reader, check_earlier, pin
 from state_backend.checkpoint.log import Log, read_log
@@ -33,7 +34,7 @@ from state_backend.formats import paths
 from state_backend.inspection.chain_of import chain_of
 from state_backend.ports.storage import Storage
 from state_backend.values.errors import InputNotReady, StaleStateError, StateGapError, UsageError
-from state_backend.values.inputs import Edge, followed_after, gaps_in
+from state_backend.values.inputs import Edge, LogMark, followed_after, gaps_in
 from state_backend.values.intervals import Interval
 from state_backend.values.records import OutputFile, Permissions, own_run
 from state_backend.values.retention import KeepLast
@@ -85,7 +86,7 @@ class World:
 
     def run(self, name: str, n: int) -> None:
         chains, reader = self.chains(), Reader(root=self.root, pipeline=name, interval=day(n), schedule=None)
-        check_earlier(chains, reader, self.log(name))
+        check_earlier(chains, reader, chains.log(self.root, name))
         pinned = [pin(chains, reader, edge)[0] for edge in self.edges[name]]
         read = [self.ran[up][1] for up in self.days_read(name, n)]
         output, state = self.made(name, n, self.ran.get((name, n - 1), (0, 0, 0))[2], read)
@@ -96,6 +97,7 @@ class World:
         followed = followed_after(followed_in(self.log(name)), pinned)
         how = {} if self.code is None else {"code": f"{self.code}:{name}", "run": own_run("direct__"), "pipeline": name}
         how |= {"group": "board"} if name in self.members else {}
+        how |= {"fresh_at": chains.fresh_at(self.root, name, pinned)} if pinned else {}
         folder.run(day(n), attempt, outputs=files, digest=state, inputs=tuple(pinned), followed=followed, **how)
         self.ran[name, n], self.read[name, n] = (self.raw.get((name, n), n), output, state), read
 
@@ -494,6 +496,41 @@ def test_a_folder_that_was_put_back_and_is_as_long_as_before_is_noticed(tmp_path
         assert world.out_of_date()["down"] == {3}  # this one still has rows of the lost commit
 
 
+def mark_at(log: Log, head: int) -> LogMark:
+    end_ms = max((log.whole(n).content.interval.end_ms for n in range(1, head + 1)), default=None)
+    return LogMark(pipeline="up", root=None, head=head, attempt=attempt_at(log, head) or "", end_ms=end_ms)
+
+
+def days_1_2_4() -> Folder:
+    folder = Folder(days=2)
+    folder.run(day(4), "a4", permissions=Permissions(allow_gap=True))
+    return folder
+
+
+def test_a_log_has_only_grown_if_each_interval_lies_behind_all_earlier_ones() -> None:
+    log = read_log(days_1_2_4().storage)
+    assert all(has_only_grown(log, mark_at(log, n)) for n in range(4)) and is_only(log, mark_of(log, "up"), ())
+    for differs in ({"attempt": "another folder"}, {"quarantined": (1,)}, {"head": 4}, {"head": 2, "end_ms": 1 << 50}):
+        assert not has_only_grown(log, replace(mark_at(log, 3 if "end_ms" not in differs else 2), **differs))
+    assert is_only(log, mark_at(log, 1), {2, 3}) and not is_only(log, mark_at(log, 1), {3}), "2 is a result too"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param(lambda folder: folder.run(day(2), "b2"), id="a correction"),
+        pytest.param(lambda folder: folder.run(day(3), "b3"), id="an interval between others"),
+        pytest.param(lambda folder: folder.coordinator.rewind(1, run=own_run("back"), attempt="back"), id="a restore"),
+        pytest.param(lambda folder: folder.coordinator.quarantine(2, "wrong"), id="a quarantine"),
+    ],
+)
+def test_a_log_has_not_only_grown_after(change: Callable[[Folder], object]) -> None:
+    folder = days_1_2_4()
+    mark = mark_of(read_log(folder.storage), "up")
+    change(folder)
+    assert not has_only_grown(read_log(folder.storage), mark)
+
+
 def test_a_state_that_retention_dropped_is_named_before_spark_starts() -> None:
     world, edge = World({"up": (), "down": ()}), Edge(pipeline="up", reads="state")
     up, reader = world.folders["up"], Reader(root=ROOT, pipeline="down", interval=day(1), schedule=None)
@@ -597,8 +634,11 @@ def meet(at: int, dies: int, *, judges: bool) -> bool | None:
     if judges:
         said = world.chains().judged(ROOT, "down")
     else:
-        read, (n,) = pin(world.chains(), reader, world.edges["down"][0])
-        world.folders["down"].run(day(1), "again", inputs=(read,))
+        chains = world.chains()
+        check_earlier(chains, reader, chains.log(ROOT, "down"))
+        read, (n,) = pin(chains, reader, world.edges["down"][0])
+        how = {"followed": followed_in(chains.log(ROOT, "down")), "fresh_at": chains.fresh_at(ROOT, "down", [read])}
+        world.folders["down"].run(day(1), "again", inputs=(read,), **how)
     world.folders = whole
     (current, _) = world.log("up").current_outputs()[day(1)]
     judged = world.chains().judged(ROOT, "down")
@@ -705,6 +745,13 @@ def test_no_wrong_result_is_fresh_and_none_is_stale_that_was_just_computed() -> 
             f"{JUDGE}.part_of",
             lambda pieces: replace(part_of(pieces), digest=pieces[0].id),
             id="equal content counts as changed",
+        ),
+        pytest.param(f"{JUDGE}.has_only_grown", lambda *_: True, id="a recorded end counts after a correction"),
+        pytest.param(f"{JUDGE}.is_only", lambda *_: True, id="a recorded end counts after an own commit"),
+        pytest.param(
+            f"{JUDGE}.Chains.fresh_at",
+            lambda self, *at, was=Chains.fresh_at: mock.patch.object(self, "judged", lambda *_: {}) and was(self, *at),
+            id="an end is recorded though a result is out of date",
         ),
         pytest.param(f"{JUDGE}.Chains._unsettled", lambda *_: None, id="no upstream is looked at"),
         pytest.param(f"{JUDGE}.judge_part", lambda *_, **__: None, id="content is not compared"),

@@ -5,12 +5,14 @@ from __future__ import annotations
 import shlex
 import time
 from collections.abc import Mapping, Sized
+from contextlib import suppress
 from typing import Any
 
 from cairn.command.printing import age_of, print_json, print_text, span_of, style_of, table_of
 from state_backend.adapters.open_storage import join_url, open_storage
 from state_backend.chains.judge_inputs import Chains
 from state_backend.checkpoint.newest_state import newest_state
+from state_backend.checkpoint.parallel import at_once
 from state_backend.formats import paths
 from state_backend.inspection.find_pipelines import pipelines_below
 from state_backend.inspection.pipeline_status import Status, status_of
@@ -34,10 +36,9 @@ class Line:
 
 def list_pipelines(root: str, *, as_json: bool) -> int:
     """Print the pipelines of a root, those with problems first."""
-    chains = Chains()
-    lines = sorted(
-        (_line(root, name, chains) for name in pipelines_below(root)), key=lambda line: (line.state == "ok", line.name)
-    )
+    chains, names = Chains(), pipelines_below(root)
+    at_once(lambda name: _read(chains, root, name), names)
+    lines = sorted((_line(root, name, chains) for name in names), key=lambda line: (line.state == "ok", line.name))
     if as_json:
         return print_json([_describe(line) for line in lines])
     if not lines:
@@ -71,6 +72,11 @@ def state_of(status: Status) -> tuple[str, tuple[str, ...]]:
     if status.unpublished:
         return "unpublished", problems
     return ("empty" if status.next is None else "ok"), problems
+
+
+def _read(chains: Chains, root: str, name: str) -> None:
+    with suppress(CairnError):  # The pipeline's line says so.
+        chains.log(root, name)
 
 
 def _line(root: str, name: str, chains: Chains) -> Line:

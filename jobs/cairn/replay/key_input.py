@@ -98,7 +98,7 @@ def plan_read_key(
 
     `attempt`: The attempt, which is never prepared.
     """
-    plan = plan_interval(session, pipeline, join_url(root, pipeline.name), replace(attempt, read=read), begun)
+    plan = plan_interval(session, pipeline, join_url(root, pipeline.name), replace(attempt, read=read), begun, None)
     inputs, most = plan.inputs, pipeline.max_parallelism
     if isinstance(session, LocalSession):
         batches = _batches_here(inputs, key, most)

@@ -32,7 +32,7 @@ from cairn.shipping.ship_processor import (
 from cairn.spark.ddl import parse_ddl
 from cairn.spark.session import SESSION_ZONE
 from cairn.spark_versions import grouping_of, struct_of
-from state_backend.chains.judge_inputs import followed_in
+from state_backend.chains.judge_inputs import Chains, followed_in
 from state_backend.checkpoint.begin_attempt import Begun
 from state_backend.checkpoint.log import Log
 from state_backend.checkpoint.output_schemas import check_output_schema, recorded_schemas, spelling
@@ -81,15 +81,19 @@ class IntervalPlan:
     options: Mapping[str, str]
 
 
-def plan_interval(spark: SparkSession, pipeline: Pipeline, url: str, attempt: Attempt, begun: Begun) -> IntervalPlan:
+def plan_interval(
+    spark: SparkSession, pipeline: Pipeline, url: str, attempt: Attempt, begun: Begun, chains: Chains | None
+) -> IntervalPlan:
     """Call the source and the processor's `init`, compare with the base, and return the work of each shard.
 
-    `url`: URL of the pipeline's folder.
+    `url`: URL of the pipeline's folder. `chains`: The logs as the attempt has read them; None if it is
+    never committed.
     """
+    root = url.rpartition("/")[0]
     version = begin_code_version(pipeline)
     base = begun.base.content if begun.base is not None else None
     zone = plan_zone(pipeline.name, pipeline.time_zone, spark.conf.get(SESSION_ZONE), base.time.zone if base else None)
-    read = attempt.read or read_source(spark, pipeline, attempt.interval, url.rpartition("/")[0])
+    read = attempt.read or read_source(spark, pipeline, attempt.interval, root, chains)
     rows = _spell(spark, pipeline, read.rows, begun.spelling, base)
     names = _names_of(spark, rows.schema, f"pipeline {pipeline.name!r}: the input")
     key = names.find_key(pipeline.key)
@@ -127,6 +131,7 @@ def plan_interval(spark: SparkSession, pipeline: Pipeline, url: str, attempt: At
             source_position=read.position,
             inputs=read.inputs,
             followed=followed_after(followed_in(begun.log), read.inputs),
+            fresh_at=chains.fresh_at(root, pipeline.name, read.inputs) if read.inputs and chains is not None else None,
             untracked=read.untracked,
             retention=pipeline.retention_of(attempt.interval),
             output_schema=recorded_schema(output_schema.jsonValue()),

@@ -69,15 +69,15 @@ def process_interval(
             schedule=pipeline.declared_schedule,
             log=before,
         )
-        if (
-            isinstance(pipeline.source, Upstreams)
-            and begun.log is not None
-            and not attempt.permissions.allow_stale_base
-        ):
-            reader = Reader(root=at.root, pipeline=at.pipeline, interval=attempt.interval, schedule=None)
-            check_earlier(Chains(), reader, begun.log)
+        chains: Chains | None = None
+        if isinstance(pipeline.source, Upstreams) and begun.log is not None:
+            chains = Chains()
+            chains.log(at.root, at.pipeline, begun.log)
+            if not attempt.permissions.allow_stale_base:
+                reader = Reader(root=at.root, pipeline=at.pipeline, interval=attempt.interval, schedule=None)
+                check_earlier(chains, reader, begun.log)
         _log_begin(pipeline, attempt, begun)
-        plan = plan_interval(spark, pipeline, at.url, attempt, begun)
+        plan = plan_interval(spark, pipeline, at.url, attempt, begun, chains)
         if position := plan.job.content.source_position:
             log.info("%s %s: source position %s", pipeline.name, attempt.interval, position)
         if attempt.earlier is not None:

@@ -27,6 +27,7 @@ from cairn.rows.local_rows import LocalRows
 from cairn.runners.user_code import user_traceback
 from cairn.spark.session import is_lost
 from cairn.upstream_sources import Upstreams
+from state_backend.chains.judge_inputs import Chains
 from state_backend.chains.pin_inputs import Reader
 from state_backend.values.errors import CairnError, SourceError
 from state_backend.values.frozen import frozen
@@ -58,7 +59,10 @@ class Read:
     untracked: tuple[Untracked, ...] = ()
 
 
-def read_source(spark: SparkSession, pipeline: Pipeline, interval: Interval, root: str) -> Read:
+def read_source(
+    spark: SparkSession, pipeline: Pipeline, interval: Interval, root: str, chains: Chains | None = None
+) -> Read:
+    """Call the source. `chains`: Logs of upstreams as the caller has read them; None: they are read."""
     where = f"pipeline {pipeline.name!r}, {interval}"
     inputs: tuple[InputRead, ...] = ()
     try:
@@ -66,7 +70,9 @@ def read_source(spark: SparkSession, pipeline: Pipeline, interval: Interval, roo
             if isinstance(pipeline.source, Upstreams):
                 schedule, start = pipeline.declared_schedule, pipeline.start
                 reader = Reader(root=root, pipeline=pipeline.name, interval=interval, schedule=schedule, start=start)
-                read, inputs = read_upstreams(spark, pipeline.source, reader, pipeline.output_schema)
+                read, inputs = read_upstreams(
+                    spark, pipeline.source, reader, pipeline.output_schema, chains or Chains()
+                )
             else:
                 read = pipeline.source(spark, interval)
         rows, position = read if isinstance(read, tuple) and len(read) == 2 else (read, {})

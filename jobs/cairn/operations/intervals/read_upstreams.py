@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 
 
 def read_upstreams(
-    spark: SparkSession, source: Upstreams, reader: Reader, own_schema: Any
+    spark: SparkSession, source: Upstreams, reader: Reader, own_schema: Any, chains: Chains
 ) -> tuple[Any, tuple[InputRead, ...]]:
     """Return the rows with their position, as a source does, and the reads for the record.
 
     `own_schema`: The output schema of the pipeline itself, for an upstream that is itself and has no output yet.
     """
     register_data_sources(spark)
-    chains, frames, reads = Chains(), dict[str, Any](), dict[str, list[InputRead]]()
+    frames, reads = dict[str, Any](), dict[str, list[InputRead]]()
     reader = replace(reader, root=production_root(reader.root))
     if reader.schedule is None and any(edge.back for edge in source.edges.values()):
         reader = replace(reader, schedule=chains.log(reader.root, reader.pipeline).schedule)

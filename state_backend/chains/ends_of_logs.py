@@ -1,0 +1,65 @@
+"""Tell without judging that no result is out of date: none was, and since then logs only got intervals at their ends.
+
+A result reads no interval beyond the end that its upstream had. So a new interval behind this end changes no result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+
+from state_backend.chains.inputs_of import attempt_at
+from state_backend.checkpoint.log import Entry, Log, interval_of, kind_of
+from state_backend.values.inputs import LogMark
+from state_backend.values.records import SweepRecord
+
+MOST_READ = 32  # Reading more records costs more than judging does.
+
+
+def mark_of(log: Log, pipeline: str, root: str | None = None) -> LogMark:
+    return LogMark(
+        pipeline=pipeline,
+        root=root,
+        head=log.head_id,
+        attempt=attempt_at(log, log.head_id) or "",
+        end_ms=log.summary.latest_end_ms if log.head_id else None,
+        quarantined=tuple(sorted(log.quarantined)),
+    )
+
+
+def has_only_grown(log: Log, mark: LogMark) -> bool:
+    """Return True if a log has got nothing since `mark` but new intervals behind all earlier ones."""
+    return (since := _since(log, mark)) is not None and appends_only(since, mark.end_ms)
+
+
+def is_only(log: Log, mark: LogMark, ids: Collection[int]) -> bool:
+    """Return True if a log has got no results since `mark` but those of the commits `ids`."""
+    return (since := _since(log, mark)) is not None and all(e.id in ids or keeps_results(e) for e in since)
+
+
+def appends_only(entries: Iterable[Entry], end_ms: int | None) -> bool:
+    """Return True if each entry is about an interval behind all earlier ones, or keeps results as they are."""
+    for entry in entries:
+        if keeps_results(entry):
+            continue
+        if isinstance(entry, SweepRecord) or kind_of(entry) != "interval":
+            return False
+        if end_ms is not None and interval_of(entry).start_ms < end_ms:
+            return False
+        end_ms = interval_of(entry).end_ms
+    return True
+
+
+def keeps_results(entry: Entry) -> bool:
+    # A release of a quarantined checkpoint is a sweep's record too; then the marks differ.
+    return isinstance(entry, SweepRecord) or kind_of(entry) == "consolidate"
+
+
+def _since(log: Log, mark: LogMark) -> list[Entry] | None:
+    """Return the entries after `mark`; None if the log has other marks of quarantine, or is another log."""
+    if not 0 <= log.head_id - mark.head <= MOST_READ or {*log.quarantined} != {*mark.quarantined}:
+        return None
+    if (attempt_at(log, mark.head) or "") != mark.attempt:  # a folder that was put back from a backup
+        return None
+    ids = range(mark.head + 1, log.head_id + 1)
+    log.entries.load(ids)
+    return [log.entries[n] for n in ids]
