@@ -390,9 +390,11 @@ class Chains:
                 return Verdict(kind="pending", why=why, cause=Cause(*at, problem[0]))
             # A log that is shorter than it was has been put back from a backup, and uses ids again.
             same_log = self.id_for(root, pipeline, at) == read.log and node.log.head_id >= read.head
-            known_until, here = read.head if same_log else 0, followed_in(self.log(root, pipeline))
-            done = {a for f in here if (root_of_edge(f.root, root), f.pipeline) == at for a in f.erased}
-            erased = {i for i, n, attempt in node.erased if n > read.head and attempt not in done}
+            known_until, erased = read.head if same_log else 0, set[Interval]()
+            if node.log.head_id > read.head:
+                here = followed_in(self.log(root, pipeline))
+                done = {a for f in here if (root_of_edge(f.root, root), f.pipeline) == at for a in f.erased}
+                erased = {i for i, n, attempt in node.erased if n > read.head and attempt not in done}
             found = _judge_parts(node, read, there, known_until=known_until, erased=erased)
             return found and replace(found[0], cause=Cause(*at, found[1]))
         except RetryableError:
