@@ -39,7 +39,7 @@ BUDGETS = {
     "plugins/cairn_ui": (3_480, 25_190),
     "state_backend": (10, 100),
     "state_backend/adapters": (3_990, 25_700),
-    "state_backend/chains": (990, 8_690),
+    "state_backend/chains": (990, 8_700),
     "state_backend/checkpoint": (5_888, 37_820),
     "state_backend/formats": (5_977, 39_640),
     "state_backend/inspection": (3_542, 28_662),
