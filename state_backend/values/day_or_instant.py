@@ -20,7 +20,10 @@ def last_instant(name: str, text: str, zone: tzinfo = UTC) -> datetime:
     """Return the instant, or the last millisecond of the day, in UTC. `zone` is for a text without a time zone."""
     if not _DAY.fullmatch(text.strip()):
         return first_instant(name, text, zone)
-    following = _parse(name, text) + timedelta(days=1)
+    try:
+        following = _parse(name, text) + timedelta(days=1)
+    except OverflowError as error:
+        raise UsageError(f"{name} {text!r} is the last day that a calendar has; give an earlier one") from error
     return following.replace(tzinfo=zone).astimezone(UTC) - timedelta(milliseconds=1)
 
 
