@@ -351,7 +351,15 @@ def test_a_plan_says_what_a_correction_a_restore_and_a_date_add(tmp_path: Path) 
     told = [(c[c.index("--pipeline") + 1], *c[8:]) for c in map(shlex.split, both["commands"])]
     assert told == [("sales",), ("report", "--code", "other:REPORT"), ("board", "--code", "other:BOARD")]
     twice = "--rerun=sales=2024-01-01 --rerun=sales=2024-01-02"
-    for wrong in ("--to=9999-12-31", "--rerun=sales=2024-02-01", "--rerun=x=2024-01-01", "--code=sales", "--to=x", "--pipeline=x", twice):
+    for wrong in (
+        "--to=9999-12-31",
+        "--rerun=sales=2024-02-01",
+        "--rerun=x=2024-01-01",
+        "--code=sales",
+        "--to=x",
+        "--pipeline=x",
+        twice,
+    ):
         assert CliRunner().invoke(app, ["plan", "--root", world.root, *wrong.split()]).exit_code == 2
     assert CliRunner().invoke(app, shlex.split(back["commands"][0])[1:]).exit_code == 0
     health = world.health(world.chains(), "sales")
@@ -612,13 +620,37 @@ class Meeting(FaultyStorage):
         return super()._call(name, path, action)
 
 
-def meet(at: int, dies: int, *, judges: bool) -> bool | None:
-    """Let an upstream commit other rows at a request of a run of its reader, or of a look at the reader. Return True if the reader is stale
+def run_again(world: World, attempt: str) -> int:
+    """Run the reader's day, and return the commit that it read."""
+    chains, reader = world.chains(), Reader(root=ROOT, pipeline="down", interval=day(1), schedule=None)
+    check_earlier(chains, reader, chains.log(ROOT, "down"))
+    read, (n,) = pin(chains, reader, world.edges["down"][0])
+    how = {"followed": followed_in(chains.log(ROOT, "down")), "fresh_at": chains.fresh_at(ROOT, "down", [read])}
+    world.folders["down"].run(day(1), attempt, inputs=(read,), **how)
+    return n
+
+
+def to_heal(world: World) -> list[Interval]:
+    return [one.interval for one in plan_heal(world.health(world.chains(), "down"), [day(1)], None).to_run]
+
+
+def planned_of(world: World) -> list[Interval]:
+    return [*plan_chain(world.stages(), START + 99 * DAY)[1].planned]
+
+
+LOOKS = {"status": lambda world: {*world.chains().judged(ROOT, "down")}, "plan": lambda world: {*planned_of(world)}}
+
+
+def meet(at: int, dies: int, doing: str) -> bool | None:
+    """Let an upstream commit other rows at a request of a run of its reader, of its heal, or of a look. Return True if the reader is stale
     at the end; None if the reader makes fewer requests. `dies`: the request of its own at which the upstream dies.
     """
-    world = World({"up": (), "down": (Edge(pipeline="up"),)})
+    world, n = World({"up": (), "down": (Edge(pipeline="up"),)}), 1
     for name in world.edges:
         world.run(name, 1)
+    if doing == "heal":  # The reader is stale before, too.
+        world.raw["up", 1] = 3
+        world.run("up", 1)
     world.raw["up", 1] = 5
     whole = world.folders
 
@@ -629,30 +661,28 @@ def meet(at: int, dies: int, *, judges: bool) -> bool | None:
         world.folders = met
 
     own = Meeting(whole["up"].storage, at, correct)
-    world.folders = {"up": Folder(own), "down": Folder(own.beside(whole["down"].storage))}
-    reader, n, said = Reader(root=ROOT, pipeline="down", interval=day(1), schedule=None), 1, None
-    if judges:
-        said = world.chains().judged(ROOT, "down")
-    else:
-        chains = world.chains()
-        check_earlier(chains, reader, chains.log(ROOT, "down"))
-        read, (n,) = pin(chains, reader, world.edges["down"][0])
-        how = {"followed": followed_in(chains.log(ROOT, "down")), "fresh_at": chains.fresh_at(ROOT, "down", [read])}
-        world.folders["down"].run(day(1), "again", inputs=(read,), **how)
+    world.folders, said = {"up": Folder(own), "down": Folder(own.beside(whole["down"].storage))}, None
+    if doing in LOOKS:
+        said = LOOKS[doing](world)
+    elif doing == "a run" or to_heal(world):
+        n = run_again(world, "again")
     world.folders = whole
     (current, _) = world.log("up").current_outputs()[day(1)]
-    judged = world.chains().judged(ROOT, "down")
+    judged = {*world.chains().judged(ROOT, "down")}
     assert bool(judged) == (n != current), "it has read other rows than there are now"
-    assert said in (None, {}, judged), "it is neither what was there before nor what is there after"
+    assert said in (None, set(), judged), "it is neither what was there before nor what is there after"
+    assert {*to_heal(world)} == judged == {*planned_of(world)}
+    if judged:
+        assert run_again(world, "at last") == current and not world.chains().judged(ROOT, "down")
     return None if own.at else bool(judged)
 
 
-@pytest.mark.parametrize("judges", [False, True], ids=["a run", "status"])
-def test_an_upstream_commits_or_dies_at_any_request_of_a_reader(judges: bool) -> None:
+@pytest.mark.parametrize("doing", ["a run", "heal", *LOOKS])
+def test_an_upstream_commits_or_dies_at_any_request_of_a_reader(doing: str) -> None:
     ends = Counter[bool | None]()
     for dies in (*range(0, 40, 1 if ALL else 13), 999):
         for at in itertools.count():
-            ends[end := meet(at, dies, judges=judges)] += 1
+            ends[end := meet(at, dies, doing)] += 1
             if end is None:
                 break
     assert ends[True] > 10 and ends[False] > 5
@@ -662,7 +692,7 @@ def test_a_reader_that_does_not_compare_is_found() -> None:
     where = "state_backend.chains.judge_inputs._judge_parts"
     with mock.patch(where, lambda *_, **__: None), pytest.raises(AssertionError, match="other rows"):
         for at in range(40):
-            meet(at, 999, judges=False)
+            meet(at, 999, "a run")
 
 
 def graph(chance: random.Random) -> dict[str, tuple[Edge, ...]]:
