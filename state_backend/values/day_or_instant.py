@@ -20,10 +20,7 @@ def last_instant(name: str, text: str, zone: tzinfo = UTC) -> datetime:
     """Return the instant, or the last millisecond of the day, in UTC. `zone` is for a text without a time zone."""
     if not _DAY.fullmatch(text.strip()):
         return first_instant(name, text, zone)
-    try:
-        following = _parse(name, text) + timedelta(days=1)
-    except OverflowError as error:
-        raise UsageError(f"{name} {text!r} is the last day that a calendar has; give an earlier one") from error
+    following = _parse(name, text, days=1)
     return following.replace(tzinfo=zone).astimezone(UTC) - timedelta(milliseconds=1)
 
 
@@ -66,8 +63,8 @@ def parse_duration(text: str) -> timedelta:
     return int(match[1]) * timedelta(**{{"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}[match[2]]: 1})
 
 
-def _parse(name: str, text: str) -> datetime:
+def _parse(name: str, text: str, days: int = 0) -> datetime:
     try:
-        return datetime.fromisoformat(text.strip())
-    except ValueError as error:
+        return datetime.fromisoformat(text.strip()) + timedelta(days=days)
+    except (ValueError, OverflowError) as error:
         raise UsageError(f"{name} {text!r} is not a date or time like 2024-01-04 or 2024-01-04T06:00+00:00") from error

@@ -680,7 +680,7 @@ def meet(at: int, dies: int, doing: str) -> bool | None:
 @pytest.mark.parametrize("doing", ["a run", "heal", *LOOKS])
 def test_an_upstream_commits_or_dies_at_any_request_of_a_reader(doing: str) -> None:
     ends = Counter[bool | None]()
-    for dies in (*range(0, 40, 1 if ALL else 13), 999):
+    for dies in (*range(0, 40, 1 if ALL else 20), 999):
         for at in itertools.count():
             ends[end := meet(at, dies, doing)] += 1
             if end is None:

@@ -16,7 +16,7 @@ BUDGETS = {
     "dags": (150, 600),
     "jobs/cairn": (2_523, 13_130),
     "jobs/cairn/aggregates": (1_080, 7_300),
-    "jobs/cairn/command": (4_834, 32_761),
+    "jobs/cairn/command": (4_835, 32_793),
     "jobs/cairn/data_sources": (594, 3_730),
     "jobs/cairn/driver": (750, 4_400),
     "jobs/cairn/operations": (979, 6_261),
@@ -46,7 +46,7 @@ BUDGETS = {
     "state_backend/ports": (200, 380),
     "state_backend/shard": (1_610, 9_500),
     "state_backend/state": (3_110, 26_300),
-    "state_backend/values": (3_801, 13_906),
+    "state_backend/values": (3_801, 13_920),
 }
 
 

@@ -191,12 +191,10 @@ def _lines(shown: Row) -> Iterator[str]:
         if row["untold"]:
             yield f"  not tracked: {_span(row['untold'])}: no digest of what was read; the next run of each records it"
     yield from (f"{one['pipeline']} is left out: {one['why']}" for one in shown["unread"])
-    if not shown["total"]["intervals"]:
-        yield "no interval has to run"
-        return
     for title, of in (("output that may change, in sinks too", "intervals"), ("late rows that may change", "late")):
-        yield f"{title}: {', '.join(row['pipeline'] for row in shown['pipelines'] if row[of]) or 'none'}"
-    yield f"in all: {_cost(shown['total'])}"
+        if names := [row["pipeline"] for row in shown["pipelines"] if row[of]]:
+            yield f"{title}: {', '.join(names)}"
+    yield f"in all: {_cost(shown['total'])}" if shown["total"]["intervals"] else "no interval has to run"
 
 
 def _reason(some: Sequence[Row]) -> str:
