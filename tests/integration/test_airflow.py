@@ -412,6 +412,9 @@ def test_a_correction_goes_through_a_chain_of_dags(airflow: AirflowServer, data:
     later = dict.fromkeys(range(fifth + 1, last + 1), "pending")
     report = {fifth: "pending", **later, fifth + 1: "stale"}
     assert judged() == {"events": {}, "sessions": {fifth: "stale", **later}, "report": report}
+    plan = json.loads(run_as_printed(airflow, f"cairn plan --root {root} --json"))["pipelines"]
+    planned = {row["pipeline"]: {int(one["start"][8:10]) for one in row["intervals"]} for row in plan}
+    assert planned == {name: {*range(fifth, last + 1)} for name in ("sessions", "report")}
     healthy, said = dict.fromkeys(chain, "healthy"), f"1 stale, {last - fifth} pending"
     with browser() as chrome:
         log_in(chrome, client.url, client.token())
@@ -439,6 +442,7 @@ def test_a_correction_goes_through_a_chain_of_dags(airflow: AirflowServer, data:
     facts = {name: [fact.interval.start.day for fact in one.log().facts(None)] for name, one in chain.items()}
     twice = {name: {n for n in days if days.count(n) == 2} for name, days in facts.items()}
     assert twice == {"events": {3, fifth}, "sessions": {fifth}, "report": {*range(fifth, last + 1)}}
+    assert all(twice[name] <= planned[name] for name in planned), "no more ran than the plan has"
     assert all(len(facts[name]) == last + len(twice[name]) for name in chain)
 
 
