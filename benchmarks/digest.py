@@ -3,15 +3,16 @@
     python -m benchmarks.digest [--rows 1000000] [--intervals 6]
 
 Each interval has as many keys as rows, and emits a row for each: two columns, or twelve with four texts. Intervals with
-and without the digest take turns. CPU time is that of Python and the JVM from the start to the end of an interval.
+and without the digest take turns. CPU time is that of Python and the JVM from the start to the end of an interval. The
+digest's own CPU time is measured in the shards' tasks.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
 import statistics
 import tempfile
+import time
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +22,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from benchmarks.engines import START, interval, start_spark
-from benchmarks.processes import cpu_s
+from benchmarks.processes import with_cpu_s
 from cairn.arrow_processor import ArrowProcessor, BatchResult, KeyedBatch, with_keys
 from cairn.operations.intervals.run_interval import run_interval
 from cairn.pipeline import Interval, Pipeline
@@ -42,12 +43,12 @@ _WARM_UP = 4
 class Counted(ArrowProcessor):
     """Count the rows of each key, and emit the count with the other columns of the input."""
 
-    def __init__(self, names: list[str], *, digest: bool) -> None:
-        self.names, self.digest = names, digest
+    def __init__(self, names: list[str], used: Path | None) -> None:
+        self.names, self.used = names, used
 
     def init(self, handle: Any) -> None:
         handle.getValueState("n", "n bigint")
-        output_file.digest_of = digest_of if self.digest else lambda _: 0
+        output_file.digest_of = partial(_measured, self.used) if self.used else lambda _: 0
 
     def handleBatch(self, batch: KeyedBatch) -> BatchResult:
         starts, ends = batch.row_offsets[:-1], batch.row_offsets[1:]
@@ -55,6 +56,14 @@ class Counted(ArrowProcessor):
         last = batch.rows.take(pa.array(ends - 1))
         output = pa.table({"n": n} | {name: last[name] for name in self.names})
         return BatchResult(states={"n": pa.table({"n": n})}, output=with_keys(batch, output))
+
+
+def _measured(used: Path, rows: pa.RecordBatch | pa.Table) -> int:
+    before = time.thread_time()
+    digest = digest_of(rows)
+    with used.open("a") as file:
+        file.write(f"{time.thread_time() - before}\n")
+    return digest
 
 
 def write_input(path: Path, rows: int) -> None:
@@ -73,8 +82,8 @@ def write_input(path: Path, rows: int) -> None:
     pq.write_table(pa.table(columns), path, row_group_size=max(1, rows // 4))
 
 
-def pipeline_of(shape: str, file: Path, *, digest: bool) -> Pipeline:
-    """Return a pipeline whose intervals all read the file."""
+def pipeline_of(shape: str, file: Path, used: Path | None) -> Pipeline:
+    """Return a pipeline whose intervals all read the file. A digest appends its CPU seconds to `used`."""
     names = [column.split()[0] for column in SHAPES[shape].split(", ")]
 
     def source(spark: SparkSession, interval: Interval) -> DataFrame:
@@ -85,7 +94,7 @@ def pipeline_of(shape: str, file: Path, *, digest: bool) -> Pipeline:
         start=START,
         source=source,
         key=["k"],
-        processor=partial(Counted, names[2:], digest=digest),
+        processor=partial(Counted, names[2:], used),
         api="arrow",
         output_schema=SHAPES[shape],
         time_mode="none",
@@ -103,32 +112,22 @@ def main() -> None:
         file = Path(folder) / "input.parquet"
         write_input(file, options.rows)
         for shape in SHAPES:
-            used: dict[bool, list[float]] = {True: [], False: []}
+            totals: dict[bool, list[float]] = {True: [], False: []}
+            own = []
             for number in range(_WARM_UP + 2 * options.intervals):
-                digest, before = number % 2 == 0, sum(cpu_s().values())
-                run_interval(spark, pipeline_of(shape, file, digest=digest), interval(number), folder)
-                used[digest].append(sum(cpu_s().values()) - before)
-            found = {digest: samples[_WARM_UP // 2 :] for digest, samples in used.items()}
-            with_, without = (statistics.median(found[digest]) for digest in (True, False))
-            alone = digest_cpu_s(file, shape)
+                used = Path(folder) / f"{shape}-{number}.txt" if number % 2 == 0 else None
+                pipeline = pipeline_of(shape, file, used)
+                total_s = with_cpu_s(partial(run_interval, spark, pipeline, interval(number), folder))[1]
+                if number >= _WARM_UP:
+                    totals[used is not None].append(total_s)
+                    own += [sum(map(float, used.read_text().split()))] if used else []
+            with_, without, alone = map(statistics.median, (totals[True], totals[False], own))
             print(
                 f"{shape:6} with {with_:.3f} s, without {without:.3f} s: {(with_ - without) / with_:.1%} of the CPU; "
-                f"digest_of alone {alone:.3f} s, {alone / with_:.1%}   {found}",
+                f"digest_of {alone:.3f} s, {alone / with_:.1%}   {totals} {own}",
                 flush=True,
             )
     spark.stop()
-
-
-def digest_cpu_s(file: Path, shape: str) -> float:
-    """Return the CPU seconds of the digest alone, over the input's columns in batches as a shard has them."""
-    names = [column.split()[0] for column in SHAPES[shape].split(", ") if column != "n bigint"]
-    rows = pq.read_table(file, columns=names)
-    rows = rows.append_column("n", rows["k"])
-    before = os.times()
-    for batch in rows.to_batches(max_chunksize=10_000):
-        digest_of(batch)
-    after = os.times()
-    return after.user + after.system - before.user - before.system
 
 
 if __name__ == "__main__":

@@ -38,7 +38,8 @@ def digest_of(rows: pa.RecordBatch | pa.Table) -> int:
 def _of_fields(fields: Iterable[pa.Field], columns: Iterable[pa.Array], count: int) -> Hashes:
     hashes = np.zeros(count, _U64)
     for field, column in zip(fields, columns, strict=True):
-        hashes = _mix(hashes + _mix(_of_column(column) ^ _seed(f"{_kind(column.type)} {field.name}")))
+        hashes += _mix(_of_column(column) ^ _seed(f"{_kind(column.type)} {field.name}"))
+        _mix(hashes)
     return hashes
 
 
@@ -88,7 +89,7 @@ def _of_elements(offsets: pa.Array, elements: Hashes, *, ordered: bool = False) 
         inside = _mix(inside + _mix(positions.view(_U64)))
     sums = np.concatenate((np.zeros(1, _U64), np.cumsum(inside, dtype=_U64)))
     at = first - ends[0]
-    return _mix(sums[at + lengths] - sums[at] + _mix(lengths.view(_U64)))
+    return _mix(sums[at + lengths] - sums[at] + _mix(lengths.astype(_U64)))
 
 
 def _halves(column: pa.Array) -> npt.NDArray[Any]:
@@ -123,7 +124,11 @@ def _seed(text: str) -> np.uint64:
 
 
 def _mix(x: Hashes) -> Hashes:
-    """Return each number scrambled by the last step of SplitMix64."""
-    x = (x ^ (x >> _U64(30))) * _U64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> _U64(27))) * _U64(0x94D049BB133111EB)
-    return x ^ (x >> _U64(31))
+    """Scramble each number in place by the last step of SplitMix64, and return the array."""
+    spare = x >> _U64(30)
+    for bits, factor in ((27, 0xBF58476D1CE4E5B9), (31, 0x94D049BB133111EB)):
+        x ^= spare
+        x *= _U64(factor)
+        np.right_shift(x, _U64(bits), out=spare)
+    x ^= spare
+    return x

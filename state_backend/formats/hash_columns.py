@@ -9,7 +9,7 @@ Source: the XXH64 specification, https://github.com/Cyan4973/xxHash/blob/dev/doc
 from __future__ import annotations
 
 from itertools import repeat
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -23,99 +23,115 @@ Hashes = npt.NDArray[np.uint64]
 
 # `MAX_LENGTH` is the longest row, in bytes, that NumPy hashes. `_MIN_ROWS[length]` is the fewest rows of one length for
 # which NumPy is faster than `xxhash` row by row. Longer rows need more calls of NumPy, whose overhead is the same for
-# any number of rows. Measured: about 600, 1,100, 1,700 and 2,000 rows of 16, 40, 80 and 128 bytes.
+# any number of rows. Measured: about 450, 1,000 and 1,600 rows of 16, 40 and 80 bytes.
 MAX_LENGTH = 512
-_MIN_ROWS = 400 + 15 * np.arange(MAX_LENGTH + 1)
+_ONE_BY_ONE = MAX_LENGTH + 1  # in place of the length of a row that NumPy does not hash
+_LENGTHS = np.arange(_ONE_BY_ONE + 1)
+_MIN_ROWS = 400 + 15 * _LENGTHS
 _BLOCK_ROWS = 16384
 
-_U64 = np.uint64
-_MASK = (1 << 64) - 1
-_P1, _P2, _P3 = 0x9E3779B185EBCA87, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9
-_P4, _P5 = 0x85EBCA77C2B2AE63, 0x27D4EB2F165667C5
+
+def _rotation(bits: Any) -> tuple[Hashes, Hashes]:
+    left = np.array(bits, np.uint64)
+    return left, np.array(64 - left)
+
+
+# Constants are arrays without dimensions: with numbers of Python, a short call of NumPy takes twice the time.
+_P1, _P2, _P3, _P4, _P5 = (
+    np.array(prime, np.uint64)
+    for prime in (0x9E3779B185EBCA87, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0x85EBCA77C2B2AE63, 0x27D4EB2F165667C5)
+)
+_LANES = np.array([[_P1 + _P2], [_P2], [0], [-_P1]], np.uint64)
+_BY_11, _BY_23, _BY_27, _BY_31 = map(_rotation, (11, 23, 27, 31))
+_BY_LANE = _rotation([[1], [7], [12], [18]])
+_AVALANCHE = [[np.array(number, np.uint64) for number in step] for step in ((33, _P2), (29, _P3), (32, 1))]
 
 
 def xxh64(data: pa.BinaryArray, seed: int | Hashes) -> Hashes:
     """Return the hash of each row. `seed`: one for all rows, or one for each."""
     if data.null_count:
         raise InvariantViolated(f"{data.null_count} of {len(data)} rows to hash are null")
-    hashes = np.empty(len(data), np.uint64)
-    lengths = np.diff(binary_views(data)[0])
-    others = np.ones(len(data), np.bool_)
-    counts = np.bincount(np.minimum(lengths, MAX_LENGTH + 1))[: MAX_LENGTH + 1]
-    for length in np.flatnonzero(counts >= _MIN_ROWS[: len(counts)]).tolist():
-        if counts[length] == len(data):
-            return _hash_equal(data, length, seed)
-        rows = lengths == length
-        hashes[rows] = _hash_equal(data.filter(pa.array(rows)), length, seed if isinstance(seed, int) else seed[rows])
-        others &= ~rows
-    few = data if others.all() else data.filter(pa.array(others))
-    seeds = repeat(seed) if isinstance(seed, int) else seed[others].tolist()
-    # Digests are read as bytes, because NumPy is slow with Python integers beyond int64.
-    hashes[others] = np.frombuffer(b"".join(map(xxhash.xxh64_digest, few.to_pylist(), seeds)), ">u8")
+    if len(data) < _MIN_ROWS[0]:
+        return _hash(data, _ONE_BY_ONE, seed)
+    lengths = np.minimum(np.diff(binary_views(data)[0]), _ONE_BY_ONE)
+    many = np.bincount(lengths, minlength=len(_LENGTHS)) >= _MIN_ROWS
+    groups = np.where(many, _LENGTHS, _ONE_BY_ONE).astype(np.uint16)[lengths]
+    counts = np.bincount(groups)
+    if counts[-1] == len(data):
+        return _hash(data, len(counts) - 1, seed)
+    # Rows of one group become neighbours, so that each row is copied once.
+    order = np.argsort(groups, kind="stable")
+    data, hashes, at = data.take(pa.array(order)), np.empty(len(data), np.uint64), 0
+    for group in np.flatnonzero(counts).tolist():
+        rows = order[at : at + counts[group]]
+        hashes[rows] = _hash(data.slice(at, len(rows)), group, seed if isinstance(seed, int) else seed[rows])
+        at += len(rows)
     return hashes
 
 
-def _hash_equal(data: pa.BinaryArray, length: int, seed: int | Hashes) -> Hashes:
-    """Return the hashes of rows that are all `length` bytes long.
+def _hash(data: pa.BinaryArray, length: int, seed: int | Hashes) -> Hashes:
+    """Return the hashes of rows that are all `length` bytes long, or of rows of any length for `_ONE_BY_ONE`.
 
-    The function works in blocks of rows whose accumulators fit the L2 cache.
+    NumPy works in blocks of rows whose accumulators fit the L2 cache.
     """
+    if length == _ONE_BY_ONE:
+        seeds = repeat(seed) if isinstance(seed, int) else seed.tolist()
+        # Digests are read as bytes, because NumPy is slow with Python integers beyond int64.
+        found = b"".join(map(xxhash.xxh64_digest, data.to_pylist(), seeds))
+        return np.frombuffer(found, ">u8").astype(np.uint64)
     hashes = np.empty(len(data), np.uint64)
     offsets, raw = binary_views(data)
-    # All blocks share one scratch array: allocating memory from the system for each block costs more than the
-    # arithmetic.
+    # All blocks share one scratch array, because to allocate memory costs more than the arithmetic.
     scratch = np.empty((3, 4 if length >= 32 else 1, min(len(data), _BLOCK_ROWS)), np.uint64)
     for first in range(0, len(data), _BLOCK_ROWS):
         h = hashes[first : first + _BLOCK_ROWS]
         seeds = np.full(1, seed, np.uint64) if isinstance(seed, int) else seed[first : first + _BLOCK_ROWS]
-        _Block(h, raw, int(offsets[first]), length, scratch[:, :, : len(h)]).hash(seeds)
+        _Block(h, raw, int(offsets[first]), length, *scratch[:, :, : len(h)]).hash(seeds)
     return hashes
 
 
-class _Block:
+class _Block(NamedTuple):
     """A block of rows that all have the same length."""
 
-    def __init__(
-        self,
-        h: Hashes,
-        raw: npt.NDArray[np.uint8],
-        start: int,
-        length: int,
-        scratch: npt.NDArray[np.uint64],
-    ) -> None:
-        self._h, self._raw, self._start, self._length = h, raw, start, length
-        self._lanes, self._words, self._spare = scratch
+    h: Hashes
+    raw: npt.NDArray[np.uint8]
+    start: int
+    length: int
+    lanes: Hashes
+    words: Hashes
+    spare: Hashes
 
     def hash(self, seeds: Hashes) -> None:
-        h = self._h
+        h = self.h
         at = self._hash_lanes(seeds)
-        h += _U64(self._length)
+        h += np.uint64(self.length)
         self._hash_rest(at)
-        for bits, prime in ((33, _P2), (29, _P3), (32, 1)):
-            np.right_shift(h, _U64(bits), out=self._spare[0])
-            h ^= self._spare[0]
+        spare = self.spare[0]
+        for bits, prime in _AVALANCHE:
+            np.right_shift(h, bits, out=spare)
+            h ^= spare
             h *= prime
 
     def _hash_lanes(self, seeds: Hashes) -> int:
-        """Begin each row's hash in `self._h` with the row's whole pieces of 32 bytes, and return where they end.
+        """Begin each row's hash in `self.h` with the row's whole pieces of 32 bytes, and return where they end.
 
         A row of less than 32 bytes has no whole piece. Its hash begins with the seed alone, and the method returns 0.
         `_hash_rest` adds the remaining bytes.
         """
-        h, lanes, words, at = self._h, self._lanes, self._words, 0
-        if self._length < 32:
-            np.add(seeds, _U64(_P5), out=h)
+        h, lanes, words, at = self.h, self.lanes, self.words, 0
+        if self.length < 32:
+            np.add(seeds, _P5, out=h)
             return at
-        np.add(seeds, np.array([[first & _MASK] for first in (_P1 + _P2, _P2, 0, -_P1)], np.uint64), out=lanes)
-        while at + 32 <= self._length:
+        np.add(seeds, _LANES, out=lanes)
+        while at + 32 <= self.length:
             taken = self._read(at, 32)
             taken *= _P2
             lanes += taken
-            self._rotate(lanes, _U64(31))
+            self._rotate(lanes, _BY_31)
             lanes *= _P1
             at += 32
         words[:] = lanes
-        self._rotate(words, np.array([[1], [7], [12], [18]], np.uint64))
+        self._rotate(words, _BY_LANE)
         words.sum(axis=0, out=h)
         for lane in self._scramble(lanes):
             h ^= lane
@@ -124,45 +140,45 @@ class _Block:
         return at
 
     def _hash_rest(self, at: int) -> None:
-        h = self._h
-        while at + 8 <= self._length:
+        h = self.h
+        while at + 8 <= self.length:
             h ^= self._scramble(self._read(at, 8))
-            self._rotate(h, _U64(27))
+            self._rotate(h, _BY_27)
             h *= _P1
             h += _P4
             at += 8
-        if at + 4 <= self._length:
+        if at + 4 <= self.length:
             taken = self._read(at, 4)
             taken *= _P1
             h ^= taken
-            self._rotate(h, _U64(23))
+            self._rotate(h, _BY_23)
             h *= _P2
             h += _P3
             at += 4
-        for last in range(at, self._length):
+        for last in range(at, self.length):
             taken = self._read(last, 1)
             taken *= _P5
             h ^= taken
-            self._rotate(h, _U64(11))
+            self._rotate(h, _BY_11)
             h *= _P1
 
     def _read(self, at: int, width: int) -> Hashes:
         """Return the number at byte `at` of each row; for a width of 32, four numbers of 8 bytes."""
-        count, four = len(self._h), width == 32
-        into: Hashes = self._words if four else self._words[0]
-        shape, strides = ((4, count), (8, self._length)) if four else ((count,), (self._length,))
-        into[...] = np.ndarray(shape, "<u8" if four else f"<u{width}", self._raw.data, self._start + at, strides)
+        count, four = len(self.h), width == 32
+        into: Hashes = self.words if four else self.words[0]
+        shape, strides = ((4, count), (8, self.length)) if four else ((count,), (self.length,))
+        into[...] = np.ndarray(shape, "<u8" if four else f"<u{width}", self.raw.data, self.start + at, strides)
         return into
 
-    def _rotate(self, x: Hashes, bits: Any) -> None:
-        left = self._spare if x.ndim == 2 else self._spare[0]
-        np.left_shift(x, bits, out=left)
-        x >>= _U64(64) - bits
+    def _rotate(self, x: Hashes, bits: tuple[Hashes, Hashes]) -> None:
+        left = self.spare if x.ndim == 2 else self.spare[0]
+        np.left_shift(x, bits[0], out=left)
+        x >>= bits[1]
         x |= left
 
     def _scramble(self, x: Hashes) -> Hashes:
         """Replace each number in place by the result of XXH64's round on an accumulator of 0."""
         x *= _P2
-        self._rotate(x, _U64(31))
+        self._rotate(x, _BY_31)
         x *= _P1
         return x

@@ -125,7 +125,7 @@ def digests(rows, seed):
 @pytest.mark.parametrize("block", [range(start, start + 50) for start in range(0, 300, 50)], ids=str)
 def test_hashes_of_rows_of_one_length(block, monkeypatch):
     # So that every length is hashed by NumPy, and in more than one block.
-    monkeypatch.setattr("state_backend.formats.hash_columns._MIN_ROWS", np.ones(513))
+    monkeypatch.setattr("state_backend.formats.hash_columns._MIN_ROWS", np.ones(514))
     monkeypatch.setattr("state_backend.formats.hash_columns._BLOCK_ROWS", 7)
     random = np.random.default_rng(block.start)
     for length in block:
