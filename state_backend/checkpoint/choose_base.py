@@ -107,10 +107,10 @@ def is_forgiven(stale_by: int | None, permissions: Permissions, as_of: int | Non
 def reproduces(log: Log, content: Content) -> int | None:
     """Return the id of the commit whose state the content reproduces; None if the content changes the state.
 
-    The content reproduces the newest commit of its interval if digest, watermarks and descriptors are equal. A
-    consolidation always reproduces its base. Content that replaces output of overlapping intervals never counts as a
-    reproduction: the checkpoints of those intervals must become stale, since a part of their output is no longer
-    current.
+    The content reproduces the newest commit of its interval if digest, watermarks and descriptors are equal, also to
+    those of the newest one that is not quarantined. A consolidation always reproduces its base. Content that replaces
+    output of overlapping intervals never counts as a reproduction: the checkpoints of those intervals must become
+    stale, since a part of their output is no longer current.
     """
     if content.kind == "consolidate":
         return content.base_id
@@ -118,8 +118,10 @@ def reproduces(log: Log, content: Content) -> int | None:
     before = [e for e in near if interval_of(e) == content.interval and kind_of(e) in ("interval", "restore", "forget")]
     if content.kind != "interval" or not before or overlapping_outputs(log, content.interval):
         return None
-    superseded = before[-1]
-    return superseded.id if left_same_state(superseded, content) else None
+    # While the newest one was quarantined, later intervals may have started from the one before.
+    usable = [e for e in before if log.quarantine_above(e.id) is None]
+    same = all(left_same_state(e, content) for e in (before[-1], *usable[-1:]))
+    return before[-1].id if same else None
 
 
 def makes_stale(changed: Interval, interval: Interval) -> bool:

@@ -279,6 +279,14 @@ def test_what_counts_is_the_last_result_of_the_interval_dropped_or_not() -> None
     assert reproduces(log, content(day(1), "b", digest=first.content.digest)) is None
 
 
+@pytest.mark.parametrize(("quarantined", "same"), [((), True), ((2,), False), ((1, 2), True)])
+def test_a_result_is_compared_with_what_later_intervals_started_from(quarantined: tuple[int, ...], same: bool) -> None:
+    """Day 2 starts from the first result of day 1, since the second one is quarantined. Then day 1 runs a third time."""
+    log = log_of(record(1, day(1)), record(2, day(1)), record(3, day(2), 1), quarantined=quarantined)
+    again = content(day(1), "b", digest=log.whole(2).content.digest)
+    assert reproduces(log, again) == (2 if same else None)
+
+
 def test_a_rewind_is_no_reproduction_and_a_consolidation_is() -> None:
     log = log_of(*DAYS_1_TO_3)
     digest = DAYS_1_TO_3[1].content.digest
