@@ -52,6 +52,7 @@ from tests.support.faulty_storage import Fault, FaultyStorage, StopHere, lost_an
 from tests.support.gcs_server import BUCKET, GcsServer, gcs_server
 from tests.support.s3_server import BUCKET as S3_BUCKET
 from tests.support.s3_server import SEAWEEDFS, S3Server, s3_server
+from tests.support.storage_calls import generation
 
 
 def memory(_: Path) -> Storage:
@@ -138,12 +139,6 @@ def test_folders_are_listed_without_their_files(
     assert [name for name in folders_in(storage.url, "") if name[0] != "."] == ["a", "b"]
     assert folders_in(storage.url, "a") == ["x", "y"]
     assert folders_in(storage.url, "c/d") == []
-
-
-def generation(storage: Storage, path: str) -> int:
-    info = storage.stat(path)
-    assert info is not None
-    return info.generation
 
 
 def outcome(call: Callable[[], object]) -> type[CairnError] | None:

@@ -37,6 +37,7 @@ from state_backend.state.timers import delete_timer, due_timers, register_timer,
 from state_backend.values.key_groups import KeyGroupRange, range_of, shard_of
 from state_backend.values.records import SchemaVersion, ShardManifest, StateDescriptor, StateKind
 from tests.support.chains import Chain
+from tests.support.shards import struct
 
 STATE_ID = 1
 STATE = StateDescriptor(
@@ -187,21 +188,14 @@ HOUR_MS = 3_600_000
 GAP_MS = 2 * HOUR_MS
 
 
-def _schema(*fields: tuple[str, str]) -> dict[str, object]:
-    return {
-        "type": "struct",
-        "fields": [{"name": name, "type": type_, "nullable": True, "metadata": {}} for name, type_ in fields],
-    }
-
-
-_KEYS = KeyCodec(parse_struct(_schema(("user", "string"))))
+_KEYS = KeyCodec(parse_struct(struct(("user", "string"))))
 
 
 def _descriptor(state_id: int, name: str, kind: StateKind, ttl_ms: int | None = None) -> StateDescriptor:
     version = SchemaVersion(
         version=1,
-        value=_schema(("at_ms", "long"), ("what", "string")),
-        user_key=_schema(("page", "string")) if kind == "map" else None,
+        value=struct(("at_ms", "long"), ("what", "string")),
+        user_key=struct(("page", "string")) if kind == "map" else None,
     )
     return StateDescriptor(name=name, kind=kind, state_id=state_id, ttl_ms=ttl_ms, versions=(version,))
 
