@@ -766,11 +766,6 @@ def test_no_wrong_result_is_fresh_and_none_is_stale_that_was_just_computed() -> 
     assert sum(map(play, SEEDS)) > len(SEEDS)
 
 
-def record_ends_blindly(self: Chains, *at: Any, was: Callable[..., Any] = Chains.fresh_at) -> Any:
-    with mock.patch.object(Chains, "judged", lambda *_: {}):
-        return was(self, *at)
-
-
 @pytest.mark.long("half a minute for each fault")
 @pytest.mark.parametrize(
     ("where", "fault"),
@@ -782,7 +777,12 @@ def record_ends_blindly(self: Chains, *at: Any, was: Callable[..., Any] = Chains
             id="equal content counts as changed",
         ),
         pytest.param(f"{JUDGE}.has_only_grown", lambda *_: True, id="a recorded end counts after a correction"),
-        pytest.param(f"{JUDGE}.Chains.fresh_at", record_ends_blindly, id="an end is recorded though a result is stale"),
+        pytest.param(f"{JUDGE}.is_only", lambda *_: True, id="a recorded end counts after an own commit"),
+        pytest.param(
+            f"{JUDGE}.Chains.fresh_at",
+            lambda self, *at, was=Chains.fresh_at: mock.patch.object(self, "judged", lambda *_: {}) and was(self, *at),
+            id="an end is recorded though a result is out of date",
+        ),
         pytest.param(f"{JUDGE}.Chains._unsettled", lambda *_: None, id="no upstream is looked at"),
         pytest.param(f"{JUDGE}.judge_part", lambda *_, **__: None, id="content is not compared"),
         pytest.param(f"{PLAN}._touched", lambda *_: ({}, ()), id="a plan forgets an edge"),
