@@ -91,8 +91,9 @@ def last_restore(log: Log, facts: Sequence[Fact]) -> Fact | None:
     valid = {kept.id for kept in valid_states(log)}
 
     def counts(restore: Fact) -> bool:
-        if restore.id in log.retained or log.quarantine_above(restore.id) is not None:
+        if restore.id in valid or log.quarantine_above(restore.id) is not None:
             return restore.id in valid
+        # It may be dropped, or an erase may have taken its place.
         later = log.commits_near(Interval(datetime.min.replace(tzinfo=UTC), restore.interval.end), after=restore.id)
         return not any(_makes_stale(one, restore.interval) or _replaces_state(one, restore.interval) for one in later)
 

@@ -13,7 +13,8 @@ import pytest
 from state_backend.checkpoint.choose_base import choose_base, reproduces, stale_marks
 from state_backend.checkpoint.clean_up_dropped import tombstone_of
 from state_backend.checkpoint.dropped_checkpoint import explain_drop
-from state_backend.checkpoint.log import Log
+from state_backend.checkpoint.interval_results import last_restore
+from state_backend.checkpoint.log import Fact, Log
 from state_backend.values.errors import CorruptRecord, Rerun, StaleStateError, StateGapError, StateUnusable, UsageError
 from state_backend.values.intervals import Interval, format_instant
 from state_backend.values.marks import Quarantine
@@ -285,6 +286,15 @@ def test_a_result_is_compared_with_what_later_intervals_started_from(quarantined
     log = log_of(record(1, day(1)), record(2, day(1)), record(3, day(2), 1), quarantined=quarantined)
     again = content(day(1), "b", digest=log.whole(2).content.digest)
     assert reproduces(log, again) == (2 if same else None)
+
+
+@pytest.mark.parametrize(("then", "restored"), [("forget", 3), ("consolidate", 3), ("interval", None)])
+def test_a_restored_state_counts_until_another_state_takes_its_place(then: Any, restored: int | None) -> None:
+    log = log_of(
+        record(1, day(1)), record(2, day(2), 1), record(3, day(2), 2, kind="restore"), record(4, day(2), 3, kind=then)
+    )
+    found = last_restore(log, [Fact(kept.interval, kept.id, kept.kind) for kept in log.kept])
+    assert (found and found.id) == restored
 
 
 def test_a_rewind_is_no_reproduction_and_a_consolidation_is() -> None:
