@@ -649,7 +649,8 @@ class World:
             self.run(up, [m for start, m in starts.items() if (up.name, start) in sure])
         for _ in range(self.chance.choice([0, 0, 1, 2])):
             self.sink_dies = self.chance.random() < 0.4
-            with suppress(StopHere), dying(self.chance.randrange(400), self.chance.choice(["before", "after"])):
+            most = 400 if not self.sink_dies else 1_000_000  # The sink is called late.
+            with suppress(StopHere), dying(self.chance.randrange(most), self.chance.choice(["before", "after"])):
                 CliRunner().invoke(app, ["heal", *where, "--chain"])
             self.sink_dies = False
             self.check()
