@@ -12,7 +12,7 @@ from state_backend.checkpoint.log import Entry, Log, interval_of, kind_of
 from state_backend.values.inputs import LogMark
 from state_backend.values.records import SweepRecord
 
-MOST_READ = 32  # Reading more records costs more than judging does.
+MOST_READ = 200  # Reading more records costs more than judging does.
 
 
 def mark_of(log: Log, pipeline: str, root: str | None = None) -> LogMark:

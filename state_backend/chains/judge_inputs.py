@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from typing import Literal, NamedTuple
 
 from state_backend.chains.ends_of_logs import has_only_grown, is_only, mark_of
 from state_backend.chains.inputs_of import Piece, attempt_at, commits_in, is_left_out, part_of, pieces_of, unexchanged
-from state_backend.checkpoint.interval_results import last_restore, spoilt_results
+from state_backend.checkpoint.interval_results import last_restore, results_of, spoilt_results
 from state_backend.checkpoint.location import locate
 from state_backend.checkpoint.log import Fact, Log, attempt_of, id_of_log, last_facts, read_log, read_newest
 from state_backend.checkpoint.trials import production_root
@@ -102,8 +102,12 @@ class Node:
         return {i: r.spoilt for i, r in results.items() if r.spoilt is not None}
 
     def spoilt_among(self, commits: Mapping[Interval, int]) -> Mapping[Interval, str]:
-        # Without what was dropped, more results may seem spoilt than are: a restored state makes earlier ones valid.
-        return self.spoilt if spoilt_results(self.log, commits) else {}
+        if not commits or self.log.newest is None:
+            return {}
+        start = from_ms(self.log.newest.content.pipeline_start_ms)
+        found = results_of(self.log, [*commits], Interval(start, start + timedelta(milliseconds=1)))
+        # More may seem spoilt than are: a restored state makes earlier results valid.
+        return self.spoilt if any(one.spoilt is not None for one in found.values()) else {}
 
     @cached_property
     def moved(self) -> tuple[Interval, ...]:
@@ -282,17 +286,23 @@ class Chains:
 
     def fresh_at(self, root: str, pipeline: str, reads: Sequence[InputRead]) -> FreshAt | None:
         """Return where the logs end, for the record of a result that read `reads`; None if a result is out of date."""
-        log = self.log(root, pipeline)
-        if self.judged(root, pipeline) or any(self.judge_read(root, pipeline, read) is not None for read in reads):
+        try:
+            log = self.log(root, pipeline)
+            if self.judged(root, pipeline) or any(self.judge_read(root, pipeline, read) is not None for read in reads):
+                return None
+            ups = {(one.root, one.pipeline) for one in followed_after(followed_in(log), reads)}
+            logs = {up: self.log(root_of_edge(up[0], root), up[1]) for up in sorted(ups, key=str)}
+        except RetryableError:
+            raise
+        except CairnError:
             return None
-        marks = {}
-        for one in followed_after(followed_in(log), reads):
-            marks[one.root, one.pipeline] = mark_of(
-                self.log(root_of_edge(one.root, root), one.pipeline), one.pipeline, one.root
-            )
-        # A later commit may have removed rows that a reading still had.
-        tracked = (read for read in reads if read.log and read.edge.tracked)
-        if any(read.head != marks[read.edge.root, read.edge.pipeline].head for read in tracked):
+        marks = {(at, name): mark_of(one, name, at) for (at, name), one in logs.items()}
+        ends = [(read, marks[read.edge.root, read.edge.pipeline]) for read in reads if read.log and read.edge.tracked]
+        # `cairn erase` exchanges output without a new record, and another folder may have been put in place of the one
+        # that was read.
+        if any(kept.kind == "forget" for one in logs.values() for kept in one.kept):
+            return None
+        if any((read.head, read.attempt) != (mark.head, mark.attempt) for read, mark in ends):
             return None
         return FreshAt(own=mark_of(log, pipeline), upstreams=tuple(marks.values()))
 
@@ -352,14 +362,14 @@ class Chains:
         at = root_of_edge(followed.root, root), followed.pipeline
         try:
             node, judged = self.node(*at), self.judged(*at)
+            if self.id_for(root, pipeline, at) != followed.log:
+                return datetime.min.replace(tzinfo=UTC)
+            erased = [i for i, _, attempt in node.erased if attempt not in followed.erased]
+            return min((i.start for i in (*node.moved, *node.spoilt, *judged, *erased)), default=None)
         except RetryableError:
             raise
         except CairnError:
             return datetime.min.replace(tzinfo=UTC)
-        if self.id_for(root, pipeline, at) != followed.log:
-            return datetime.min.replace(tzinfo=UTC)
-        erased = [i for i, _, attempt in node.erased if attempt not in followed.erased]
-        return min((i.start for i in (*node.moved, *node.spoilt, *judged, *erased)), default=None)
 
     def _judge(self, root: str, pipeline: str, entry: object) -> Verdict | None:
         if not isinstance(entry, Record | Tombstone):

@@ -21,6 +21,7 @@ from state_backend.values.marks import Trial
 from state_backend.values.records import (
     Content,
     InlineShard,
+    Kept,
     KeyGroupState,
     Record,
     ShardManifest,
@@ -176,7 +177,7 @@ def state_of(log: Log, entry: Record | Tombstone) -> str:
     return "completed" if stale_by is None else f"stale by {stale_by}"
 
 
-def newest_of_interval(log: Log, entry: Record | Tombstone) -> int | None:
+def newest_of_interval(log: Log, entry: Record | Tombstone | Kept) -> int | None:
     """Return the id of the newest later commit of the same interval that no quarantine spoils; None if there is none.
 
     It neither is quarantined nor descends from a quarantined checkpoint. The next interval starts from it, and not from

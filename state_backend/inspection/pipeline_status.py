@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from state_backend.chains.judge_inputs import Verdict, newest_interval
-from state_backend.checkpoint.choose_base import plan_base, restored_away
+from state_backend.checkpoint.choose_base import choose_base, restored_away
 from state_backend.checkpoint.log import Log
 from state_backend.checkpoint.publish_output import unpublished_in
 from state_backend.checkpoint.rewind import committed_after
@@ -95,7 +95,7 @@ def with_refused_bases(log: Log, pipeline: str, rerun: Rerun, length: timedelta,
         try:
             first = interval_from(log.schedule, rerun.first) if log.schedule is not None else None
             first = first or Interval(rerun.first, rerun.first + length)
-            plan_base(log, pipeline, first, Permissions(), pipeline_start_ms)
+            choose_base(log, pipeline, first, Permissions(), pipeline_start_ms)
             break
         except CairnError as error:
             if error.rerun is None or error.rerun.first >= rerun.first:
@@ -121,16 +121,17 @@ def status_of(log: Log, pipeline: str, storage: Storage, outdated: Mapping[Inter
     """Return the status of a pipeline. `outdated`: The verdicts about its inputs (`Chains.judged`)."""
     outdated = outdated or {}
     following = base = problem = rerun = None
+    there = {kept.id: kept for kept in log.kept}
     if log.newest is not None:
         # The next interval follows the last one, even if the last one's result is stale. Intervals that a restore
         # discarded do not count.
         discarded = restored_away(log)
-        there = [kept.interval for kept in log.kept if kept.id not in discarded]
-        last = max(there, key=lambda i: (i.end, i.start))
+        counting = [kept.interval for kept in log.kept if kept.id not in discarded]
+        last = max(counting, key=lambda i: (i.end, i.start))
         following = following_interval(log, last)
         try:
             start_ms = log.newest.content.pipeline_start_ms
-            found = plan_base(log, pipeline, following, Permissions(), start_ms)
+            found = choose_base(log, pipeline, following, Permissions(), start_ms)
             base = found.id if found is not None else None
             if discarded:
                 rerun = committed_after(log, last.end)
@@ -155,7 +156,7 @@ def status_of(log: Log, pipeline: str, storage: Storage, outdated: Mapping[Inter
         stale=tuple(
             (n, by)
             for n, by in sorted((n, r.stale_by) for n, r in log.retained.items() if r.stale_by is not None)
-            if n not in log.quarantined and newest_of_interval(log, log.whole(n)) is None
+            if n not in log.quarantined and newest_of_interval(log, there[n]) is None
         ),
         quarantined=tuple((n, log.quarantined[n].reason) for n in sorted(log.quarantined) if _still_refused(log, n)),
         unpublished=waiting if group is None else (),

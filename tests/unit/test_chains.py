@@ -25,8 +25,7 @@ from cairn.command.repair_command import ran_here
 from cairn.operations.intervals.plan_chain import Planned, Stage, plan_chain
 from cairn.operations.intervals.plan_heal import Health, health_of, plan_heal
 from state_backend.adapters.open_storage import open_storage
-from state_backend.chains.ends_of_logs import has_only_grown, is_only, mark_of
-from state_backend.chains.inputs_of import Piece, attempt_at, part_of, parts_of
+from state_backend.chains.inputs_of import Piece, part_of, parts_of
 from state_backend.chains.judge_inputs import Chains, followed_in, judge_part
 from state_backend.chains.pin_inputs import Reader, check_earlier, pin
 from state_backend.checkpoint.log import Log, read_log
@@ -34,7 +33,7 @@ from state_backend.formats import paths
 from state_backend.inspection.chain_of import chain_of
 from state_backend.ports.storage import Storage
 from state_backend.values.errors import InputNotReady, StaleStateError, StateGapError, UsageError
-from state_backend.values.inputs import Edge, LogMark, followed_after, gaps_in
+from state_backend.values.inputs import Edge, followed_after, gaps_in
 from state_backend.values.intervals import Interval
 from state_backend.values.records import OutputFile, Permissions, own_run
 from state_backend.values.retention import KeepLast
@@ -502,41 +501,6 @@ def test_a_folder_that_was_put_back_and_is_as_long_as_before_is_noticed(tmp_path
     if other:
         world.run("down", 2)
         assert world.out_of_date()["down"] == {3}  # this one still has rows of the lost commit
-
-
-def mark_at(log: Log, head: int) -> LogMark:
-    end_ms = max((log.whole(n).content.interval.end_ms for n in range(1, head + 1)), default=None)
-    return LogMark(pipeline="up", root=None, head=head, attempt=attempt_at(log, head) or "", end_ms=end_ms)
-
-
-def days_1_2_4() -> Folder:
-    folder = Folder(days=2)
-    folder.run(day(4), "a4", permissions=Permissions(allow_gap=True))
-    return folder
-
-
-def test_a_log_has_only_grown_if_each_interval_lies_behind_all_earlier_ones() -> None:
-    log = read_log(days_1_2_4().storage)
-    assert all(has_only_grown(log, mark_at(log, n)) for n in range(4)) and is_only(log, mark_of(log, "up"), ())
-    for differs in ({"attempt": "another folder"}, {"quarantined": (1,)}, {"head": 4}, {"head": 2, "end_ms": 1 << 50}):
-        assert not has_only_grown(log, replace(mark_at(log, 3 if "end_ms" not in differs else 2), **differs))
-    assert is_only(log, mark_at(log, 1), {2, 3}) and not is_only(log, mark_at(log, 1), {3}), "2 is a result too"
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        pytest.param(lambda folder: folder.run(day(2), "b2"), id="a correction"),
-        pytest.param(lambda folder: folder.run(day(3), "b3"), id="an interval between others"),
-        pytest.param(lambda folder: folder.coordinator.rewind(1, run=own_run("back"), attempt="back"), id="a restore"),
-        pytest.param(lambda folder: folder.coordinator.quarantine(2, "wrong"), id="a quarantine"),
-    ],
-)
-def test_a_log_has_not_only_grown_after(change: Callable[[Folder], object]) -> None:
-    folder = days_1_2_4()
-    mark = mark_of(read_log(folder.storage), "up")
-    change(folder)
-    assert not has_only_grown(read_log(folder.storage), mark)
 
 
 def test_a_state_that_retention_dropped_is_named_before_spark_starts() -> None:

@@ -40,6 +40,7 @@ from state_backend.checkpoint.forgotten_keys import is_key
 from state_backend.checkpoint.location import locate
 from state_backend.checkpoint.log import read_log
 from state_backend.checkpoint.rewind import fork, rewind
+from state_backend.checkpoint.rewrite_outputs import exchange_outputs
 from state_backend.checkpoint.savepoints import read_savepoint
 from state_backend.checkpoint.sweep_files import sweep
 from state_backend.checkpoint.trials import root_of_trial
@@ -627,6 +628,17 @@ def test_the_order_and_the_options_of_the_calls(chain: str) -> None:
     assert stale(chain, "same") == {day(0), *WITH_KEY}  # stopped before its own output was exchanged
     erase(chain, "same", "--rewrite-output", key=ANN)
     assert not stale(chain, "same")
+
+
+@pytest.mark.parametrize("again", [True, False], ids=["erase again", "the first call goes on"])
+def test_a_day_that_runs_before_the_output_is_exchanged_does_not_hide_the_exchange(chain: str, again: bool) -> None:
+    with mock.patch("cairn.operations.erase_keys.exchange_outputs"):
+        erase(chain, "counting", "--rewrite-output")
+    for pipeline in (SALES, JOINED):
+        run(pipeline, chain, [3])
+    storage = locate(chain, "counting").storage
+    erase(chain, "counting", "--rewrite-output") if again else exchange_outputs(storage, read_log(storage))
+    assert stale(chain, "joined") >= WITH_KEY
 
 
 def test_a_dropped_erase_of_several_keys_one_of_which_was_erased_again(chain: str) -> None:

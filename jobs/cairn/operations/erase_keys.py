@@ -203,9 +203,9 @@ def forget(
     """
     storage = at.storage
     for tried in range(_TRIES):
-        log = read_log(at.storage)
-        exchange_outputs(storage, log)
-        done = _forgotten_before(read_log(at.storage), encoded, request, storage, engine)
+        exchange_outputs(storage, read_log(storage))
+        log = read_log(storage)  # The exchange has deleted files that the log named before.
+        done = _forgotten_before(log, encoded, request, storage, engine)
         if done is None:
             try:
                 done = _attempt(at, log, encoded, request, engine, new_attempt(), new_salt())
