@@ -781,7 +781,6 @@ FAULTS: dict[str, tuple[Any, str, Callable[..., Any]]] = {
         "_judge_parts",
         lambda was, *given, erased, **more: was(*given, erased=set(), **more),
     ),
-    "a restore is overlooked": (judge_inputs, "last_restore", lambda *_: None),
     "a folder that was put back is overlooked": (judge_inputs, "_is_there", lambda *_: True),
     "a recorded end counts after a correction": (judge_inputs, "has_only_grown", lambda *_: True),
     "what was committed before a kill is not published": (heal._Here, "publish", lambda *_: None),
