@@ -33,6 +33,7 @@ from cairn.shipping import distributions
 from cairn.shipping import ship_processor as shipping
 from cairn.shipping.ship_processor import (
     code_hash,
+    code_of_one_call,
     import_as_shipped,
     name_of,
     processor_on_driver,
@@ -749,3 +750,15 @@ def test_a_finalizer_that_parses_code_disturbs_no_parse() -> None:
     finally:
         gc.set_threshold(*before)
     assert gc.isenabled()
+
+
+def test_one_call_hashes_and_packs_a_value_once() -> None:
+    rates = {"a": 1}
+    form = partial(plain_of, rates)
+    with code_of_one_call():
+        first, packed = code_hash(form, "p"), ship_processor(form, "p")
+        rates["a"] = 2
+        with code_of_one_call():
+            assert code_hash(form, "p") == first == packed.code_hash and ship_processor(form, "p") is packed
+        assert code_hash(partial(plain_of, rates), "p") != first
+    assert code_hash(form, "p") != first

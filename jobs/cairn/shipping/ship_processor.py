@@ -26,8 +26,9 @@ import pickle
 import socket
 import sys
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import replace
 from functools import cache
 from importlib.abc import Loader, MetaPathFinder
@@ -35,7 +36,7 @@ from importlib.machinery import ExtensionFileLoader, FileFinder, ModuleSpec
 from importlib.util import decode_source, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, ParamSpec, TypeVar, cast
 
 from pyspark import cloudpickle
 
@@ -55,6 +56,9 @@ from cairn.shipping.value_hash import ValueHasher
 from cairn.spark_versions import Broadcast, id_of_broadcast, made_broadcast
 from state_backend.values.errors import ProcessorError, UsageError, UserCodeError
 from state_backend.values.frozen import frozen
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 @frozen
@@ -97,6 +101,35 @@ class ShippedProcessor:
             return cloudpickle.loads(self.by_value)
 
 
+# What the functions below have found for a value, in the current call.
+_FOUND: ContextVar[dict[Any, Any] | None] = ContextVar("_FOUND", default=None)
+
+
+@contextmanager
+def code_of_one_call() -> Iterator[None]:
+    """Hash and pack a processor or source once in this context: the first time, as it is then."""
+    token = _FOUND.set({} if (outer := _FOUND.get()) is None else outer)
+    try:
+        yield
+    finally:
+        _FOUND.reset(token)
+
+
+def _once(function: Callable[P, T]) -> Callable[P, T]:
+    @functools.wraps(function)
+    def find(*arguments: P.args, **named: P.kwargs) -> T:
+        found, value = _FOUND.get(), arguments[0]
+        if found is None:
+            return function(*arguments, **named)
+        key = function, id(value), arguments[1:]
+        if key not in found:
+            found[key] = value, function(*arguments, **named)  # With the value, so that no other gets its id.
+        return cast(T, found[key][1])
+
+    return find
+
+
+@_once
 def ship_processor(processor: Any, pipeline: str) -> ShippedProcessor:
     """Pack a processor: a class, an instance, a partial, or a function that returns a processor."""
     with _name_pipeline(pipeline):
@@ -157,6 +190,7 @@ def ship(task: object) -> str:
     return base64.b64encode(zlib.compress(cloudpickle.dumps((runtime_version(), cloudpickle.dumps(task))), 1)).decode()
 
 
+@_once
 def _hash_code(processor: Any) -> tuple[str, UserCode, tuple[str, ...]]:
     hasher = ValueHasher()
     value = hasher.digest(processor, "the processor")

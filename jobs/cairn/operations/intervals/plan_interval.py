@@ -25,6 +25,7 @@ from cairn.runners.user_code import describe_error
 from cairn.shard_jobs.interval import IntervalJob
 from cairn.shipping.code_version import begin_code_version, code_reference
 from cairn.shipping.ship_processor import (
+    code_of_one_call,
     name_of,
     processor_on_driver,
     ship_processor,
@@ -81,6 +82,7 @@ class IntervalPlan:
     options: Mapping[str, str]
 
 
+@code_of_one_call()
 def plan_interval(
     spark: SparkSession, pipeline: Pipeline, url: str, attempt: Attempt, begun: Begun, chains: Chains | None
 ) -> IntervalPlan:

@@ -47,6 +47,7 @@ from cairn.operations.intervals.read_source import Read, read_source
 from cairn.operations.intervals.run_interval import finish_commit
 from cairn.operations.intervals.what_changed import MadeOf
 from cairn.pipeline import Interval, Pipeline
+from cairn.shipping.ship_processor import code_of_one_call
 from cairn.spark.session import check_running, use_this_python
 from cairn.upstream_sources import Upstreams
 from state_backend.chains.judge_inputs import Chains
@@ -90,6 +91,7 @@ class Outcome:
 OnOutcome = Callable[[Outcome, Progress], None]
 
 
+@code_of_one_call()
 def run_intervals(
     spark: SparkSession,
     pipeline: Pipeline,
@@ -168,6 +170,7 @@ def run_intervals(
         return made.run_all(intervals, on_outcome, named)
 
 
+@code_of_one_call()
 def plan_intervals(
     spark: SparkSession | None,
     pipeline: Pipeline,
