@@ -433,6 +433,8 @@ def test_what_is_no_processor_is_refused_at_once() -> None:
         UsageError, match=r"'counting': processor is a dict\nIt must be a StatefulProcessor's class, an instance"
     ):
         dataclasses.replace(good, processor={})  # type: ignore[arg-type]
+    with code_of_one_call():
+        assert ship_processor(Plain, "p") is ship_processor(Plain, "p")
 
 
 def test_planning_copies_no_class_and_lets_nothing_out() -> None:
@@ -750,15 +752,3 @@ def test_a_finalizer_that_parses_code_disturbs_no_parse() -> None:
     finally:
         gc.set_threshold(*before)
     assert gc.isenabled()
-
-
-def test_one_call_hashes_and_packs_a_value_once() -> None:
-    rates = {"a": 1}
-    form = partial(plain_of, rates)
-    with code_of_one_call():
-        first, packed = code_hash(form, "p"), ship_processor(form, "p")
-        rates["a"] = 2
-        with code_of_one_call():
-            assert code_hash(form, "p") == first == packed.code_hash and ship_processor(form, "p") is packed
-        assert code_hash(partial(plain_of, rates), "p") != first
-    assert code_hash(form, "p") != first
