@@ -20,7 +20,7 @@ BUDGETS = {
     "jobs/cairn/data_sources": (594, 3_730),
     "jobs/cairn/driver": (750, 4_400),
     "jobs/cairn/operations": (979, 6_261),
-    "jobs/cairn/operations/intervals": (3_104, 20_895),
+    "jobs/cairn/operations/intervals": (3_116, 21_014),
     "jobs/cairn/operations/savepoints": (900, 6_000),
     "jobs/cairn/operations/validation": (1_972, 14_792),
     "jobs/cairn/processors": (3_354, 27_488),

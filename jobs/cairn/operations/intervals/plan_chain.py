@@ -124,7 +124,8 @@ def _plan_stage(stage: Stage, found: Mapping[At, Stage], now: datetime) -> Stage
     for n in sorted(to_run.keys() - planned.keys(), reverse=True):  # the interval behind it needs the state
         planned[n] = Planned("base dropped", planned[n + 1].sure, Cause(*stage.at, calendar[n + 1]))
     runs = {calendar[n]: planned[n] for n in sorted(planned)}
-    beyond = {i: v for i, v in stage.judged.items() if i not in runs and (not calendar or i > calendar[-1])}
+    stay = stage.judged.keys() - _goes(stage, found) - runs.keys()
+    beyond = {i: stage.judged[i] for i in stay if not calendar or i > calendar[-1]}
     judged = beyond | {i: Verdict(kind="pending", why=why) for i, why in left_out.items()}
     there = tuple(sorted({*outputs, *runs}))
     return replace(stage, planned=runs, left_out=left_out, untold=untold, outputs=there, judged=judged)
@@ -171,6 +172,17 @@ def _within(order: Sequence[Interval], span: Interval) -> list[Interval]:
     """Return those of some sorted intervals that overlap a span."""
     first, behind = (bisect_left(order, at, key=lambda i: i.start) for at in (span.start, span.end))
     return [i for i in order[max(0, first - 1) : behind] if i.overlaps(span)]
+
+
+def _goes(stage: Stage, found: Mapping[At, Stage]) -> set[Interval]:
+    """Return the intervals with a verdict whose cause runs: they are judged again."""
+    gone = set[Interval]()
+    for interval, verdict in sorted(stage.judged.items()):
+        if (cause := verdict.cause) is not None:
+            up = found.get((cause.root, cause.pipeline))
+            if cause.interval in (gone if up is None or up.at == stage.at else up.planned):
+                gone.add(interval)
+    return gone
 
 
 def _problem(stage: Stage, interval: Interval, found: Mapping[At, Stage]) -> str | None:
