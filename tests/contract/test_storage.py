@@ -48,7 +48,7 @@ from state_backend.values.handles import FileInfo, Handle
 from tests.support.azure_server import BUCKET as AZURE_BUCKET
 from tests.support.azure_server import azure_server
 from tests.support.faulty_proxy import FaultyProxy
-from tests.support.faulty_storage import Fault, FaultyStorage, StopHere, lost_answer_at, stop_at
+from tests.support.faulty_storage import FaultyStorage
 from tests.support.gcs_server import BUCKET, GcsServer, gcs_server
 from tests.support.s3_server import BUCKET as S3_BUCKET
 from tests.support.s3_server import SEAWEEDFS, S3Server, s3_server
@@ -899,41 +899,6 @@ def test_a_root_that_is_a_file_is_refused(tmp_path: Path) -> None:
         with pytest.raises(UsageError, match="is a file, but"):
             folders_in(f"file://{root}", "")
     assert folders_in(f"file://{tmp_path}/absent/below", "") == []
-
-
-# --- injected faults --------------------------------------------------------------------------------------------------------
-
-
-def test_faults_strike_before_or_after_the_call_takes_effect() -> None:
-    for when, expected in (("before", []), ("after", ["b"])):
-        inner = MemoryStorage()
-        faulty = FaultyStorage(inner, lost_answer_at(1, when))  # type: ignore[arg-type]
-        assert paths(faulty, "") == []
-        with pytest.raises(UnknownOutcome):
-            faulty.create("b", b"")
-        assert paths(inner, "") == expected
-        assert paths(faulty, "x/") == []
-        assert faulty.calls == [("list", ""), ("create", "b"), ("list", "x/")]
-
-
-def test_the_dead_do_nothing_more() -> None:
-    inner = MemoryStorage()
-    faulty = FaultyStorage(inner, stop_at(0, "after"))
-    with pytest.raises(StopHere):
-        faulty.create("a", b"")
-    with pytest.raises(StopHere):
-        faulty.delete("a")
-    assert paths(inner, "") == ["a"]
-    assert faulty.calls == [("create", "a")]
-
-
-def test_any_error_can_be_planned() -> None:
-    error = StorageUnavailable("injected")
-    faulty = FaultyStorage(MemoryStorage(), {0: Fault(error=error, when="before")})
-    with pytest.raises(StorageUnavailable) as caught:
-        faulty.stat("a")
-    assert caught.value is error
-    assert faulty.stat("a") is None
 
 
 def test_an_object_without_a_size_is_empty(monkeypatch: pytest.MonkeyPatch) -> None:
