@@ -6,7 +6,6 @@ import ast
 from collections.abc import Iterator
 
 import pyspark
-import pytest
 
 from cairn import spark_versions
 from tests.support.layout import REPOSITORY
@@ -89,25 +88,6 @@ def test_one_module_uses_what_is_private() -> None:
     }
     assert found == {}
     assert len({*private_uses(ast.parse(KNOWS.read_text()), OWN)}) > 20, "the one module itself is not seen"
-
-
-@pytest.mark.parametrize(
-    "planted",
-    [
-        "from pyspark.sql.conversion import ArrowTableToRowsConversion",
-        "import pyspark.sql.connect.client",
-        "from pandas.core import frame",
-        "from pyspark import _NoValue",
-        "plan = frame._jdf.queryExecution()",
-        "manager = frame._mgr",
-        "has = hasattr(spark, '_jsparkSession')",
-        "new = pyspark.__version__ > '4'",
-        "from pyspark import __version__",
-        "new = spark.version",
-    ],
-)
-def test_a_planted_use_is_found(planted: str) -> None:
-    assert [*private_uses(ast.parse(planted), OWN)]
 
 
 def test_versions_are_compared_as_numbers() -> None:

@@ -32,8 +32,3 @@ def test_only_known_modules_use_the_temp_folder_and_uninstall_names_what_they_ma
     assert found == {*ALLOWED}
     page = Path(REPOSITORY / "docs" / "install.md").read_text()
     assert [name for name in ALLOWED.values() if name and f"`{name}*`" not in page] == []
-
-
-def test_a_call_without_a_folder_is_found() -> None:
-    assert in_temp_folder("import tempfile\ntempfile.mkdtemp(prefix='x')")
-    assert not in_temp_folder("from tempfile import TemporaryDirectory as T, mkdtemp\nmkdtemp(prefix='x', dir=here)")
