@@ -1,27 +1,17 @@
-"""Every error that the code can raise, with what the tests made it say.
+"""Every error that the code can raise, and which of them the tests met.
 
 A run of the whole suite names each place where an error is made that no test reached, and fails by it with CAIRN_TESTS=all
-(`tests/conftest.py`). So who adds an error adds a test that meets it
-as a user would. What no test of this process can see is in ``UNSEEN``, each with its reason.
-
-To read them aloud, or to see what is missing after a part of the suite:
-
-CAIRN_MESSAGES=/tmp/messages pytest tests/unit
-python -m tests.support.messages /tmp/messages          # --missing: only what no test provoked; exit code 1 if there is any
+(`tests/conftest.py`). So who adds an error adds a test that meets it as a user would.
 """
 
 from __future__ import annotations
 
 import ast
 import inspect
-import json
-import os
 import re
-import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -34,8 +24,6 @@ CLASSES = {name for name, kind in inspect.getmembers(errors, inspect.isclass) if
 ASSERTIONS = {"InvariantViolated"}
 # Raises again what a process of Spark's raised, so that its place is not where the message was made.
 SECOND_HAND = "jobs/cairn/spark/first_cause.py"
-# By file and beginning of the message: why no test of the whole suite is seen to provoke it.
-UNSEEN: dict[tuple[str, str], str] = {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,12 +118,6 @@ class Recorder:
         self._seen.add((file, line, message))
 
 
-def write_made(made: Iterable[Made], path: Path) -> None:
-    """One JSON object a line, into a file of this process beside ``path``."""
-    with path.with_name(f"{path.name}.{os.getpid()}").open("a") as out:
-        out.writelines(json.dumps(one) + "\n" for one in as_plain(made))
-
-
 def as_plain(made: Iterable[Made]) -> list[list[Any]]:
     """For what knows lists and texts only."""
     return [[one.file, one.line, one.kind, one.message] for one in made]
@@ -149,75 +131,26 @@ def from_plain(plain: Iterable[list[Any]]) -> list[Made]:
 # --- judging ------------------------------------------------------------------------------------------------------------------
 
 
-def provoked(made: Iterable[Made], every: Iterable[Site]) -> dict[Site, str]:
-    """The first message of each site that was reached. One that came second-hand belongs to each site of its class whose words it has."""
-    by_file: dict[str, list[Site]] = {}
-    by_kind: dict[str, list[tuple[Site, re.Pattern[str]]]] = {}
-    for site in every:
-        by_file.setdefault(site.file, []).append(site)
+def missing(made: Collection[Made], every: Iterable[Site]) -> list[Site]:
+    """Return the places that a whole run should have reached. A second-hand error counts for each place of its class whose words it has."""
+    second_hand = [one for one in made if one.file == SECOND_HAND]
+
+    def is_met(site: Site) -> bool:
         line = site.template.split("\n", 1)[0]
-        if len(line.replace("…", "")) >= 15:
-            pattern = re.compile(".*".join(map(re.escape, line.split("…"))))
-            by_kind.setdefault(site.kind, []).append((site, pattern))
-    found: dict[Site, str] = {}
-    for one in made:
-        for site in by_file.get(one.file, ()):
-            if site.first <= one.line <= site.last:
-                found.setdefault(site, one.message)
-        if one.file == SECOND_HAND:
-            for site, pattern in by_kind.get(one.kind, ()):
-                if pattern.search(one.message):
-                    found.setdefault(site, one.message)
-    return found
+        words = re.compile(".*".join(map(re.escape, line.split("…"))))
+        return any(one.file == site.file and site.first <= one.line <= site.last for one in made) or (
+            len(line.replace("…", "")) >= 15
+            and any(one.kind == site.kind and words.search(one.message) for one in second_hand)
+        )
 
-
-def missing(found: Iterable[Site], every: Iterable[Site]) -> list[Site]:
-    """What a whole run should have reached."""
-    reached = set(found)
-    return [s for s in every if s not in reached and s.kind not in ASSERTIONS and reason_of(s) is None]
-
-
-def reason_of(site: Site) -> str | None:
-    """Why nobody sees it provoked."""
-    return next(
-        (why for (file, start), why in UNSEEN.items() if site.file == file and site.template.startswith(start)), None
-    )
+    return [site for site in every if site.kind not in ASSERTIONS and not is_met(site)]
 
 
 def is_whole_run(config: pytest.Config, exitstatus: int) -> bool:
     """Whether every test was to run, and none failed."""
-    narrowed = (
-        "keyword",
-        "markexpr",
-        "deselect",
-        "ignore",
-        "ignore_glob",
-        "lf",
-        "last_failed",
-        "stepwise",
-        "collectonly",
-    )
+    narrowed = ["keyword", "markexpr", "deselect", "ignore", "ignore_glob", "lf", "last_failed", "stepwise"]
     return (
         exitstatus == pytest.ExitCode.OK
         and config.args_source == pytest.Config.ArgsSource.TESTPATHS
-        and not any(config.getoption(name, None) for name in narrowed)
+        and not any(config.getoption(name, None) for name in [*narrowed, "collectonly"])
     )
-
-
-def main(arguments: list[str]) -> int:
-    path, only_missing = Path(arguments[0]), "--missing" in arguments
-    lines = [line for part in path.parent.glob(f"{path.name}.*") for line in part.read_text().splitlines()]
-    said = provoked(from_plain(map(json.loads, lines)), sites())
-    without = missing(said, sites())
-    for site in sites():
-        if site in without:
-            print(f"{site}   NOT PROVOKED\n    {site.template}\n")
-        elif not only_missing:
-            text = "\n    ".join(said.get(site, f"{site.template}\n({reason_of(site) or 'an assertion'})").splitlines())
-            print(f"{site}\n    {text}\n")
-    print(f"{len(said)} of {len(sites())} were provoked, {len(without)} are missing")
-    return 1 if without else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from state_backend.values import errors
-from tests.support.messages import CLASSES, UNSEEN, sites
+from tests.support.messages import CLASSES, sites
 
 # These group others, or are answers inside of this package that a caller turns into one of the others.
 GROUPS = {"CairnError", "RetryableError", "AttemptLost", "StorageError", "UserCodeError"}
@@ -36,10 +36,3 @@ def test_it_does_not_shout_or_end_in_the_middle() -> None:
         if re.search(r"!|[,;:]$|\s$|^\s", s.template.replace("!r}", "")) and "\n" not in s.template
     ]
     assert odd == []
-
-
-def test_what_nobody_sees_provoked_is_there_and_has_a_reason() -> None:
-    there = {
-        (file, start) for file, start in UNSEEN for s in sites() if s.file == file and s.template.startswith(start)
-    }
-    assert there == UNSEEN.keys() and all(UNSEEN.values())
