@@ -59,14 +59,13 @@ class Fault:
 
 @dataclass(slots=True)
 class Statement:
-    """A statement of a function, or the head of a compound one. Another statement may stand before `line`, the line of an `if` for its `elif`."""
+    """A statement of a function, or the head of a compound one."""
 
     path: str
     function: str
     node: ast.stmt
     start: int
     end: int
-    line: int
     handles: bool
     text: str
     nth: int = 0
@@ -95,7 +94,7 @@ class Source:
             seen[one.function, same(one.text)] += 1
         return found
 
-    def _statements(self, node: ast.AST, name: str, runs: bool, handles: bool, line: int = 0) -> Iterator[Statement]:
+    def _statements(self, node: ast.AST, name: str, runs: bool, handles: bool) -> Iterator[Statement]:
         for child in ast.iter_child_nodes(node):
             if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
                 inner = f"{name}.{child.name}".lstrip(".")
@@ -105,13 +104,12 @@ class Source:
                 yield from self._statements(child, name, runs, handles or isinstance(child, ast.ExceptHandler))
             elif not (isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test)):
                 start, end = self.span(child)
-                first = (line or getattr(node, "lineno", 0)) if self.source.startswith(b"elif", start) else 0
                 if runs and not (isinstance(child, ast.Expr) and isinstance(child.value, ast.Constant)):
                     if (head := _head(child)) is not None:
                         end = self.source.index(b":", self.span(head)[1])
                     text = self.source[start:end].decode()
-                    yield Statement(self.path, name, child, start, end, first or child.lineno, handles, text)
-                yield from self._statements(child, name, runs, handles, first)
+                    yield Statement(self.path, name, child, start, end, handles, text)
+                yield from self._statements(child, name, runs, handles)
 
     def faults(self) -> Iterator[Fault]:
         """Yield all faults that can be planted into the file."""
