@@ -55,3 +55,8 @@ def test_an_adapter_uses_its_own_scheme_only() -> None:
         own = {f"{name}://" for name, other in SCHEMES.items() if other.module == scheme.module}
         others = [text for text in SCHEME_TEXTS if text not in own]
         assert not [text for _, text in scheme_literals(path.read_text()) if any(other in text for other in others)]
+
+
+def test_a_scheme_in_code_is_seen() -> None:
+    source = '"""gs://docstring"""\nif root.startswith("gs://"):\n    url = f"s3://{bucket}"\n'
+    assert list(scheme_literals(source)) == [(2, "gs://"), (3, "s3://")]

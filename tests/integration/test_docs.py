@@ -240,6 +240,13 @@ def quoted_in(expected: list[str], said: str) -> bool:
     return all(any(re.fullmatch(pattern, line.rstrip()) for line in lines) for pattern in patterns)
 
 
+def test_what_is_quoted_is_looked_for() -> None:
+    assert quoted_in(["a … c", "d"], "x\na b c\ny\nd\n")
+    assert not quoted_in(["d", "a … c"], "a b c\nd\n")
+    assert not quoted_in(["a"], "ab")
+    assert commands_in("$ a\nb\n$ c\n") == [("a", ["b"]), ("c", [])]
+
+
 def test_what_is_not_run_says_why() -> None:
     reasons = [block.reason for page in PAGES for block in blocks_of(page) if block.reason is not None]
     assert all(len(reason.split()) > 3 for reason in reasons)

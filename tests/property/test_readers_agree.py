@@ -19,7 +19,7 @@ import random
 import tempfile
 import uuid
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -61,6 +61,7 @@ from state_backend.values.records import Record, RunRef, SweepRecord
 from state_backend.values.retention import AnyOf, KeepLast, KeepQuarantined
 from tests.support.coordinator import coordinator_of
 from tests.support.in_process import run_here
+from tests.support.planted_faults import NEWEST_DECIDES_THE_COLUMNS
 from tests.support.tiers import at_tier
 
 NAME, START, HOUR, HOURS = "totals", datetime(2024, 1, 1, tzinfo=UTC), timedelta(hours=1), 6
@@ -643,3 +644,30 @@ def test_readers_and_commands_take_the_newest_state_and_the_current_output(part:
     happened = explore(range(part * HISTORIES // parts, (part + 1) * HISTORIES // parts))
     print(dict(sorted(happened.items())), dict(sorted(READS.items())))
     assert happened["next"] and happened["again"]
+
+
+def _highest_id(log: Log, which: Any) -> int | None:
+    if isinstance(which, int):
+        return which if which in log.retained else None
+    fitting = (k.id for k in reversed(log.kept) if which in ("latest", k.interval.end))
+    return next((n for n in fitting if log.quarantine_above(n) is None), None)
+
+
+FAULTS: dict[str, Mapping[str, Any]] = {
+    "the highest id is the newest": {"state_backend.checkpoint.find_checkpoint.checkpoint_named": _highest_id},
+    "the page goes by ids": {
+        "cairn_ui.pipeline_overview.newest_of": lambda states: max(states, key=lambda kept: kept.id, default=None)
+    },
+    "a replaced state counts": {"state_backend.checkpoint.newest_state.is_superseded": lambda log, candidate: False},
+    "no notice of stale output": {"state_backend.checkpoint.current_output.spoilt_results": lambda log, outputs: {}},
+    "the newest commit decides the columns": NEWEST_DECIDES_THE_COLUMNS,
+}
+
+
+@pytest.mark.long("it tests this test")
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_planted_fault_is_found(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for what, instead in FAULTS[fault].items():
+        monkeypatch.setattr(what, instead)
+    with pytest.raises(AssertionError, match="history"):
+        explore(range(60))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from types import MappingProxyType, SimpleNamespace
 from typing import Any
@@ -55,6 +55,24 @@ def with_host_clocks() -> None:
     # What is subtracted from the time of the file system.
     ahead = SimpleNamespace(randbelow=lambda most: -(time.time_ns() - TIME_NS()))
     local_storage.secrets = ahead  # type: ignore[assignment]
+
+
+def _newest_schema(recorded: Iterable[Any], read: Iterable[Any] = ()) -> Any:
+    """The schema that was recorded last; of files without a recorded one, that of the last file."""
+    return [*read, *recorded][-1]
+
+
+def _appended(schemas: tuple[Any, ...], schema: Any) -> tuple[tuple[Any, ...], int]:
+    return (*schemas, schema), len(schemas) + 1
+
+
+# The newest commit's schema decides which columns the rows of older commits have.
+NEWEST_DECIDES_THE_COLUMNS: Mapping[str, Callable[..., Any]] = MappingProxyType(
+    {
+        "cairn.data_sources.keyed_output.table_schema": _newest_schema,
+        "state_backend.checkpoint.output_schemas._with": _appended,
+    }
+)
 
 
 PLANTED: Mapping[str, Callable[[], None]] = MappingProxyType(

