@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import re
 import sqlite3
-import urllib.request
 from collections.abc import Iterator
 from contextlib import closing
 from typing import Any
@@ -22,12 +21,9 @@ from selenium.webdriver import ActionChains, Chrome
 from selenium.webdriver.common.by import By
 
 from tests.support.browser import browser, wait_for
-from tests.support.checkpoints import day
-from tests.support.counting import DAYS
-from tests.support.counting import day as counted_day
 from tests.support.shown_airflow import HOSTILE, ShownAirflow, shown_airflow
 from tests.support.shown_pipelines import run_id
-from tests.support.trials import CHANGED, OLD, run, try_days
+from tests.support.trials import production_and_trial
 
 pytestmark = [
     pytest.mark.airflow,
@@ -42,14 +38,9 @@ ALL = "/plugin/cairn-checkpoints"
 @pytest.fixture(scope="module")
 def airflow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ShownAirflow]:
     folder = tmp_path_factory.mktemp("shown")
-    try:
-        DAYS.update({counted_day(n).start: [("bob", "fig", 5), ("ann", "pear", n)] for n in range(3)})
-        run(OLD, folder / "tried", range(3))
-        try_days(CHANGED, folder / "tried", [1, 2], trial="more")
-    finally:
-        DAYS.clear()
+    production_and_trial(folder / "tried")
     with shown_airflow(folder, more_env={"CAIRN_UI_PIPELINES": f"file://{folder}/tried/counting"}) as server:
-        trigger(server, "rides", 9)
+        server.trigger("rides", 9)
         yield server
 
 
@@ -63,26 +54,6 @@ def chrome() -> Iterator[Chrome]:
 def vera(airflow: ShownAirflow, chrome: Chrome) -> Chrome:
     """The browser of somebody who may look at everything."""
     return log_in(airflow, chrome, "vera")
-
-
-def trigger(airflow: ShownAirflow, dag_id: str, number: int) -> None:
-    """Makes the run of a day, which stays queued: nothing schedules."""
-    body = {
-        "dag_run_id": run_id(number),
-        "logical_date": day(number).start.isoformat(),
-        "data_interval_start": day(number).start.isoformat(),
-        "data_interval_end": day(number).end.isoformat(),
-    }
-    post(airflow, f"/api/v2/dags/{dag_id}/dagRuns", body)
-
-
-def post(airflow: ShownAirflow, path: str, body: dict[str, Any]) -> None:
-    request = urllib.request.Request(
-        f"{airflow.url}{path}",
-        data=json.dumps(body).encode(),
-        headers={"Content-Type": "application/json", "Authorization": f"Bearer {airflow.tokens['ada']}"},
-    )
-    urllib.request.urlopen(request, timeout=30).close()
 
 
 def log_in(airflow: ShownAirflow, chrome: Chrome, user: str, **stored: str) -> Chrome:
@@ -266,7 +237,7 @@ def change(airflow: ShownAirflow, statement: str, *values: Any) -> None:
 def test_an_xcom_makes_no_object_in_the_api_server(airflow: ShownAirflow) -> None:
     """A task returns a text that names a class. Airflow's reader looks for the class, and the page would end with an error."""
     entries = f"/api/v2/dags/rides/dagRuns/{RUN}/taskInstances/savepoint/xcomEntries"
-    post(airflow, entries, {"key": "return_value", "value": {"checkpoint": 3}})
+    airflow.call("POST", entries, {"key": "return_value", "value": {"checkpoint": 3}})
     page = f"/cairn/checkpoints/p/{key_of(airflow, 'rides')}/"
     assert "Last savepoint 3" in text_of(airflow.get(page, "vera")[1])
     forged = {"__classname__": "not.allowed.Class", "__version__": 1, "__data__": {"checkpoint": 3}}

@@ -9,14 +9,11 @@ docs/checkpoints-page.md are made anew.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import time
-import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 from urllib.parse import quote
 
 import psutil
@@ -25,26 +22,15 @@ from selenium.webdriver import Chrome
 from selenium.webdriver.common.by import By
 
 from tests.support.browser import browser, log_in, save_picture, wait_for
-from tests.support.checkpoints import day
-from tests.support.counting import DAYS
-from tests.support.counting import day as counted_day
 from tests.support.readability import Measures, measure, set_window
 from tests.support.shown_airflow import ShownAirflow, shown_airflow
 from tests.support.shown_pipelines import run_id
 from tests.support.tally_driver import day_name, write_input
-from tests.support.trials import CHANGED, OLD, run, try_days
+from tests.support.trials import production_and_trial
 
 pytestmark = [pytest.mark.airflow, pytest.mark.browser, pytest.mark.long("three minutes")]
 BASE = "/cairn/checkpoints"
 FAILED_AND_REPEATED, FAILED = (quote(run_id(n), safe="") for n in (2, 3))
-
-
-def call(airflow: ShownAirflow, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
-    data = None if body is None else json.dumps(body).encode()
-    headers = {"Content-Type": "application/json", "Authorization": f"Bearer {airflow.tokens['ada']}"}
-    request = urllib.request.Request(f"{airflow.url}{path}", data=data, method=method, headers=headers)
-    with urllib.request.urlopen(request, timeout=30) as answer:
-        return json.load(answer)
 
 
 def kill_task(airflow: ShownAirflow) -> None:
@@ -63,17 +49,11 @@ def kill_task(airflow: ShownAirflow) -> None:
 
 def run_day(airflow: ShownAirflow, number: int, meanwhile: Callable[[ShownAirflow], None] = lambda _: None) -> str:
     """The state in which the day's run of the DAG ended."""
-    runs = "/api/v2/dags/tolls/dagRuns"
-    body = {
-        "dag_run_id": run_id(number),
-        "logical_date": day(number).start.isoformat(),
-        "data_interval_start": day(number).start.isoformat(),
-        "data_interval_end": day(number).end.isoformat(),
-    }
-    call(airflow, "POST", runs, body)
+    airflow.trigger("tolls", number)
     meanwhile(airflow)
     until_s = time.monotonic() + 180
-    while (state := call(airflow, "GET", f"{runs}/{quote(run_id(number), safe='')}")["state"]) in ("queued", "running"):
+    run = f"/api/v2/dags/tolls/dagRuns/{quote(run_id(number), safe='')}"
+    while (state := airflow.call("GET", run)["state"]) in ("queued", "running"):
         assert time.monotonic() < until_s, state
         time.sleep(1)
     return str(state)
@@ -83,12 +63,7 @@ def run_day(airflow: ShownAirflow, number: int, meanwhile: Callable[[ShownAirflo
 def airflow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ShownAirflow]:
     """The first task of day 1 is killed, the first try of day 2 fails, and day 3 has no input."""
     folder = tmp_path_factory.mktemp("broken")
-    try:
-        DAYS.update({counted_day(n).start: [("bob", "fig", 5), ("ann", "pear", n)] for n in range(3)})
-        run(OLD, folder / "tried", range(3))
-        try_days(CHANGED, folder / "tried", [1, 2], trial="more")
-    finally:
-        DAYS.clear()
+    production_and_trial(folder / "tried")
     for number in (1, 2):
         write_input(folder / "tally" / "tolls", number, {"a": number})
     for what, number, text in (("slow", 1, "5"), ("fail", 2, "")):
@@ -100,7 +75,7 @@ def airflow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ShownAirflow]:
         "CAIRN_UI_PIPELINES": f"file://{folder}/tried/counting file://{folder}/tried/empty",
     }
     with shown_airflow(folder, more_env=env, more_dags=["broken_dags"]) as server:
-        call(server, "PATCH", "/api/v2/dags/tolls", {"is_paused": False})
+        server.call("PATCH", "/api/v2/dags/tolls", {"is_paused": False})
         assert run_day(server, 1, kill_task) == "success"
         assert [run_day(server, number) for number in (2, 3)] == ["success", "failed"]
         yield server
@@ -129,7 +104,7 @@ def test_the_overview_tells_since_when_why_and_who_waits(
 ) -> None:
     set_window(chrome, 1440)
     said = shown(chrome, airflow, f"{BASE}/p/{keys['tolls']}/")
-    ended = call(airflow, "GET", f"/api/v2/dags/tolls/dagRuns/{FAILED}")["end_date"]
+    ended = airflow.call("GET", f"/api/v2/dags/tolls/dagRuns/{FAILED}")["end_date"]
     assert f"Broken since {ended[:10]} {ended[11:16]} UTC" in said
     assert "2024-01-03 00:00 UTC → 2024-01-04 00:00 UTC: its run failed." in said
     missing = f"no result: FileNotFoundError: [Errno 2] No such file or directory: '{airflow.data.parent}"

@@ -104,3 +104,13 @@ class Narrowing(Averaging):
 
 
 CHANGED = pipeline_of(processor=Averaging)
+
+
+def production_and_trial(root: Path) -> None:
+    """Three days of `counting`, the last two of which a trial ran with changed code."""
+    try:
+        DAYS.update({day(n).start: [("bob", "fig", 5), ("ann", "pear", n)] for n in range(3)})
+        run(OLD, root, range(3))
+        try_days(CHANGED, root, [1, 2], trial="more")
+    finally:
+        DAYS.clear()
