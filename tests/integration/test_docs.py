@@ -12,29 +12,16 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from cairn.command.cli import app
-from tests.support.layout import REPOSITORY, copy_layout, environment_of, run_there
+from tests.support.doc_blocks import PAGES, Block, block_with, blocks_of, commands_in, quoted_in
+from tests.support.layout import copy_layout, environment_of, run_there
 from tests.support.terminal import Terminal
 
-PAGES = [
-    "docs/first-pipeline.md",
-    "docs/testing.md",
-    "docs/concepts.md",
-    "docs/operating.md",
-    "docs/upgrade.md",
-    "docs/trying.md",
-    "docs/wrong-balance.md",
-    "docs/from-structured-streaming.md",
-    "docs/from-flink.md",
-    "docs/settings.md",
-    "docs/ready-made.md",
-]
 # Pages of which only some blocks are run: a line that the block has, and what stands before it. One process for each page.
 _AIRCRAFT = """
 import os
@@ -72,37 +59,6 @@ export_state(find_state(root="file:///data/state", pipeline="aircraft"), "/tmp/t
     },
 }
 PROMPT = "(Pdb) "
-_BLOCK = re.compile(
-    r"^(?:<!-- not run: (?P<reason>[^\n]+) -->\n)?```(?P<kind>\w*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL
-)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Block:
-    page: str
-    line: int
-    kind: str
-    text: str
-    reason: str | None
-
-    def __str__(self) -> str:
-        return f"{self.page}:{self.line}"
-
-
-def blocks_of(page: str) -> list[Block]:
-    text = (REPOSITORY / page).read_text()
-    return [
-        Block(
-            page=page,
-            line=text[: found.start("text")].count("\n") + 1,
-            kind=found["kind"],
-            text=found["text"],
-            reason=found["reason"],
-        )
-        for found in _BLOCK.finditer(text)
-    ]
-
-
 SLOW = {
     "docs/first-pipeline.md",
     "docs/operating.md",
@@ -167,11 +123,6 @@ def test_these_blocks_of_the_page_run(page: str, tmp_path: Path) -> None:
     assert done.returncode == 0, f"{page}: {done.stdout}"
 
 
-def block_with(page: str, line: str) -> str:
-    (found,) = (block.text for block in blocks_of(page) if line in block.text)
-    return found
-
-
 def run_block(layout: Path, block: Block, environment: dict[str, str]) -> None:
     match block.kind:
         case "python" if "\ndef test_" in block.text:
@@ -220,24 +171,6 @@ def talk(layout: Path, block: Block, environment: dict[str, str], command: str, 
         assert terminal.end() == 0
     finally:
         terminal.close()
-
-
-def commands_in(text: str) -> list[tuple[str, list[str]]]:
-    """Each command with the lines that follow it."""
-    found: list[tuple[str, list[str]]] = []
-    for line in text.splitlines():
-        if line.startswith("$ "):
-            found.append((line[2:], []))
-        else:
-            found[-1][1].append(line)
-    return found
-
-
-def quoted_in(expected: list[str], said: str) -> bool:
-    """Whether the lines stand there in this order, others between them or not."""
-    lines = iter(said.splitlines())
-    patterns = [".*".join(map(re.escape, line.rstrip().split("…"))) for line in expected]
-    return all(any(re.fullmatch(pattern, line.rstrip()) for line in lines) for pattern in patterns)
 
 
 def test_what_is_quoted_is_looked_for() -> None:

@@ -21,7 +21,7 @@ from cairn.operations.intervals.stateful_source import stateful_operations
 from cairn.processors import Deduplicate
 from cairn.testing import PipelineTester
 from state_backend.values.inputs import Untracked
-from tests.integration.test_docs import block_with
+from tests.support.doc_blocks import block_with
 from tests.support.layout import REPOSITORY
 from tests.support.stateful_plans import stateful_frames
 

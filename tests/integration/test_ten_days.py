@@ -22,8 +22,8 @@ from local_stack.owned_process import OwnedProcesses, claim_port, python_path
 from state_backend.adapters.open_storage import open_storage
 from state_backend.checkpoint.log import read_log
 from state_backend.values.intervals import format_instant
-from tests.integration.test_docs import commands_in
 from tests.support.airflow_on_postgres import airflow_on_postgres
+from tests.support.doc_blocks import commands_in
 from tests.support.gcs_server import BUCKET, gcs_server
 from tests.support.layout import REPOSITORY
 from tests.support.local_stack import AirflowServer

@@ -29,8 +29,8 @@ from cairn.testing import PipelineTester
 from pipelines.aircraft import AIRCRAFT, READ_SCHEMA
 from state_backend.checkpoint import sweep_files
 from state_backend.formats import paths
-from tests.integration.test_docs import PAGES as PAGES_THAT_ARE_RUN
-from tests.integration.test_docs import blocks_of, commands_in, quoted_in
+from tests.support.doc_blocks import PAGES as PAGES_THAT_ARE_RUN
+from tests.support.doc_blocks import blocks_of, commands_in, quoted_in
 from tests.support.layout import REPOSITORY
 from tests.support.printed_commands import COMMANDS, TARGETS, commands_of, in_code, in_docs, run_printed
 

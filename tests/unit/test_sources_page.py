@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.test_docs import Block, blocks_of
+from tests.support.doc_blocks import Block, blocks_of
 
 BLOCKS = [block for block in blocks_of("docs/sources.md") if block.kind == "python"]
 
