@@ -46,7 +46,8 @@ def commits_in(log: Log, edge: Edge, span: Interval) -> dict[Interval, int]:
     current = {n for _, n in log.outputs_near(last)}
     # A rewind that retracts output takes the state of later intervals out of use too.
     ending = [e for e in log.commits_near(last) if interval_of(e).end == span.end]
-    usable = [e for e in ending if e.id in current or kind_of(e) != "interval"]
+    gone = max((f.id for f in log.facts(last) if f.kind == "replaced" and f.interval.end == span.end), default=0)
+    usable = [e for e in ending if e.id in current or (kind_of(e) != "interval" and e.id > gone)]
     return {interval_of(e): e.id for e in usable[-1:]}
 
 

@@ -401,7 +401,9 @@ class World:
         """The results that are current, and the state at each end."""
         results, states = dict[At, Any](), dict[At, Mapping[str, int]]()
         for pipe in self.pipes:
-            restores = [(i, made.n) for i, made in pipe.commits.items() if made.result is None]
+            given = [(i, made.n) for i, made in pipe.commits.items() if made.result is None]
+            # A later one that goes further back takes a restored state out of use.
+            restores = [(i, n) for i, n in given if not any(j > i and m < n for j, m in given)]
             results |= {(pipe.name, n): pipe.commits[i].result for n, i in pipe.current.items()}
             ends = sorted([*((i, n) for n, i in pipe.current.items()), *restores])
             states |= {(pipe.name, n): pipe.commits[i].state for i, n in ends}

@@ -25,7 +25,7 @@ from cairn.command.repair_command import ran_here
 from cairn.operations.intervals.plan_chain import Planned, Stage, plan_chain
 from cairn.operations.intervals.plan_heal import Health, health_of, plan_heal
 from state_backend.adapters.open_storage import open_storage
-from state_backend.chains.inputs_of import Piece, part_of, parts_of
+from state_backend.chains.inputs_of import Piece, commits_in, part_of, parts_of
 from state_backend.chains.judge_inputs import Chains, followed_in, judge_part
 from state_backend.chains.pin_inputs import Reader, check_earlier, pin
 from state_backend.checkpoint.log import Log, read_log
@@ -550,6 +550,15 @@ def test_a_restored_state_counts_when_retention_keeps_no_other_checkpoint_or_has
     assert kinds[day(1)] == "stale"  # it ran again after the restore
     folder.coordinator.rewind(5, run=own_run("back"), attempt="back5")
     assert [kept.kind for kept in world.log("down").kept] == ["restore"] and ran_here(world.log("down"))
+
+
+def test_a_restored_state_that_a_later_restore_took_out_of_use_is_no_input() -> None:
+    folder, edge = Folder(days=2), Edge(pipeline="up", reads="state")
+    folder.coordinator.rewind(2, run=own_run("back"), attempt="back2")
+    assert commits_in(read_log(folder.storage), edge, day(2)) == {day(2): 3}
+    folder.coordinator.rewind(1, run=own_run("back"), attempt="back1", retract_output=True)
+    log = read_log(folder.storage)
+    assert commits_in(log, edge, day(2)) == {} and commits_in(log, edge, day(1)) == {day(1): 4}
 
 
 def test_many_inputs_are_kept_as_ranges_and_old_records_as_unknown() -> None:
