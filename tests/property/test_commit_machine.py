@@ -18,6 +18,7 @@ from datetime import datetime, timedelta
 from functools import partial
 from itertools import pairwise
 from typing import Any
+from unittest import mock
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
@@ -1072,6 +1073,7 @@ def _twin(storage: StaleStorage) -> StaleStorage:
     return StaleStorage(twin)
 
 
+@mock.patch("time.time_ns", HOST.time_ns)
 def explore(examples: int) -> None:
     SEEN.clear()
     run_state_machine_as_test(
