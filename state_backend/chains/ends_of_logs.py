@@ -1,6 +1,7 @@
-"""Tell without judging that no result is out of date: none was, and since then logs only got intervals at their ends.
+"""Check cheaply that no result is out of date: none was at an earlier mark, and logs only got later intervals since.
 
-A result reads no interval beyond the end that its upstream had. So a new interval behind this end changes no result.
+A result reads only upstream intervals that were committed when it was computed. So an interval after the end that the
+upstream had then changes no result.
 """
 
 from __future__ import annotations
@@ -27,17 +28,17 @@ def mark_of(log: Log, pipeline: str, root: str | None = None) -> LogMark:
 
 
 def has_only_grown(log: Log, mark: LogMark) -> bool:
-    """Return True if a log has got nothing since `mark` but new intervals behind all earlier ones."""
+    """Return True if each record since `mark` adds an interval after all earlier ones, or changes no result."""
     return (since := _since(log, mark)) is not None and appends_only(since, mark.end_ms)
 
 
-def is_only(log: Log, mark: LogMark, ids: Collection[int]) -> bool:
-    """Return True if a log has got no results since `mark` but those of the commits `ids`."""
+def changed_only_by(log: Log, mark: LogMark, ids: Collection[int]) -> bool:
+    """Return True if only the commits `ids` have changed results since `mark`."""
     return (since := _since(log, mark)) is not None and all(e.id in ids or keeps_results(e) for e in since)
 
 
 def appends_only(entries: Iterable[Entry], end_ms: int | None) -> bool:
-    """Return True if each entry is about an interval behind all earlier ones, or keeps results as they are."""
+    """Return True if each entry adds an interval after `end_ms` and all earlier entries, or changes no result."""
     for entry in entries:
         if keeps_results(entry):
             continue
@@ -50,12 +51,12 @@ def appends_only(entries: Iterable[Entry], end_ms: int | None) -> bool:
 
 
 def keeps_results(entry: Entry) -> bool:
-    # A release of a quarantined checkpoint is a sweep's record too; then the marks differ.
+    # The release of a quarantined checkpoint is a `SweepRecord` too. `_since` notices it by the quarantined ids.
     return isinstance(entry, SweepRecord) or kind_of(entry) == "consolidate"
 
 
 def _since(log: Log, mark: LogMark) -> list[Entry] | None:
-    """Return the entries after `mark`; None if the log has other marks of quarantine, or is another log."""
+    """Return the entries after `mark`; None if they are many, quarantined ids differ, or the log was replaced."""
     if not 0 <= log.head_id - mark.head <= MOST_READ or {*log.quarantined} != {*mark.quarantined}:
         return None
     if (attempt_at(log, mark.head) or "") != mark.attempt:  # a folder that was put back from a backup

@@ -14,7 +14,7 @@ from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from typing import Literal, NamedTuple
 
-from state_backend.chains.ends_of_logs import has_only_grown, is_only, mark_of
+from state_backend.chains.ends_of_logs import changed_only_by, has_only_grown, mark_of
 from state_backend.chains.inputs_of import Piece, attempt_at, commits_in, is_left_out, part_of, pieces_of, unexchanged
 from state_backend.checkpoint.interval_results import last_restore, results_of, spoilt_results
 from state_backend.checkpoint.location import locate
@@ -313,7 +313,7 @@ class Chains:
             if newest is None or (known := newest.content.fresh_at) is None:
                 return False
             ups = [((root_of_edge(mark.root, root), mark.pipeline), mark) for mark in known.upstreams]
-            return is_only(log, known.own, {newest.id}) and all(
+            return changed_only_by(log, known.own, {newest.id}) and all(
                 has_only_grown(self.log(*at), mark) and not self.judged(*at) for at, mark in ups
             )
         except RetryableError:

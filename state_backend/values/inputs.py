@@ -110,7 +110,7 @@ class LogMark:
     """Where a pipeline's log ended.
 
     Attributes:
-        root: Root of the pipeline; None for the root of the reading pipeline.
+        root: The pipeline's root; None if it is the reader's root.
         head: The highest id; 0 for an empty log.
         attempt: The uuid of the attempt that made the record `head`.
         end_ms: The latest end of all committed intervals, in milliseconds since the epoch; None for an empty log.
@@ -127,7 +127,7 @@ class LogMark:
 
 @frozen
 class FreshAt:
-    """Where the logs of a pipeline and of its upstreams ended when none of its results was out of date."""
+    """The ends of a pipeline's and its upstreams' logs when a check last found no result out of date."""
 
     own: LogMark
     upstreams: tuple[LogMark, ...]

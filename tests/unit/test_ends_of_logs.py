@@ -9,7 +9,7 @@ from unittest import mock
 import pytest
 
 from state_backend.chains import judge_inputs
-from state_backend.chains.ends_of_logs import has_only_grown, is_only, mark_of
+from state_backend.chains.ends_of_logs import changed_only_by, has_only_grown, mark_of
 from state_backend.chains.inputs_of import attempt_at
 from state_backend.chains.judge_inputs import Chains, followed_in
 from state_backend.chains.pin_inputs import Reader, check_earlier, pin
@@ -39,10 +39,12 @@ def days_1_2_4() -> Folder:
 
 def test_a_log_has_only_grown_if_each_interval_lies_behind_all_earlier_ones() -> None:
     log = read_log(days_1_2_4().storage)
-    assert all(has_only_grown(log, mark_at(log, n)) for n in range(4)) and is_only(log, mark_of(log, "up"), ())
+    assert all(has_only_grown(log, mark_at(log, n)) for n in range(4)) and changed_only_by(log, mark_of(log, "up"), ())
     for differs in ({"attempt": "another folder"}, {"quarantined": (1,)}, {"head": 4}, {"head": 2, "end_ms": 1 << 50}):
         assert not has_only_grown(log, replace(mark_at(log, 3 if "end_ms" not in differs else 2), **differs))
-    assert is_only(log, mark_at(log, 1), {2, 3}) and not is_only(log, mark_at(log, 1), {3}), "2 is a result too"
+    assert changed_only_by(log, mark_at(log, 1), {2, 3}) and not changed_only_by(log, mark_at(log, 1), {3}), (
+        "2 is a result too"
+    )
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,7 @@ BUDGETS = {
     "plugins/cairn_ui": (3_480, 25_190),
     "state_backend": (10, 100),
     "state_backend/adapters": (3_990, 25_700),
-    "state_backend/chains": (999, 8_899),
+    "state_backend/chains": (1_000, 8_905),
     "state_backend/checkpoint": (5_890, 37_845),
     "state_backend/formats": (5_998, 39_735),
     "state_backend/inspection": (3_543, 28_644),
