@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from state_backend.adapters.schemes import SCHEMES
+from state_backend.values.parse_source import parse_source
 from tests.support.layout import REPOSITORY
 
 KNOWING = {
@@ -25,7 +26,7 @@ EXAMPLES = {'savepoint={"folder": "gs://bucket/savepoints"}'}
 
 def scheme_literals(source: str) -> Iterator[tuple[int, str]]:
     """Yield line and text of each string with a scheme, except docstrings."""
-    tree = ast.parse(source)
+    tree = parse_source(source)
     docstrings = {
         id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
     }

@@ -8,11 +8,12 @@ from collections.abc import Iterator
 import pyspark
 
 from cairn import spark_versions
+from state_backend.values.parse_source import parse_source
 from tests.support.layout import REPOSITORY
 
 KNOWS = REPOSITORY / "jobs/cairn/spark_versions.py"
 PROGRAM = {
-    path: ast.parse(path.read_text())
+    path: parse_source(path.read_text())
     for folder in ("state_backend", "jobs", "plugins", "dags")
     for path in (REPOSITORY / folder).rglob("*.py")
     if path != KNOWS
@@ -87,7 +88,7 @@ def test_one_module_uses_what_is_private() -> None:
         if (used := sorted({*private_uses(tree, OWN)}))
     }
     assert found == {}
-    assert len({*private_uses(ast.parse(KNOWS.read_text()), OWN)}) > 20, "the one module itself is not seen"
+    assert len({*private_uses(parse_source(KNOWS.read_text()), OWN)}) > 20, "the one module itself is not seen"
 
 
 def test_versions_are_compared_as_numbers() -> None:
@@ -104,7 +105,10 @@ def test_the_table_is_used() -> None:
     asked = {
         node.args[0].value
         # The plugins ask `airflow_versions`, and never PySpark.
-        for tree in (*(PROGRAM[path] for path in PROGRAM if "plugins" not in path.parts), ast.parse(KNOWS.read_text()))
+        for tree in (
+            *(PROGRAM[path] for path in PROGRAM if "plugins" not in path.parts),
+            parse_source(KNOWS.read_text()),
+        )
         for node in ast.walk(tree)
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "has"
         if isinstance(node.args[0], ast.Constant)

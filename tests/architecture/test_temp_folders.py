@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
+from state_backend.values.parse_source import parse_source
 from tests.support.layout import REPOSITORY
 
 MAKERS = {"mkdtemp", "mkstemp", "TemporaryDirectory", "NamedTemporaryFile", "gettempdir"}
@@ -20,7 +21,7 @@ ALLOWED = {
 
 def in_temp_folder(source: str) -> bool:
     """Whether a module makes something in the temp folder: without `dir`, which names another place."""
-    calls = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)]
+    calls = [node for node in ast.walk(parse_source(source)) if isinstance(node, ast.Call)]
     named = [(getattr(c.func, "attr", getattr(c.func, "id", "")), {k.arg for k in c.keywords}) for c in calls]
     return any(name in MAKERS and "dir" not in keywords for name, keywords in named)
 

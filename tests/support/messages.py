@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from state_backend.values import errors
+from state_backend.values.parse_source import parse_source
 from tests.support.layout import REPOSITORY
 
 CLASSES = {name for name, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, errors.CairnError)}
@@ -59,7 +60,7 @@ def sites() -> tuple[Site, ...]:
 def _sites() -> Iterator[Site]:
     for folder in ("state_backend", "jobs", "plugins"):
         for file in sorted((REPOSITORY / folder).rglob("*.py")):
-            for node in ast.walk(ast.parse(file.read_text())):
+            for node in ast.walk(parse_source(file.read_text())):
                 if not (isinstance(node, ast.Call) and node.args):
                     continue
                 # A call of one of two classes makes either.

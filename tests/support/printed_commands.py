@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from cairn.command.cli import COMMANDS as ROWS
+from state_backend.values.parse_source import parse_source
 from tests.support.layout import REPOSITORY
 
 PAGES = [
@@ -97,7 +98,7 @@ def in_code() -> dict[str, set[str]]:
     """Each command with its options, … for what is filled in, and the files that print it."""
     found: dict[str, set[str]] = {}
     for file in CODE:
-        texts = _strings(ast.parse(file.read_text())) if file.suffix == ".py" else [file.read_text()]
+        texts = _strings(parse_source(file.read_text())) if file.suffix == ".py" else [file.read_text()]
         for text in texts:
             for begun in _BEGIN.finditer(text):
                 if begun[2] in _KNOWN[begun[1]] and (begun[1], text[begun.end() :]) != ("python", " …"):

@@ -13,6 +13,8 @@ import tokenize
 from collections import Counter
 from pathlib import Path
 
+from state_backend.values.parse_source import parse_source
+
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = ("state_backend", "jobs", "plugins", "dags")
 _COUNTED = (tokenize.NAME, tokenize.OP, tokenize.NUMBER, tokenize.STRING)
@@ -34,7 +36,7 @@ def mass() -> tuple[Counter[str], Counter[str]]:
 
 def tokens_in(source: str) -> int:
     """Return the number of names, operators, numbers and strings of a source, without docstrings."""
-    nodes = [node for node in ast.walk(ast.parse(source)) if isinstance(node, _DOCUMENTED)]
+    nodes = [node for node in ast.walk(parse_source(source)) if isinstance(node, _DOCUMENTED)]
     docstrings = {node.body[0].lineno for node in nodes if ast.get_docstring(node, clean=False) is not None}
     return sum(
         one.type in _COUNTED and not (one.type == tokenize.STRING and one.start[0] in docstrings)

@@ -23,6 +23,8 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from state_backend.values.parse_source import parse_source
+
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = ("state_backend", "jobs", "plugins", "dags")
 PLANTED = Path(".cache/planted.json")
@@ -88,7 +90,7 @@ class Source:
 
     def statements(self) -> list[Statement]:
         seen: Counter[tuple[str, str]] = Counter()
-        found = list(self._statements(ast.parse(self.source), "", False, False))
+        found = list(self._statements(parse_source(self.source), "", False, False))
         for one in found:
             one.nth = seen[one.function, same(one.text)]
             seen[one.function, same(one.text)] += 1

@@ -20,6 +20,7 @@ import cairn_operators
 from cairn.pipeline import Pipeline
 from cairn_operators.driver_operator import DriverOperator
 from local_stack.api_page import with_signatures
+from state_backend.values.parse_source import parse_source
 from tests.architecture.test_public_entrance import PUBLIC
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -31,7 +32,7 @@ def test_python_in_the_docs_compiles_and_imports_what_there_is() -> None:
         if page.suffix != ".md":
             continue
         for block in re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL):
-            for node in ast.parse(block).body:
+            for node in parse_source(block).body:
                 if (
                     isinstance(node, ast.ImportFrom)
                     and node.module
@@ -43,9 +44,9 @@ def test_python_in_the_docs_compiles_and_imports_what_there_is() -> None:
 def test_the_retention_that_the_docs_show_is_one() -> None:
     text = (ROOT / "docs" / "operators.md").read_text()
     [block] = [b for b in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "retention=" in b]
-    [call] = [n for n in ast.walk(ast.parse(block)) if isinstance(n, ast.keyword) and n.arg == "retention"]
+    [call] = [n for n in ast.walk(parse_source(block)) if isinstance(n, ast.keyword) and n.arg == "retention"]
     scope: dict[str, object] = {}
-    exec(compile(ast.Module(ast.parse(block).body[:1], []), "operators.md", "exec"), scope)
+    exec(compile(ast.Module(parse_source(block).body[:1], []), "operators.md", "exec"), scope)
     from tests.support.counting import counting
 
     made = counting(retention=eval(compile(ast.Expression(call.value), "operators.md", "eval"), scope))

@@ -16,6 +16,7 @@ from cairn.command.cli import app
 from cairn.testing import PipelineTester
 from pipelines.aircraft import AIRCRAFT, READ_SCHEMA
 from state_backend.values import errors
+from state_backend.values.parse_source import parse_source
 from tests.support.errors_page import PAGE, groups, page, sections
 from tests.support.printed_commands import commands_of
 
@@ -38,7 +39,7 @@ def test_the_page_is_what_the_generator_makes() -> None:
 
 def test_every_error_is_on_the_page_below_the_class_of_its_group() -> None:
     shown = [error for group in groups() for error in group.classes]
-    tree = ast.parse(Path(errors.__file__).read_text())
+    tree = parse_source(Path(errors.__file__).read_text())
     assert [e.__name__ for e in shown] == [
         n.name for n in tree.body if isinstance(n, ast.ClassDef) and n.name != "Rerun"
     ]

@@ -11,6 +11,7 @@ import pytest
 
 import cairn
 from state_backend.values.environment import Variable
+from state_backend.values.parse_source import parse_source
 from state_backend.values.retention import RetentionPolicy
 from tests.support.settings_page import PAGE, with_settings
 
@@ -48,7 +49,7 @@ def test_every_variable_is_read_by_its_member() -> None:
     """Such a reader can have no default of its own."""
     for path, text in sources():
         if path != "state_backend/values/environment.py" and not path.startswith(EXAMPLES):
-            texts = {n.value for n in ast.walk(ast.parse(text)) if isinstance(n, ast.Constant)}
+            texts = {n.value for n in ast.walk(parse_source(text)) if isinstance(n, ast.Constant)}
             assert not texts & {*Variable}, path
 
 
