@@ -44,6 +44,8 @@ _SCAN_ROWS, _SCAN_BYTES = 4096, 16 * MIB
 _RUNS_WITHIN_INTERVAL, _RUNS_PER_MERGE = 32, 8
 # After this many unwanted keys in a row, `read_wanted` seeks the next wanted key instead of passing more keys.
 _UNWANTED_KEYS = 32
+# An open store whose MANIFEST is larger is opened again between two intervals.
+_MANIFEST_BYTES = 4 * 1024
 _ANY_RATIO = 1_000_000_000
 _ANY_BYTES = 1 << 60
 _FILES_OF_A_SHARD = 64
@@ -227,6 +229,8 @@ class RocksStore:
         # no process would ever read the log.
         unlogged.disable_wal = True
         self._db.set_write_options(unlogged)
+        # A merge changes RocksDB's options until the store is opened again.
+        self._changed_options = False
 
     def __enter__(self) -> RocksStore:
         return self
@@ -455,7 +459,7 @@ class RocksStore:
             self._await_compactions(600.0)
             for level, files in groupby(self._db.live_files(), key=lambda file: file["level"]):
                 # After an open, RocksDB knows the sums of a level's counts, but not the counts of each file.
-                counts = self._table_properties(f"-at-level{level}")
+                counts = _table_properties(self._db, f"-at-level{level}")
                 raw_bytes = counts["raw key size"] + counts["raw value size"]
                 of_level = list(files)
                 size_bytes = sum(f["size"] for f in of_level)
@@ -473,11 +477,7 @@ class RocksStore:
 
     def range_deletions(self) -> int:
         with self._reading:
-            return self._table_properties("")["# range deletions"]
-
-    def _table_properties(self, level: str) -> dict[str, int]:
-        table = self._db.property_value(f"rocksdb.aggregated-table-properties{level}") or ""
-        return {name: int(number) for name, number in _TABLE_PROPERTIES.findall(table)}
+            return _table_properties(self._db, "")["# range deletions"]
 
     def merge_newest(self, count: int) -> None:
         """Merge the newest `count` sorted runs into one, and wait for the end.
@@ -490,6 +490,7 @@ class RocksStore:
             raise UsageError(f"can't merge {count} of {len(runs)} sorted runs in {self.directory}")
         universal = f"size_ratio={_ANY_RATIO};min_merge_width={count};max_merge_width={count}"
         universal += f";max_size_amplification_percent={_ANY_RATIO};"
+        self._changed_options = True
         with _Failures(f"can't compact the state in {self.directory}"):
             self._db.set_options(
                 {
@@ -530,6 +531,7 @@ class RocksStore:
         target_bytes = min(4 * least_bytes, needed_bytes // _FILES_OF_A_SHARD)
         with _Failures(f"can't compact the state in {self.directory}"):
             if target_bytes > least_bytes:
+                self._changed_options = True
                 self._db.set_options({"target_file_size_base": str(target_bytes)})
             self._db.compact_range(None, None, options)
             self._await_compactions(600.0)  # Raises the errors of the compaction's jobs; `compact_range` does not.
@@ -555,6 +557,17 @@ class RocksStore:
                 for name in ("CURRENT", _manifest_in(folder), "rocksdict-config.json")
             ]
         return ssts, small
+
+    def refresh(self) -> None:
+        """Open a captured store again if it would otherwise differ from one that was restored from the capture.
+
+        Merges have changed its options, or its MANIFEST has grown: each flush appends to this file, of which every
+        checkpoint holds a copy. An open writes a short one.
+        """
+        folder = self._metadata.folder if self._metadata is not None else self.directory
+        if self._changed_options or (folder / _manifest_in(folder)).stat().st_size > _MANIFEST_BYTES:
+            self.close()
+            RocksStore.__init__(self, self.directory, self._options)
 
     def close(self) -> None:
         """Close the store and its recorder. A second call does nothing."""
@@ -592,6 +605,11 @@ class _Failures:
     ) -> None:
         if isinstance(error, Exception) and not isinstance(error, StorageUnavailable):
             raise _translate(error, self._doing) from error
+
+
+def _table_properties(db: Rdict, level: str) -> dict[str, int]:
+    table = db.property_value(f"rocksdb.aggregated-table-properties{level}") or ""
+    return {name: int(number) for name, number in _TABLE_PROPERTIES.findall(table)}
 
 
 def _before(end: bytes | None) -> rocksdict.ReadOptions:

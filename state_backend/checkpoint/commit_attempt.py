@@ -50,6 +50,14 @@ class CommitResult:
     # The log as this commit left it, for the publishing and the clean-up; None if the commit created no record.
     log: Log | None = None
 
+    def created(self, checkpoint_id: int) -> bool:
+        """Return True if the call itself created the record, with this id.
+
+        Only then may another attempt that was computed from this one, with this id as its base, be committed. If
+        another writer has the id, its checkpoint is another base, even if it is adopted as this attempt's result.
+        """
+        return self.outcome == "committed" and self.id == checkpoint_id
+
 
 def commit(
     at: Location,

@@ -34,6 +34,7 @@ from tests.support.commit_world import (
     check,
     check_end,
     checkpoint_task,
+    chunk_task,
     cleaner,
     coordinator,
     forgetter,
@@ -203,6 +204,11 @@ def waiting(actor: Actor) -> Actor:
     return replace(actor, may=(*actor.may, StorageUnavailable))
 
 
+def together(policy: RetentionPolicy = TIGHT) -> Actor:
+    """Computes days 3 and 4 at once, by the first try of a run."""
+    return chunk_task("chunk", ((day(3), "x"), (day(4), "v")), run("r", 0, 1), policy)
+
+
 SCENARIOS = (
     *(
         Scenario(
@@ -227,6 +233,23 @@ SCENARIOS = (
         name="a reproduction of the first day behind a stale day, and a quarantine of the newest state",
         scene=behind_a_stale_day,
         actors=(unpublished(task("c")), quarantiner(5)),
+    ),
+    *(
+        Scenario(
+            name=f"two days at once, and {who}",
+            scene=partial(scene, 2, there, outputs=False),
+            actors=(together(), *others),
+            faults=faults,
+        )
+        for who, there, others, faults in (
+            ("another try of the first", [SECOND], [unpublished(task("y"))], 0),
+            ("another run of the first", [Y], [unpublished(task("y"))], 0),
+            ("a re-run of the day before", [SAME_AGAIN], [unpublished(task("s"))], 0),
+            ("day 1 run again", [RERUN], [unpublished(task("z"))], 0),
+            ("a forget", [], [forgetter("forget", "f", TIGHT, drops=True)], 0),
+            ("another try, and a sweep", [SECOND], [unpublished(task("y")), sweeper()], 0),
+            ("a quarantine of the day before, one answer lost", [], [quarantiner(2)], 1),
+        )
     ),
     Scenario(
         name="two tries of one run",

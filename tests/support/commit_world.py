@@ -6,7 +6,7 @@ The rules are those of sections 5 and 6 of the design, written a second time: no
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Container, Iterable, Mapping
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import lru_cache
@@ -29,6 +29,8 @@ from state_backend.values.errors import (
     AttemptLost,
     CairnError,
     CheckpointDropped,
+    StaleStateError,
+    StateGapError,
     StateUnusable,
     UnknownOutcome,
     UsageError,
@@ -167,6 +169,39 @@ def prepare(
         files = (OutputFile(handle=output, rows=1),)
     made_content = content(interval, attempt, base_id, run=who, shards=(ref,), outputs=files, **options)
     coordinator(storage, DEFAULT_POLICY).prepare(Prepared(h0=begun.h0, content=made_content))
+
+
+def chunk_task(name: str, days: Sequence[tuple[Interval, str]], who: RunRef, policy: RetentionPolicy) -> Actor:
+    """Computes several days at once, each from the day before, and commits them while each record is as planned."""
+
+    def everything(storage: Any) -> str:
+        one = Coordinator(storage, PIPELINE, policy=policy, remembers=True)
+        begun = one.begin(days[0][0], permissions=Permissions(), pipeline_start_ms=start_ms())
+        files = [
+            h for ref in (begun.base.content.shards if begun.base else ()) for h in _manifest(ref, storage.read).handles
+        ]
+        planned = []
+        for n, (interval, attempt) in enumerate(days):
+            files = [*files, storage.create(sst(attempt), f"state of {attempt}".encode())]
+            base_id = begun.h0 + n if n else begun.base.id if begun.base else None
+            ref = InlineShard(shard=0, inline=manifest(files))
+            made = content(interval, attempt, base_id, run=who, shards=(ref,))
+            planned.append(Prepared(h0=begun.h0 + n, content=made))
+        for done, prepared in enumerate(planned):
+            one.prepare(prepared)
+            try:
+                created = one.commit(prepared.content.attempt).created(prepared.h0 + 1)
+            except (AttemptLost, StateUnusable) as error:
+                if not done:
+                    raise
+                return f"{done} of {len(planned)}, {type(error).__name__}"
+            if not created:
+                return f"{done + 1} of {len(planned)}"
+        return f"all {len(planned)}"
+
+    no_begin = (StateGapError, StaleStateError, StateUnusable, UsageError)
+    may = (AttemptLost, UnknownOutcome, *no_begin)
+    return Actor(name=name, stages=(everything,), may=may, attempt=days[0][1])
 
 
 def one_column(type_: str) -> dict[str, Any]:
@@ -504,6 +539,10 @@ def check_commit(history: History, record: Record) -> None:
             continue
         earlier_try = theirs.run.run_id == made.run.run_id and _order(theirs.run) < _order(made.run)
         must(history.reproduces(other) or earlier_try, "of two attempts at one interval one counts", other.id, n)
+    known = {made.attempt, *(c.content.attempt for c in before)}
+    inline = [ref.inline for ref in made.shards if ref.inline is not None]
+    files = [h.path for shard in inline for h in shard.handles if paths.attempt_of(h.path) not in known]
+    must(not files, "a file is one's own or that of a commit before", n, *files)
     gone = history.outputs(n).keys() - history.outputs(n + 1).keys() if prepared is not None else set()
     late = [i for i in gone if history.outputs(n)[i].id > h0]
     must(not late, "output is replaced that was there at begin", n, *late)

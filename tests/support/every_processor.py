@@ -122,18 +122,25 @@ FORMS: dict[str, tuple[str, type]] = {
 }
 
 
-def made_tester(
-    case: str, start: datetime, of_time: str = "timestamp_ntz", settings: dict[str, Any] | None = None, **pipeline: Any
-) -> PipelineTester:
-    """A tester of a case of `READY_MADE` or `FORMS` over hours."""
+def declared(
+    case: str, start: datetime, settings: dict[str, Any] | None = None, source: Any = lambda *_: None, **pipeline: Any
+) -> Pipeline:
+    """The pipeline of a case of `READY_MADE` or `FORMS`."""
     if case in FORMS:
         api, processor = FORMS[case]
         pipeline["output_schema"] = TIMERS
     else:
         base, given = READY_MADE[case]
         api, processor = "arrow", type("Mine", (base,), {**given, **(settings or {})})
-    declared: dict[str, Any] = {**EVENT, "key": ["user"], "order_by": ["at", "seq"], **pipeline}
-    made = Pipeline(name="every", start=start, source=lambda *_: None, processor=processor, api=api, **declared)  # type: ignore[arg-type]
+    told: dict[str, Any] = {**EVENT, "key": ["user"], "order_by": ["at", "seq"], **pipeline}
+    return Pipeline(name="every", start=start, source=source, processor=processor, api=api, **told)  # type: ignore[arg-type]
+
+
+def made_tester(
+    case: str, start: datetime, of_time: str = "timestamp_ntz", settings: dict[str, Any] | None = None, **pipeline: Any
+) -> PipelineTester:
+    """A tester of a case over hours."""
+    made = declared(case, start, settings, **pipeline)
     return PipelineTester(made, input_schema=SCHEMA.format(of_time), every=HOUR)
 
 

@@ -46,6 +46,7 @@ def named(part: str) -> Scenario:
 
 # Each takes three seconds or more.
 SLOWEST = {
+    "two days at once, and another try, and a sweep",
     "a re-run that a sweep takes for dead, and the next day",
     "a key is forgotten with all older checkpoints, beside an attempt and a clean-up",
     "two attempts and a sweeper that takes them for dead",
@@ -59,6 +60,7 @@ SLOWEST = {
 }
 # Each takes half a second to three seconds.
 SLOW = {
+    "two days at once, and a forget",
     "two that remember, of different days",
     "every write a step: an attempt and a sweeper that takes it for dead",
     "a sweeper finds a day lost whose record is there, and an attempt",
@@ -267,6 +269,10 @@ BUGS: dict[str, tuple[str, list[Patch]]] = {
     "a lease is looked for in a listing only": (
         "stale listings: a lease",
         [(cleaning, "listed_files", lambda storage, folder: list(storage.list(folder)))],
+    ),
+    "of a chunk, the day after an adopted one is committed": (
+        "two days at once, and another try of the first",
+        [(commit_attempt.CommitResult, "created", lambda self, checkpoint_id: True)],
     ),
     "a sweep goes by the clock of its host": (
         "skewed clocks: a lease, ",

@@ -10,7 +10,7 @@ import ast
 from state_backend.values.parse_source import parse_source
 from tests.tools.mass import FOLDERS, ROOT, mass
 
-MOST_METHODS, MOST_LINES_OF_A_MODULE, MOST_LINES_OF_TESTS = 25, 800, 81_400
+MOST_METHODS, MOST_LINES_OF_A_MODULE, MOST_LINES_OF_TESTS = 25, 800, 82_230
 
 # For each room, the most lines of its files, and the most tokens without comments and docstrings.
 BUDGETS = {
@@ -21,17 +21,17 @@ BUDGETS = {
     "jobs/cairn/data_sources": (594, 3_730),
     "jobs/cairn/driver": (750, 4_400),
     "jobs/cairn/operations": (979, 6_261),
-    "jobs/cairn/operations/intervals": (3_116, 21_014),
+    "jobs/cairn/operations/intervals": (3_637, 24_480),
     "jobs/cairn/operations/savepoints": (900, 6_000),
     "jobs/cairn/operations/validation": (1_972, 14_792),
     "jobs/cairn/processors": (3_354, 27_488),
     "jobs/cairn/replay": (1_373, 10_100),
-    "jobs/cairn/rows": (2_143, 14_988),
+    "jobs/cairn/rows": (2_217, 15_635),
     "jobs/cairn/runners": (2_076, 13_250),
-    "jobs/cairn/shard_jobs": (1_220, 7_900),
+    "jobs/cairn/shard_jobs": (1_351, 8_693),
     "jobs/cairn/shipping": (1_469, 9_924),
     "jobs/cairn/sinks": (2_144, 13_581),
-    "jobs/cairn/spark": (1_404, 7_176),
+    "jobs/cairn/spark": (1_465, 7_588),
     "jobs/cairn/trials": (1_162, 8_208),
     "jobs/local_stack": (1_660, 9_600),
     "jobs/pipelines": (960, 5_600),
@@ -39,9 +39,9 @@ BUDGETS = {
     "plugins/cairn_provider": (90, 400),
     "plugins/cairn_ui": (3_480, 25_190),
     "state_backend": (10, 100),
-    "state_backend/adapters": (3_990, 25_700),
+    "state_backend/adapters": (4_004, 25_784),
     "state_backend/chains": (1_000, 8_905),
-    "state_backend/checkpoint": (5_890, 37_845),
+    "state_backend/checkpoint": (5_898, 37_863),
     "state_backend/formats": (5_998, 39_735),
     "state_backend/inspection": (3_543, 28_644),
     "state_backend/ports": (200, 380),

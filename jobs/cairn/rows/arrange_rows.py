@@ -23,8 +23,8 @@ from pyspark.sql.types import ArrayType, StructType
 
 from cairn.rows.routing import INITIAL, INPUT, KEY_GROUP, KIND, PART, TICK, check_order_by, flat_columns, key_columns
 from cairn.rows.row_order import MASK_BITS, find_unordered_type
-from cairn.rows.sort_rows import SORT_BYTES, sorted_batches
-from state_backend.formats.arrow_columns import valid_rows
+from cairn.rows.sort_rows import SORT_BYTES, cut_by_part, sorted_batches
+from state_backend.formats.arrow_columns import Int64s, valid_rows
 from state_backend.values.frozen import frozen
 
 
@@ -44,6 +44,8 @@ class Arrangement:
     input: Columns
     # The columns of the initial state; None if the interval has no initial state.
     initial: Columns | None
+    # For the rows of several intervals, the number of key groups: see `routing.route_together`. None: of one interval.
+    groups_each: int | None = None
 
     def arrange(
         self,
@@ -64,6 +66,8 @@ class Arrangement:
             spill,
             most_bytes=most_bytes,
         )
+        if self.groups_each is not None:
+            sorted_rows = cut_by_part(sorted_rows, self._numbers)
         head = [] if ticks else [batch for batch in [next(sorted_rows, None)] if batch is not None]
         given = len(ticks)
         yield from map(self._laid_out, ticks[:given])
@@ -81,7 +85,14 @@ class Arrangement:
             if is_tick.any():
                 ticks.append(batch.filter(pa.array(is_tick)))
                 some = batch.filter(pa.array(~is_tick))
+            if self.groups_each is not None and some.num_rows:
+                some = _numbered(some, self.groups_each)
             yield some.drop_columns([PART])
+
+    def _numbers(self, rows: pa.RecordBatch) -> Int64s:
+        assert self.groups_each is not None
+        numbers: Int64s = rows.column(KEY_GROUP).to_numpy().astype(np.int64) // self.groups_each
+        return numbers
 
     def _sort_columns(self, rows: pa.RecordBatch) -> Iterator[pa.Array]:
         yield rows.column(KEY_GROUP)
@@ -127,6 +138,7 @@ def plan_arrangement(
     key: Sequence[str],
     initial_key: Sequence[str],
     order_by: Sequence[str],
+    groups_each: int | None = None,
 ) -> Arrangement | None:
     """Plan how a task orders rows of these schemas."""
     check_order_by(order_by, rows)
@@ -136,6 +148,7 @@ def plan_arrangement(
     return Arrangement(
         input=_columns(rows.names, key, order_by),
         initial=None if initial is None else _columns(initial.names, initial_key or key, ()),
+        groups_each=groups_each,
     )
 
 
@@ -152,6 +165,18 @@ def _columns(names: Sequence[str], key: Sequence[str], order_by: Sequence[str]) 
 
 def _flat(rows: pa.RecordBatch, kind: int, columns: Columns) -> list[pa.Array]:
     return [rows.column(name) for name in flat_columns(kind, len(columns.names))]
+
+
+def _numbered(rows: pa.RecordBatch, groups_each: int) -> pa.RecordBatch:
+    """Add `groups_each` to the key groups of the second interval's rows, twice as much to the third's, and so on.
+
+    So the rows of an interval come before those of the next one in every order by key group.
+    """
+    parts = rows.column(PART).dictionary_encode()
+    numbers = np.array([int.from_bytes(part) for part in parts.dictionary.to_pylist()], np.int32)
+    groups = rows.column(KEY_GROUP).to_numpy() + numbers[parts.indices.to_numpy()] * groups_each
+    at = rows.schema.get_field_index(KEY_GROUP)
+    return rows.set_column(at, KEY_GROUP, pa.array(groups, pa.int32()))
 
 
 def _zero_signs(floats: Sequence[pa.Array]) -> pa.Array:

@@ -26,6 +26,9 @@ Only ticks have a value in `__part`: bytes that the driver sends to the job of t
 of its partition. Each shard has a tick for two reasons. A shard without input must run too, because its timers may be
 due. And Spark's adaptive execution must neither drop nor merge the shard's partition.
 
+`route_together` places the rows of several intervals, in the flat layout. There, the `__part` of an input row is the
+number of its interval, from 0, as four bytes.
+
 A job gets the rows sorted by key group, key, kind, `order_by` and then by every other column (`row_order`). So the
 order within a key is total and depends on neither file splits nor shuffle order.
 
@@ -37,7 +40,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
-from itertools import count
+from itertools import count, zip_longest
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -120,6 +123,29 @@ def route(spark: SparkSession, inputs: Inputs, *, parts: Sequence[bytes], max_pa
     return with_schema(placed, StructType(columns))
 
 
+def route_together(
+    spark: SparkSession, inputs: Sequence[Inputs], *, parts: Sequence[bytes], max_parallelism: int
+) -> DataFrame:
+    """Place the ticks of all shards, and the rows of several intervals with equal schemas and keys, as `route` does.
+
+    The numbers of the intervals are bytes, because Spark compiles a query with another whole number anew.
+    """
+    frames = [
+        _flat(one.rows, INPUT, one.key, max_parallelism, f"X'{number:08x}' as {PART}")
+        for number, one in enumerate(inputs)
+    ]
+    while len(frames) > 1:
+        pairs = zip_longest(frames[::2], frames[1::2])
+        frames = [left if right is None else left.union(right) for left, right in pairs]
+    rows = _tick_rows(spark, parts, max_parallelism, TICK).unionByName(frames[0], allowMissingColumns=True)
+    schema = inputs[0].rows.schema
+    columns = [
+        StructField(name, field.dataType)
+        for name, field in zip(flat_columns(INPUT, len(schema.names)), schema, strict=True)
+    ]
+    return with_schema(_place_by_shard(rows, len(parts), max_parallelism), StructType([*_TICK_OF_KIND, *columns]))
+
+
 def route_in_order(spark: SparkSession, inputs: Inputs, *, parts: Sequence[bytes], max_parallelism: int) -> DataFrame:
     """Place the ticks and rows of all shards in partitions that Spark sorts.
 
@@ -189,12 +215,13 @@ def _with_ticks(
     return routed
 
 
-def _flat(rows: DataFrame, kind: int, key: Sequence[str], max_parallelism: int) -> DataFrame:
+def _flat(rows: DataFrame, kind: int, key: Sequence[str], max_parallelism: int, *part: str) -> DataFrame:
     # Expressions are strings, because each Column object costs PySpark a few requests to the JVM: 1,300 for an interval
     # of 13 columns.
     names = rows.schema.names
     return rows.selectExpr(
         _key_group(key, max_parallelism),
+        *part,
         f"cast({kind} as tinyint) as {KIND}",
         *[f"{_quote(name)} as {flat}" for name, flat in zip(names, flat_columns(kind, len(names)), strict=True)],
     )

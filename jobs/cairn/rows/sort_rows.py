@@ -24,7 +24,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, groupby, pairwise
+from operator import itemgetter
 from pathlib import Path
 
 import numpy as np
@@ -94,6 +95,27 @@ def sorted_batches(
                 run.path.unlink()
             runs, written = [*runs[at_once:], longer], written + 1
         yield from _even(_merge(runs, columns_of, most_bytes), cut)
+
+
+def cut_by_part(
+    batches: Iterable[pa.RecordBatch], part_of: Callable[[pa.RecordBatch], Int64s]
+) -> Iterator[pa.RecordBatch]:
+    """Yield sorted rows in the batches that `sorted_batches` would yield for the rows of each part alone.
+
+    `part_of`: Returns the part of each row of a batch. The rows are sorted by part first.
+    """
+    cut = _Cut(rows=BATCH_ROWS, size_bytes=BATCH_BYTES)
+    for _, slices in groupby(_slices(batches, part_of), key=itemgetter(0)):
+        yield from _even((rows for _, rows in slices), cut)
+
+
+def _slices(
+    batches: Iterable[pa.RecordBatch], part_of: Callable[[pa.RecordBatch], Int64s]
+) -> Iterator[tuple[int, pa.RecordBatch]]:
+    for batch in batches:
+        parts = part_of(batch)
+        begins = [0, *(np.flatnonzero(parts[1:] != parts[:-1]) + 1).tolist(), batch.num_rows]
+        yield from ((int(parts[begin]), batch[begin:end]) for begin, end in pairwise(begins))
 
 
 def total_order(columns: Iterable[pa.Array], count: int) -> Positions:

@@ -10,6 +10,7 @@ run writes under other names, and only the successful run's ack counts.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -59,7 +60,7 @@ from state_backend.state.shard_state import ShardState
 from state_backend.values.errors import InvariantViolated, ProcessorError, SourceError
 from state_backend.values.frozen import frozen
 from state_backend.values.key_groups import KeyGroupRange, range_of
-from state_backend.values.records import Prepared, ShardManifest, ShardRef, StateDescriptor
+from state_backend.values.records import LogicalTime, Prepared, ShardManifest, ShardRef, StateDescriptor
 from state_backend.values.zones import local_zone, zone_of
 
 
@@ -74,7 +75,7 @@ class Computed:
 
 
 @frozen
-class _Task:
+class ShardTask:
     shard: int
     task: int
     owned: KeyGroupRange
@@ -124,6 +125,12 @@ class IntervalJob(JobOnContent):
         return replace(self, base=refs)
 
     def run_shard(self, batches: Iterator[pa.RecordBatch], shard: int, task: int) -> ShardAck:
+        with self.open_shard(shard, task) as (restored, at):
+            return self.process(batches, restored, at)
+
+    @contextmanager
+    def open_shard(self, shard: int, task: int) -> Iterator[tuple[RestoredShard, ShardTask]]:
+        """Restore the shard from its base for the block, in a work folder of its own."""
         storage = open_storage(self.root)
         owned = range_of(shard, self.parallelism, self.max_parallelism)
         clock = StopWatch()
@@ -143,8 +150,7 @@ class IntervalJob(JobOnContent):
                 restored = restore_shard(owned, manifests, storage, work / "db", self.engine, cache)
                 restored = self._without_forgotten(restored, owned, work)
             try:
-                at = _Task(shard=shard, task=task, owned=owned, storage=storage, work=work, clock=clock)
-                return self._process(batches, restored, at)
+                yield restored, ShardTask(shard=shard, task=task, owned=owned, storage=storage, work=work, clock=clock)
             finally:
                 restored.store.close()
 
@@ -184,7 +190,8 @@ class IntervalJob(JobOnContent):
             state.stored.drop(descriptor)
         return state
 
-    def _process(self, batches: Iterator[pa.RecordBatch], restored: RestoredShard, at: _Task) -> ShardAck:
+    def process(self, batches: Iterator[pa.RecordBatch], restored: RestoredShard, at: ShardTask) -> ShardAck:
+        """Process the interval on a restored shard, and upload its checkpoint and output."""
         changelog = self._changelog(restored, at)
         state = self.open_state(restored)
         computed = self.compute(batches, state, at.owned, at.work, at.clock)
@@ -233,7 +240,7 @@ class IntervalJob(JobOnContent):
         return Computed(inputs=inputs, keys=keys, output=output, late=late)
 
     def _snapshot(
-        self, restored: RestoredShard, state: ShardState, changelog: ShardChangelog | None, at: _Task
+        self, restored: RestoredShard, state: ShardState, changelog: ShardChangelog | None, at: ShardTask
     ) -> Snapshot:
         key_group_states, attempt = state.key_group_states(), self.content.attempt
         if changelog and changelog.fits(most_bytes(restored.store, key_group_states, self.engine)):
@@ -262,7 +269,7 @@ class IntervalJob(JobOnContent):
             cache=open_cache(self.engine),
         )
 
-    def _changelog(self, restored: RestoredShard, at: _Task) -> ShardChangelog | None:
+    def _changelog(self, restored: RestoredShard, at: ShardTask) -> ShardChangelog | None:
         """Return the recorder that writes the shard's changes as a segment; None if the shard must upload SSTs instead.
 
         A segment can follow only a base manifest with the same key groups, or a shard that starts empty. After a change
@@ -370,6 +377,13 @@ class IntervalJob(JobOnContent):
         timed = self.content.time.mode != "none"
         return TimerValues(self.content.time.processing_time_ms, watermark_ms or 0) if timed else TimerValues(-1, -1)
 
+    def time_after(self, newest_event_us: int | None) -> LogicalTime:
+        """Return the times that the interval's checkpoint records."""
+        time_ = self.content.time
+        if self.event_time is None:
+            return time_
+        return self.event_time.advance(time_, self.content.interval.end_ms, newest_event_us)
+
     def finish(self, at: Location, acks: list[ShardAck], plan_us: int = 0, spark_us: int = 0) -> Prepared:
         content = self.content
         expected_rows = content.source_position.get("counts", {}).get("rows")
@@ -380,11 +394,8 @@ class IntervalJob(JobOnContent):
                 "processor\nThe input may have changed while it was read. Run the interval again"
             )
         newest_event_us = max((ack.newest_event_us for ack in acks if ack.newest_event_us is not None), default=None)
-        time_ = content.time
-        if self.event_time is not None:
-            time_ = self.event_time.advance(time_, content.interval.end_ms, newest_event_us)
         # Time outside of the slowest shard is Spark's: it plans the query, waits for cores, shuffles, and fetches the
         # acks.
         durations_us = {"plan": plan_us, "spark": max(0, spark_us - sum(slowest(acks).values()))}
-        made = replace(content, time=time_, durations_us=durations_us)
+        made = replace(content, time=self.time_after(newest_event_us), durations_us=durations_us)
         return prepare(at, made, acks, h0=self.h0, base=self.base)

@@ -17,7 +17,7 @@ from cairn.rows.arrange_rows import plan_arrangement
 from cairn.rows.routing import Inputs, route, route_in_order
 from cairn.shard_jobs.interval import IntervalJob
 from cairn.shard_jobs.run_on_shards import run_on_shards
-from cairn.spark.file_scans import scans_of
+from cairn.spark.file_scans import Scans, scans_of
 from cairn.spark.session import check_running, use_this_python
 from cairn.spark_versions import is_connect
 from cairn.upstream_sources import Upstreams
@@ -76,10 +76,7 @@ def process_interval(
             if not attempt.permissions.allow_stale_base:
                 reader = Reader(root=at.root, pipeline=at.pipeline, interval=attempt.interval, schedule=None)
                 check_earlier(chains, reader, begun.log)
-        _log_begin(pipeline, attempt, begun)
-        plan = plan_interval(spark, pipeline, at.url, attempt, begun, chains)
-        if position := plan.job.content.source_position:
-            log.info("%s %s: source position %s", pipeline.name, attempt.interval, position)
+        plan = plan_begun(spark, pipeline, at, attempt, begun, chains)
         if attempt.earlier is not None:
             reused = _reuse(at, plan.job, plan.options, *attempt.earlier)
             if reused is not None:
@@ -90,9 +87,21 @@ def process_interval(
             return _compute(spark, plan, at, on_shards or _on_spark, started_ns)
 
 
-def _log_begin(pipeline: Pipeline, attempt: Attempt, begun: Begun) -> None:
+def plan_begun(
+    spark: SparkSession,
+    pipeline: Pipeline,
+    at: Location,
+    attempt: Attempt,
+    begun: Begun,
+    chains: Chains | None = None,
+) -> IntervalPlan:
+    """Plan an attempt that has begun, and log what it starts from and reads."""
     state = f"checkpoint {begun.base.id} ({begun.base.content.totals.entries} entries)" if begun.base else "empty state"
     log.info("%s %s: attempt %s starts from %s", pipeline.name, attempt.interval, attempt.id, state)
+    plan = plan_interval(spark, pipeline, at.url, attempt, begun, chains)
+    if position := plan.job.content.source_position:
+        log.info("%s %s: source position %s", pipeline.name, attempt.interval, position)
+    return plan
 
 
 def _compute(spark: SparkSession, plan: IntervalPlan, at: Location, on_shards: OnShards, started_ns: int) -> Prepared:
@@ -100,8 +109,13 @@ def _compute(spark: SparkSession, plan: IntervalPlan, at: Location, on_shards: O
     with input_errors(content.pipeline, content.interval):
         planned_ns = time.monotonic_ns()
         acks = on_shards(spark, job, plan.inputs)
-        spark_us = (time.monotonic_ns() - planned_ns) // 1000
-        prepared = job.finish(at, acks, (planned_ns - started_ns) // 1000, spark_us)
+        return finish_attempt(job, at, acks, (planned_ns - started_ns) / 1e9, (time.monotonic_ns() - planned_ns) / 1e9)
+
+
+def finish_attempt(job: IntervalJob, at: Location, acks: list[ShardAck], plan_s: float, spark_s: float) -> Prepared:
+    """Prepare an attempt from the acks of its shards, and log what it did and how long that took."""
+    content, finished_ns, plan_us, spark_us = job.content, time.monotonic_ns(), int(plan_s * 1e6), int(spark_s * 1e6)
+    prepared = job.finish(at, acks, plan_us, spark_us)
     totals = prepared.content.totals
     log.info(
         "%s %s: prepared: %d bytes downloaded, %d from caches; %d rows in, %d out, %d keys touched, %d bytes changed, %d uploaded, "
@@ -113,10 +127,9 @@ def _compute(spark: SparkSession, plan: IntervalPlan, at: Location, on_shards: O
     for text in mismatches_in_words(acks):
         log.warning("%s %s: %s", content.pipeline, content.interval, text)
     # The last log line shows the durations of all phases: a reader sees why an interval was slow.
-    phases = prepared.content.durations_us | {"prepare": (time.monotonic_ns() - planned_ns) // 1000 - spark_us}
-    log.info(
-        "%s %s: %s", content.pipeline, content.interval, in_words(phases, (time.monotonic_ns() - started_ns) // 1000)
-    )
+    prepare_us = (time.monotonic_ns() - finished_ns) // 1000
+    phases = prepared.content.durations_us | {"prepare": prepare_us}
+    log.info("%s %s: %s", content.pipeline, content.interval, in_words(phases, plan_us + spark_us + prepare_us))
     return prepared
 
 
@@ -142,7 +155,11 @@ def _check_read(job: IntervalJob, executed: DataFrame) -> None:
     shared = is_connect(executed)
     if not shared and recorded_lengths(job.content.source_position) is None:
         return  # A walk over the plan of a classic session takes milliseconds.
-    if why := unproven(job.content.source_position, scans_of(executed), shared_cache=shared):
+    check_read(job, scans_of(executed), shared)
+
+
+def check_read(job: IntervalJob, scans: Scans, shared: bool) -> None:
+    if why := unproven(job.content.source_position, scans, shared_cache=shared):
         raise SourceError(f"pipeline {job.content.pipeline!r}, {job.content.interval}: {why}\nNothing was committed")
 
 

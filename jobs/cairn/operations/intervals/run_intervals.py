@@ -4,17 +4,15 @@ Each interval has its own attempt, commit, record and output. If the process sto
 what `run_interval` would leave at that point: all earlier intervals are committed, and one attempt may have files that
 no record names.
 
-One call saves time in four ways:
+One call saves time in five ways:
 
 1. The programs start once.
 2. The log's records are read once.
-3. The source is asked for the next interval while the shards compute the present one.
-4. If the pipeline has no sink, the work after a commit (the clean-up) runs in a thread beside the next interval. It
-   ends before the next commit. A sink runs before the next interval begins.
-
-Each interval opens the shards' RocksDB stores again. Keeping them open would not help, because Spark may give a shard
-to another worker in the next interval. To open a store costs only milliseconds: its files are linked from the host's
-cache.
+3. The source is asked for the next intervals while the shards compute the present ones.
+4. With `limits`, one Spark job computes a chunk of intervals. docs/design.md says which, and when the rest of a chunk
+   is dropped.
+5. If the pipeline has no sink, the work after a commit (the clean-up) runs in a thread beside the next interval. It
+   ends before the next commit. A sink runs before the next interval begins or is committed.
 """
 
 from __future__ import annotations
@@ -30,6 +28,14 @@ from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from cairn.operations.intervals.plan_chunk import (
+    Chunk,
+    ChunkLimits,
+    chunk_of,
+    next_size,
+    surely_computed,
+    why_never,
+)
 from cairn.operations.intervals.plan_interval import Attempt, in_zone_of, would_be_made_of
 from cairn.operations.intervals.plan_range import (
     REPROCESS,
@@ -42,28 +48,34 @@ from cairn.operations.intervals.plan_range import (
     keep_or_compute,
     plan_by_input,
 )
-from cairn.operations.intervals.process_interval import OnShards, process_interval
+from cairn.operations.intervals.process_chunk import Unproven, plan_together, process_chunk
+from cairn.operations.intervals.process_interval import OnShards, finish_attempt, process_interval
 from cairn.operations.intervals.read_source import Read, read_source
 from cairn.operations.intervals.run_interval import finish_commit
 from cairn.operations.intervals.what_changed import MadeOf
 from cairn.pipeline import Interval, Pipeline
 from cairn.shipping.ship_processor import code_of_one_call
-from cairn.spark.session import check_running, use_this_python
+from cairn.spark.session import check_running, is_lost, use_this_python
 from cairn.upstream_sources import Upstreams
 from state_backend.chains.judge_inputs import Chains
-from state_backend.checkpoint.commit_attempt import commit
+from state_backend.checkpoint.begin_attempt import begin
+from state_backend.checkpoint.commit_attempt import CommitResult, commit
 from state_backend.checkpoint.find_checkpoint import record_of
 from state_backend.checkpoint.interval_results import Result, results_of, spoilt_by
 from state_backend.checkpoint.location import locate
 from state_backend.checkpoint.log import Log, read_log, read_newest
 from state_backend.checkpoint.publish_output import unpublished
-from state_backend.values.errors import NotAsTried, UsageError
-from state_backend.values.records import NO_PERMISSIONS, Content, Permissions, Record, RunRef, own_run
+from state_backend.values.errors import BaseMoved, NotAsTried, UsageError
+from state_backend.values.intervals import to_ms
+from state_backend.values.records import NO_PERMISSIONS, Content, Permissions, Prepared, Record, RunRef, own_run
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 log = logging.getLogger("cairn")
+
+# After this many chunks in a row that could not be computed, each interval has a job of its own.
+_VAIN_CHUNKS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,6 +119,7 @@ def run_intervals(
     on_shards: OnShards | None = None,
     before_commit: Callable[[Content], None] | None = None,
     asked: Mapping[Interval, Read] | None = None,
+    limits: ChunkLimits | None = None,
 ) -> list[Outcome]:
     """Process and commit intervals in their order, as `run_interval` would one by one. Stop at the first failure.
 
@@ -134,6 +147,9 @@ def run_intervals(
             this interval is not committed and the call ends.
         asked: Rows and position that the source has already returned for some intervals. The source is not asked again
             for these intervals.
+        limits: How many intervals one Spark job may compute; None gives each interval a job of its own. If a job
+            computes several, the source is asked for all of them before the first is committed. So pass limits only if
+            the source reads nothing that a run of this pipeline writes.
 
     Returns:
         The outcome of each interval.
@@ -166,6 +182,7 @@ def run_intervals(
             on_shards=on_shards,
             before_commit=before_commit,
             known=asked or {},
+            limits=limits,
         )
         return made.run_all(intervals, on_outcome, named)
 
@@ -216,6 +233,12 @@ def plan_intervals(
 
 def _kept(interval: Interval, decision: Keep, why: str) -> Outcome:
     return Outcome(interval=interval, computed=False, ours=decision.ours, checkpoint=decision.checkpoint, why=why)
+
+
+def _made(record: Record, decision: Keep | Compute | AskSource) -> Outcome:
+    assert isinstance(decision, Compute)
+    why = f"checkpoint {record.id}, because {decision.why}"
+    return Outcome(interval=record.content.interval, computed=True, checkpoint=record.id, record=record, why=why)
 
 
 def _of_later(permissions: Permissions) -> Permissions:
@@ -314,12 +337,24 @@ class _Range:
     on_shards: OnShards | None
     before_commit: Callable[[Content], None] | None
     known: Mapping[Interval, Read]
+    limits: ChunkLimits | None
 
     def __post_init__(self) -> None:
         self._at = locate(self.root, self.pipeline.name)
         # The log as this process read or wrote it last. Of the next log, only newer records are read.
         self._log: Log | None = None
-        self._ahead: Interval | None = None
+        # Intervals for which the thread `reading` asks the source, and answers that were not used yet.
+        self._ahead: Sequence[Interval] = ()
+        self._answers: dict[Interval, Exception | Read] = {}
+        self._last: Chunk | None = None
+        self._stopped = False
+        # The number of intervals to compute alone next, and of chunks in a row that could not be computed.
+        self._alone = self._vain = 0
+        self._why_alone = (
+            "each interval was given a job of its own"
+            if self.on_shards is not None or self.limits is None or self.limits.intervals < 2
+            else why_never(self.pipeline, self.mode, read_ahead=self.read_ahead)
+        )
 
     def run_all(self, intervals: Sequence[Interval], on_outcome: OnOutcome | None, named: bool) -> list[Outcome]:
         outcomes: list[Outcome] = []
@@ -340,6 +375,8 @@ class _Range:
                     said += f"\nThe same call {then}"
                 error.add_note(said)
             raise
+        finally:
+            self._stopped = True  # After an error or Ctrl-C, the call waits for one answer of the source at most.
         return outcomes
 
     def outcomes(self, intervals: Sequence[Interval]) -> Iterator[tuple[Outcome, float]]:
@@ -348,10 +385,12 @@ class _Range:
         An interval either keeps its committed result, or is computed and committed before its outcome is yielded.
         """
         there = _results(self.pipeline, self.root, intervals)
-        permissions = self.first
+        permissions, n = self.first, 0
         waiting: set[int] | None = None
-        for n, interval in enumerate(intervals):
-            started = time.monotonic()
+        if self.limits is not None and self._why_alone is not None and len(intervals) > 1:
+            log.info("%s: each interval has a Spark job of its own: %s", self.pipeline.name, self._why_alone)
+        while n < len(intervals):
+            interval, started = intervals[n], time.monotonic()
             result, read = there.get(interval), None
             decision = keep_or_compute(result, self.reprocess, self.run)
             if isinstance(decision, AskSource):
@@ -372,18 +411,28 @@ class _Range:
                 why = f"keeps checkpoint {decision.checkpoint}: {decision.why}"
                 record = self._record(decision.checkpoint) if decision.ours else None
                 yield replace(_kept(interval, decision, why), record=record), time.monotonic() - started
+                n += 1
                 continue
-            following = intervals[n + 1] if n + 1 < len(intervals) else None
-            if following is not None and isinstance(keep_or_compute(there.get(following), "none", self.run), Keep):
+            surely = surely_computed(intervals[n:], there, self.reprocess, self.run) if read is None else 1
+            if (size := min(surely, self._size())) > 1:
+                first = n
+                chunk, ahead = intervals[n : n + size], intervals[n + size : n + surely]
+                for record, seconds in self._compute_together(chunk, ahead, permissions):
+                    decision = keep_or_compute(there.get(intervals[n]), self.reprocess, self.run)
+                    yield _made(record, decision), seconds
+                    there, n = spoilt_by(there, record), n + 1
+                if n > first:
+                    continue
+            following = intervals[n + 1 : n + 2]
+            if following and isinstance(keep_or_compute(there.get(following[0]), "none", self.run), Keep):
                 # While `_compute` computes `interval`, it asks the source for the interval `following`. But `following`
                 # may keep the result that it has in the log. Then no answer of the source is needed for `following`.
-                following = None
-            record = self._compute(interval, read or self._read(interval), permissions, following)
-            there = spoilt_by(there, record)
-            permissions = _of_later(permissions)
-            why = f"checkpoint {record.id}, because {decision.why}"
-            made = Outcome(interval=interval, computed=True, checkpoint=record.id, record=record, why=why)
-            yield made, time.monotonic() - started
+                following = ()
+            if read is not None:
+                self._answers[interval] = read
+            record = self._compute(interval, permissions, following)
+            yield _made(record, decision), time.monotonic() - started
+            there, n, permissions = spoilt_by(there, record), n + 1, _of_later(permissions)
         self.finishing.wait()
 
     def _record(self, checkpoint_id: int) -> Record | None:
@@ -392,38 +441,143 @@ class _Range:
         entry = self._log.entries[checkpoint_id]
         return entry if isinstance(entry, Record) else None
 
-    def _compute(self, interval: Interval, read: Read, permissions: Permissions, following: Interval | None) -> Record:
-        attempt = Attempt(
+    def _attempt(self, interval: Interval, permissions: Permissions) -> Attempt:
+        return Attempt(
             id=str(uuid.uuid4()),
             interval=interval,
             mode=self.mode,
             run=self.run,
             permissions=permissions,
-            read=read,
+            read=self._read(interval),
         )
-        source = self.pipeline.source
-        looks_back = isinstance(source, Upstreams) and any(edge.back for edge in source.edges.values())
-        if following is not None and self.read_ahead and not looks_back and following not in self.known:
-            self._ahead = following
-            self.reading.begin(self._in_thread(partial(self._ask, following)))
+
+    def _compute(self, interval: Interval, permissions: Permissions, following: Sequence[Interval]) -> Record:
+        began_s, attempt = time.monotonic(), self._attempt(interval, permissions)
+        self._read_ahead(following)
         before = read_newest(self._at.storage, self._log)
         prepared = process_interval(
             self.spark, self.pipeline, self._at, attempt, before=before, on_shards=self.on_shards
         )
+        committed = self._commit(prepared, before)
+        self._last = chunk_of([prepared], planned=1, seconds=time.monotonic() - began_s)
+        return committed.record or record_of(self._at, committed.id)
+
+    def _commit(self, prepared: Prepared, before: Log) -> CommitResult:
         if self.before_commit is not None:
             self.before_commit(prepared.content)
         # If the work after the previous commit failed, `wait` raises and this attempt is not committed.
         self.finishing.wait()
-        committed = commit(self._at, attempt.id, prepared=prepared, before=before)
+        committed = commit(self._at, prepared.content.attempt, prepared=prepared, before=before)
         self._log = committed.log or before
-        record = committed.record or record_of(self._at, committed.id)
         finish = partial(finish_commit, self.spark, self.pipeline, self._at, committed.id, committed.log)
         if self.pipeline.sink is None:
             self.finishing.begin(finish)
         else:
             # The user's sink runs in this thread and before the next interval begins, as in `run_interval`.
             finish()
-        return record
+        return committed
+
+    def _size(self) -> int:
+        """Return how many intervals the next Spark job may compute."""
+        if self.limits is None or self._why_alone is not None:
+            return 1
+        if self._alone:
+            self._alone -= 1
+            return 1
+        return next_size(self._last, self.limits, self.pipeline.parallelism)
+
+    def _compute_together(
+        self, intervals: Sequence[Interval], ahead: Sequence[Interval], permissions: Permissions
+    ) -> Iterator[tuple[Record, float]]:
+        """Compute intervals by one Spark job, then commit them in their order. Yield each record and its seconds.
+
+        The caller plans all intervals again whose records are not yielded: at the end of the chunk, or all.
+
+        `ahead`: The intervals after the chunk that are surely computed.
+        """
+        assert self.limits is not None
+        began_s = time.monotonic()
+        before = read_newest(self._at.storage, self._log)
+        begun = begin(
+            self._at,
+            intervals[0],
+            permissions=permissions,
+            pipeline_start_ms=to_ms(self.pipeline.start),
+            schedule=self.pipeline.declared_schedule,
+            log=before,
+        )
+        attempts: list[Attempt] = []
+        plans, why = plan_together(
+            self.spark, self.pipeline, self._at, self._attempts(intervals, permissions, attempts), begun
+        )
+        if len(plans) < 2:
+            plans = []
+        self._keep_reads(attempts[len(plans) :])
+        if not plans:
+            self._no_chunk(why or "the source failed")
+            return
+        if len(plans) == len(intervals):
+            self._read_ahead(ahead[: 2 * len(plans)])
+        name, planned_s = self.pipeline.name, time.monotonic()
+        try:
+            acks = process_chunk(self.spark, plans, self.limits)
+        except Exception as error:
+            if is_lost(error):
+                raise
+            self._alone = len(plans) - 1
+            self.limits = replace(self.limits, intervals=self.limits.intervals // 2)
+            if isinstance(error, Unproven):
+                self._why_alone = str(error)
+            self._no_chunk(f"the job of {len(plans)} intervals failed: {error}", logging.WARNING)
+            return
+        self._vain = 0
+        self._keep_reads(attempts[: len(plans)])  # A cut chunk leaves intervals to the next one.
+        done: list[Prepared] = []
+        each = (planned_s - began_s) / len(acks), (time.monotonic() - planned_s) / len(acks)
+        shards = plans[0].job.base
+        for plan, of_shards in zip(plans, acks, strict=False):
+            began_commit_s = time.monotonic()
+            prepared = finish_attempt(replace(plan.job, base=shards), self._at, of_shards, *each)
+            try:
+                committed = self._commit(prepared, before)
+            except BaseMoved as error:
+                if not done:
+                    raise
+                log.warning("%s: the rest of the chunk is planned again: %s", name, error)
+                return
+            done.append(prepared)
+            del self._answers[plan.job.content.interval]
+            self._last = chunk_of(done, planned=len(acks), seconds=time.monotonic() - began_s)
+            yield committed.record or record_of(self._at, committed.id), sum(each) + time.monotonic() - began_commit_s
+            if not committed.created(plan.job.h0 + 1):
+                log.warning("%s: the rest of the chunk is planned again, because another commit came between", name)
+                return
+            before, shards = self._log or before, prepared.content.shards
+
+    def _attempts(
+        self, intervals: Sequence[Interval], permissions: Permissions, made: list[Attempt]
+    ) -> Iterator[Attempt]:
+        """Yield an attempt of each interval, up to the first for which the source fails. Add each to `made`."""
+        for interval in intervals:
+            try:
+                made.append(self._attempt(interval, permissions))
+            except Exception as error:  # It is raised when the interval is computed alone.
+                if is_lost(error):
+                    raise
+                self._answers[interval] = error
+                return
+            yield made[-1]
+
+    def _keep_reads(self, attempts: Sequence[Attempt]) -> None:
+        """Keep the source's answers for the next plan."""
+        self._answers |= {one.interval: one.read for one in attempts if one.read is not None}
+
+    def _no_chunk(self, why: str, level: int = logging.INFO) -> None:
+        """Note that intervals can't be computed together. After a few times in a row, stop to try."""
+        self._vain += 1
+        log.log(level, "%s: the next intervals are computed one by one: %s", self.pipeline.name, why)
+        if self._vain == _VAIN_CHUNKS:
+            self._why_alone = why
 
     def _read(self, interval: Interval) -> Read:
         """Return the source's answer for the interval. Ask the source now if the thread `reading` has not asked it.
@@ -431,24 +585,41 @@ class _Range:
         If the source failed in that thread, this method raises the error.
         """
         began_ns = time.monotonic_ns()
-        return replace(self._asked(interval), waited_ns=time.monotonic_ns() - began_ns)
+        if interval not in self._answers:
+            self._take_answers()  # The user's source never runs in two threads at once.
+        answer = self._answers.pop(interval, None)
+        if isinstance(answer, Exception):
+            raise answer
+        read = answer or self._ask_now(interval)
+        return replace(read, waited_ns=read.waited_ns + time.monotonic_ns() - began_ns)
 
-    def _asked(self, interval: Interval) -> Read:
-        if self._ahead is not None:
-            ahead, self._ahead = self._ahead, None
-            error, read = self.reading.wait()
-            if ahead == interval:
-                if error is not None:
-                    raise error
-                found: Read = read
-                return found
-        return self._ask_now(interval)
+    def _read_ahead(self, intervals: Sequence[Interval]) -> None:
+        """Let a thread ask the source for intervals that it was not asked for yet, up to the first error."""
+        source = self.pipeline.source
+        looks_back = isinstance(source, Upstreams) and any(edge.back for edge in source.edges.values())
+        asked = [i for i in intervals if i not in self.known and i not in self._answers and i not in self._ahead]
+        if asked and self.read_ahead and not looks_back:
+            self._take_answers()
+            self._ahead = asked
+            self.reading.begin(self._in_thread(partial(self._ask_all, asked)))
 
-    def _ask(self, interval: Interval) -> tuple[Exception | None, Read | None]:
-        try:
-            return None, self._ask_now(interval)
-        except Exception as error:
-            return error, None
+    def _take_answers(self) -> None:
+        """Wait for the thread `reading`, and take its answers."""
+        if self._ahead:
+            self._ahead = ()
+            self._answers |= self.reading.wait()
+
+    def _ask_all(self, intervals: Sequence[Interval]) -> dict[Interval, Exception | Read]:
+        answers: dict[Interval, Exception | Read] = {}
+        for interval in intervals:
+            if self._stopped:
+                break
+            try:
+                answers[interval] = self._ask_now(interval)
+            except Exception as error:
+                answers[interval] = error
+                break
+        return answers
 
     def _ask_now(self, interval: Interval) -> Read:
         return self.known.get(interval) or read_source(self.spark, self.pipeline, interval, self.root)

@@ -5,6 +5,7 @@ The plan of classic Spark has views and subqueries in it. In the message of Spar
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -14,6 +15,8 @@ from cairn.spark_versions import analyzed_plan, connect_plan, is_connect
 from state_backend.values.hide_secrets import hide
 from state_backend.values.inputs import Untracked
 
+# A node of a plan's text, which has a line for each node.
+_UNION = re.compile(r"^[ :+|-]*Union\b", re.MULTILINE)
 _FORMATS = ("keyed_output", "keyed_state")
 
 
@@ -23,6 +26,30 @@ def untracked_in(rows: Any) -> set[Untracked]:
         return set()
     read = _of_message(connect_plan(rows)) if is_connect(rows) else _of_plan(analyzed_plan(rows))
     return {found for name, options in read if (found := _untracked(name, options)) is not None}
+
+
+def looks_up_names(rows: Any) -> bool:
+    """Return True if a server of Spark Connect looks up a table or view by its name when it runs the query."""
+    return is_connect(rows) and _has_message(rows, ".Read.NamedTable", ".connect.SQL")
+
+
+def has_union(rows: Any) -> bool:
+    """Return True if a query has a union anywhere. Views and SQL of Spark Connect stay unknown."""
+    if isinstance(rows, LocalRows):
+        return False
+    if is_connect(rows):
+        return _has_message(rows, ".SetOperation")
+    return _UNION.search(analyzed_plan(rows).toString()) is not None
+
+
+def _has_message(rows: Any, *names: str) -> bool:
+    pending = [connect_plan(rows)]
+    while pending:
+        one = pending.pop()
+        if one.DESCRIPTOR.full_name.endswith(names):
+            return True
+        pending += parts_of(one)
+    return False
 
 
 def _of_plan(plan: Any) -> Iterator[tuple[str, Mapping[str, str]]]:

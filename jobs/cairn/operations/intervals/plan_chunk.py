@@ -1,0 +1,196 @@
+"""Decide which intervals of a range one Spark job computes together. Pure functions.
+
+Such intervals are a chunk. The first chunk has one interval. Chunks grow as long as each is committed as planned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from cairn.operations.intervals.plan_interval import IntervalPlan
+from cairn.operations.intervals.plan_range import Compute, Reprocess, keep_or_compute
+from cairn.operations.intervals.prove_read import recorded_lengths
+from cairn.operations.intervals.untracked_reads import has_union, looks_up_names
+from cairn.pipeline import Interval, Pipeline
+from cairn.rows.arrange_rows import Arrangement, plan_arrangement
+from cairn.rows.routing import Inputs
+from cairn.shard_jobs.interval import IntervalJob
+from cairn.upstream_sources import Upstreams
+from state_backend.checkpoint.begin_attempt import Begun
+from state_backend.checkpoint.choose_base import overlapping_outputs
+from state_backend.checkpoint.forgotten_keys import returning_keys
+from state_backend.checkpoint.interval_results import Result
+from state_backend.checkpoint.log import Log
+from state_backend.values.frozen import frozen
+from state_backend.values.records import Content, Prepared, Record, RunRef
+
+MIB = 1024 * 1024
+# The most intervals of a chunk after one with fewer rows than intervals: these are too few to estimate the next one.
+_FEW_INTERVALS = 8
+# Rows are sorted by the number of their interval times the number of key groups, which must fit in 32 bits.
+_MOST_INTERVALS = 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChunkLimits:
+    """Limits of the intervals that one Spark job computes together.
+
+    Attributes:
+        intervals: The most intervals; 1 computes each interval by a job of its own.
+        shards: The most acknowledgements that the driver gets from one job: intervals times shards.
+        rows: The most input rows, as far as the chunk before tells. More rows than fit in memory are sorted on disk.
+        uploaded_bytes: The most bytes that a job uploads, as far as the chunk before tells. A shard ends its part of
+            the chunk above its share of twice as many.
+        seconds: The longest time that a job takes, as far as the chunk before tells. A shard ends its part of the
+            chunk after twice this time.
+    """
+
+    intervals: int = 64
+    shards: int = 4096
+    rows: int = 2_000_000
+    uploaded_bytes: int = 512 * MIB
+    seconds: float = 10.0
+
+
+@frozen
+class Chunk:
+    """A chunk that was computed, or an interval that was computed alone."""
+
+    planned: int
+    committed: int
+    rows: int
+    uploaded_bytes: int
+    seconds: float
+
+
+def chunk_of(done: Sequence[Prepared], *, planned: int, seconds: float) -> Chunk:
+    totals = [prepared.content.totals for prepared in done]
+    rows, uploaded_bytes = sum(one.input_rows for one in totals), sum(one.uploaded_bytes for one in totals)
+    return Chunk(planned=planned, committed=len(done), rows=rows, uploaded_bytes=uploaded_bytes, seconds=seconds)
+
+
+def next_size(last: Chunk | None, limits: ChunkLimits, parallelism: int) -> int:
+    """Return the number of intervals of the next chunk: at most twice as many as in the last one, within the limits.
+
+    It is 1 at the start, and after a chunk that was not committed as planned.
+    """
+    if last is None or last.committed < last.planned:
+        return 1
+    used = (
+        (limits.rows, last.rows),
+        (limits.uploaded_bytes, last.uploaded_bytes),
+        (limits.seconds, last.seconds),
+    )
+    fitting = [int(most * last.planned / spent) for most, spent in used if spent > 0]
+    if last.planned > 1 and last.rows < last.planned:
+        fitting.append(_FEW_INTERVALS)
+    return max(1, min(2 * last.planned, limits.intervals, _MOST_INTERVALS, limits.shards // parallelism, *fitting))
+
+
+def surely_computed(
+    intervals: Sequence[Interval], there: dict[Interval, Result], reprocess: Reprocess, run: RunRef
+) -> int:
+    """Return how many leading intervals must be computed, whatever the results of the intervals before them are.
+
+    A result that is not valid can't become valid again. But a valid result may become invalid by an earlier interval.
+    """
+    return next(
+        (
+            n
+            for n, interval in enumerate(intervals)
+            if not isinstance(keep_or_compute(there.get(interval), reprocess, run), Compute)
+        ),
+        len(intervals),
+    )
+
+
+def why_never(pipeline: Pipeline, mode: str, *, read_ahead: bool) -> str | None:
+    """Return why each interval needs a job of its own; None if intervals of the pipeline may be computed together."""
+    if isinstance(pipeline.source, Upstreams):
+        return "the source reads other pipelines"
+    if pipeline.sink is not None:
+        return "the source may read what the pipeline's sink wrote"
+    if not read_ahead:
+        return "the source may read the pipeline's own output"
+    if pipeline.time_mode == "event" and pipeline.watermark == "observed":
+        return "an observed watermark depends on the rows of the interval before"
+    if mode == "changelog":
+        return "in changelog mode, a shard's segment follows the committed record before"
+    return None
+
+
+def why_not_any(plan: IntervalPlan) -> str | None:
+    """Return why the interval can't be in a chunk, whatever its place."""
+    if looks_up_names(plan.inputs.rows):
+        return "the source names a table or view, which may be another one when the query runs"
+    # Spark makes one union of the unions of all intervals, so the plan would not tell which branch is whose.
+    if recorded_lengths(plan.job.content.source_position) is not None and has_union(plan.inputs.rows):
+        return "the source's query has a union"
+    return None
+
+
+def why_not_first(plan: IntervalPlan) -> str | None:
+    """Return why no other interval may follow this one in a chunk."""
+    job = plan.job
+    if arrangement_of(plan.inputs) is None:
+        return "a column has a type that only Spark can order"
+    if job.base_parallelism != job.parallelism:
+        return "the state is empty, or was stored with another number of shards"
+    if job.initial_schema is not None or job.returning or job.dropped:
+        return "the interval reads initial state, or removes keys or states"
+    if job.content.inputs or job.content.untracked:
+        return "the source reads the output of a pipeline"
+    return None
+
+
+def arrangement_of(inputs: Inputs, groups_each: int | None = None) -> Arrangement | None:
+    """Return how tasks arrange the rows of several intervals; None if only Spark can order them."""
+    return plan_arrangement(
+        inputs.rows.schema, None, key=inputs.key, initial_key=(), order_by=inputs.order_by, groups_each=groups_each
+    )
+
+
+def why_not_next(first: IntervalJob, job: IntervalJob, log: Log) -> str | None:
+    """Return why an interval can't follow the first one in a chunk.
+
+    `job`: The job of the interval, whose base is not committed yet. `log`: The log when the chunk began.
+    """
+    content, begun = job.content, first.content
+    if content.inputs or content.untracked:
+        return "the source reads the output of a pipeline"
+    if overlapping_outputs(log, content.interval):
+        return "output of an interval with other boundaries overlaps the interval"
+    if returning_keys(log, content.interval.start_ms, first.content.base_id):
+        return "forgotten keys may return"
+    same = replace(
+        job,
+        content=begun,
+        event_time=first.event_time,
+        h0=first.h0,
+        base=first.base,
+        base_parallelism=first.base_parallelism,
+        processor=first.processor,
+    )
+    if same != first or of_interval(begun, content) != content:
+        return "columns, states or settings differ from those of the interval before"
+    return None
+
+
+def of_interval(first: Content, content: Content) -> Content:
+    """Return a copy of `first` with what may differ between the intervals of a chunk from `content`.
+
+    If the copy equals `content`, the job sends the copy: it shares its schemas with `first`, so the job is smaller.
+    """
+    names = ("interval", "attempt", "base_id", "time", "source_position", "retention", "input_hash")
+    return replace(first, **{name: getattr(content, name) for name in names})
+
+
+def following(begun: Begun, job: IntervalJob) -> Begun:
+    """Return the `Begun` of the next interval, assuming that the attempt of `job` is committed next.
+
+    The content has all that planning an interval takes from a base. Its shards are not known yet.
+    """
+    content = replace(job.content, time=job.time_after(None))
+    record = Record(id=begun.h0 + 1, retained=(), reproduces=None, content=content)
+    return replace(begun, h0=record.id, base=record)

@@ -1,0 +1,110 @@
+"""Plan several intervals, and process them by one Spark job, up to the acknowledgements of their shards."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+from cairn.operations.intervals.plan_chunk import (
+    ChunkLimits,
+    arrangement_of,
+    following,
+    of_interval,
+    why_not_any,
+    why_not_first,
+    why_not_next,
+)
+from cairn.operations.intervals.plan_interval import Attempt, IntervalPlan
+from cairn.operations.intervals.process_interval import check_read, plan_begun
+from cairn.operations.intervals.prove_read import recorded_lengths
+from cairn.pipeline import Pipeline
+from cairn.rows.routing import Inputs, route_together
+from cairn.shard_jobs.chunk import ChunkAck, ChunkJob
+from cairn.shard_jobs.interval import IntervalJob
+from cairn.shard_jobs.run_on_shards import run_on_shards
+from cairn.spark.file_scans import scans_of, scans_of_each
+from cairn.spark.session import is_lost
+from cairn.spark_versions import is_connect
+from state_backend.checkpoint.begin_attempt import Begun
+from state_backend.checkpoint.location import Location
+from state_backend.checkpoint.prepare_content import ShardAck
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+log = logging.getLogger("cairn")
+
+
+class Unproven(Exception):
+    """A job of several intervals can't show what each has read. A job of one interval can."""
+
+
+def plan_together(
+    spark: SparkSession, pipeline: Pipeline, at: Location, attempts: Iterable[Attempt], begun: Begun
+) -> tuple[list[IntervalPlan], str | None]:
+    """Plan the first attempts that one job can compute. Return why the attempt after them is not one of them."""
+    plans: list[IntervalPlan] = []
+    before = begun.log
+    assert before is not None
+    for attempt in attempts:
+        try:
+            plan = plan_begun(spark, pipeline, at, attempt, begun)
+            why = why_not_any(plan) or (why_not_next(plans[0].job, plan.job, before) if plans else why_not_first(plan))
+        except Exception as error:  # Planned alone, the attempt raises it again.
+            if is_lost(error):
+                raise
+            why = f"{type(error).__name__}: {error}"
+        if why is not None:
+            log.info("%s %s: not computed together with the intervals before: %s", pipeline.name, attempt.interval, why)
+            return plans, why
+        plans.append(plan)
+        begun = following(begun, plan.job)
+    return plans, None
+
+
+def process_chunk(spark: SparkSession, plans: Sequence[IntervalPlan], limits: ChunkLimits) -> list[list[ShardAck]]:
+    """Compute intervals that follow each other. Return the acks of each interval's shards.
+
+    Intervals at the end have no acks if a shard ended its part of the chunk earlier.
+    """
+    jobs = [plan.job for plan in plans]
+    name, span = jobs[0].content.pipeline, (jobs[0].content.interval, jobs[-1].content.interval)
+    log.info("%s: one Spark job computes %d intervals, from %s to %s", name, len(jobs), *span)
+    job = ChunkJob(
+        first=jobs[0],
+        each=tuple((of_interval(jobs[0].content, one.content), one.event_time) for one in jobs),
+        most_seconds=2 * limits.seconds,
+        most_bytes=2 * limits.uploaded_bytes // jobs[0].parallelism,
+    )
+    found = _on_spark(spark, job, jobs, [plan.inputs for plan in plans])
+    return [list(acks) for acks in zip(*(ack.acks for ack in found), strict=False)]
+
+
+def _on_spark(
+    spark: SparkSession, job: ChunkJob, jobs: Sequence[IntervalJob], inputs: Sequence[Inputs]
+) -> list[ChunkAck]:
+    def routed(parts: Sequence[bytes]) -> DataFrame:
+        return route_together(spark, inputs, parts=parts, max_parallelism=job.max_parallelism)
+
+    arrangement = arrangement_of(inputs[0], job.max_parallelism)
+    return run_on_shards(spark, job, routed, arrangement, partial(_check_reads, jobs))
+
+
+def _check_reads(jobs: Sequence[IntervalJob], executed: DataFrame) -> None:
+    """Raise `SourceError` if the query has perhaps not read the files that a position lists, for each interval."""
+    shared = is_connect(executed)
+    recorded = [recorded_lengths(job.content.source_position) is not None for job in jobs]
+    if not shared and not any(recorded):
+        return
+    each = scans_of_each(executed, len(jobs))
+    if each is None:
+        # Spark leaves out the branch of an interval if it finds that the branch is empty.
+        if any(recorded) or scans_of(executed).cached:
+            raise Unproven("the query's plan does not tell which interval has read which files")
+        return
+    if any(scans.reused for of, scans in zip(recorded, each, strict=True) if of):
+        raise Unproven("intervals share what the query has read")
+    for job, scans in zip(jobs, each, strict=True):
+        check_read(job, scans, shared)

@@ -1,0 +1,248 @@
+"""Intervals that one job computes are what they would be one by one: random histories of each processor, with kills."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from functools import partial
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from cairn import testing
+from cairn.operations.intervals.plan_chunk import ChunkLimits
+from cairn.operations.intervals.run_intervals import run_intervals
+from cairn.pipeline import Interval, Pipeline
+from cairn.rows.local_rows import LocalRows
+from cairn.shard_jobs import chunk
+from cairn.shard_jobs.chunk import ChunkJob
+from cairn.shard_jobs.interval import IntervalJob
+from cairn.spark.ddl import parse_ddl_locally
+from state_backend.adapters.local_storage import LocalStorage
+from state_backend.checkpoint.sweep_files import sweep
+from state_backend.shard.manifest import manifest_of
+from state_backend.values.errors import InvariantViolated
+from state_backend.values.records import RunRef
+from state_backend.values.retention import KeepLast
+from state_backend.values.zones import zone_of
+from tests.support import in_chunks
+from tests.support.coordinator import coordinator_of
+from tests.support.counting import DAY
+from tests.support.counting import START as FIRST_DAY
+from tests.support.every_processor import FORMS, HOUR, READY_MADE, SCHEMA, declared, row
+from tests.support.history_pipeline import INPUT_SCHEMA, pipeline_of, rows_of
+from tests.support.tiers import at_tier, long_after
+
+SESSION: Any = testing.PlanningSession("UTC")
+START = datetime.fromisoformat("2024-01-15T06:00Z")
+INTERVALS = 12
+TTL = "state with expiry"
+CASES = [TTL, *FORMS, *READY_MADE]
+
+
+class Killed(BaseException):
+    """The end of a process."""
+
+
+@dataclass
+class History:
+    """The input of a pipeline: rows of an interval by its number and the version of its input."""
+
+    case: str
+    seed: int
+    versions: dict[int, int] = field(default_factory=dict)
+
+    @property
+    def intervals(self) -> list[Interval]:
+        start, length = (FIRST_DAY, DAY) if self.case == TTL else (START, HOUR)
+        return [Interval(start + n * length, start + (n + 1) * length) for n in range(INTERVALS)]
+
+    def read(self, _: Any, interval: Interval) -> Any:
+        number = self.intervals.index(interval)
+        version = self.versions.get(number, 0)
+        rows = rows_of(number + self.seed, version) if self.case == TTL else self._events(interval, number, version)
+        schema = INPUT_SCHEMA if self.case == TTL else SCHEMA.format("timestamp")
+        return LocalRows(rows, parse_ddl_locally(schema), zone_of("UTC"), "the input"), {"version": version}
+
+    def _events(self, interval: Interval, number: int, version: int) -> list[Any]:
+        """Rows of the interval and of hours before it, of which some are late."""
+        chosen = random.Random(f"{self.seed}.{number}.{version}")
+        return [
+            row(
+                interval.start + timedelta(minutes=chosen.randrange(-240, 60)),
+                100 * number + n,
+                f"u{chosen.randrange(6)}",
+                chosen.choice([600, 1800, 7200]),
+            )
+            for n in range(chosen.choice([0, 1, 5, 25]))
+        ]
+
+    def pipeline(self, folder: Path) -> Pipeline:
+        if self.case == TTL:
+            made = replace(pipeline_of("every", 1, folder, cached=True), source=self.read)
+        else:
+            made = declared(self.case, START, source=self.read, parallelism=2, max_parallelism=16)
+        engine = replace(made.engine, cache_dir=str(folder / "cache"), most_sorted_runs=3)
+        return replace(made, engine=engine, retention=KeepLast(40))
+
+
+@contextmanager
+def dying(chosen: random.Random, dies: bool) -> Iterator[None]:
+    """The process dies after a shard has processed an interval, or before or after a write to the storage."""
+    left = chosen.randint(1, 12) if (by_interval := chosen.random() < 0.5) else chosen.randint(1, 250)
+    after, dead = by_interval or chosen.random() < 0.5, False
+
+    def counted(real: Any) -> Any:
+        def call(*given: Any, **options: Any) -> Any:
+            nonlocal left, dead
+            left -= 1
+            if dead or (not left and not after):
+                dead = True
+                raise Killed
+            found = real(*given, **options)
+            if not left:
+                dead = True
+                raise Killed
+            return found
+
+        return call
+
+    writes = [(LocalStorage, name) for name in ("create", "upload", "replace", "delete")]
+    with ExitStack() as stack:
+        for where, name in ([(IntervalJob, "process")] if by_interval else writes) if dies else []:
+            stack.enter_context(mock.patch.object(where, name, counted(getattr(where, name))))
+        yield
+
+
+def run_in_chunks(
+    history: History, root: Path, folder: Path, chosen: random.Random, run: str, reprocess: Any, kills: int
+) -> tuple[int, int]:
+    """Call `run_intervals` until it ends. Return the number of kills, and of jobs of several intervals."""
+    pipeline, died, jobs = history.pipeline(folder), 0, 0
+    sizes = in_chunks.chunk_on_shards
+
+    def counted(*given: Any) -> Any:
+        nonlocal jobs
+        jobs += 1
+        return sizes(*given)
+
+    def stop(_: Any) -> None:
+        if died < kills and chosen.random() < 0.1:
+            raise Killed
+
+    while True:
+        limits = ChunkLimits(intervals=chosen.randint(2, 7), seconds=chosen.choice([60, 60, 60, 0.1]))
+        try:
+            with (
+                mock.patch.object(in_chunks, "chunk_on_shards", counted),
+                in_chunks.without_spark(pipeline),
+                dying(chosen, dies=died < kills),
+            ):
+                run_intervals(
+                    SESSION,
+                    pipeline,
+                    history.intervals,
+                    str(root),
+                    reprocess=reprocess,
+                    run=RunRef(run_id=run, clear_number=0, try_number=1 + died),
+                    before_commit=stop,
+                    on_outcome=lambda *_: stop(None),
+                    limits=limits,
+                )
+        except Killed:
+            died += 1
+        else:
+            return died, jobs
+
+
+def run_alone(history: History, root: Path, folder: Path, run: str, reprocess: Any) -> None:
+    pipeline = history.pipeline(folder)
+    run_intervals(
+        SESSION,
+        pipeline,
+        history.intervals,
+        str(root),
+        reprocess=reprocess,
+        run=RunRef(run_id=run, clear_number=0, try_number=1),
+        on_shards=partial(testing._on_shards, pipeline.processor),
+    )
+
+
+def compare(case: str, seed: int, tmp_path: Path, kills: int = 2) -> int:
+    """Compare a history that was computed one by one with the same in chunks. Return the number of chunks."""
+    chosen, history = random.Random(seed), History(case, seed)
+    alone, together, folder = tmp_path / "alone", tmp_path / "together", tmp_path / "host"
+    folder.mkdir()
+    pipeline, chunks = history.pipeline(folder), 0
+    for turn, reprocess in enumerate(["changed", chosen.choice(["changed", "all"])]):
+        run_alone(history, alone, folder, f"run {turn}", reprocess)
+        chunks += run_in_chunks(history, together, folder, chosen, f"run {turn}", reprocess, kills)[1]
+        expected, found = in_chunks.results(pipeline, alone), in_chunks.results(pipeline, together)
+        for one, other in zip(expected, found, strict=True):
+            assert one == other, (case, seed, turn)
+        history.versions = {n: 1 for n in range(INTERVALS) if chosen.random() < 0.3}
+    coordinator = coordinator_of(pipeline, str(together))
+    log = coordinator.log()
+    manifests = [manifest_of(ref, coordinator.at.storage) for r in log.completed() for ref in r.content.shards]
+    named = {handle for manifest in manifests for handle in manifest.handles}
+    assert len({handle.crc32c for handle in named}) == len(named), "a file was uploaded twice"
+    # A sweep leaves what the records name, and the pipeline goes on.
+    sweep(coordinator.at.storage, "every", now_ms=4_102_444_800_000)
+    found = in_chunks.results(pipeline, together)
+    assert [one["digest"] for one in found] == [one["digest"] for one in in_chunks.results(pipeline, alone)]
+    return chunks
+
+
+@pytest.mark.parametrize("case", long_after(4, CASES, "seconds", runs_in="ci"))
+def test_intervals_of_a_chunk_are_what_they_are_one_by_one(case: str, tmp_path: Path) -> None:
+    for seed in range(at_tier(fast=1, ci=1, all=14)):
+        (folder := tmp_path / str(seed)).mkdir()
+        assert compare(case, seed, folder) > 1
+
+
+def faulty_job(number_of: Callable[[int, int], int], of: str) -> Callable[[ChunkJob, int], IntervalJob]:
+    def job_of(self: ChunkJob, number: int) -> IntervalJob:
+        other = max(0, min(number_of(number, len(self.each)), len(self.each) - 1))
+        content, event_time = self.each[number]
+        job = replace(self.first, content=content, event_time=event_time, h0=self.first.h0 + number)
+        if of == "watermark":
+            return replace(job, event_time=self.each[other][1])
+        return replace(job, content=replace(content, time=self.each[other][0].time))
+
+    return job_of
+
+
+def stale_after(restored: Any, ack: Any) -> Any:
+    made = chunk_after(restored, ack)
+    return replace(made, opened=restored.opened)
+
+
+chunk_after = chunk._after
+FAULTS: dict[str, tuple[str, Any, str, Any]] = {
+    "the watermark of the next interval": (
+        "TumblingWindow",
+        ChunkJob,
+        "job_of",
+        faulty_job(lambda n, _: n + 1, "watermark"),
+    ),
+    "a timer one interval late": (TTL, ChunkJob, "job_of", faulty_job(lambda n, _: n - 1, "time")),
+    "a file is captured twice": (TTL, chunk, "_after", stale_after),
+    "counts of the state before": (TTL, chunk, "_after", lambda restored, _: restored),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.long("seconds", runs_in="ci")
+def test_a_planted_fault_is_found(fault: str, tmp_path: Path) -> None:
+    case, where, name, broken = FAULTS[fault]
+    with ExitStack() as stack:
+        stack.enter_context(mock.patch.object(where, name, broken))
+        with pytest.raises((AssertionError, InvariantViolated)):
+            for seed in range(6):
+                (folder := tmp_path / str(seed)).mkdir()
+                compare(case, seed, folder, kills=0)
