@@ -28,17 +28,17 @@ def mark_of(log: Log, pipeline: str, root: str | None = None) -> LogMark:
 
 
 def has_only_grown(log: Log, mark: LogMark) -> bool:
-    """Return True if each record since `mark` adds an interval after all earlier ones, or changes no result."""
+    """Return True if each record since `mark` adds an interval later than all before it, or changes no result."""
     return (since := _since(log, mark)) is not None and appends_only(since, mark.end_ms)
 
 
 def changed_only_by(log: Log, mark: LogMark, ids: Collection[int]) -> bool:
-    """Return True if only the commits `ids` have changed results since `mark`."""
+    """Return True if no commit outside `ids` has changed results since `mark`."""
     return (since := _since(log, mark)) is not None and all(e.id in ids or keeps_results(e) for e in since)
 
 
 def appends_only(entries: Iterable[Entry], end_ms: int | None) -> bool:
-    """Return True if each entry adds an interval after `end_ms` and all earlier entries, or changes no result."""
+    """Return True if each entry adds an interval later than `end_ms` and all before it, or changes no result."""
     for entry in entries:
         if keeps_results(entry):
             continue

@@ -124,7 +124,7 @@ def _seed(text: str) -> np.uint64:
 
 
 def _mix(x: Hashes) -> Hashes:
-    """Scramble each number in place by the last step of SplitMix64, and return the array."""
+    """Mix each number in place with the finalizer of SplitMix64, and return the array."""
     spare = x >> _U64(30)
     for bits, factor in ((27, 0xBF58476D1CE4E5B9), (31, 0x94D049BB133111EB)):
         x ^= spare

@@ -495,7 +495,7 @@ class World:
             )
         self.seen["ran"] += len(computed)
         if self.started:
-            # A run that replaces a restored state makes earlier results count again, which a person had given up.
+            # If a run replaces a restored state, the results that the restore had discarded count again.
             self.check(at for at in computed if at[1] > restored[0] or pipe.restored_until() == restored)
 
     def begin(self) -> None:

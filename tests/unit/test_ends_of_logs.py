@@ -1,4 +1,4 @@
-"""A record says where logs ended when no result was out of date: what ends this knowledge, and what must not be recorded."""
+"""A record keeps where logs ended when no result was out of date. Tests: what makes that end invalid, and when none is recorded."""
 
 from __future__ import annotations
 

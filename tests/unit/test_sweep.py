@@ -403,7 +403,7 @@ def test_stale_marks_and_retained_are_carried_on_by_a_sweep() -> None:
 
 
 def bytes_below(folder: Path) -> int:
-    """Sizes of all files. Other threads may move or delete a file meanwhile."""
+    """Sizes of all files, without those that other threads move or delete meanwhile."""
     used = 0
     for file in folder.rglob("*"):
         with suppress(FileNotFoundError):

@@ -100,9 +100,9 @@ def sorted_batches(
 def cut_by_part(
     batches: Iterable[pa.RecordBatch], part_of: Callable[[pa.RecordBatch], Int64s]
 ) -> Iterator[pa.RecordBatch]:
-    """Yield sorted rows in the batches that `sorted_batches` would yield for the rows of each part alone.
+    """Batch sorted rows as `sorted_batches` does, but each part by itself: no batch has rows of two parts.
 
-    `part_of`: Returns the part of each row of a batch. The rows are sorted by part first.
+    `part_of`: Returns the part of each row of a batch. The rows must be sorted by part first.
     """
     cut = _Cut(rows=BATCH_ROWS, size_bytes=BATCH_BYTES)
     for _, slices in groupby(_slices(batches, part_of), key=itemgetter(0)):
