@@ -10,7 +10,7 @@ import time
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
-from cairn.spark.class_archive import with_archive
+from cairn.spark.class_archive import with_jvm_options
 from cairn.spark.local_server_secret import kept_secret, new_secret
 from cairn.spark.server_command import answers, server_command, server_environment
 from local_stack.owned_process import OwnedProcesses, Server, claim_port, python_path
@@ -57,7 +57,7 @@ class SparkConnectServer(Server):
             _NAME,
             server_command(self.port, self.master, _CORES, self.conf),
             # The token goes into the environment, because every user of the machine can read a process's arguments.
-            env=with_archive(server_environment(self.token)) | {"PYTHONPATH": paths},
+            env=with_jvm_options(server_environment(self.token)) | {"PYTHONPATH": paths},
             cwd=self.repo_root,
         )
         # Drivers of this user read the token from this file. If the file can't be written, the caller must pass the

@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 from typer.testing import CliRunner
 
 from cairn.command.cli import app
-from cairn.spark.class_archive import archive_path, with_archive
+from cairn.spark.class_archive import archive_path, with_jvm_options
 from cairn.spark.server_command import server_environment
 
 pytestmark = [pytest.mark.spark]
@@ -65,7 +65,7 @@ def test_an_archive_that_does_not_fit_is_ignored_without_a_word(
     assert archive is not None
     archive.parent.mkdir(parents=True)
     archive.write_bytes(b"of another Java" * 1000)
-    environment = with_archive(server_environment("t"))
+    environment = with_jvm_options(server_environment("t"))
     assert str(archive) in environment["SPARK_SUBMIT_OPTS"]
     submit = str(Path(environment["SPARK_HOME"], "bin/spark-submit"))
     ran = subprocess.run(

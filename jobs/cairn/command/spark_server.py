@@ -19,7 +19,7 @@ from typing import Annotated
 
 import typer
 
-from cairn.spark.class_archive import with_archive
+from cairn.spark.class_archive import with_jvm_options
 from cairn.spark.java_runtime import require_java
 from cairn.spark.local_server_secret import kept_secret, new_secret
 from cairn.spark.server_command import answers, server_command, server_environment
@@ -83,7 +83,7 @@ def spark(
 
 def _serve(port: int, master: str, token: str, file: Path) -> int:
     command = server_command(port, master, os.cpu_count() or 2)
-    environment = with_archive(server_environment(token))
+    environment = with_jvm_options(server_environment(token))
     with subprocess.Popen(command, env=environment, start_new_session=True) as server:
         try:
             _await_answer(server, port)

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import unquote, urlsplit
 from urllib.request import urlopen
 
-from cairn.spark.class_archive import archive_in_use
+from cairn.spark.class_archive import jvm_options_in_use
 from cairn.spark.first_cause import first_cause
 from cairn.spark.java_runtime import require_java
 from cairn.spark.last_words import FAULT_HANDLER
@@ -168,7 +168,7 @@ def connect(
     for key, value in master_conf(where).items():
         if key not in given:
             builder = builder.config(key, value)
-    with _properties(given), archive_in_use(), ctrl_c_kept(), work_folder("gateway") as folder, gateway_in(folder):
+    with _properties(given), jvm_options_in_use(), ctrl_c_kept(), work_folder("gateway") as folder, gateway_in(folder):
         try:
             session = builder.getOrCreate()
         except Exception as error:
