@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+from importlib.abc import MetaPathFinder
 from typing import Annotated
 
 import typer
@@ -185,8 +186,18 @@ app = typer.Typer(
 )
 
 
+class _NoPandas(MetaPathFinder):
+    """PyArrow imports pandas at its first conversion, if it can. The import takes longer than the rest of a command."""
+
+    def find_spec(self, fullname: str, *_: object) -> None:
+        if fullname == "pandas":
+            raise ModuleNotFoundError("this command needs no pandas", name=fullname)
+
+
 def main() -> None:
     hide_title(shlex.join(["cairn", *sys.argv[1:]]))
+    if sys.argv[1:2] in (["key"], ["diff"]):
+        sys.meta_path.insert(0, _NoPandas())
     app(prog_name="cairn")
 
 
