@@ -1,24 +1,11 @@
-"""The demo's lines, its patience, its verdict: without Airflow and Spark."""
+"""The demo's patience and verdict, without Airflow and Spark."""
 
 from __future__ import annotations
-
-from itertools import pairwise
 
 import pytest
 
 from local_stack.demo_report import DayResult, verdict_of
 from local_stack.patience import Patience
-from local_stack.progress_lines import ProgressLines
-
-
-class Clock:
-    """A clock that a test sets."""
-
-    def __init__(self) -> None:
-        self.now_s = 0.0
-
-    def __call__(self) -> float:
-        return self.now_s
 
 
 @pytest.mark.parametrize(
@@ -34,33 +21,10 @@ class Clock:
     ],
 )
 def test_patience_ends_only_without_progress(progress_at_s: list[int], gives_up_at_s: int) -> None:
-    """The demo gave up after 300 s without a finished day, while the day was at work on a busy machine."""
     patience = Patience(0, least_s=300)
     patience.is_over(0, 0)
     seconds = (s for s in range(10_000) if patience.is_over(sum(at <= s for at in progress_at_s), s))
     assert next(seconds) == gives_up_at_s
-
-
-def test_a_long_silence_is_filled_and_a_short_one_is_not() -> None:
-    clock, told = Clock(), list[tuple[float, str]]()
-    lines = ProgressLines(silence_s=7, clock=clock, write=lambda text: told.append((clock(), text)))
-    lines.fill_silence()
-    lines.do("Airflow starts")
-    while clock.now_s < 60:
-        if clock.now_s in (3, 12):
-            lines.say("ready")
-        if clock.now_s == 30:
-            lines.do("process runs")
-        lines.do("process runs" if clock.now_s >= 30 else "Airflow starts")
-        lines.fill_silence()
-        clock.now_s += 0.5
-    assert told[:3] == [
-        (3, "   3.0 s  ready"),
-        (10, "  10.0 s  … Airflow starts: 10 s so far"),
-        (12, "  12.0 s  ready"),
-    ]
-    assert "  33.0 s  … process runs: 3 s so far" in [text for _, text in told]
-    assert max(later - earlier for (earlier, _), (later, _) in pairwise([(0, ""), *told])) <= 7.5
 
 
 def day(number: int, tries: int = 1, expectations: int | None = 9) -> DayResult:
