@@ -28,10 +28,8 @@ def create_prepared(at: Location, prepared: Prepared) -> Prepared:
 
     A second call with equal content changes nothing.
     """
-    path, data = paths.prepared(prepared.content.attempt), record_codec.encode(prepared)
-    # Decoded values are compared, not bytes, because gzip's bytes depend on the host's zlib. `prepared` itself goes
-    # through encoding and decoding too, because JSON turns tuples into lists.
-    recorded = record_codec.decode(data, path, Prepared)
+    # Decoded values are compared, not bytes, because gzip's bytes depend on the host's zlib.
+    path, (data, recorded) = paths.prepared(prepared.content.attempt), record_codec.encode_and_decode(prepared)
     try:
         at.storage.create(path, data)
     except AlreadyExists:

@@ -132,6 +132,21 @@ def encode(value: object) -> bytes:
     Raises:
         UsageError: The value holds something that JSON does not allow, such as NaN in a source position.
     """
+    return _encoded(value)[0]
+
+
+def encode_and_decode(value: T) -> tuple[bytes, T]:
+    """Return the bytes of a value, and the value that `decode` reads from them: JSON turns tuples into lists."""
+    data, compact = _encoded(value)
+    try:
+        found: T = _adapter(cast(Any, type(value))).validate_json(compact)
+    except ValidationError as error:
+        raise UsageError(f"can't write {_NAMES[type(value)]}: {_first_problem(error)}") from None
+    _check(found)
+    return data, found
+
+
+def _encoded(value: object) -> tuple[bytes, bytes]:
     try:
         if isinstance(value, Record | Prepared | Savepoint):
             _compact(value.content.source_position)  # raises for NaN, which pydantic would write as null
@@ -148,7 +163,13 @@ def encode(value: object) -> bytes:
         "body": body,
     }
     data = json.dumps(envelope, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
-    return _gzip(data) if len(data) > _PLAIN_BYTES and isinstance(value, Record | Prepared | Tombstone) else data
+    if len(data) > MAX_BYTES:
+        raise UsageError(
+            f"can't write {_NAMES[type(value)]} of {len(data)} bytes; no more than {MAX_BYTES} could be read back\n"
+            "Let the source return a shorter position, or retain fewer checkpoints"
+        )
+    long = len(data) > _PLAIN_BYTES and isinstance(value, Record | Prepared | Tombstone)
+    return _gzip(data) if long else data, compact
 
 
 def decode(data: bytes, path: str, *expected: type[T]) -> T:
