@@ -1,11 +1,11 @@
-"""The cost of a day of flights in a past range: with one call for each day, and with one call for all days.
+"""The cost of a day of flights in a past range: with a call for each day, with one call, and with one call in chunks.
 
-    python -m benchmarks.backfill [--days 60] [--flights FOLDER]
+    python -m benchmarks.backfill [--days 60] [--turn 20] [--flights FOLDER]
 
-One Spark session on two cores runs both ways. They take turns of five days, each in a root of its own. So other load on
-the machine affects both. The program prints the median seconds of a day, the median CPU seconds of a day in this
-process (without the JVM and its workers), and the cost of a range whose days are all computed already. It fails if the
-states or outputs of the two ways differ.
+One Spark session on two cores runs all ways. They take turns of some days, each in a root of its own. So other load on
+the machine affects all of them. The first turn has the JVM's warm-up, and counts too. The program prints the seconds
+and the CPU seconds of all processes per day, and the speed of the machine: the seconds of 20,000,000 additions before
+and after. It fails if the states or outputs differ.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import statistics
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -21,6 +20,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+from benchmarks.processes import cpu_s
+from cairn.operations.intervals.plan_chunk import ChunkLimits
 from cairn.operations.intervals.run_interval import run_interval
 from cairn.operations.intervals.run_intervals import run_intervals
 from cairn.pipeline import Interval
@@ -30,7 +31,7 @@ from pipelines.aircraft import AIRCRAFT
 from state_backend.checkpoint.location import locate
 from state_backend.checkpoint.log import read_log
 
-TURN = 5
+ONE = ChunkLimits(intervals=1)
 
 
 def results(root: str) -> dict[Interval, Any]:
@@ -41,40 +42,45 @@ def results(root: str) -> dict[Interval, Any]:
     }
 
 
-def take_turns(days: Sequence[Interval], ways: dict[str, Callable[[Sequence[Interval]], None]]) -> dict[str, Any]:
-    """Run the ways in turns of five days. The first turn warms up.
-
-    Returns:
-        The median seconds and CPU seconds of a day, by way.
-    """
-    wall_s: dict[str, list[float]] = {name: [] for name in ways}
-    cpu_s: dict[str, list[float]] = {name: [] for name in ways}
-    for first in range(0, len(days), TURN):
-        turn = days[first : first + TURN]
+def take_turns(
+    days: Sequence[Interval], length: int, ways: dict[str, Callable[[Sequence[Interval]], object]]
+) -> dict[str, Any]:
+    """Run the ways in turns. Return seconds and CPU seconds of a day, by way, over all turns and after the first."""
+    spent: dict[str, list[tuple[int, float, float]]] = {name: [] for name in ways}
+    for first in range(0, len(days), length):
+        turn = days[first : first + length]
         for name, run in ways.items():
-            started_s, cpu_started_s = time.perf_counter(), time.process_time()
+            started_s, cpu_started_s = time.perf_counter(), sum(cpu_s().values())
             run(turn)
-            if first:
-                wall_s[name].append((time.perf_counter() - started_s) / len(turn))
-                cpu_s[name].append((time.process_time() - cpu_started_s) / len(turn))
+            spent[name].append((len(turn), time.perf_counter() - started_s, sum(cpu_s().values()) - cpu_started_s))
     return {
-        name: {
-            "seconds_per_day": round(statistics.median(wall_s[name]), 3),
-            "driver_cpu_seconds_per_day": round(statistics.median(cpu_s[name]), 3),
-        }
-        for name in ways
+        name: {"all turns": _per_day(turns), "after the first": _per_day(turns[1:])} for name, turns in spent.items()
     }
+
+
+def _per_day(turns: Sequence[tuple[int, float, float]]) -> dict[str, float]:
+    counts, wall_s, all_cpu_s = zip(*turns, strict=True)
+    return {"seconds": round(sum(wall_s) / sum(counts), 3), "cpu_seconds": round(sum(all_cpu_s) / sum(counts), 3)}
+
+
+def loop_s() -> float:
+    """Return the CPU seconds of 20,000,000 additions: the speed of the machine."""
+    began_s, total = time.process_time(), 0
+    for n in range(20_000_000):
+        total += n
+    return round(time.process_time() - began_s, 2)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--days", type=int, default=60, help="at least 10; 365 are there")
+    parser.add_argument("--days", type=int, default=60, help="365 are there")
+    parser.add_argument("--turn", type=int, default=20, help="days of a turn; at most half of --days")
     parser.add_argument(
         "--flights", type=Path, help="where the flights are landed; left out: they are landed for this run"
     )
     options = parser.parse_args()
-    if options.days < 2 * TURN:
-        parser.error(f"--days must be at least {2 * TURN}, since the first {TURN} warm up")
+    if options.days < 2 * options.turn:
+        parser.error("--turn must be at most half of --days")
     days = [
         Interval(AIRCRAFT.start + timedelta(days=n), AIRCRAFT.start + timedelta(days=n + 1))
         for n in range(options.days)
@@ -85,26 +91,28 @@ def main() -> None:
         if options.flights is None:
             land_flights.main(["--to", str(flights), "--from", "2013-01-01", "--days", str(options.days)])
         os.environ["CAIRN_FLIGHTS"] = str(flights.resolve())
-        alone, together = str(folder / "alone"), str(folder / "together")
+        each, alone, together = (str(folder / name) for name in ("each", "alone", "together"))
         spark = connect("local[2]", "cairn backfill benchmark")
         spark.sparkContext.setLogLevel("ERROR")
-
-        def each(turn: Sequence[Interval]) -> None:
-            for day in turn:
-                run_interval(spark, AIRCRAFT, day, alone)
-
+        before_s = loop_s()
         found = take_turns(
-            days, {"alone": each, "in one go": lambda turn: run_intervals(spark, AIRCRAFT, turn, together) and None}
+            days,
+            options.turn,
+            {
+                "a call each": lambda turn: [run_interval(spark, AIRCRAFT, day, each) for day in turn],
+                "one call, a job each": lambda turn: run_intervals(spark, AIRCRAFT, turn, alone, limits=ONE),
+                "one call, in chunks": lambda turn: run_intervals(spark, AIRCRAFT, turn, together),
+            },
         )
-        if results(alone) != results(together):
-            raise RuntimeError("the states or outputs of both ways differ")
+        if not results(each) == results(alone) == results(together):
+            raise RuntimeError("the states or outputs of the ways differ")
         started_s = time.perf_counter()
         kept = run_intervals(spark, AIRCRAFT, days, together)
         if any(outcome.computed for outcome in kept):
             raise RuntimeError("a day was computed again, though nothing has changed")
         found["again, all there"] = {"seconds_per_day": round((time.perf_counter() - started_s) / len(days), 3)}
         spark.stop()
-    print(json.dumps({"days": options.days, **found}, indent=1))
+    print(json.dumps({"days": options.days, "20,000,000 additions, s": [before_s, loop_s()], **found}, indent=1))
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from cairn.change_expectations import ChangeExpectations
     from cairn.data_sources.register import register_data_sources
     from cairn.operations.copy_output import copy_output
+    from cairn.operations.intervals.plan_chunk import ChunkLimits
     from cairn.operations.intervals.plan_range import Progress
     from cairn.operations.intervals.run_interval import run_interval
     from cairn.operations.intervals.run_intervals import Outcome, run_intervals
@@ -40,6 +41,7 @@ __all__ = [
     "AnyOf",
     "ChangeExpectations",
     "ChangelogOptions",
+    "ChunkLimits",
     "Cron",
     "EngineOptions",
     "Interval",
@@ -71,6 +73,7 @@ __all__ = [
 _MODULES = {
     "ChangeExpectations": "cairn.change_expectations",
     "ChangelogOptions": "state_backend.shard.changelog_store",
+    "ChunkLimits": "cairn.operations.intervals.plan_chunk",
     "Cron": "state_backend.values.schedule",
     "EngineOptions": "state_backend.adapters.rocks",
     "Interval": "cairn.pipeline",

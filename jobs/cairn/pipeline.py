@@ -82,6 +82,8 @@ class Pipeline:
         renamed: New names of fields of states, such as `{"total.n": "clicks"}`. Recorded values are kept.
         stateful_source: "warn": a source whose plan compares rows with each other, such as `dropDuplicates`, logs a
             warning, because the source sees the rows of one interval only. "allow" logs none.
+        read_ahead: True: the source may be asked for later intervals of a range before earlier ones are committed. Pass
+            False if the source reads what a run of this pipeline writes. Then each interval has a Spark job of its own.
         time_zone: Zone of naive datetimes, in which the processor runs on every host. None takes the zone of the Spark
             session (UTC through Airflow), which must be the zone that the base recorded. A zone that is named here may
             change at any interval.
@@ -137,6 +139,7 @@ class Pipeline:
     dropped: Sequence[str] = ()
     renamed: Mapping[str, str] = field(default_factory=dict)
     stateful_source: Literal["warn", "allow"] = "warn"
+    read_ahead: bool = True
     time_zone: str | None = None
     order_by: Sequence[str] = ()
     initial_state: Callable[[SparkSession], DataFrame | GroupedData] | None = None

@@ -7,7 +7,7 @@ import logging
 import os
 import subprocess
 import sys
-from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,7 @@ from cairn.pipeline import Interval
 from state_backend.values.errors import SourceError
 from state_backend.values.retention import KeepLast
 from tests.support.counting import INPUT_SCHEMA, counting, day
+from tests.support.every_processor import SCHEMA, declared, row
 from tests.support.in_chunks import results
 from tests.support.layout import REPOSITORY
 from tests.support.local_stack import SparkConnectServer
@@ -72,6 +73,24 @@ def test_days_of_files_are_what_they_are_one_by_one(
     assert results(pipeline, tmp_path / "together") == results(pipeline, tmp_path / "alone")
 
 
+@pytest.mark.parametrize("of_time", ["timestamp", "timestamp_ntz"])
+def test_observed_watermarks_are_what_they_are_one_by_one(
+    of_time: str, spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "cairn")
+
+    def source(spark: Any, interval: Interval) -> Any:
+        at = interval.start if of_time == "timestamp" else interval.start.replace(tzinfo=None)
+        rows = [row(at + timedelta(minutes=m), m, f"u{m % 3}") for m in range(-400, 60, 45) if at.day % 4]
+        return spark.createDataFrame(rows, SCHEMA.format(of_time))
+
+    pipeline = declared("TumblingWindow", day(0).start, source=source, watermark="observed", retention=KeepLast(50))
+    for name, limits in (("together", ChunkLimits(seconds=60)), ("alone", ChunkLimits(intervals=1))):
+        run_intervals(spark, pipeline, DAYS[:8], str(tmp_path / name), limits=limits)
+    assert f"{IN_CHUNKS} 4 intervals" in caplog.text and "one by one" not in caplog.text
+    assert results(pipeline, tmp_path / "together") == results(pipeline, tmp_path / "alone")
+
+
 def test_rows_of_an_older_list_of_files_are_refused_in_the_middle_of_a_chunk(
     spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -92,19 +111,26 @@ def test_rows_of_an_older_list_of_files_are_refused_in_the_middle_of_a_chunk(
     assert len(results(pipeline, tmp_path / "root")) == 6
 
 
-def test_a_source_whose_plan_does_not_tell_its_files_is_run_one_by_one(
-    spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("reads", ["a union", "its own output"])
+def test_a_source_is_run_one_by_one(
+    reads: str, spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level(logging.INFO, "cairn")
     write_days(tmp_path)
+    (written := tmp_path / "together" / "counting" / "output").mkdir(parents=True)
 
     def source(spark: Any, interval: Interval) -> Any:
         rows, position = read_day(spark, tmp_path, DAYS.index(interval))
-        return rows.where("amount < 5").union(rows.where("amount >= 5")), position
+        if reads == "a union":
+            return rows.where("amount < 5").union(rows.where("amount >= 5")), position
+        own = spark.read.schema("user string").option("recursiveFileLookup", True).parquet(str(written))
+        return rows.join(own.limit(0), "user", "left_anti")
 
     pipeline = pipeline_over(tmp_path, source=source)
     run_intervals(spark, pipeline, DAYS[:5], str(tmp_path / "together"), limits=ChunkLimits(seconds=60))
-    one_by_one = replace(pipeline, engine=pipeline.engine)
-    run_intervals(spark, one_by_one, DAYS[:5], str(tmp_path / "alone"), limits=ChunkLimits(intervals=1))
+    assert IN_CHUNKS not in caplog.text
+    assert ("one by one" if reads == "a union" else "one interval at a time") in caplog.text
+    run_intervals(spark, pipeline, DAYS[:5], str(tmp_path / "alone"), limits=ChunkLimits(intervals=1))
     assert results(pipeline, tmp_path / "together") == results(pipeline, tmp_path / "alone")
 
 

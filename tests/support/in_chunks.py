@@ -9,6 +9,7 @@ from typing import Any
 from unittest import mock
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from cairn import testing
 from cairn.operations.intervals import process_chunk, process_interval
@@ -43,6 +44,12 @@ def chunk_on_shards(
     ]
 
 
+def _newest_events(session: Any, inputs: Sequence[Any], column: str) -> list[int | None]:
+    """In the place of ``process_chunk._newest_events``."""
+    columns = [rows.table.column(column) for rows in inputs]
+    return [pc.max(one.cast(pa.timestamp("us", one.type.tz)).cast(pa.int64())).as_py() for one in columns]
+
+
 def _numbered(batches: list[pa.RecordBatch], more: int) -> Iterator[pa.RecordBatch]:
     """The rows without the tick, with the key groups of a later interval."""
     for n, batch in enumerate(batches):
@@ -61,6 +68,7 @@ def without_spark(pipeline: Pipeline) -> Iterator[None]:
                 return here(pipeline.processor, *given)
 
             stack.enter_context(mock.patch.object(module, "_on_spark", on_spark))
+        stack.enter_context(mock.patch.object(process_chunk, "_newest_events", _newest_events))
         yield
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import logging
 import zipfile
 from collections.abc import Callable
 from dataclasses import asdict
@@ -20,7 +19,7 @@ import pytest
 from cairn.pipeline import Interval
 from pipelines import land_flights, land_weather
 from pipelines.aircraft import read_flights
-from pipelines.land_flights import ARCHIVE, FLIGHT_SCHEMA, FlightCounts, day_file, find_file, land, main, read_archive
+from pipelines.land_flights import ARCHIVE, FLIGHT_SCHEMA, FlightCounts, day_file, find_file, land, read_archive
 from pipelines.weather import read_weather
 from state_backend.values.errors import SourceError
 from tests.support.printed_commands import run_printed
@@ -116,48 +115,6 @@ def test_a_day_holds_what_the_archive_says(year: Path) -> None:
         }
     order = [(r["scheduled_departure"], r["row_number"]) for r in rows]
     assert order == sorted(order)  # type: ignore[type-var]
-
-
-@pytest.mark.long("half a second", runs_in="ci")
-def test_landing_again_touches_nothing_and_elsewhere_gives_the_same_bytes(tmp_path: Path) -> None:
-    land(tmp_path / "a", first=DAY, last=NEXT)
-    before = {p: (p.stat().st_ino, p.stat().st_mtime_ns) for p in tmp_path.rglob("*.parquet")}
-    again = land(tmp_path / "a", first=DAY, last=NEXT)
-    elsewhere = land(tmp_path / "b", first=NEXT, last=NEXT)
-
-    assert (again.written, elsewhere.written) == (0, 1)
-    assert before == {p: (p.stat().st_ino, p.stat().st_mtime_ns) for p in (tmp_path / "a").rglob("*.parquet")}
-    assert (tmp_path / "a" / day_file(NEXT)).read_bytes() == (tmp_path / "b" / day_file(NEXT)).read_bytes()
-    assert [p.name for p in (tmp_path / "a" / "day=2013-01-01").iterdir()] == ["flights.parquet"]
-
-
-@pytest.mark.parametrize("damage", ["flipped", "fewer rows"])
-@pytest.mark.long("half a second", runs_in="ci")
-def test_a_file_that_is_not_whole_is_replaced(tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture) -> None:
-    land(tmp_path, first=DAY, last=DAY)
-    path = tmp_path / day_file(DAY)
-    whole = path.read_bytes()
-    match damage:
-        case "flipped":
-            path.write_bytes(whole[:1000] + bytes([whole[1000] ^ 1]) + whole[1001:])
-        case "fewer rows":
-            pq.write_table(pq.ParquetFile(path).read().slice(1), path)
-
-    report = land(tmp_path, first=DAY, last=DAY)
-
-    assert report.written == 1
-    assert path.read_bytes() == whole
-    assert f"{path}" in caplog.text and "the file is written again" in caplog.text
-
-
-@pytest.mark.long("half a second", runs_in="ci")
-def test_counts_go_to_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO):
-        main(["--to", str(tmp_path), "--from", "2013-01-01", "--days", "2"])
-    text = "rows=842 without_tail_number=0 cancelled=4 diverted=1 without_arrival_delay=6"
-    assert f"2013-01-01 landed: {text}" in caplog.text
-    assert "files written=2 rows=1785 " in caplog.text
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["day=2013-01-01", "day=2013-01-02"]
 
 
 # --- read_flights: the position, and what is wrong with a file, in words ---------------------------------------------------

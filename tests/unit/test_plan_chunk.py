@@ -34,6 +34,7 @@ from state_backend.values.records import RunRef
 from state_backend.values.retention import KeepLast
 from state_backend.values.zones import zone_of
 from tests.support import in_chunks
+from tests.support.coordinator import coordinator_of
 from tests.support.counting import Counting, counting, day
 from tests.support.in_chunks import results, without_spark
 
@@ -98,17 +99,16 @@ def test_a_chunk_spans_what_is_surely_computed(there: dict[int, Result], reproce
 
 def test_what_is_computed_one_by_one() -> None:
     plain = counting()
-    observed = {"time_mode": "event", "event_time": "at", "watermark_delay": timedelta(hours=1)}
-    assert why_never(plain, "incremental", read_ahead=True) is None
-    assert why_never(counting(**observed, watermark="interval"), "full", read_ahead=True) is None
-    for pipeline, mode, read_ahead in (
-        (plain, "changelog", True),
-        (plain, "incremental", False),
-        (counting(sink=mock.Mock()), "incremental", True),
-        (counting(**observed, watermark="observed"), "incremental", True),
-        (counting(source=upstreams(lambda *_, **__: None, a=upstream("b"))), "incremental", True),
+    of_events = {"time_mode": "event", "event_time": "at", "watermark_delay": timedelta(hours=1)}
+    assert why_never(plain, "incremental") is None
+    assert why_never(counting(**of_events, watermark="observed"), "full") is None
+    for pipeline, mode in (
+        (plain, "changelog"),
+        (counting(read_ahead=False), "incremental"),
+        (counting(sink=mock.Mock()), "incremental"),
+        (counting(source=upstreams(lambda *_, **__: None, a=upstream("b"))), "incremental"),
     ):
-        assert why_never(pipeline, mode, read_ahead=read_ahead) is not None
+        assert why_never(pipeline, mode) is not None
 
 
 # --- calls ------------------------------------------------------------------------------------------------------------------------
@@ -166,7 +166,6 @@ def range_of(root: Path, pipeline: Pipeline, stack: ExitStack) -> Any:
         first=run_intervals.NO_PERMISSIONS,
         reading=aside(stack),
         finishing=aside(stack),
-        read_ahead=True,
     )
 
 
@@ -191,11 +190,10 @@ def test_a_limit_of_one_interval_is_one_by_one(tmp_path: Path, caplog: pytest.Lo
     assert not found and "each interval has a Spark job of its own" in caplog.text
 
 
-def test_without_limits_each_interval_has_a_job_of_its_own(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, "cairn")
-    with sizes() as found:
-        run(tmp_path, days=DAYS[:4], limits=None)
-    assert not found and "job of its own" not in caplog.text
+def test_by_default_chunks_grow(tmp_path: Path) -> None:
+    with sizes() as found, without_spark(PIPELINE):
+        run_intervals.run_intervals(SESSION, PIPELINE, DAYS[:8], str(tmp_path))
+    assert found == [2, 4]
 
 
 class Failing(Counting):
@@ -226,7 +224,7 @@ def test_a_source_that_fails_fails_for_its_own_interval(tmp_path: Path) -> None:
 
     with pytest.raises(SourceError, match=r"2024-01-07T.*gone"):
         run(tmp_path, pipeline_of(source=broken))
-    assert len(results(PIPELINE, tmp_path)) == 6 and asked == DAYS[:7]
+    assert len(results(PIPELINE, tmp_path)) == 6 and asked == [*DAYS[:7], DAYS[6]]
 
 
 def test_a_source_runs_in_one_thread_and_is_asked_once_also_when_chunks_are_cut(tmp_path: Path) -> None:
@@ -448,6 +446,38 @@ def test_an_interval_that_is_in_no_chunk(names: bool, position: Any, union: bool
     plan: Any = mock.Mock(**{"job.content.source_position": position})
     with mock.patch.multiple(plan_chunk, looks_up_names=lambda _: names, has_union=lambda _: union):
         assert (plan_chunk.why_not_any(plan) is not None) == alone
+
+
+@pytest.mark.parametrize(
+    ("path", "found"),
+    [
+        ("file:/data/root/p/output/x", True),
+        ("s3a://bucket/data/root/p", True),
+        ("s3a://another/data/root/p", False),
+        ("/data/root/", True),
+        ("file:///data/*/p/output", True),
+        ("/data/root/p2/output", False),
+        ("/", False),
+    ],
+)
+def test_a_path_that_may_hold_what_the_pipeline_writes(path: str, found: bool) -> None:
+    assert untracked_reads.overlap("s3://bucket/data/root/p", path) == found
+
+
+def test_a_source_that_reads_its_output_now_and_then_is_asked_after_the_commit_before(tmp_path: Path) -> None:
+    seen: dict[Interval, int] = {}
+
+    def source(spark: Any, interval: Interval) -> Any:
+        seen[interval] = coordinator_of(PIPELINE, str(tmp_path)).log().head_id
+        if interval == DAYS[4] and seen[interval] < 4:
+            raise ValueError("no output of the day before")
+        rows, position = read(spark, interval)
+        rows.own = interval == DAYS[6]
+        return rows, position
+
+    with mock.patch.object(run_intervals, "reads_below", lambda rows, _: rows.own), sizes() as found:
+        run(tmp_path, pipeline_of(source=source), DAYS[:9])
+    assert found == [2, 2] and [seen[DAYS[n]] for n in (1, 4, 6, 7, 8)] == [1, 4, 6, 7, 8]
 
 
 def test_names_are_looked_for_in_every_plan(tmp_path: Path) -> None:

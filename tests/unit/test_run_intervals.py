@@ -278,7 +278,7 @@ def test_nothing_is_read_ahead_if_told_so(tmp_path: Path) -> None:
         seen.append(coordinator_of(PIPELINE, str(tmp_path)).log().head_id)
         return read(spark, interval)
 
-    run_all(tmp_path, WEEK, pipeline_of(source=chained), read_ahead=False)
+    run_all(tmp_path, WEEK, pipeline_of(source=chained, read_ahead=False))
     assert seen == [0, 1, 2, 3, 4]
 
 

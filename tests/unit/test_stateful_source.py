@@ -30,7 +30,7 @@ from cairn.operations.intervals.stateful_source import (
     stateful_operations,
     warn_of_stateful_source,
 )
-from cairn.operations.intervals.untracked_reads import untracked_in
+from cairn.operations.intervals.untracked_reads import reads_below, untracked_in
 from cairn.processors import Deduplicate
 from state_backend.adapters.open_storage import open_storage
 from state_backend.values.inputs import Edge, InputRead, Untracked
@@ -111,6 +111,7 @@ def test_what_is_noticed_in_a_query_of_connect() -> None:
         rows = frame(DataSource(source, paths=paths, options=options))
         assert untracked_in(rows) == ({SALES} if noticed else set()), (source, options)
         assert len(untracked_in(rows.join(others, "k").filter("n > 1"))) == 1 + noticed
+        assert reads_below(rows, "file:///r/sales") and not reads_below(rows, "file:///r/prices")
     deep = proto.Relation()
     reduce(lambda relation, _: relation.project.input, range(600), deep).read.data_source.format = "keyed_output"
     with mock.patch("cairn.operations.intervals.untracked_reads.connect_plan", lambda _: deep):

@@ -56,6 +56,7 @@ from pyspark.sql.types import (
     ShortType,
     StructField,
     StructType,
+    TimestampType,
 )
 
 from cairn.rows.row_order import bytes_of, needs_bytes, normalise_zeros, spark_order, tie_breaks
@@ -134,16 +135,33 @@ def route_together(
         _flat(one.rows, INPUT, one.key, max_parallelism, f"X'{number:08x}' as {PART}")
         for number, one in enumerate(inputs)
     ]
-    while len(frames) > 1:
-        pairs = zip_longest(frames[::2], frames[1::2])
-        frames = [left if right is None else left.union(right) for left, right in pairs]
-    rows = _tick_rows(spark, parts, max_parallelism, TICK).unionByName(frames[0], allowMissingColumns=True)
+    ticks = _tick_rows(spark, parts, max_parallelism, TICK)
+    rows = ticks.unionByName(_union(frames), allowMissingColumns=True)
     schema = inputs[0].rows.schema
     columns = [
         StructField(name, field.dataType)
         for name, field in zip(flat_columns(INPUT, len(schema.names)), schema, strict=True)
     ]
     return with_schema(_place_by_shard(rows, len(parts), max_parallelism), StructType([*_TICK_OF_KIND, *columns]))
+
+
+def newest_events(inputs: Sequence[DataFrame], column: str) -> DataFrame:
+    """Return the number of each frame that has an event time, in PART, and its newest event time.
+
+    An instant is in microseconds; a wall time stays as it is.
+    """
+    instants = isinstance(inputs[0].schema[column].dataType, TimestampType)
+    frames = [rows.selectExpr(f"X'{n:08x}' as {PART}", f"{_quote(column)} as at") for n, rows in enumerate(inputs)]
+    newest = F.expr("unix_micros(max(at))" if instants else "max(at)").alias("newest")
+    return _union(frames).where("at is not null").groupBy(PART).agg(newest)
+
+
+def _union(frames: Sequence[DataFrame]) -> DataFrame:
+    """Return the union of frames with equal columns as a balanced tree: a deep one would overflow Spark's stack."""
+    while len(frames) > 1:
+        pairs = zip_longest(frames[::2], frames[1::2])
+        frames = [left if right is None else left.union(right) for left, right in pairs]
+    return frames[0]
 
 
 def route_in_order(spark: SparkSession, inputs: Inputs, *, parts: Sequence[bytes], max_parallelism: int) -> DataFrame:

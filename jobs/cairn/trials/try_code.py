@@ -367,7 +367,7 @@ def plan_trial(
     _check_cut(there, pipeline, Interval(first.start, last.end), intervals)
     # Check the newest state too: once the code is deployed, the next interval starts from it.
     newest = newest_state(there)
-    known = intervals[:1] if _reads_itself(pipeline) else intervals
+    known = intervals[:1] if _reads_itself(pipeline) or not pipeline.read_ahead else intervals
     asked = ask_source(spark, pipeline, known, root) if spark is not None else {}
     for content in (base, there.whole(newest.id).content if newest is not None else None):
         if spark is not None and content is not None:

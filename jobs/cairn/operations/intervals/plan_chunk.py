@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from cairn.operations.intervals.plan_interval import IntervalPlan
+from cairn.operations.intervals.plan_interval import IntervalPlan, event_time_after
 from cairn.operations.intervals.plan_range import Compute, Reprocess, keep_or_compute
 from cairn.operations.intervals.prove_read import recorded_lengths
 from cairn.operations.intervals.untracked_reads import has_union, looks_up_names
@@ -23,7 +23,7 @@ from state_backend.checkpoint.forgotten_keys import returning_keys
 from state_backend.checkpoint.interval_results import Result
 from state_backend.checkpoint.log import Log
 from state_backend.values.frozen import frozen
-from state_backend.values.records import Content, Prepared, Record, RunRef
+from state_backend.values.records import Content, LogicalTime, Prepared, Record, RunRef
 
 MIB = 1024 * 1024
 # The most intervals of a chunk after one with fewer rows than intervals: these are too few to estimate the next one.
@@ -51,6 +51,9 @@ class ChunkLimits:
     rows: int = 2_000_000
     uploaded_bytes: int = 512 * MIB
     seconds: float = 10.0
+
+
+DEFAULT_LIMITS = ChunkLimits()
 
 
 @frozen
@@ -105,16 +108,14 @@ def surely_computed(
     )
 
 
-def why_never(pipeline: Pipeline, mode: str, *, read_ahead: bool) -> str | None:
+def why_never(pipeline: Pipeline, mode: str) -> str | None:
     """Return why each interval needs a job of its own; None if intervals of the pipeline may be computed together."""
     if isinstance(pipeline.source, Upstreams):
         return "the source reads other pipelines"
     if pipeline.sink is not None:
         return "the source may read what the pipeline's sink wrote"
-    if not read_ahead:
-        return "the source may read the pipeline's own output"
-    if pipeline.time_mode == "event" and pipeline.watermark == "observed":
-        return "an observed watermark depends on the rows of the interval before"
+    if not pipeline.read_ahead:
+        return "the source reads the pipeline's own output"
     if mode == "changelog":
         return "in changelog mode, a shard's segment follows the committed record before"
     return None
@@ -194,3 +195,21 @@ def following(begun: Begun, job: IntervalJob) -> Begun:
     content = replace(job.content, time=job.time_after(None))
     record = Record(id=begun.h0 + 1, retained=(), reproduces=None, content=content)
     return replace(begun, h0=record.id, base=record)
+
+
+def with_watermarks(jobs: Sequence[IntervalJob], newest_us: Sequence[int | None]) -> list[IntervalJob]:
+    """Return the jobs of a chunk with the watermarks that each interval's base will record.
+
+    `newest_us`: The newest event time of each interval's rows; None for an interval without one.
+    """
+    made = [*jobs[:1]]
+    for job, newest in zip(jobs[1:], newest_us, strict=False):
+        event_time = event_time_after(job, made[-1].time_after(newest))
+        time = replace(job.content.time, watermark_ms=event_time.base_ms) if event_time else job.content.time
+        made.append(replace(job, event_time=event_time, content=replace(job.content, time=time)))
+    return made
+
+
+def begins_with(job: IntervalJob, base: LogicalTime) -> bool:
+    """Return True if the job was planned with the watermarks that its base has recorded."""
+    return job.event_time == event_time_after(job, base)

@@ -170,6 +170,44 @@ def plan_interval(
     )
 
 
+def plan_next(pipeline: Pipeline, attempt: Attempt, begun: Begun, last: IntervalPlan) -> IntervalPlan | None:
+    """Return the plan of an interval whose base will be that of `last`; None if it must be planned by itself.
+
+    The input has the columns of `last`, so only what each interval has of its own is planned.
+    """
+    read, job, content = attempt.read, last.job, last.job.content
+    if read is None or read.inputs or read.untracked or begun.returning or begun.base is None:
+        return None
+    if read.rows.schema != last.inputs.rows.schema or attempt.permissions != content.permissions:
+        return None
+    event_time, zone = event_time_after(job, begun.base.content.time), content.time.zone
+    assert zone is not None
+    content = replace(
+        content,
+        interval=attempt.interval,
+        attempt=attempt.id,
+        base_id=begun.base.id,
+        time=replace(
+            content.time,
+            processing_time_ms=attempt.interval.end_ms,
+            watermark_ms=event_time.base_ms if event_time is not None else None,
+        ),
+        source_position=read.position,
+        retention=pipeline.retention_of(attempt.interval),
+        input_hash=input_hash(
+            pipeline, content.code_hash, read.position, job.input_schema, job.output_schema, zone, attempt.permissions
+        ),
+    )
+    job = replace(job, content=content, h0=begun.h0, event_time=event_time)
+    return replace(last, job=job, inputs=replace(last.inputs, rows=read.rows))
+
+
+def event_time_after(job: IntervalJob, base: LogicalTime) -> EventTime | None:
+    """Return the event-time settings of a job whose base has recorded these times."""
+    of = job.event_time
+    return None if of is None else event_time_of(of.column, of.delay_ms, of.rule, base, of.wall_zone)
+
+
 def content_before(pipeline: Pipeline, interval: Interval, attempt: str, run: RunRef, code_hash: str) -> Content:
     """Return the content of an attempt before its shards run, as far as the pipeline alone determines it."""
     return Content(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from datetime import datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -15,17 +17,18 @@ from cairn.operations.intervals.plan_chunk import (
     why_not_any,
     why_not_first,
     why_not_next,
+    with_watermarks,
 )
 from cairn.operations.intervals.plan_interval import Attempt, IntervalPlan
 from cairn.operations.intervals.process_interval import check_read, plan_begun
 from cairn.operations.intervals.prove_read import recorded_lengths
 from cairn.pipeline import Pipeline
-from cairn.rows.routing import Inputs, route_together
+from cairn.rows.routing import PART, Inputs, newest_events, route_together
 from cairn.shard_jobs.chunk import ChunkAck, ChunkJob
 from cairn.shard_jobs.interval import IntervalJob
 from cairn.shard_jobs.run_on_shards import run_on_shards
 from cairn.spark.file_scans import scans_of, scans_of_each
-from cairn.spark.session import is_lost
+from cairn.spark.session import collect_once, is_lost
 from cairn.spark_versions import is_connect
 from state_backend.checkpoint.begin_attempt import Begun
 from state_backend.checkpoint.location import Location
@@ -35,6 +38,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 log = logging.getLogger("cairn")
+
+_EPOCH, _MICROSECOND = datetime(1970, 1, 1), timedelta(microseconds=1)
 
 
 class Unproven(Exception):
@@ -50,7 +55,7 @@ def plan_together(
     assert before is not None
     for attempt in attempts:
         try:
-            plan = plan_begun(spark, pipeline, at, attempt, begun)
+            plan = plan_begun(spark, pipeline, at, attempt, begun, last=plans[-1] if plans else None)
             why = why_not_any(plan) or (why_not_next(plans[0].job, plan.job, before) if plans else why_not_first(plan))
         except Exception as error:  # Planned alone, the attempt raises it again.
             if is_lost(error):
@@ -62,6 +67,29 @@ def plan_together(
         plans.append(plan)
         begun = following(begun, plan.job)
     return plans, None
+
+
+def plan_watermarks(spark: SparkSession, plans: Sequence[IntervalPlan]) -> list[IntervalPlan]:
+    """Return the plans with their watermarks. An observed watermark needs a query for the newest event times.
+
+    The rows may have changed until the job reads them. So the caller compares the watermarks that it commits.
+    """
+    of = plans[0].job.event_time
+    if of is None or of.rule != "observed":
+        return [*plans]
+    newest_us = _newest_events(spark, [plan.inputs.rows for plan in plans[:-1]], of.column)
+    jobs = with_watermarks([plan.job for plan in plans], newest_us)
+    return [replace(plan, job=job) for plan, job in zip(plans, jobs, strict=True)]
+
+
+def _newest_events(spark: SparkSession, inputs: Sequence[DataFrame], column: str) -> list[int | None]:
+    """Return the newest event time of each frame in microseconds; of a wall time, as if its zone were UTC."""
+    rows = collect_once(spark, lambda: newest_events(inputs, column))
+    found = {int.from_bytes(row[PART]): row["newest"] for row in rows}
+    return [
+        at if not isinstance(at, datetime) else (at - _EPOCH) // _MICROSECOND
+        for at in map(found.get, range(len(inputs)))
+    ]
 
 
 def process_chunk(spark: SparkSession, plans: Sequence[IntervalPlan], limits: ChunkLimits) -> list[list[ShardAck]]:

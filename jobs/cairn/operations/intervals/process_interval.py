@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
-from cairn.operations.intervals.plan_interval import Attempt, IntervalPlan, in_zone_of, plan_interval
+from cairn.operations.intervals.plan_interval import Attempt, IntervalPlan, in_zone_of, plan_interval, plan_next
 from cairn.operations.intervals.plan_reuse import why_recompute
 from cairn.operations.intervals.prove_read import recorded_lengths, unproven
 from cairn.operations.intervals.read_source import input_errors
@@ -94,11 +94,16 @@ def plan_begun(
     attempt: Attempt,
     begun: Begun,
     chains: Chains | None = None,
+    last: IntervalPlan | None = None,
 ) -> IntervalPlan:
-    """Plan an attempt that has begun, and log what it starts from and reads."""
+    """Plan an attempt that has begun, and log what it starts from and reads.
+
+    `last`: The plan of the interval before, if the attempt is planned before that interval is committed.
+    """
     state = f"checkpoint {begun.base.id} ({begun.base.content.totals.entries} entries)" if begun.base else "empty state"
     log.info("%s %s: attempt %s starts from %s", pipeline.name, attempt.interval, attempt.id, state)
-    plan = plan_interval(spark, pipeline, at.url, attempt, begun, chains)
+    alike = plan_next(pipeline, attempt, begun, last) if last is not None else None
+    plan = alike or plan_interval(spark, pipeline, at.url, attempt, begun, chains)
     if position := plan.job.content.source_position:
         log.info("%s %s: source position %s", pipeline.name, attempt.interval, position)
     return plan

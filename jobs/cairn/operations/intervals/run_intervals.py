@@ -9,8 +9,7 @@ One call saves time in five ways:
 1. The programs start once.
 2. The log's records are read once.
 3. The source is asked for the next intervals while the shards compute the present ones.
-4. With `limits`, one Spark job computes a chunk of intervals. docs/design.md says which, and when the rest of a chunk
-   is dropped.
+4. One Spark job computes a chunk of intervals. docs/design.md says which, and when the rest of a chunk is dropped.
 5. If the pipeline has no sink, the work after a commit (the clean-up) runs in a thread beside the next interval. It
    ends before the next commit. A sink runs before the next interval begins or is committed.
 """
@@ -29,8 +28,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from cairn.operations.intervals.plan_chunk import (
+    DEFAULT_LIMITS,
     Chunk,
     ChunkLimits,
+    begins_with,
     chunk_of,
     next_size,
     surely_computed,
@@ -48,10 +49,11 @@ from cairn.operations.intervals.plan_range import (
     keep_or_compute,
     plan_by_input,
 )
-from cairn.operations.intervals.process_chunk import Unproven, plan_together, process_chunk
+from cairn.operations.intervals.process_chunk import Unproven, plan_together, plan_watermarks, process_chunk
 from cairn.operations.intervals.process_interval import OnShards, finish_attempt, process_interval
 from cairn.operations.intervals.read_source import Read, read_source
 from cairn.operations.intervals.run_interval import finish_commit
+from cairn.operations.intervals.untracked_reads import reads_below
 from cairn.operations.intervals.what_changed import MadeOf
 from cairn.pipeline import Interval, Pipeline
 from cairn.shipping.ship_processor import code_of_one_call
@@ -114,12 +116,11 @@ def run_intervals(
     reprocess: Reprocess = "changed",
     permissions: Permissions = NO_PERMISSIONS,
     run: RunRef | None = None,
-    read_ahead: bool = True,
     on_outcome: OnOutcome | None = None,
     on_shards: OnShards | None = None,
     before_commit: Callable[[Content], None] | None = None,
     asked: Mapping[Interval, Read] | None = None,
-    limits: ChunkLimits | None = None,
+    limits: ChunkLimits = DEFAULT_LIMITS,
 ) -> list[Outcome]:
     """Process and commit intervals in their order, as `run_interval` would one by one. Stop at the first failure.
 
@@ -138,8 +139,6 @@ def run_intervals(
         permissions: Refused actions that the caller allows, such as `allow_gap`. They apply to the first interval that
             is computed. Only `replace_overlapping` applies to later intervals too.
         run: Identifies this run, with the same value in every try; None for this call alone.
-        read_ahead: True asks the source for the next interval while this interval is computed. Pass False if the source
-            reads the pipeline's own output.
         on_outcome: Function that is called after each interval with its `Outcome`, which has the record, and with the
             `Progress` of the range.
         on_shards: Function that brings the rows to the shards and runs the job on each; None uses Spark.
@@ -147,9 +146,7 @@ def run_intervals(
             this interval is not committed and the call ends.
         asked: Rows and position that the source has already returned for some intervals. The source is not asked again
             for these intervals.
-        limits: How many intervals one Spark job may compute; None gives each interval a job of its own. If a job
-            computes several, the source is asked for all of them before the first is committed. So pass limits only if
-            the source reads nothing that a run of this pipeline writes.
+        limits: Limits of the intervals that one Spark job computes. `ChunkLimits(intervals=1)` gives each a job.
 
     Returns:
         The outcome of each interval.
@@ -178,7 +175,6 @@ def run_intervals(
             first=permissions,
             reading=_Aside(stack),
             finishing=_Aside(stack),
-            read_ahead=read_ahead,
             on_shards=on_shards,
             before_commit=before_commit,
             known=asked or {},
@@ -333,11 +329,10 @@ class _Range:
     first: Permissions
     reading: _Aside
     finishing: _Aside
-    read_ahead: bool
     on_shards: OnShards | None
     before_commit: Callable[[Content], None] | None
     known: Mapping[Interval, Read]
-    limits: ChunkLimits | None
+    limits: ChunkLimits
 
     def __post_init__(self) -> None:
         self._at = locate(self.root, self.pipeline.name)
@@ -345,15 +340,19 @@ class _Range:
         self._log: Log | None = None
         # Intervals for which the thread `reading` asks the source, and answers that were not used yet.
         self._ahead: Sequence[Interval] = ()
-        self._answers: dict[Interval, Exception | Read] = {}
+        self._answers: dict[Interval, Read] = {}
+        # Intervals for which the source failed before their turn. It is asked once more, when their turn has come.
+        self._failed_early: set[Interval] = set()
         self._last: Chunk | None = None
         self._stopped = False
+        # False: the source may read what this pipeline writes, so it is asked after the commit of the interval before.
+        self._reads_ahead = self.pipeline.read_ahead
         # The number of intervals to compute alone next, and of chunks in a row that could not be computed.
         self._alone = self._vain = 0
         self._why_alone = (
             "each interval was given a job of its own"
-            if self.on_shards is not None or self.limits is None or self.limits.intervals < 2
-            else why_never(self.pipeline, self.mode, read_ahead=self.read_ahead)
+            if self.on_shards is not None or self.limits.intervals < 2
+            else why_never(self.pipeline, self.mode)
         )
 
     def run_all(self, intervals: Sequence[Interval], on_outcome: OnOutcome | None, named: bool) -> list[Outcome]:
@@ -387,7 +386,7 @@ class _Range:
         there = _results(self.pipeline, self.root, intervals)
         permissions, n = self.first, 0
         waiting: set[int] | None = None
-        if self.limits is not None and self._why_alone is not None and len(intervals) > 1:
+        if self._why_alone is not None and len(intervals) > 1:
             log.info("%s: each interval has a Spark job of its own: %s", self.pipeline.name, self._why_alone)
         while n < len(intervals):
             interval, started = intervals[n], time.monotonic()
@@ -413,8 +412,9 @@ class _Range:
                 yield replace(_kept(interval, decision, why), record=record), time.monotonic() - started
                 n += 1
                 continue
-            surely = surely_computed(intervals[n:], there, self.reprocess, self.run) if read is None else 1
-            if (size := min(surely, self._size())) > 1:
+            size = self._size() if read is None else 1
+            surely = surely_computed(intervals[n : n + 3 * size], there, self.reprocess, self.run) if size > 1 else 1
+            if (size := min(surely, size)) > 1:
                 first = n
                 chunk, ahead = intervals[n : n + size], intervals[n + size : n + surely]
                 for record, seconds in self._compute_together(chunk, ahead, permissions):
@@ -453,8 +453,9 @@ class _Range:
 
     def _compute(self, interval: Interval, permissions: Permissions, following: Sequence[Interval]) -> Record:
         began_s, attempt = time.monotonic(), self._attempt(interval, permissions)
-        self._read_ahead(following)
         before = read_newest(self._at.storage, self._log)
+        if before.retained:  # Else a source that reads what the pipeline writes finds nothing to read.
+            self._read_ahead(following)
         prepared = process_interval(
             self.spark, self.pipeline, self._at, attempt, before=before, on_shards=self.on_shards
         )
@@ -479,7 +480,7 @@ class _Range:
 
     def _size(self) -> int:
         """Return how many intervals the next Spark job may compute."""
-        if self.limits is None or self._why_alone is not None:
+        if self._why_alone is not None or not self._reads_ahead:
             return 1
         if self._alone:
             self._alone -= 1
@@ -495,7 +496,6 @@ class _Range:
 
         `ahead`: The intervals after the chunk that are surely computed.
         """
-        assert self.limits is not None
         began_s = time.monotonic()
         before = read_newest(self._at.storage, self._log)
         begun = begin(
@@ -514,12 +514,13 @@ class _Range:
             plans = []
         self._keep_reads(attempts[len(plans) :])
         if not plans:
-            self._no_chunk(why or "the source failed")
+            self._no_chunk(why or "the source failed, or may read what the pipeline writes")
             return
         if len(plans) == len(intervals):
             self._read_ahead(ahead[: 2 * len(plans)])
         name, planned_s = self.pipeline.name, time.monotonic()
         try:
+            plans = plan_watermarks(self.spark, plans)
             acks = process_chunk(self.spark, plans, self.limits)
         except Exception as error:
             if is_lost(error):
@@ -530,13 +531,17 @@ class _Range:
                 self._why_alone = str(error)
             self._no_chunk(f"the job of {len(plans)} intervals failed: {error}", logging.WARNING)
             return
-        self._vain = 0
         self._keep_reads(attempts[: len(plans)])  # A cut chunk leaves intervals to the next one.
         done: list[Prepared] = []
         each = (planned_s - began_s) / len(acks), (time.monotonic() - planned_s) / len(acks)
         shards = plans[0].job.base
         for plan, of_shards in zip(plans, acks, strict=False):
             began_commit_s = time.monotonic()
+            if done and not begins_with(plan.job, done[-1].content.time):
+                for one in plans[len(done) :]:  # Ask for them again: the old answers may list files that have changed.
+                    del self._answers[one.job.content.interval]
+                self._no_chunk("the newest event times changed while the input was read", logging.WARNING)
+                return
             prepared = finish_attempt(replace(plan.job, base=shards), self._at, of_shards, *each)
             try:
                 committed = self._commit(prepared, before)
@@ -553,20 +558,26 @@ class _Range:
                 log.warning("%s: the rest of the chunk is planned again, because another commit came between", name)
                 return
             before, shards = self._log or before, prepared.content.shards
+        self._vain = 0
 
     def _attempts(
         self, intervals: Sequence[Interval], permissions: Permissions, made: list[Attempt]
     ) -> Iterator[Attempt]:
-        """Yield an attempt of each interval, up to the first for which the source fails. Add each to `made`."""
+        """Yield an attempt of each interval, up to the first that can't be read yet. Add each to `made`."""
         for interval in intervals:
-            try:
-                made.append(self._attempt(interval, permissions))
-            except Exception as error:  # It is raised when the interval is computed alone.
-                if is_lost(error):
-                    raise
-                self._answers[interval] = error
+            if made and interval in self._failed_early:
                 return
-            yield made[-1]
+            try:
+                attempt = self._attempt(interval, permissions)
+            except Exception as error:
+                if is_lost(error) or not made:
+                    raise
+                self._failed_early.add(interval)
+                return
+            if not self._reads_ahead:
+                return
+            made.append(attempt)
+            yield attempt
 
     def _keep_reads(self, attempts: Sequence[Attempt]) -> None:
         """Keep the source's answers for the next plan."""
@@ -580,17 +591,11 @@ class _Range:
             self._why_alone = why
 
     def _read(self, interval: Interval) -> Read:
-        """Return the source's answer for the interval. Ask the source now if the thread `reading` has not asked it.
-
-        If the source failed in that thread, this method raises the error.
-        """
+        """Return the source's answer for the interval. Ask the source now if it has not answered yet."""
         began_ns = time.monotonic_ns()
         if interval not in self._answers:
             self._take_answers()  # The user's source never runs in two threads at once.
-        answer = self._answers.pop(interval, None)
-        if isinstance(answer, Exception):
-            raise answer
-        read = answer or self._ask_now(interval)
+        read = self._answers.pop(interval, None) or self._ask_now(interval)
         return replace(read, waited_ns=read.waited_ns + time.monotonic_ns() - began_ns)
 
     def _read_ahead(self, intervals: Sequence[Interval]) -> None:
@@ -598,8 +603,9 @@ class _Range:
         source = self.pipeline.source
         looks_back = isinstance(source, Upstreams) and any(edge.back for edge in source.edges.values())
         asked = [i for i in intervals if i not in self.known and i not in self._answers and i not in self._ahead]
-        if asked and self.read_ahead and not looks_back:
+        if asked and self._reads_ahead and not looks_back:
             self._take_answers()
+        if asked and self._reads_ahead and not looks_back:
             self._ahead = asked
             self.reading.begin(self._in_thread(partial(self._ask_all, asked)))
 
@@ -609,20 +615,40 @@ class _Range:
             self._ahead = ()
             self._answers |= self.reading.wait()
 
-    def _ask_all(self, intervals: Sequence[Interval]) -> dict[Interval, Exception | Read]:
-        answers: dict[Interval, Exception | Read] = {}
+    def _ask_all(self, intervals: Sequence[Interval]) -> dict[Interval, Read]:
+        answers: dict[Interval, Read] = {}
         for interval in intervals:
-            if self._stopped:
+            if self._stopped or interval in self._failed_early:
                 break
             try:
-                answers[interval] = self._ask_now(interval)
-            except Exception as error:
-                answers[interval] = error
+                read = self._ask_now(interval)
+            except Exception as error:  # What the interval needs may be there when its turn has come.
+                log.debug("%s: the source was asked early: %s", interval, error)
+                self._failed_early.add(interval)
                 break
+            if not self._reads_ahead:  # What the pipeline writes until then is missing from this answer.
+                break
+            answers[interval] = read
         return answers
 
     def _ask_now(self, interval: Interval) -> Read:
-        return self.known.get(interval) or read_source(self.spark, self.pipeline, interval, self.root)
+        read = self.known.get(interval) or read_source(self.spark, self.pipeline, interval, self.root)
+        if self._reads_ahead and self._reads_itself(read):
+            log.info("%s: one interval at a time: the source may read what the pipeline writes", self.pipeline.name)
+            self._reads_ahead = False
+        return read
+
+    def _reads_itself(self, read: Read) -> bool:
+        """Return True if the source reads what this pipeline writes, as far as the plan of its query shows."""
+        if any(one.pipeline == self.pipeline.name for one in read.untracked):
+            return True
+        try:
+            return reads_below(read.rows, self._at.url)
+        except Exception as error:
+            if is_lost(error):
+                raise
+            log.debug("the plan of the source could not be read: %s", error)
+            return True
 
     def _in_thread(self, work: Callable[[], Any]) -> Callable[[], Any]:
         """Bind this thread's Spark tags to the work, so that an interrupt by tag also stops the work's Spark jobs."""

@@ -17,6 +17,10 @@ from state_backend.values.inputs import Untracked
 
 # A node of a plan's text, which has a line for each node.
 _UNION = re.compile(r"^[ :+|-]*Union\b", re.MULTILINE)
+# The host of a URL or the bucket, and the path.
+_URL = re.compile(r"(?:[A-Za-z][\w+.-]*:)?(?://([^/]*))?(/.*)?.*", re.DOTALL)
+_WILDCARD = re.compile(r"[*?\[{]")
+_TABLE = "DataSourceV2Relation"
 _FORMATS = ("keyed_output", "keyed_state")
 
 
@@ -42,36 +46,85 @@ def has_union(rows: Any) -> bool:
     return _UNION.search(analyzed_plan(rows).toString()) is not None
 
 
+def reads_below(rows: Any, folder: str) -> bool:
+    """Return True if a query reads files in a folder, or in one that it is in. `folder` is a URL or a path."""
+    if isinstance(rows, LocalRows):
+        return False
+    paths = _paths_of_message(connect_plan(rows)) if is_connect(rows) else _paths_of_plan(analyzed_plan(rows))
+    return any(overlap(folder, path) for path in paths)
+
+
+def overlap(folder: str, path: str) -> bool:
+    """Return True if a path, perhaps with wildcards, is in a folder or contains it. Both are URLs or absolute paths."""
+    (host, inside), (other, read) = (_URL.fullmatch(text).groups() for text in (folder, path))  # type: ignore[union-attr]
+    if not read or not read.strip("/") or (host and other and host != other):
+        return False
+    inside, read = f"{inside.rstrip('/')}/", f"{read.rstrip('/')}/"
+    return read.startswith(inside) or inside.startswith(_WILDCARD.split(read, maxsplit=1)[0])
+
+
+def _paths_of_message(message: Any) -> Iterator[str]:
+    for read in _messages(message, ".Read.DataSource"):
+        yield from read.paths
+        yield from _paths_of_options(read.format, dict(read.options))
+
+
+def _paths_of_plan(plan: Any) -> Iterator[str]:
+    for leaf in _leaves(plan):
+        if leaf.nodeName() == _TABLE:
+            yield from _paths_of_options(leaf.table().name(), dict(leaf.options().asCaseSensitiveMap()))
+        elif leaf.nodeName() == "LogicalRelation":
+            of = leaf.relation().getClass()
+            # Delta has a class of its own below this one. Other relations, such as those of JDBC, have no files.
+            if "HadoopFsRelation" in (of.getSimpleName(), of.getSuperclass().getSimpleName()):
+                yield from leaf.relation().location().rootPaths().mkString("\n").split("\n")
+
+
+def _paths_of_options(name: str, options: Mapping[str, str]) -> Iterator[str]:
+    if name.lower() in _FORMATS:
+        root, pipeline = _pipeline_of({option.lower(): value for option, value in options.items()})
+        yield f"{root}/{pipeline}"
+        return
+    for value in options.values():
+        # Several paths are one JSON list.
+        yield from re.findall(r'"([^"]+)"', value) if value.startswith('["') else [value]
+
+
 def _has_message(rows: Any, *names: str) -> bool:
-    pending = [connect_plan(rows)]
-    while pending:
+    return any(True for _ in _messages(connect_plan(rows), *names))
+
+
+def _messages(message: Any, *names: str) -> Iterator[Any]:
+    """Yield the parts of a message, of any depth, whose type has one of the names."""
+    pending = [message]
+    while pending:  # Without recursion: a message may be deep.
         one = pending.pop()
         if one.DESCRIPTOR.full_name.endswith(names):
-            return True
+            yield one
         pending += parts_of(one)
-    return False
 
 
 def _of_plan(plan: Any) -> Iterator[tuple[str, Mapping[str, str]]]:
     text = plan.toString().lower()
     if not any(name in text for name in _FORMATS):
         return
+    for leaf in _leaves(plan):
+        if leaf.nodeName() == _TABLE:
+            yield leaf.table().name(), dict(leaf.options().asCaseSensitiveMap())
+
+
+def _leaves(plan: Any) -> Iterator[Any]:
     subqueries = plan.subqueriesAll()
     for tree in (plan, *(subqueries.apply(n) for n in range(subqueries.size()))):
         leaves = tree.collectLeaves()
-        for leaf in (leaves.apply(n) for n in range(leaves.size())):
-            if leaf.nodeName() == "DataSourceV2Relation":
-                yield leaf.table().name(), dict(leaf.options().asCaseSensitiveMap())
+        yield from (leaves.apply(n) for n in range(leaves.size()))
 
 
 def _of_message(message: Any) -> Iterator[tuple[str, Mapping[str, str]]]:
     data = message.SerializeToString().lower()  # A search in it costs little, also with 100,000 literals.
-    pending = [message] if any(name.encode() in data for name in _FORMATS) else []
-    while pending:  # Without recursion: a message may be deep.
-        one = pending.pop()
-        if one.DESCRIPTOR.full_name.endswith(".Read.DataSource"):
+    if any(name.encode() in data for name in _FORMATS):
+        for one in _messages(message, ".Read.DataSource"):
             yield one.format, dict(one.options) | ({"path": one.paths[0]} if one.paths else {})
-        pending += parts_of(one)
 
 
 def _untracked(name: str, options: Mapping[str, str]) -> Untracked | None:
@@ -80,9 +133,15 @@ def _untracked(name: str, options: Mapping[str, str]) -> Untracked | None:
     checkpoint = given.get("checkpoint", "latest")
     if name.lower() not in _FORMATS or "checkpoints" in given or checkpoint.isdigit() or "attempt" in given:
         return None
-    if "path" not in given and "/" in checkpoint:  # the folder of a pipeline
-        given = {"path": checkpoint}
+    root, pipeline = _pipeline_of(given)
+    return Untracked(pipeline=pipeline, root=hide(root))
+
+
+def _pipeline_of(given: Mapping[str, str]) -> tuple[str, str]:
+    """Return root and pipeline that options of `keyed_output` or `keyed_state` name. Their names are in lower case."""
+    if "path" not in given and "/" in given.get("checkpoint", ""):  # the folder of a pipeline
+        given = {"path": given["checkpoint"]}
     root, pipeline = given.get("root", given.get("path", "")).rstrip("/"), given.get("pipeline", "")
     if "root" not in given and (not pipeline or root.endswith(f"/{pipeline}")):
         root, _, pipeline = root.rpartition("/")
-    return Untracked(pipeline=pipeline, root=hide(root))
+    return root, pipeline
