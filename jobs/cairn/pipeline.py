@@ -82,8 +82,9 @@ class Pipeline:
         renamed: New names of fields of states, such as `{"total.n": "clicks"}`. Recorded values are kept.
         stateful_source: "warn": a source whose plan compares rows with each other, such as `dropDuplicates`, logs a
             warning, because the source sees the rows of one interval only. "allow" logs none.
-        read_ahead: True: the source may be asked for later intervals of a range before earlier ones are committed. Pass
-            False if the source reads what a run of this pipeline writes. Then each interval has a Spark job of its own.
+        read_ahead: True: a run of several intervals asks the source for later ones before earlier ones are committed,
+            and computes several by one Spark job. Pass False if the source reads what this pipeline writes: it would
+            miss the newest rows. Such a run is slower, because each interval has a job of its own.
         time_zone: Zone of naive datetimes, in which the processor runs on every host. None takes the zone of the Spark
             session (UTC through Airflow), which must be the zone that the base recorded. A zone that is named here may
             change at any interval.

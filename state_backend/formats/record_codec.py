@@ -165,8 +165,8 @@ def _encoded(value: object) -> tuple[bytes, bytes]:
     data = json.dumps(envelope, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
     if len(data) > MAX_BYTES:
         raise UsageError(
-            f"can't write {_NAMES[type(value)]} of {len(data)} bytes; no more than {MAX_BYTES} could be read back\n"
-            "Let the source return a shorter position, or retain fewer checkpoints"
+            f"{_NAMES[type(value)]} would have {len(data)} bytes, and Cairn reads at most {MAX_BYTES}: nothing is written\n"
+            "Let the source return a shorter position, such as an offset instead of a list of files; or retain fewer checkpoints"
         )
     long = len(data) > _PLAIN_BYTES and isinstance(value, Record | Prepared | Tombstone)
     return _gzip(data) if long else data, compact

@@ -15,13 +15,13 @@ MOST_METHODS, MOST_LINES_OF_A_MODULE, MOST_LINES_OF_TESTS = 25, 800, 82_230
 # For each room, the most lines of its files, and the most tokens without comments and docstrings.
 BUDGETS = {
     "dags": (150, 600),
-    "jobs/cairn": (2_529, 13_151),
+    "jobs/cairn": (2_530, 13_151),
     "jobs/cairn/aggregates": (1_074, 7_225),
     "jobs/cairn/command": (4_846, 32_868),
     "jobs/cairn/data_sources": (594, 3_730),
     "jobs/cairn/driver": (750, 4_400),
     "jobs/cairn/operations": (979, 6_261),
-    "jobs/cairn/operations/intervals": (3_812, 25_959),
+    "jobs/cairn/operations/intervals": (3_815, 25_960),
     "jobs/cairn/operations/savepoints": (900, 6_000),
     "jobs/cairn/operations/validation": (1_972, 14_792),
     "jobs/cairn/processors": (3_354, 27_488),

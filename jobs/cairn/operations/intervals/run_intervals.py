@@ -540,7 +540,7 @@ class _Range:
             if done and not begins_with(plan.job, done[-1].content.time):
                 for one in plans[len(done) :]:  # Ask for them again: the old answers may list files that have changed.
                     del self._answers[one.job.content.interval]
-                self._no_chunk("the newest event times changed while the input was read", logging.WARNING)
+                self._no_chunk("their input changed while it was read. Nothing of it is committed", logging.WARNING)
                 return
             prepared = finish_attempt(replace(plan.job, base=shards), self._at, of_shards, *each)
             try:
@@ -634,7 +634,10 @@ class _Range:
     def _ask_now(self, interval: Interval) -> Read:
         read = self.known.get(interval) or read_source(self.spark, self.pipeline, interval, self.root)
         if self._reads_ahead and self._reads_itself(read):
-            log.info("%s: one interval at a time: the source may read what the pipeline writes", self.pipeline.name)
+            log.info(
+                "%s: each further interval has a Spark job of its own, because the source's query seems to read what this pipeline writes",
+                self.pipeline.name,
+            )
             self._reads_ahead = False
         return read
 
