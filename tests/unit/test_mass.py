@@ -21,7 +21,7 @@ BUDGETS = {
     "jobs/cairn/data_sources": (594, 3_730),
     "jobs/cairn/driver": (750, 4_400),
     "jobs/cairn/operations": (979, 6_261),
-    "jobs/cairn/operations/intervals": (3_815, 25_960),
+    "jobs/cairn/operations/intervals": (3_837, 26_142),
     "jobs/cairn/operations/savepoints": (900, 6_000),
     "jobs/cairn/operations/validation": (1_972, 14_792),
     "jobs/cairn/processors": (3_354, 27_488),

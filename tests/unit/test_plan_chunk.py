@@ -17,7 +17,7 @@ import pytest
 
 from cairn import testing
 from cairn.operations.intervals import plan_chunk, process_chunk, run_intervals, untracked_reads
-from cairn.operations.intervals.plan_chunk import Chunk, ChunkLimits, next_size, surely_computed, why_never
+from cairn.operations.intervals.plan_chunk import Chunk, ChunkLimits, narrowed, next_size, surely_computed, why_never
 from cairn.operations.intervals.run_intervals import Outcome
 from cairn.pipeline import Interval, Pipeline
 from cairn.rows.local_rows import LocalRows
@@ -70,6 +70,18 @@ def chunk(planned: int, **changes: Any) -> Chunk:
 )
 def test_the_size_of_the_next_chunk(last: Chunk | None, parallelism: int, size: int) -> None:
     assert next_size(last, LIMITS, parallelism) == size
+
+
+def test_a_larger_chunk_that_was_slower_for_each_interval_was_too_large() -> None:
+    slow = {"seconds": 13.0}
+    for last, most in (
+        (chunk(8, seconds=6.0), 64),
+        (chunk(8, **slow), 4),
+        (chunk(8, rows=80, **slow), 64),
+        (chunk(8, committed=7, **slow), 64),
+        (chunk(2, **slow), 64),
+    ):
+        assert narrowed(LIMITS, chunk(4, seconds=4.0), last).intervals == most, last
 
 
 OURS, OTHERS = RunRef(run_id="r", clear_number=0, try_number=1), RunRef(run_id="o", clear_number=0, try_number=1)
@@ -181,13 +193,6 @@ def test_chunks_grow_and_end_where_the_columns_change(tmp_path: Path, caplog: py
     assert found == [2, 4, 2, 2] and [o.checkpoint for o in outcomes] == [*range(1, 13)]
     assert "columns, states or settings differ from those of the interval before" in caplog.text
     assert results(PIPELINE, tmp_path / "chunks") == expected(tmp_path / "alone")
-
-
-def test_a_limit_of_one_interval_is_one_by_one(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, "cairn")
-    with sizes() as found:
-        run(tmp_path, limits=ChunkLimits(intervals=1))
-    assert not found and "each interval has a Spark job of its own" in caplog.text
 
 
 def test_by_default_chunks_grow(tmp_path: Path) -> None:
@@ -481,16 +486,10 @@ def test_a_source_that_reads_its_output_now_and_then_is_asked_after_the_commit_b
 
 
 def test_names_are_looked_for_in_every_plan(tmp_path: Path) -> None:
-    """The plan of day 3 names a table."""
-    seen: list[Interval] = []
-
-    def why(plan: Any) -> str | None:
-        seen.append(plan.job.content.interval)
-        return "a name" if plan.job.content.interval == DAYS[3] else None
-
-    with mock.patch.object(process_chunk, "why_not_any", why), sizes() as found:
+    why = {DAYS[3]: "the plan names a table"}
+    with mock.patch.object(process_chunk, "why_not_any", lambda p: why.get(p.job.content.interval)), sizes() as found:
         run(tmp_path, days=DAYS[:7])
-    assert set(seen) >= {*DAYS[1:4]} and found[0] == 2
+    assert found[0] == 2
 
 
 def test_a_task_that_spark_repeats_writes_other_files_and_counts_once(tmp_path: Path) -> None:

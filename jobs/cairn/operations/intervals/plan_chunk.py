@@ -28,6 +28,8 @@ from state_backend.values.records import Content, LogicalTime, Prepared, Record,
 MIB = 1024 * 1024
 # The most intervals of a chunk after one with fewer rows than intervals: these are too few to estimate the next one.
 _FEW_INTERVALS = 8
+# A chunk that takes so many times the seconds of a smaller one for each interval was too large.
+_SLOWER = 1.5
 # Rows are sorted by the number of their interval times the number of key groups, which must fit in 32 bits.
 _MOST_INTERVALS = 1024
 
@@ -89,6 +91,21 @@ def next_size(last: Chunk | None, limits: ChunkLimits, parallelism: int) -> int:
     if last.planned > 1 and last.rows < last.planned:
         fitting.append(_FEW_INTERVALS)
     return max(1, min(2 * last.planned, limits.intervals, _MOST_INTERVALS, limits.shards // parallelism, *fitting))
+
+
+def narrowed(limits: ChunkLimits, before: Chunk | None, last: Chunk | None) -> ChunkLimits:
+    """Return the limits of later chunks: as many intervals as `before` had, if `last` had more and each took longer.
+
+    A source with an expensive plan may take longer for many intervals at once. More rows are no such reason, and the
+    times of short chunks say little.
+    """
+    if before is None or last is None or not before.planned < last.planned == last.committed:
+        return limits
+    if last.seconds < limits.seconds / 4:
+        return limits
+    seconds = (last.seconds / last.committed) / max(before.seconds / before.committed, 1e-9)
+    rows = (last.rows / last.committed + 1) / (before.rows / before.committed + 1)
+    return replace(limits, intervals=before.planned) if seconds > _SLOWER * max(rows, 1.0) else limits
 
 
 def surely_computed(

@@ -33,6 +33,7 @@ from cairn.operations.intervals.plan_chunk import (
     ChunkLimits,
     begins_with,
     chunk_of,
+    narrowed,
     next_size,
     surely_computed,
     why_never,
@@ -343,7 +344,9 @@ class _Range:
         self._answers: dict[Interval, Read] = {}
         # Intervals for which the source failed before their turn. It is asked once more, when their turn has come.
         self._failed_early: set[Interval] = set()
+        # The last chunk, and the last one whose speed was compared with the one before.
         self._last: Chunk | None = None
+        self._compared: Chunk | None = None
         self._stopped = False
         # False: the source may read what this pipeline writes, so it is asked after the commit of the interval before.
         self._reads_ahead = self.pipeline.read_ahead
@@ -485,6 +488,8 @@ class _Range:
         if self._alone:
             self._alone -= 1
             return 1
+        if self._last is not self._compared:
+            self.limits, self._compared = narrowed(self.limits, self._compared, self._last), self._last
         return next_size(self._last, self.limits, self.pipeline.parallelism)
 
     def _compute_together(
