@@ -328,7 +328,7 @@ class BigQueryServer:
         thread = threading.Thread(target=work)
         self._threads.append(thread)
         thread.start()
-        return job.resource
+        return resource  # The job may have ended already: then `job.resource` would save the client a request.
 
     def _results(self, job: Job, query: dict[str, str]) -> dict[str, Any]:
         job.done.wait(10)
