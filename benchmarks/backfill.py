@@ -45,7 +45,7 @@ def results(root: str) -> dict[Interval, Any]:
 def take_turns(
     days: Sequence[Interval], length: int, ways: dict[str, Callable[[Sequence[Interval]], object]]
 ) -> dict[str, Any]:
-    """Run the ways in turns. Return seconds and CPU seconds of a day, by way, over all turns and after the first."""
+    """Run the ways in turns. Return the mean seconds and CPU seconds of a day: with, and without, the first turn."""
     spent: dict[str, list[tuple[int, float, float]]] = {name: [] for name in ways}
     for first in range(0, len(days), length):
         turn = days[first : first + length]

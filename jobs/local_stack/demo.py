@@ -111,7 +111,7 @@ def show(
     stack.callback(settle, client, last_day)
     client.backfill(DAG, FIRST_DAY.isoformat(), last_day.isoformat())
     say(f"Airflow runs {FIRST_DAY.date()} to {last_day.date()}, one day after the other")
-    # Not the last day: if its driver ends before the kill, the killer needs a next day.
+    # With three days or more, a day follows: if this day's driver ends before the kill, the next day's is killed.
     killer = DriverKiller(airflow.processes, FIRST_DAY + timedelta(days=min(4, (days - 1) // 2)))
     failed = DayWatcher(airflow, killer, last_day, began).watch()
     if failed is not None:

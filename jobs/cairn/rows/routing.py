@@ -146,9 +146,9 @@ def route_together(
 
 
 def newest_events(inputs: Sequence[DataFrame], column: str) -> DataFrame:
-    """Return the number of each frame that has an event time, in PART, and its newest event time.
+    """Return a row for each frame that has rows with an event time: the frame's index, as PART, and its newest time.
 
-    An instant is in microseconds; a wall time stays as it is.
+    A TIMESTAMP is in microseconds since the epoch. A TIMESTAMP_NTZ is not converted.
     """
     instants = isinstance(inputs[0].schema[column].dataType, TimestampType)
     frames = [rows.selectExpr(f"X'{n:08x}' as {PART}", f"{_quote(column)} as at") for n, rows in enumerate(inputs)]

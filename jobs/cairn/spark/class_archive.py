@@ -61,7 +61,7 @@ def _stamp(path: Path) -> tuple[str, int, int]:
 
 
 def with_jvm_options(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment with which `spark-submit` starts a JVM. Its own options win."""
+    """Return the environment with which `spark-submit` starts a JVM. A compiler option that it already has wins."""
     options, path = [_OPTIMISE_LATER, environment.get(_VARIABLE)], archive_path(environment)
     if path is not None and path.is_file():
         # A JVM that can't use the archive would print a warning where a user expects the output of a program.
@@ -75,7 +75,7 @@ def recording(environment: Mapping[str, str], archive: Path) -> dict[str, str]:
 
 
 def jvm_options_in_use() -> AbstractContextManager[None]:
-    """Let PySpark start JVMs of this process with Cairn's options, within the block."""
+    """Within the block, a JVM that PySpark starts for this process gets Cairn's options."""
     return set_within({_VARIABLE: with_jvm_options(os.environ)[_VARIABLE]})
 
 

@@ -215,9 +215,9 @@ def following(begun: Begun, job: IntervalJob) -> Begun:
 
 
 def with_watermarks(jobs: Sequence[IntervalJob], newest_us: Sequence[int | None]) -> list[IntervalJob]:
-    """Return the jobs of a chunk with the watermarks that each interval's base will record.
+    """Return copies of a chunk's jobs, each with the watermarks that the interval before will record.
 
-    `newest_us`: The newest event time of each interval's rows; None for an interval without one.
+    `newest_us`: The newest event time of each interval, in microseconds; None if no row has one.
     """
     made = [*jobs[:1]]
     for job, newest in zip(jobs[1:], newest_us, strict=False):
@@ -228,5 +228,5 @@ def with_watermarks(jobs: Sequence[IntervalJob], newest_us: Sequence[int | None]
 
 
 def begins_with(job: IntervalJob, base: LogicalTime) -> bool:
-    """Return True if the job was planned with the watermarks that its base has recorded."""
+    """Return True if the job was planned with the watermarks in `base`, which the interval before has recorded."""
     return job.event_time == event_time_after(job, base)

@@ -138,7 +138,7 @@ def _untracked(name: str, options: Mapping[str, str]) -> Untracked | None:
 
 
 def _pipeline_of(given: Mapping[str, str]) -> tuple[str, str]:
-    """Return root and pipeline that options of `keyed_output` or `keyed_state` name. Their names are in lower case."""
+    """Return root and pipeline from the options of `keyed_output` or `keyed_state`, whose keys are in lower case."""
     if "path" not in given and "/" in given.get("checkpoint", ""):  # the folder of a pipeline
         given = {"path": given["checkpoint"]}
     root, pipeline = given.get("root", given.get("path", "")).rstrip("/"), given.get("pipeline", "")
