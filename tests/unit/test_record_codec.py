@@ -20,7 +20,7 @@ import pytest
 
 from state_backend.formats import paths, record_codec
 from state_backend.values import release
-from state_backend.values.errors import CorruptRecord, UnsupportedFormat
+from state_backend.values.errors import CorruptRecord, UnsupportedFormat, UsageError
 from state_backend.values.handles import Handle
 from state_backend.values.key_groups import KeyGroupRange
 from state_backend.values.marks import CanonicalFile, Claim, Published, Quarantine, Savepoint
@@ -142,7 +142,7 @@ def test_round_trip(value: Any) -> None:
     """F64: metadata of every kind survives encoding, byte for byte the second time too."""
     data = record_codec.encode(value)
     decoded = record_codec.decode(data, "p", *ALL)
-    assert decoded == value
+    assert decoded == value and record_codec.encode_and_decode(value) == (data, decoded)
     assert type(decoded) is type(value)
     assert record_codec.encode(decoded) == data
 
@@ -380,11 +380,12 @@ def test_a_bomb_is_refused() -> None:
 
 
 def test_a_tombstone_stays_small() -> None:
-    """Section 5: a tombstone takes less than 1 KiB."""
     assert len(record_codec.encode(VALUES[3])) < 1024
 
 
-def test_what_is_much_larger_than_a_record_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_much_larger_than_a_record_is_not_written_or_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(record_codec, "MAX_BYTES", 10)
+    with pytest.raises(UsageError, match="Cairn reads at most 10: nothing is written"):
+        record_codec.encode(RECORD)
     with pytest.raises(CorruptRecord, match=r"checkpoints/1.json: 11 bytes; a record has at most 10"):
         record_codec.decode(b"x" * 11, "checkpoints/1.json", Record)
