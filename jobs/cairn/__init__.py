@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         initial_state_of,
     )
     from cairn.pipeline import Interval, Pipeline
+    from cairn.range_sources import range_source
     from cairn.trials.compare_trial import compare_trial
     from cairn.trials.promote_trial import plan_promotion, promote_past
     from cairn.trials.try_code import try_code
@@ -61,6 +62,7 @@ __all__ = [
     "output_files",
     "plan_promotion",
     "promote_past",
+    "range_source",
     "read_log",
     "register_data_sources",
     "run_interval",
@@ -89,6 +91,7 @@ _MODULES = {
     "output_files": "cairn.operations.output_files",
     "plan_promotion": "cairn.trials.promote_trial",
     "promote_past": "cairn.trials.promote_trial",
+    "range_source": "cairn.range_sources",
     "read_log": "cairn.operations.read_log",
     "register_data_sources": "cairn.data_sources.register",
     "run_interval": "cairn.operations.intervals.run_interval",

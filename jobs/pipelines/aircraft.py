@@ -10,7 +10,7 @@ import io
 import logging
 import os
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from datetime import UTC, date, datetime, time, timedelta
 from pathlib import Path
@@ -27,7 +27,7 @@ from pyspark.sql.streaming.stateful_processor import (
     TimerValues,
 )
 
-from cairn import Interval, Pipeline
+from cairn import Interval, Pipeline, range_source
 from cairn.errors import SourceError
 from pipelines.land_flights import FLIGHT_SCHEMA, FlightCounts, count_flights, day_file
 
@@ -53,25 +53,32 @@ def flights_folder() -> Path:
     return folder
 
 
-def read_flights(spark: SparkSession, interval: Interval) -> tuple[DataFrame, dict[str, Any]]:
-    """Return the flights of an interval, and the source position.
+@range_source
+def read_flights(spark: SparkSession, intervals: Sequence[Interval]) -> tuple[DataFrame, list[dict[str, Any]]]:
+    """Return the flights of intervals, and the source position of each.
 
-    The interval must be whole days. An interval is in UTC and a flight's day is local (New York). The interval of day D
+    An interval must be whole days. An interval is in UTC and a flight's day is local (New York). The interval of day D
     in UTC gives all flights that were scheduled for local day D.
 
     The driver itself reads each file, because the files are small. So it can count the flights and describe a damaged
     file.
     """
-    folder, days, counts = flights_folder(), _days(interval), FlightCounts()
-    paths = [folder / day_file(day) for day in days]
-    files = []
-    for day, path in zip(days, paths, strict=True):
-        data, flights = _read_day(path, folder, day)
+    folder = flights_folder()
+    positions = [_position(folder, interval) for interval in intervals]
+    days = [day for interval in intervals for day in _days(interval)]
+    frame = spark.read.schema(READ_SCHEMA).parquet(*(f"file://{folder / day_file(day)}" for day in days))
+    local_day = "timestamp_seconds(86400L * unix_date(cast(scheduled_departure as date))) as cairn_interval"
+    return frame.selectExpr(*FLIGHT_SCHEMA.names, local_day), positions
+
+
+def _position(folder: Path, interval: Interval) -> dict[str, Any]:
+    files, counts = [], FlightCounts()
+    for day in _days(interval):
+        data, flights = _read_day(folder / day_file(day), folder, day)
         files.append({"path": day_file(day), "size_bytes": len(data), "etag": f"{google_crc32c.value(data):08x}"})
         counts += count_flights(flights)
     log.info("flights of %s: files=%d %s", interval, len(files), counts)
-    frame = spark.read.schema(READ_SCHEMA).parquet(*(f"file://{path}" for path in paths))
-    return frame.select(*FLIGHT_SCHEMA.names), {"files": files, "counts": asdict(counts)}
+    return {"files": files, "counts": asdict(counts)}
 
 
 def _days(interval: Interval) -> list[date]:

@@ -7,16 +7,20 @@ import logging
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from datetime import timedelta
+from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from cairn.operations.intervals.plan_chunk import ChunkLimits
 from cairn.operations.intervals.run_intervals import run_intervals
 from cairn.pipeline import Interval
+from cairn.range_sources import range_source
 from state_backend.values.errors import SourceError
 from state_backend.values.retention import KeepLast
 from tests.support.counting import INPUT_SCHEMA, counting, day
@@ -52,19 +56,38 @@ def read_day(spark: Any, folder: Path, number: int) -> Any:
     return rows.where(F.col("amount") != number), position
 
 
-def pipeline_over(folder: Path, **changes: Any) -> Any:
+def read_days(spark: Any, folder: Path, intervals: Sequence[Interval]) -> Any:
+    read = [(n, *read_day(spark, folder, n)) for n in map(DAYS.index, intervals)]
+    paths = [f"file://{folder}/{n}.json" for n, _, _ in read]
+    rows = spark.read.schema(INPUT_SCHEMA).json(paths).withColumn("of", F.expr(OF_FILE))
+    first = F.lit(DAYS[0].start)
+    return (
+        rows.where("amount != of").select(F.timestamp_add("DAY", "of", first).alias("cairn_interval"), "*").drop("of"),
+        [position for _, _, position in read],
+    )
+
+
+OF_FILE = "cast(regexp_extract(input_file_name(), '([0-9]+).json') as int)"
+
+
+def pipeline_over(folder: Path, ranged: bool = False, **changes: Any) -> Any:
     def source(spark: Any, interval: Interval) -> Any:
         return read_day(spark, folder, DAYS.index(interval))
 
-    return counting(**{"source": source, "retention": KeepLast(50), **changes})
+    @range_source
+    def all_days(spark: Any, intervals: Sequence[Interval]) -> Any:
+        return read_days(spark, folder, intervals)
+
+    return counting(**{"source": all_days if ranged else source, "retention": KeepLast(50), **changes})
 
 
+@pytest.mark.parametrize("ranged", [False, True])
 def test_days_of_files_are_what_they_are_one_by_one(
-    spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ranged: bool, spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "cairn")
     write_days(tmp_path)
-    pipeline = pipeline_over(tmp_path)
+    pipeline = pipeline_over(tmp_path, ranged)
     run_intervals(spark, pipeline, DAYS, str(tmp_path / "alone"), limits=ChunkLimits(intervals=1))
     assert IN_CHUNKS not in caplog.text
     run_intervals(spark, pipeline, DAYS, str(tmp_path / "together"), limits=ChunkLimits(seconds=60))
@@ -73,17 +96,24 @@ def test_days_of_files_are_what_they_are_one_by_one(
     assert results(pipeline, tmp_path / "together") == results(pipeline, tmp_path / "alone")
 
 
-@pytest.mark.parametrize("of_time", ["timestamp", "timestamp_ntz"])
+@pytest.mark.parametrize("of_time", ["timestamp", "timestamp_ntz", "range"])
 def test_observed_watermarks_are_what_they_are_one_by_one(
     of_time: str, spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "cairn")
 
-    def source(spark: Any, interval: Interval) -> Any:
-        at = interval.start if of_time == "timestamp" else interval.start.replace(tzinfo=None)
+    def one_day(spark: Any, interval: Interval) -> Any:
+        at = interval.start if of_time != "timestamp_ntz" else interval.start.replace(tzinfo=None)
         rows = [row(at + timedelta(minutes=m), m, f"u{m % 3}") for m in range(-400, 60, 45) if at.day % 4]
-        return spark.createDataFrame(rows, SCHEMA.format(of_time))
+        return spark.createDataFrame(rows, SCHEMA.format(of_time.replace("range", "timestamp")))
 
+    def days(spark: Any, intervals: Sequence[Interval]) -> Any:
+        each = [
+            one_day(spark, one).withColumn("cairn_interval", F.lit(one.end - timedelta(seconds=1))) for one in intervals
+        ]
+        return reduce(DataFrame.union, each), [{}] * len(each)
+
+    source = range_source(days) if of_time == "range" else one_day
     pipeline = declared("TumblingWindow", day(0).start, source=source, watermark="observed", retention=KeepLast(50))
     for name, limits in (("together", ChunkLimits(seconds=60)), ("alone", ChunkLimits(intervals=1))):
         run_intervals(spark, pipeline, DAYS[:8], str(tmp_path / name), limits=limits)
@@ -91,24 +121,65 @@ def test_observed_watermarks_are_what_they_are_one_by_one(
     assert results(pipeline, tmp_path / "together") == results(pipeline, tmp_path / "alone")
 
 
+@pytest.mark.parametrize("ranged", [False, True])
 def test_rows_of_an_older_list_of_files_are_refused_in_the_middle_of_a_chunk(
-    spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ranged: bool, spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     write_days(tmp_path)
-    kept = spark.read.schema(INPUT_SCHEMA).json(f"file://{tmp_path}/6.json")
+    kept = {count: read_days(spark, tmp_path, DAYS[7 - count : 7])[0] for count in (1, 4)}
     with (tmp_path / "6.json").open("a") as file:
         file.write('{"user": "ann", "item": "fig", "amount": 1}\n')
 
-    def source(spark: Any, interval: Interval) -> Any:
-        number = DAYS.index(interval)
-        rows, position = read_day(spark, tmp_path, number)
-        return (kept if number == 6 else rows), position
+    @range_source
+    def days(spark: Any, intervals: Sequence[Interval]) -> Any:
+        rows, positions = read_days(spark, tmp_path, intervals)
+        return (kept[len(intervals)] if intervals[-1] == DAYS[6] else rows), positions
 
-    pipeline = pipeline_over(tmp_path, source=source)
+    def one_day(spark: Any, interval: Interval) -> Any:
+        return days(spark, interval)
+
+    pipeline = pipeline_over(tmp_path, source=days if ranged else one_day)
     with pytest.raises(SourceError, match=r"2024-01-07T.*lists files"):
         run_intervals(spark, pipeline, DAYS, str(tmp_path / "root"), limits=ChunkLimits(seconds=60))
-    assert "job of 4 intervals failed" in caplog.text and "2024-01-07T" in caplog.text
+    assert "job of 4 intervals failed" in caplog.text and ("2024-01-07T" in caplog.text or ranged)
     assert len(results(pipeline, tmp_path / "root")) == 6
+
+
+def test_a_row_of_no_interval_that_was_asked_for_is_refused(
+    spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Together the job fails, and alone the interval names the mistake."""
+
+    @range_source
+    def days(spark: Any, intervals: Sequence[Interval]) -> Any:
+        late = timedelta(days=1 if DAYS[2] in intervals else 0)
+        each = [one.start - late for one in intervals]
+        rows = [("ann", "fig", 1, at) for at in each]
+        return spark.createDataFrame(rows, f"{INPUT_SCHEMA}, cairn_interval timestamp"), [
+            {"at": str(at)} for at in each
+        ]
+
+    pipeline = pipeline_over(tmp_path, source=days)
+    with pytest.raises(SourceError, match=r"2024-01-03T.*\n?.*cairn_interval outside of the intervals"):
+        run_intervals(spark, pipeline, DAYS[:4], str(tmp_path / "root"), limits=ChunkLimits(seconds=60))
+    assert "job of 2 intervals failed" in caplog.text
+    assert len(results(pipeline, tmp_path / "root")) == 2
+
+
+def test_a_range_source_that_compares_rows_is_asked_for_each_interval(
+    spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "cairn")
+
+    @range_source
+    def distinct(spark: Any, intervals: Sequence[Interval]) -> Any:
+        rows = spark.range(len(intervals)).selectExpr("'ann' as user", "'fig' as item", "1L as amount").distinct()
+        return rows.withColumn("cairn_interval", F.lit(intervals[0].start)), [{"at": str(one)} for one in intervals]
+
+    pipeline = pipeline_over(tmp_path, source=distinct, stateful_source="allow")
+    run_intervals(spark, pipeline, DAYS[:3], str(tmp_path / "root"), limits=ChunkLimits(seconds=60))
+    assert "one interval at a time: the query of the range_source has dropDuplicates or distinct" in caplog.text
+    assert [len(r["outputs"]) for r in results(pipeline, tmp_path / "root")] == [1, 1, 1]
 
 
 @pytest.mark.parametrize("reads", ["a union", "its own output"])
@@ -148,10 +219,12 @@ def test_days_on_a_spark_connect_server(tmp_path: Path) -> None:
             check=False,
         )
     assert done.returncode == 0, done.stderr
-    assert [f"{IN_CHUNKS} {n} intervals" in done.stderr for n in (2, 4)] == [True, True]
+    assert [done.stderr.count(f"{IN_CHUNKS} {n} intervals") for n in (2, 4)] == [2, 2]
     assert "one by one" not in done.stderr
     pipeline = pipeline_over(tmp_path)
     assert results(pipeline, tmp_path / "together") == results(pipeline, tmp_path / "alone")
+    made = [[one["digest"] for one in results(pipeline, tmp_path / name)] for name in ("alone", "ranged")]
+    assert made[0] == made[1]
 
 
 def main(url: str, folder: str, token: str) -> None:
@@ -159,9 +232,10 @@ def main(url: str, folder: str, token: str) -> None:
     from cairn.spark.session import connect
 
     logging.basicConfig(level=logging.INFO)
-    session, pipeline = connect(url, "chunks", token=token or None), pipeline_over(Path(folder))
-    for name, limits in (("together", ChunkLimits(seconds=60)), ("alone", ChunkLimits(intervals=1))):
-        run_intervals(session, pipeline, DAYS, f"{folder}/{name}", limits=limits)
+    session = connect(url, "chunks", token=token or None)
+    for name, limits in (("together", 60), ("ranged", 60), ("alone", 0)):
+        pipeline = pipeline_over(Path(folder), ranged=name == "ranged")
+        run_intervals(session, pipeline, DAYS, f"{folder}/{name}", limits=ChunkLimits(seconds=limits))
 
 
 if __name__ == "__main__":

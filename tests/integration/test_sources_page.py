@@ -99,6 +99,21 @@ def test_changes_of_a_table_come_as_rows(
 
 
 @pytest.mark.spark
+def test_a_query_of_several_intervals_is_one_of_each(
+    spark: SparkSession, page: Callable[[str], Any], write: Write, tmp_path: Path
+) -> None:
+    source = page("def read_payments(").read_payments
+    write("payments", "user string, landed_at timestamp", [("ann", at(0, 5)), ("bob", at(1)), ("eve", at(2))])
+    hours = [Interval(START + n * HOUR, START + (n + 1) * HOUR) for n in range(3)]
+    rows, positions = source.read(spark, hours)
+    for hour, position in zip(hours, positions, strict=True):
+        alone, of_hour = source(spark, hour)
+        (row,) = alone.collect()
+        of_all = rows.where(functions.col("cairn_interval").between(hour.start, hour.end - HOUR / 2)).collect()
+        assert ([row.user], of_hour) == ([one.user for one in of_all], position)
+
+
+@pytest.mark.spark
 def test_a_table_as_of_the_interval(
     spark: SparkSession, page: Callable[[str], Any], write: Write, tmp_path: Path
 ) -> None:

@@ -46,7 +46,7 @@ def chunk_on_shards(
 
 def _newest_events(session: Any, inputs: Sequence[Any], column: str) -> list[int | None]:
     """In the place of ``process_chunk._newest_events``."""
-    columns = [rows.table.column(column) for rows in inputs]
+    columns = [one.rows.table.column(column) for one in inputs]
     return [pc.max(one.cast(pa.timestamp("us", one.type.tz)).cast(pa.int64())).as_py() for one in columns]
 
 

@@ -67,7 +67,7 @@ class FakeSpark:
         self.paths = paths
         return self
 
-    def select(self, *names: str) -> FakeSpark:
+    def selectExpr(self, *names: str) -> FakeSpark:
         return self
 
 
@@ -123,7 +123,7 @@ def test_a_day_holds_what_the_archive_says(year: Path) -> None:
 @pytest.mark.long("half a second", runs_in="ci")
 def test_position_names_files_and_counts(two_days: Path) -> None:
     spark = FakeSpark()
-    _, position = read_flights(spark, INTERVAL)  # type: ignore[arg-type]
+    _, (position,) = read_flights.function(spark, [INTERVAL])  # type: ignore[arg-type]
 
     assert json.loads(json.dumps(position)) == position
     assert position["files"] == [
@@ -142,12 +142,12 @@ def test_position_names_files_and_counts(two_days: Path) -> None:
 def test_a_missing_day_is_named_with_the_command_that_lands_it(two_days: Path) -> None:
     (two_days / day_file(NEXT)).unlink()
     with pytest.raises(SourceError) as error:
-        read_flights(FakeSpark(), INTERVAL)  # type: ignore[arg-type]
+        read_flights.function(FakeSpark(), [INTERVAL])  # type: ignore[arg-type]
     assert str(two_days / day_file(NEXT)) in str(error.value)
     command = str(error.value).splitlines()[-1]
     assert command == f"python -m pipelines.land_flights --to {two_days} --from 2013-01-02 --days 1"
     run_printed(command, two_days)
-    assert read_flights(FakeSpark(), INTERVAL)[1]["counts"]  # type: ignore[arg-type]
+    assert read_flights.function(FakeSpark(), [INTERVAL])[1][0]["counts"]  # type: ignore[arg-type]
 
 
 def without_tail_numbers(path: Path) -> None:
@@ -180,7 +180,7 @@ def test_a_day_that_is_not_as_landed_is_named(two_days: Path, damage: Callable[[
     path = two_days / day_file(NEXT)
     damage(path)
     with pytest.raises(SourceError, match=says) as error:
-        read_flights(FakeSpark(), INTERVAL)  # type: ignore[arg-type]
+        read_flights.function(FakeSpark(), [INTERVAL])  # type: ignore[arg-type]
     assert str(path) in str(error.value)
 
 
@@ -191,10 +191,10 @@ def test_days_and_folders_that_can_not_be_are_refused(two_days: Path, monkeypatc
     ):
         land(two_days, first=date(2013, 12, 31), last=date(2014, 1, 1))
     with pytest.raises(SourceError, match="must start and end at midnight UTC"):
-        read_flights(FakeSpark(), Interval(INTERVAL.start, datetime(2013, 1, 2, 12, tzinfo=UTC)))  # type: ignore[arg-type]
+        read_flights.function(FakeSpark(), [Interval(INTERVAL.start, datetime(2013, 1, 2, 12, tzinfo=UTC))])  # type: ignore[arg-type]
     monkeypatch.setenv("CAIRN_FLIGHTS", "data/flights")
     with pytest.raises(SourceError, match="absolute path"):
-        read_flights(FakeSpark(), INTERVAL)  # type: ignore[arg-type]
+        read_flights.function(FakeSpark(), [INTERVAL])  # type: ignore[arg-type]
 
 
 def test_data_that_are_not_installed_or_damaged_say_what_to_install(

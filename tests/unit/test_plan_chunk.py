@@ -450,7 +450,7 @@ def test_a_union_in_a_query(plan: str, found: bool) -> None:
 def test_an_interval_that_is_in_no_chunk(names: bool, position: Any, union: bool, alone: bool) -> None:
     plan: Any = mock.Mock(**{"job.content.source_position": position})
     with mock.patch.multiple(plan_chunk, looks_up_names=lambda _: names, has_union=lambda _: union):
-        assert (plan_chunk.why_not_any(plan) is not None) == alone
+        assert (plan_chunk.why_not_any(plan, None) is not None) == alone
 
 
 @pytest.mark.parametrize(
@@ -487,7 +487,10 @@ def test_a_source_that_reads_its_output_now_and_then_is_asked_after_the_commit_b
 
 def test_names_are_looked_for_in_every_plan(tmp_path: Path) -> None:
     why = {DAYS[3]: "the plan names a table"}
-    with mock.patch.object(process_chunk, "why_not_any", lambda p: why.get(p.job.content.interval)), sizes() as found:
+    with (
+        mock.patch.object(process_chunk, "why_not_any", lambda p, _: why.get(p.job.content.interval)),
+        sizes() as found,
+    ):
         run(tmp_path, days=DAYS[:7])
     assert found[0] == 2
 

@@ -13,7 +13,7 @@ BLOCKS = [block for block in blocks_of("docs/sources.md") if block.kind == "pyth
 
 
 def test_the_page_has_the_examples_that_it_promises() -> None:
-    assert len(BLOCKS) == 9
+    assert len(BLOCKS) == 10
     assert sum("PipelineTester(" in block.text for block in BLOCKS) == 8
 
 

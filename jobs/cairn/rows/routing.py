@@ -89,10 +89,24 @@ def check_order_by(order_by: Sequence[str], schema: StructType) -> None:
 
 
 @frozen
+class Numbered:
+    """Rows of one or several intervals.
+
+    `number`: SQL for the number of a row's interval, from 0, as four bytes. Spark compiles a query with another whole
+    number anew, but not one with other bytes.
+    """
+
+    rows: DataFrame
+    number: str
+
+
+@frozen
 class Inputs:
     """Rows of an interval, before `route` or `route_in_order` places them in shards."""
 
     rows: DataFrame
+    # The rows of all intervals of the chunk, if the source returned them by one query.
+    together: Numbered | None = None
     # The initial state's rows; None if the interval has none.
     initial: DataFrame | None = None
     key: Sequence[str]
@@ -127,17 +141,14 @@ def route(spark: SparkSession, inputs: Inputs, *, parts: Sequence[bytes], max_pa
 def route_together(
     spark: SparkSession, inputs: Sequence[Inputs], *, parts: Sequence[bytes], max_parallelism: int
 ) -> DataFrame:
-    """Place the ticks of all shards, and the rows of several intervals with equal schemas and keys, as `route` does.
-
-    The numbers of the intervals are bytes, because Spark compiles a query with another whole number anew.
-    """
-    frames = [
-        _flat(one.rows, INPUT, one.key, max_parallelism, f"X'{number:08x}' as {PART}")
-        for number, one in enumerate(inputs)
+    """Place the ticks of all shards, and the rows of several intervals with equal schemas and keys, as `route` does."""
+    schema, key = inputs[0].rows.schema, inputs[0].key
+    flat = [
+        _flat(one.rows, INPUT, key, max_parallelism, f"{one.number} as {PART}", names=schema.names)
+        for one in _numbered(inputs)
     ]
     ticks = _tick_rows(spark, parts, max_parallelism, TICK)
-    rows = ticks.unionByName(_union(frames), allowMissingColumns=True)
-    schema = inputs[0].rows.schema
+    rows = ticks.unionByName(_union(flat), allowMissingColumns=True)
     columns = [
         StructField(name, field.dataType)
         for name, field in zip(flat_columns(INPUT, len(schema.names)), schema, strict=True)
@@ -145,15 +156,21 @@ def route_together(
     return with_schema(_place_by_shard(rows, len(parts), max_parallelism), StructType([*_TICK_OF_KIND, *columns]))
 
 
-def newest_events(inputs: Sequence[DataFrame], column: str) -> DataFrame:
-    """Return a row for each frame that has rows with an event time: the frame's index, as PART, and its newest time.
+def newest_events(inputs: Sequence[Inputs], column: str) -> DataFrame:
+    """Return a row for each interval that has rows with an event time: its number, as PART, and its newest time.
 
     A TIMESTAMP is in microseconds since the epoch. A TIMESTAMP_NTZ is not converted.
     """
-    instants = isinstance(inputs[0].schema[column].dataType, TimestampType)
-    frames = [rows.selectExpr(f"X'{n:08x}' as {PART}", f"{_quote(column)} as at") for n, rows in enumerate(inputs)]
+    instants = isinstance(inputs[0].rows.schema[column].dataType, TimestampType)
+    times = [one.rows.selectExpr(f"{one.number} as {PART}", f"{_quote(column)} as at") for one in _numbered(inputs)]
     newest = F.expr("unix_micros(max(at))" if instants else "max(at)").alias("newest")
-    return _union(frames).where("at is not null").groupBy(PART).agg(newest)
+    return _union(times).where("at is not null").groupBy(PART).agg(newest)
+
+
+def _numbered(inputs: Sequence[Inputs]) -> list[Numbered]:
+    if inputs[0].together is not None:
+        return [inputs[0].together]
+    return [Numbered(rows=one.rows, number=f"X'{number:08x}'") for number, one in enumerate(inputs)]
 
 
 def _union(frames: Sequence[DataFrame]) -> DataFrame:
@@ -233,10 +250,12 @@ def _with_ticks(
     return routed
 
 
-def _flat(rows: DataFrame, kind: int, key: Sequence[str], max_parallelism: int, *part: str) -> DataFrame:
+def _flat(
+    rows: DataFrame, kind: int, key: Sequence[str], max_parallelism: int, *part: str, names: Sequence[str] = ()
+) -> DataFrame:
     # Expressions are strings, because each Column object costs PySpark a few requests to the JVM: 1,300 for an interval
     # of 13 columns.
-    names = rows.schema.names
+    names = names or rows.schema.names
     return rows.selectExpr(
         _key_group(key, max_parallelism),
         *part,

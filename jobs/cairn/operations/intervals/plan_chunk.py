@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from cairn.operations.intervals.plan_interval import IntervalPlan, event_time_after
 from cairn.operations.intervals.plan_range import Compute, Reprocess, keep_or_compute
 from cairn.operations.intervals.prove_read import recorded_lengths
+from cairn.operations.intervals.read_source import Read
 from cairn.operations.intervals.untracked_reads import has_union, looks_up_names
 from cairn.pipeline import Interval, Pipeline
 from cairn.rows.arrange_rows import Arrangement, plan_arrangement
@@ -138,10 +139,12 @@ def why_never(pipeline: Pipeline, mode: str) -> str | None:
     return None
 
 
-def why_not_any(plan: IntervalPlan) -> str | None:
-    """Return why the interval can't be in a chunk, whatever its place."""
+def why_not_any(plan: IntervalPlan, read: Read | None) -> str | None:
+    """Return why the interval can't be in a chunk, whatever its place. `read`: What the source has answered."""
     if looks_up_names(plan.inputs.rows):
         return "the source names a table or view, which may be another one when the query runs"
+    if read is not None and read.together is not None:
+        return None
     # Spark makes one union of the unions of all intervals, so the plan would not tell which branch is whose.
     if recorded_lengths(plan.job.content.source_position) is not None and has_union(plan.inputs.rows):
         return "the source's query has a union"

@@ -22,8 +22,9 @@ from cairn.operations.intervals.plan_chunk import (
 from cairn.operations.intervals.plan_interval import Attempt, IntervalPlan
 from cairn.operations.intervals.process_interval import check_read, plan_begun
 from cairn.operations.intervals.prove_read import recorded_lengths
-from cairn.pipeline import Pipeline
-from cairn.rows.routing import PART, Inputs, newest_events, route_together
+from cairn.pipeline import Interval, Pipeline
+from cairn.range_sources import INTERVAL, number_of_interval
+from cairn.rows.routing import PART, Inputs, Numbered, newest_events, route_together
 from cairn.shard_jobs.chunk import ChunkAck, ChunkJob
 from cairn.shard_jobs.interval import IntervalJob
 from cairn.shard_jobs.run_on_shards import run_on_shards
@@ -49,14 +50,19 @@ class Unproven(Exception):
 def plan_together(
     spark: SparkSession, pipeline: Pipeline, at: Location, attempts: Iterable[Attempt], begun: Begun
 ) -> tuple[list[IntervalPlan], str | None]:
-    """Plan the first attempts that one job can compute. Return why the attempt after them is not one of them."""
+    """Plan the first attempts that one job can compute. Return why the attempt after them is not one of them.
+
+    If the source has read them together, the first plan has the rows of all.
+    """
     plans: list[IntervalPlan] = []
     before = begun.log
     assert before is not None
     for attempt in attempts:
         try:
             plan = plan_begun(spark, pipeline, at, attempt, begun, last=plans[-1] if plans else None)
-            why = why_not_any(plan) or (why_not_next(plans[0].job, plan.job, before) if plans else why_not_first(plan))
+            why = why_not_any(plan, attempt.read) or (
+                why_not_next(plans[0].job, plan.job, before) if plans else why_not_first(plan)
+            )
         except Exception as error:  # Planned alone, the attempt raises it again.
             if is_lost(error):
                 raise
@@ -64,9 +70,19 @@ def plan_together(
         if why is not None:
             log.info("%s %s: not computed together with the intervals before: %s", pipeline.name, attempt.interval, why)
             return plans, why
+        if not plans and attempt.read is not None and attempt.read.together is not None:
+            plan = _together(plan, *attempt.read.together)
         plans.append(plan)
         begun = following(begun, plan.job)
     return plans, None
+
+
+def _together(plan: IntervalPlan, intervals: Sequence[Interval], rows: DataFrame) -> IntervalPlan:
+    """Return the first plan of a chunk with the rows of all intervals, spelled as the plan spells its columns."""
+    names = [*plan.inputs.rows.schema.names, INTERVAL]
+    spelled = rows if names == rows.schema.names else rows.toDF(*names)
+    together = Numbered(rows=spelled, number=number_of_interval(intervals))
+    return replace(plan, inputs=replace(plan.inputs, together=together))
 
 
 def plan_watermarks(spark: SparkSession, plans: Sequence[IntervalPlan]) -> list[IntervalPlan]:
@@ -77,13 +93,13 @@ def plan_watermarks(spark: SparkSession, plans: Sequence[IntervalPlan]) -> list[
     of = plans[0].job.event_time
     if of is None or of.rule != "observed":
         return [*plans]
-    newest_us = _newest_events(spark, [plan.inputs.rows for plan in plans[:-1]], of.column)
+    newest_us = _newest_events(spark, [plan.inputs for plan in plans[:-1]], of.column)
     jobs = with_watermarks([plan.job for plan in plans], newest_us)
     return [replace(plan, job=job) for plan, job in zip(plans, jobs, strict=True)]
 
 
-def _newest_events(spark: SparkSession, inputs: Sequence[DataFrame], column: str) -> list[int | None]:
-    """Return the newest event time of each frame in microseconds; of a wall time, as if its zone were UTC."""
+def _newest_events(spark: SparkSession, inputs: Sequence[Inputs], column: str) -> list[int | None]:
+    """Return the newest event time of each interval in microseconds; of a wall time, as if its zone were UTC."""
     rows = collect_once(spark, lambda: newest_events(inputs, column))
     found = {int.from_bytes(row[PART]): row["newest"] for row in rows}
     return [
@@ -117,7 +133,18 @@ def _on_spark(
         return route_together(spark, inputs, parts=parts, max_parallelism=job.max_parallelism)
 
     arrangement = arrangement_of(inputs[0], job.max_parallelism)
-    return run_on_shards(spark, job, routed, arrangement, partial(_check_reads, jobs))
+    check = _check_reads if inputs[0].together is None else _check_reads_together
+    return run_on_shards(spark, job, routed, arrangement, partial(check, jobs))
+
+
+def _check_reads_together(jobs: Sequence[IntervalJob], executed: DataFrame) -> None:
+    """Raise `SourceError` if the query has perhaps not read the files that the positions list, for all intervals."""
+    listed = [job.content.source_position for job in jobs if recorded_lengths(job.content.source_position) is not None]
+    if listed or is_connect(executed):
+        files = [file for position in listed for file in position["files"]]
+        span = Interval(jobs[0].content.interval.start, jobs[-1].content.interval.end)
+        of_all = replace(jobs[0].content, interval=span, source_position={"files": files})
+        check_read(replace(jobs[0], content=of_all), scans_of(executed), is_connect(executed))
 
 
 def _check_reads(jobs: Sequence[IntervalJob], executed: DataFrame) -> None:

@@ -11,17 +11,18 @@ import json
 import logging
 import re
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.types import CalendarIntervalType, DataType, StructType, YearMonthIntervalType
 
 from cairn.operations.intervals.read_upstreams import read_upstreams
-from cairn.operations.intervals.stateful_source import warn_of_stateful_source
+from cairn.operations.intervals.stateful_source import stateful_operations, warn_of_stateful_source
 from cairn.operations.intervals.untracked_reads import untracked_in
 from cairn.operations.output_files import noticing
 from cairn.pipeline import Interval, Pipeline
+from cairn.range_sources import INTERVAL, RangeSource
 from cairn.rows.connect_frames import is_streaming
 from cairn.rows.local_rows import LocalRows
 from cairn.runners.user_code import user_traceback
@@ -29,7 +30,7 @@ from cairn.spark.session import is_lost
 from cairn.upstream_sources import Upstreams
 from state_backend.chains.judge_inputs import Chains
 from state_backend.chains.pin_inputs import Reader
-from state_backend.values.errors import CairnError, SourceError
+from state_backend.values.errors import CairnError, SourceError, UsageError
 from state_backend.values.frozen import frozen
 from state_backend.values.hide_secrets import hide_all
 from state_backend.values.inputs import InputRead, Untracked
@@ -45,74 +46,108 @@ _JAVA_FRAME = re.compile(r"\s*(at [\w.$/<>]+\([^)]*\)|\.\.\. \d+ more|JVM stackt
 _CAUSE = re.compile(
     r"^Caused by: (?:[\w$]+\.)*([\w$]+): (.*?)(?=^\s*(?:at |\.\.\. \d+ more)|^Caused by: |\Z)", re.M | re.S
 )
-# Matches Spark's data exceptions, SQLSTATE class 22, such as a failed cast or a division by zero.
-_BAD_DATA = re.compile(r"(\[[A-Z_.]+\] [^\n]*)SQLSTATE: 22\w{3}")
+# Matches Spark's data exceptions, SQLSTATE class 22, such as a failed cast or a division by zero, and `raise_error`.
+_BAD_DATA = re.compile(r"(\[[A-Z_.]+\] [^\n]*)SQLSTATE: (?:22\w{3}|P0001)")
 
 
 @frozen
 class Read:
+    # For an interval that was read together with others: the rows of all of them.
     rows: DataFrame
     # The position that the source records; empty if it records none.
     position: dict[str, Any]
     waited_ns: int = 0
     inputs: tuple[InputRead, ...] = ()
     untracked: tuple[Untracked, ...] = ()
+    # The intervals that were read together, and their rows with the column that tells them apart; None: only this one.
+    together: tuple[Sequence[Interval], DataFrame] | None = None
 
 
 def read_source(
     spark: SparkSession, pipeline: Pipeline, interval: Interval, root: str, chains: Chains | None = None
 ) -> Read:
     """Call the source. `chains`: Logs of upstreams as the caller has read them; None: they are read."""
-    where = f"pipeline {pipeline.name!r}, {interval}"
     inputs: tuple[InputRead, ...] = ()
-    try:
-        with noticing() as noticed:
-            if isinstance(pipeline.source, Upstreams):
-                schedule, start = pipeline.declared_schedule, pipeline.start
-                reader = Reader(root=root, pipeline=pipeline.name, interval=interval, schedule=schedule, start=start)
-                read, inputs = read_upstreams(
-                    spark, pipeline.source, reader, pipeline.output_schema, chains or Chains()
-                )
-            else:
-                read = pipeline.source(spark, interval)
+    with _asking(pipeline, interval) as (where, noticed):
+        if isinstance(pipeline.source, Upstreams):
+            schedule, start = pipeline.declared_schedule, pipeline.start
+            reader = Reader(root=root, pipeline=pipeline.name, interval=interval, schedule=schedule, start=start)
+            read, inputs = read_upstreams(spark, pipeline.source, reader, pipeline.output_schema, chains or Chains())
+        else:
+            read = pipeline.source(spark, interval)
         rows, position = read if isinstance(read, tuple) and len(read) == 2 else (read, {})
         if not _is_frame(rows):
             raise SourceError(
                 f"{where}: the source returned {_describe(read)}; it must return a DataFrame, or a DataFrame and its position"
             )
         schema = rows.schema  # Spark Connect analyses the query only when its schema is read.
+    _check_rows(pipeline, rows, schema, where)
+    return Read(rows=rows, position=_shown(position, where), inputs=inputs, untracked=_untracked(rows, noticed))
+
+
+def read_range(spark: SparkSession, pipeline: Pipeline, intervals: Sequence[Interval]) -> list[Read]:
+    """Ask a `RangeSource` for intervals that follow each other. Return what it says of each.
+
+    Raise `UsageError` if its query compares rows, since these may be rows of different intervals.
+    """
+    assert isinstance(pipeline.source, RangeSource)
+    with _asking(pipeline, intervals[0]) as (where, noticed):
+        rows, positions = pipeline.source.read(spark, intervals)
+        inner = rows.drop(INTERVAL)
+        if found := stateful_operations(rows):
+            raise UsageError(f"the query of the range_source has {', and '.join(found)}")
+    _check_rows(pipeline, inner, inner.schema, where)
+    untracked = _untracked(rows, noticed)
+    return [
+        Read(rows=inner, position=_shown(position, where), untracked=untracked, together=(intervals, rows))
+        for position in positions
+    ]
+
+
+@contextmanager
+def _asking(pipeline: Pipeline, interval: Interval) -> Iterator[tuple[str, set[Untracked]]]:
+    """Raise a `SourceError` for an error of the source. Yield words for messages, and pipelines that it reads."""
+    where = f"pipeline {pipeline.name!r}, {interval}"
+    try:
+        with noticing() as noticed:
+            yield where, noticed
     except CairnError:
         raise
     except Exception as error:
         if is_lost(error):
             raise
         raised = SourceError(_unreadable(where, error) or f"{where}: the source raised {_told(error)}")
-        # Leave the frame of `read_source` itself out of the traceback that the user sees.
-        own_frame = error.__traceback__
-        error.with_traceback(
-            own_frame.tb_next if own_frame is not None and own_frame.tb_next is not None else own_frame
-        )
+        # Leave the frames of this module out of the traceback that the user sees.
+        for _ in range(2):
+            inner = error.__traceback__.tb_next if error.__traceback__ is not None else None
+            error.with_traceback(inner or error.__traceback__)
         raised.add_note(textwrap.indent(without_java(user_traceback(error)), "  "))
         log.debug("what the source raised", exc_info=error)
         raise raised from None
+
+
+def _check_rows(pipeline: Pipeline, rows: Any, schema: StructType, where: str) -> None:
     if is_streaming(rows):
         raise SourceError(
             f"{where}: the source returned a streaming DataFrame, which has no end; read the interval's rows with spark.read"
         )
     check_types(schema, f"{where}: the input")
     warn_of_stateful_source(pipeline, rows)
+
+
+def _shown(position: Any, where: str) -> dict[str, Any]:
+    """Return a position without secrets: a record keeps the position, and pages and lineage events show it."""
     try:
         if not isinstance(position, dict):
             raise TypeError(f"it is {_describe(position)}, not a dict")
         json.dumps(position, allow_nan=False)
     except (TypeError, ValueError) as error:
         raise SourceError(f"{where}: the source's position must be a dict of JSON values: {error}") from None
-    # A record keeps the position, and pages and lineage events show it.
-    shown = hide_all(position)
+    shown: dict[str, Any] = hide_all(position)
     if shown != position:
         # Positions that differ only in a hidden part, such as a page's token in a URL, are still different inputs.
         shown["hidden"] = hashlib.sha256(json.dumps(position, sort_keys=True).encode()).hexdigest()[:12]
-    return Read(rows=rows, position=shown, inputs=inputs, untracked=_untracked(rows, noticed))
+    return shown
 
 
 def _untracked(rows: Any, noticed: set[Untracked]) -> tuple[Untracked, ...]:

@@ -38,7 +38,7 @@ from cairn.operations.intervals.plan_chunk import (
     surely_computed,
     why_never,
 )
-from cairn.operations.intervals.plan_interval import Attempt, in_zone_of, would_be_made_of
+from cairn.operations.intervals.plan_interval import Attempt, IntervalPlan, in_zone_of, would_be_made_of
 from cairn.operations.intervals.plan_range import (
     REPROCESS,
     AskSource,
@@ -52,11 +52,12 @@ from cairn.operations.intervals.plan_range import (
 )
 from cairn.operations.intervals.process_chunk import Unproven, plan_together, plan_watermarks, process_chunk
 from cairn.operations.intervals.process_interval import OnShards, finish_attempt, process_interval
-from cairn.operations.intervals.read_source import Read, read_source
+from cairn.operations.intervals.read_source import Read, read_range, read_source
 from cairn.operations.intervals.run_interval import finish_commit
 from cairn.operations.intervals.untracked_reads import reads_below
 from cairn.operations.intervals.what_changed import MadeOf
 from cairn.pipeline import Interval, Pipeline
+from cairn.range_sources import RangeSource
 from cairn.shipping.ship_processor import code_of_one_call
 from cairn.spark.session import check_running, is_lost, use_this_python
 from cairn.upstream_sources import Upstreams
@@ -350,6 +351,7 @@ class _Range:
         self._stopped = False
         # False: the source may read what this pipeline writes, so it is asked after the commit of the interval before.
         self._reads_ahead = self.pipeline.read_ahead
+        self._asks_together = isinstance(self.pipeline.source, RangeSource)
         # The number of intervals to compute alone next, and of chunks in a row that could not be computed.
         self._alone = self._vain = 0
         self._why_alone = (
@@ -444,14 +446,14 @@ class _Range:
         entry = self._log.entries[checkpoint_id]
         return entry if isinstance(entry, Record) else None
 
-    def _attempt(self, interval: Interval, permissions: Permissions) -> Attempt:
+    def _attempt(self, interval: Interval, permissions: Permissions, read: Read | None = None) -> Attempt:
         return Attempt(
             id=str(uuid.uuid4()),
             interval=interval,
             mode=self.mode,
             run=self.run,
             permissions=permissions,
-            read=self._read(interval),
+            read=read or self._read(interval),
         )
 
     def _compute(self, interval: Interval, permissions: Permissions, following: Sequence[Interval]) -> Record:
@@ -512,16 +514,20 @@ class _Range:
             log=before,
         )
         attempts: list[Attempt] = []
-        plans, why = plan_together(
-            self.spark, self.pipeline, self._at, self._attempts(intervals, permissions, attempts), begun
-        )
+        plans, why = list[IntervalPlan](), None
+        for together in (self._read_together(intervals), {}):
+            attempts.clear()
+            asked = self._attempts(intervals, permissions, attempts, together)
+            plans, why = plan_together(self.spark, self.pipeline, self._at, asked, begun)
+            if not together or len(plans) == len(intervals):  # Else the rows are also those of other intervals.
+                break
         if len(plans) < 2:
             plans = []
         self._keep_reads(attempts[len(plans) :])
         if not plans:
             self._no_chunk(why or "the source failed, or may read what the pipeline writes")
             return
-        if len(plans) == len(intervals):
+        if len(plans) == len(intervals) and plans[0].inputs.together is None:
             self._read_ahead(ahead[: 2 * len(plans)])
         name, planned_s = self.pipeline.name, time.monotonic()
         try:
@@ -544,7 +550,7 @@ class _Range:
             began_commit_s = time.monotonic()
             if done and not begins_with(plan.job, done[-1].content.time):
                 for one in plans[len(done) :]:  # Ask for them again: the old answers may list files that have changed.
-                    del self._answers[one.job.content.interval]
+                    self._answers.pop(one.job.content.interval, None)
                 self._no_chunk("their input changed while it was read. Nothing of it is committed", logging.WARNING)
                 return
             prepared = finish_attempt(replace(plan.job, base=shards), self._at, of_shards, *each)
@@ -556,7 +562,7 @@ class _Range:
                 log.warning("%s: the rest of the chunk is planned again: %s", name, error)
                 return
             done.append(prepared)
-            del self._answers[plan.job.content.interval]
+            self._answers.pop(plan.job.content.interval, None)
             self._last = chunk_of(done, planned=len(acks), seconds=time.monotonic() - began_s)
             yield committed.record or record_of(self._at, committed.id), sum(each) + time.monotonic() - began_commit_s
             if not committed.created(plan.job.h0 + 1):
@@ -565,15 +571,34 @@ class _Range:
             before, shards = self._log or before, prepared.content.shards
         self._vain = 0
 
+    def _read_together(self, intervals: Sequence[Interval]) -> dict[Interval, Read]:
+        """Return what a `RangeSource` says of the intervals; nothing if it can't say it of all of them yet."""
+        if not self._asks_together or any(one in self.known for one in intervals):
+            return {}
+        self._take_answers()
+        try:
+            reads = read_range(self.spark, self.pipeline, intervals)
+        except Exception as error:
+            if is_lost(error):
+                raise
+            self._asks_together = not isinstance(error, UsageError)
+            log.info("%s: the source is asked for one interval at a time: %s", self.pipeline.name, error)
+            return {}
+        return dict(zip(intervals, reads, strict=True)) if self._may_read_ahead(reads[0]) else {}
+
     def _attempts(
-        self, intervals: Sequence[Interval], permissions: Permissions, made: list[Attempt]
+        self,
+        intervals: Sequence[Interval],
+        permissions: Permissions,
+        made: list[Attempt],
+        together: Mapping[Interval, Read],
     ) -> Iterator[Attempt]:
         """Yield an attempt of each interval, up to the first that can't be read yet. Add each to `made`."""
         for interval in intervals:
             if made and interval in self._failed_early:
                 return
             try:
-                attempt = self._attempt(interval, permissions)
+                attempt = self._attempt(interval, permissions, together.get(interval))
             except Exception as error:
                 if is_lost(error) or not made:
                     raise
@@ -585,8 +610,9 @@ class _Range:
             yield attempt
 
     def _keep_reads(self, attempts: Sequence[Attempt]) -> None:
-        """Keep the source's answers for the next plan."""
-        self._answers |= {one.interval: one.read for one in attempts if one.read is not None}
+        """Keep the source's answers for the next plan, except those whose rows are also those of other intervals."""
+        reads = {one.interval: one.read for one in attempts if one.read is not None}
+        self._answers |= {interval: read for interval, read in reads.items() if read.together is None}
 
     def _no_chunk(self, why: str, level: int = logging.INFO) -> None:
         """Note that intervals can't be computed together. After a few times in a row, stop to try."""
@@ -638,13 +664,18 @@ class _Range:
 
     def _ask_now(self, interval: Interval) -> Read:
         read = self.known.get(interval) or read_source(self.spark, self.pipeline, interval, self.root)
+        self._may_read_ahead(read)
+        return read
+
+    def _may_read_ahead(self, read: Read) -> bool:
+        """Return False, now and later, if the source may read what this pipeline writes."""
         if self._reads_ahead and self._reads_itself(read):
             log.info(
                 "%s: each further interval has a Spark job of its own, because the source's query seems to read what this pipeline writes",
                 self.pipeline.name,
             )
             self._reads_ahead = False
-        return read
+        return self._reads_ahead
 
     def _reads_itself(self, read: Read) -> bool:
         """Return True if the source reads what this pipeline writes, as far as the plan of its query shows."""

@@ -1,0 +1,90 @@
+"""Sources that return the rows of several intervals by one query. Importing this module does not import Spark."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from state_backend.values.errors import SourceError
+from state_backend.values.intervals import Interval
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+__all__ = ["RangeSource", "range_source"]
+
+INTERVAL = "cairn_interval"
+
+
+@dataclass(frozen=True, slots=True)
+class RangeSource:
+    """A source that Cairn asks for several intervals at once; make it with `range_source`.
+
+    Attributes:
+        function: `(spark, intervals) -> (DataFrame, positions)`.
+    """
+
+    function: Callable[..., tuple[DataFrame, Sequence[dict[str, Any]]]]
+
+    def __call__(self, spark: SparkSession, interval: Interval) -> tuple[DataFrame, dict[str, Any]]:
+        """Return the rows of one interval and its position, as any source does."""
+        rows, (position,) = self.read(spark, [interval])
+        return rows.where(f"{number_of_interval([interval])} is not null").drop(INTERVAL), position
+
+    def read(self, spark: SparkSession, intervals: Sequence[Interval]) -> tuple[DataFrame, Sequence[dict[str, Any]]]:
+        """Return the rows of intervals with their column `cairn_interval` as the last one, and each one's position.
+
+        Raises:
+            SourceError: The function returned something else.
+        """
+        read: Any = self.function(spark, intervals)
+        if not isinstance(read, tuple) or len(read) != 2 or len(read[1]) != len(intervals):
+            raise SourceError(
+                f"a range_source must return the rows of its {len(intervals)} intervals, and a list with the position of each"
+            )
+        rows, positions = read
+        found = {field.name: field.dataType.simpleString() for field in rows.schema}
+        if found.pop(INTERVAL, None) != "timestamp":
+            raise SourceError(
+                f"the rows of a range_source need the column {INTERVAL}, a TIMESTAMP within the interval of the row"
+            )
+        return rows.select(*(f"`{name.replace('`', '``')}`" for name in found), INTERVAL), positions
+
+
+def range_source(
+    function: Callable[[SparkSession, Sequence[Interval]], tuple[DataFrame, Sequence[dict[str, Any]]]],
+) -> RangeSource:
+    """Return a source that reads several intervals by one query, as a decorator of a function does.
+
+    A run of many small intervals is then faster: Spark plans one query instead of a union of one for each interval.
+
+    Args:
+        function: `(spark, intervals) -> (DataFrame, positions)`. The intervals follow each other; often it is only one.
+            The DataFrame holds the rows of all intervals. Its column `cairn_interval`, a TIMESTAMP, has an instant of
+            the interval to which the row belongs, such as the interval's start. Processors don't see the column. The
+            positions are a list with the position of each interval.
+
+    Returns:
+        A source for `Pipeline(source=...)`.
+
+    Example:
+        @range_source
+        def read_clicks(spark, intervals):
+            first, last = intervals[0].start, intervals[-1].end
+            rows = spark.read.parquet("/data/clicks").where((F.col("day") >= first) & (F.col("day") < last))
+            return rows.withColumn("cairn_interval", F.col("day")), [{"day": str(i.start)} for i in intervals]
+    """
+    return RangeSource(function)
+
+
+def number_of_interval(intervals: Sequence[Interval]) -> str:
+    """Return an SQL expression for the number of a row's interval, from 0, as four bytes. Other rows raise an error.
+
+    Spark compiles a query with other numbers anew, but not one with other arrays or bytes.
+    """
+    bounds = ", ".join(f"{at}L" for at in [*(one.start_ms * 1000 for one in intervals), intervals[-1].end_ms * 1000])
+    numbers = ", ".join(f"X'{number:08x}'" for number in range(len(intervals)))
+    passed = f"nullif(size(filter(array({bounds}), at -> at <= unix_micros({INTERVAL}))), 0)"
+    said = f"a row of the source has a {INTERVAL} outside of the intervals that were asked for"
+    return f"coalesce(try_element_at(array({numbers}), {passed}), cast(raise_error('{said}') as binary))"
