@@ -1,12 +1,13 @@
 """The cost of a day of flights in Airflow's own backfill.
 
-    python -m benchmarks.airflow_backfill [--days 12] [--active 1,4] [--ways alone,nothing,cold,warm,streaming] [--flights FOLDER]
+    python -m benchmarks.airflow_backfill [--days 12] [--active 1,4] [--ways alone,nothing,range,cold,warm,streaming] [--flights FOLDER]
         [--setting NAME=VALUE]
 
 The ways are:
 
 - *alone*: `run_intervals` in one process, without Airflow.
 - *nothing*: three tasks that do nothing.
+- *range*: the DAG of `backfill_pipeline`, which runs all days in one task, and validates the last checkpoint.
 - *cold*: Cairn with drivers that tasks start.
 - *warm*: Cairn with warm drivers.
 - *streaming*: Spark's Structured Streaming. One DAG has a task whose query with `Trigger.AvailableNow` reads the run's
@@ -80,6 +81,17 @@ for n in @ACTIVE@:
 """
 
 
+RANGE = """
+# An Airflow DAG: where a file says neither word, Airflow skips it.
+from datetime import timedelta
+from cairn_operators import backfill_pipeline
+
+dag = backfill_pipeline(
+    "active_1", "pipelines.aircraft:AIRCRAFT", "file://@FOLDER@/state-1", pipeline="aircraft", every=timedelta(days=1), validate=True
+)
+"""
+
+
 # DAGs of three tasks that do nothing: they measure the cost of Airflow itself.
 NOTHING = """
 from datetime import UTC, datetime
@@ -122,7 +134,7 @@ for dag_id, what in (("active_1", the_day), ("once", all_days)):
         task(task_id="process")(what)()
     globals()[dag_id] = dag
 """
-TEXTS = {"alone": "", "nothing": NOTHING, "cold": DAGS, "warm": DAGS, "streaming": STREAMING}
+TEXTS = {"alone": "", "nothing": NOTHING, "range": RANGE, "cold": DAGS, "warm": DAGS, "streaming": STREAMING}
 
 
 def main() -> None:
@@ -181,6 +193,8 @@ def compare(
             continue
         found[way], known = measure(folder / way, flights.resolve(), active, days, way, settings)
         totals += known
+        if way == "range":
+            digests.append(digests_of(folder / way / "state-1", days))
         if way in ("cold", "warm"):
             digests += [digests_of(folder / way / f"state-{n}", days) for n in active]
     if any(other != digests[0] for other in digests) or any(other != totals[0] for other in totals):
@@ -242,11 +256,15 @@ def measure(
             **(settings or {}),
         }
         with AirflowServer(ROOT, home=folder / "home", log_dir=folder / "logs", env=env) as airflow:
-            for number, n in enumerate([1] if way == "streaming" else active):
+            for number, n in enumerate([1] if way in ("range", "streaming") else active):
                 dag_id = f"active_{n}"
                 airflow.wait_for_dag(dag_id)
-                if not number:
+                if not number and way != "range":
                     backfill(airflow, dag_id, 0, WARM_UP, n)
+                if way == "range":
+                    found["one run"] = usage(airflow, spark, dag_id, 0, 1, 0, days)
+                    print(dag_id, way, found["one run"], flush=True)
+                    break
                 first = 0 if number else WARM_UP
                 found[f"{n} active"] = usage(airflow, spark, dag_id, first, days, n)
                 print(dag_id, way, found[f"{n} active"], flush=True)
@@ -258,7 +276,7 @@ def measure(
                 return found, [totals_of_query(spark.url, end) for end in ends]
         if way == "nothing":
             return found, []
-        return found, [totals_of_pipeline(spark.url, folder / f"state-{n}") for n in active]
+        return found, [totals_of_pipeline(spark.url, end) for end in sorted(folder.glob("state-*"))]
 
 
 def usage(
@@ -272,12 +290,12 @@ def usage(
         dag_id: The DAG.
         first: The number of the first day.
         end: The number of the day after the last day.
-        active: The number of active runs.
+        active: The number of active runs; 0 for the one run of *range*.
         count: The number of days that the runs read; 0 for one day in each run.
     """
     count = count or end - first
     before = cpu_seconds(airflow, spark)
-    tasks = backfill(airflow, dag_id, first, end, active)
+    tasks = ranged(airflow, dag_id, count) if active == 0 else backfill(airflow, dag_id, first, end, active)
     after = cpu_seconds(airflow, spark)
     starts = [start for t in tasks if (start := parse_time(t["start_date"]))]
     ends = [end for t in tasks if (end := parse_time(t["end_date"]))]
@@ -310,6 +328,16 @@ def backfill(airflow: AirflowServer, dag_id: str, first: int, end: int, active: 
     if len(runs) != end - first or set(ended.values()) != {"success"}:
         raise RuntimeError(f"the backfill of {dag_id} did not succeed: {ended}")
     return [task for run in runs for task in airflow.client.task_instances(dag_id, run)]
+
+
+def ranged(airflow: AirflowServer, dag_id: str, days: int) -> list[dict[str, Any]]:
+    """Run the days by the DAG of `backfill_pipeline` and return the task instances of its run."""
+    first, last = (START + timedelta(days=n) for n in (0, days - 1))
+    run = airflow.client.trigger(dag_id, conf={"from": first.isoformat(), "to": last.isoformat()})["dag_run_id"]
+    if airflow.client.wait_for_runs(dag_id, [run], timeout_s=600 + 10 * days) != {run: "success"}:
+        raise RuntimeError(f"the run of {dag_id} did not succeed")
+    tasks: list[dict[str, Any]] = airflow.client.task_instances(dag_id, run)
+    return tasks
 
 
 def cpu_seconds(airflow: AirflowServer, spark: SparkConnectServer) -> collections.Counter[str]:
