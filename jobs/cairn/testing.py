@@ -57,7 +57,7 @@ from state_backend.checkpoint.clean_up_dropped import clean_up
 from state_backend.checkpoint.commit_attempt import commit as commit_attempt
 from state_backend.checkpoint.find_checkpoint import record_of
 from state_backend.checkpoint.location import locate
-from state_backend.checkpoint.log import read_log
+from state_backend.checkpoint.log import read_log, read_newest
 from state_backend.checkpoint.prepare_content import ShardAck
 from state_backend.checkpoint.publish_output import publish
 from state_backend.formats.json_keys import parse_key
@@ -313,20 +313,21 @@ class PipelineTester:
         pipeline = self._as_run(rows, position)
         session: Any = PlanningSession(self._session_zone)
         here = partial(_on_shards, pipeline.processor)
-        prepared = process_interval(session, pipeline, self._at, attempt, on_shards=here)
+        before, after = read_newest(self._at.storage), None
+        prepared = process_interval(session, pipeline, self._at, attempt, before=before, on_shards=here)
         content, record = prepared.content, None
         if commit:
-            result = commit_attempt(self._at, identifier, prepared=prepared)
-            record = result.record or record_of(self._at, result.id)
+            result = commit_attempt(self._at, identifier, prepared=prepared, before=before)
+            record, after = result.record or record_of(self._at, result.id), result.log
             self._ended = max(interval.end, self._ended or interval.end)
             content = record.content
             if self._call_sink:
-                pipeline.call_sink(self._at, None)
+                pipeline.call_sink(self._at, None, after=after)
             else:
-                publish(self._at, None)
+                publish(self._at, None, after=after)
         files = [(f.late, self._read(f.handle)) for f in content.outputs]
         if commit:
-            clean_up(self._at.storage)
+            clean_up(self._at.storage, after)
         return TestedInterval(
             interval=interval,
             output=[row for late, found in files if not late for row in found],
@@ -590,7 +591,7 @@ class PipelineTester:
         return replace(self.pipeline, source=source, initial_state=initial, engine=engine)
 
     def _newest_end(self) -> datetime | None:
-        return max((record.content.interval.end for record in self._log().completed()), default=None)
+        return max((kept.interval.end for kept in read_newest(self._at.storage).kept), default=None)
 
     def _log(self) -> Any:
         return read_log(self._at.storage)

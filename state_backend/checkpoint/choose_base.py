@@ -44,10 +44,9 @@ def choose_base(
     if interval.start_ms == pipeline_start_ms:
         check_rerun(log, pipeline, interval, None)
         return None
-    completed = [c for c in log.kept if not is_superseded(log, c)]
-    candidates = [c for c in completed if c.interval.end == interval.start]
+    candidates = [c for c in log.kept if c.interval.end == interval.start and not is_superseded(log, c)]
     if permissions.allow_gap and all(log.quarantine_above(c.id) is not None for c in candidates):
-        candidates = [c for c in completed if c.interval.end <= interval.start]
+        candidates = [c for c in log.kept if c.interval.end <= interval.start and not is_superseded(log, c)]
         if not candidates:
             raise StateGapError(
                 f"{pipeline} {interval}: no checkpoint ends before this interval, so allow_gap does not help\nRun earlier intervals first"
@@ -56,8 +55,10 @@ def choose_base(
         points = sorted(
             {
                 c.interval.end
-                for c in completed
-                if log.quarantine_above(c.id) is None and is_forgiven(log.retained[c.id].stale_by, permissions, as_of)
+                for c in log.kept
+                if not is_superseded(log, c)
+                and log.quarantine_above(c.id) is None
+                and is_forgiven(log.retained[c.id].stale_by, permissions, as_of)
             }
         )
         text, filling = _gap(log, pipeline, interval, points, from_ms(pipeline_start_ms), schedule or log.schedule)
@@ -130,7 +131,7 @@ def makes_stale(changed: Interval, interval: Interval) -> bool:
     The older result is stale if its interval ends after the start of `changed`. A new result of the same interval
     replaces the older result instead.
     """
-    return changed != interval and changed.start < interval.end
+    return changed.start < interval.end and changed != interval
 
 
 def stale_marks(log: Log, content: Content, new_id: int) -> dict[int, int]:
@@ -140,7 +141,7 @@ def stale_marks(log: Log, content: Content, new_id: int) -> dict[int, int]:
     """
     marks = {}
     for old in log.kept:
-        if log.retained[old.id].stale_by is None and makes_stale(content.interval, old.interval):
+        if makes_stale(content.interval, old.interval) and log.retained[old.id].stale_by is None:
             marks[old.id] = new_id
     return marks
 

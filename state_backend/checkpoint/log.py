@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 from state_backend.checkpoint.end_of_log import missing_records
 from state_backend.checkpoint.fresh_listing import list_fresh
@@ -41,6 +41,17 @@ from state_backend.values.records import (
 from state_backend.values.schedule import Schedule
 
 __all__ = ["Entry", "Fact", "Log", "read_log", "read_on"]
+
+
+class ById(NamedTuple):
+    """The newest record's summary by checkpoint id, for questions about each of many checkpoints."""
+
+    kept: dict[int, Kept]
+    superseded: dict[int, tuple[int, ...]]
+    # The nearest ancestor that was quarantined when the record was written. Other checkpoints were not judged.
+    refused: dict[int, int | None]
+    # The lowest id that was quarantined since; else an id beyond all.
+    lowest_since: int
 
 
 @dataclass(frozen=True)
@@ -81,7 +92,7 @@ class Log:
         """The properties of the retained checkpoints that planning needs, by id. The newest record contains them."""
         return self.summary.kept
 
-    @property
+    @cached_property
     def newest(self) -> Record | None:
         """The retained checkpoint with the highest id: the newest record, or the last record before a sweep record."""
         entry = self.entry(max(self.retained, default=0))
@@ -242,6 +253,18 @@ class Log:
 
     # --- marks --------------------------------------------------------------------------------------------------------
 
+    @cached_property
+    def by_id(self) -> ById:
+        known = self.summary
+        refused = {j.id: j.by for j in known.refused}
+        judged = {*self.retained, *(n for s in known.superseded for n in s.by)}
+        return ById(
+            kept={k.id: k for k in known.kept},
+            superseded={s.id: s.by for s in known.superseded},
+            refused={n: refused.get(n) for n in judged},
+            lowest_since=min(self.quarantined.keys() - {*known.marks}, default=self.head_id + 1),
+        )
+
     def quarantine_above(self, checkpoint_id: int) -> int | None:
         """Return the nearest quarantined checkpoint among this checkpoint and its ancestors, or None.
 
@@ -249,19 +272,14 @@ class Log:
         """
         if not self.quarantined:
             return None
-        judged = None
-        # Ids fall from a checkpoint to its base, so the loop below ends once the id is below every quarantined id.
-        lowest = min(self.quarantined)
-        known = self.summary
-        if checkpoint_id in {*self.retained, *(n for s in known.superseded for n in s.by)}:
-            # The newest record's `refused` names each checkpoint's nearest ancestor that was quarantined when that
-            # record was written. If this ancestor is still quarantined, or there was none, the loop below only has to
-            # search for checkpoints that were quarantined since.
-            judged = next((j.by for j in known.refused if j.id == checkpoint_id), None)
-            if judged is None or judged in self.quarantined:
-                lowest = min(self.quarantined.keys() - {*known.marks}, default=self.head_id + 1)
+        near, _, refused, lowest_since = self.by_id
+        judged = refused.get(checkpoint_id)
+        # Ids fall from a checkpoint to its base, so the loop below ends once the id is below every quarantined id. It
+        # only has to search for checkpoints that were quarantined since the newest record was written, if there was no
+        # quarantined ancestor then, or if this ancestor still is quarantined.
+        known = checkpoint_id in refused and (judged is None or judged in self.quarantined)
+        lowest = lowest_since if known else min(self.quarantined)
         at: int | None = checkpoint_id
-        near = {k.id: k for k in self.kept}
         while at is not None and at >= lowest:
             if at in self.quarantined:
                 return at

@@ -23,13 +23,16 @@ def is_superseded(log: Log, candidate: Record | Kept) -> bool:
 
     A dropped later commit counts too: otherwise retention would bring back the result that the later commit replaced.
     """
-    return any(log.quarantine_above(n) is None for s in log.summary.superseded if s.id == candidate.id for n in s.by)
+    by = log.by_id.superseded.get(candidate.id)
+    return by is not None and any(log.quarantine_above(n) is None for n in by)
 
 
-def supersedes(new: Record, old: Kept) -> bool:
-    """Return True if the commit `new` leaves another state for the interval of the older checkpoint `old`."""
-    makes_state = new.content.kind in ("interval", "restore", "forget")
-    return makes_state and old.interval == interval_of(new) and not left_same_state(new, old)
+def superseded_by(new: Record, older: Iterable[Kept]) -> list[Kept]:
+    """Return those of the older checkpoints for whose interval the commit `new` leaves another state."""
+    if new.content.kind not in ("interval", "restore", "forget"):
+        return []
+    interval = interval_of(new)
+    return [old for old in older if old.interval == interval and not left_same_state(new, old)]
 
 
 def valid_states(log: Log, new: Record | None = None, marks: Mapping[int, int] | None = None) -> tuple[Kept, ...]:
@@ -40,7 +43,8 @@ def valid_states(log: Log, new: Record | None = None, marks: Mapping[int, int] |
     ]
     if new is None:
         return tuple(old)
-    return (*(k for k in old if not supersedes(new, k)), *([kept_of(new)] if new.id not in stale else []))
+    gone = {k.id for k in superseded_by(new, old)}
+    return (*(k for k in old if k.id not in gone), *([kept_of(new)] if new.id not in stale else []))
 
 
 def newest_of(states: Iterable[Kept]) -> Kept | None:

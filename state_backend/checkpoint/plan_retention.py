@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 
-from state_backend.checkpoint.log import Log, base_of, kept_of, kind_of
+from state_backend.checkpoint.log import Log, kept_of
 from state_backend.checkpoint.newest_state import newest_of, valid_states
 from state_backend.values.records import Content, Record, Retained
 from state_backend.values.retention import RetentionPolicy, default_retention, quarantined_days
@@ -64,16 +64,18 @@ def plan_retention(
     """
     before, valid = log.kept, valid_states(log, new, marks)
     usable = [*(c for c in before if log.quarantine_above(c.id) is None), kept_of(new)]
-    passed = [[c for c in usable if c.id in ids] for ids in validated]
-    replaced = {base_of(c) for c in usable if kind_of(c) == "consolidate" and c.id != new.id}
+    newest = [newest_of(valid)]
+    newest += [
+        newest_of(c for c in valid if c.id in ids) or newest_of(c for c in usable if c.id in ids) for ids in validated
+    ]
+    replaced = {c.base_id for c in usable if c.kind == "consolidate" and c.id != new.id}
     usable = [c for c in usable if c.id not in replaced]
-    newest = [newest_of(usable), newest_of(valid)]
-    newest += [newest_of(c for c in valid if c in states) or newest_of(states) for states in passed]
+    newest.append(newest_of(usable))
     keep = {new.id, *(policy.keep(usable)), *(protected & {c.id for c in before})}
     keep |= {c.id for c in newest if c is not None}
-    inherited = log.retained
+    old = log.retained
     return tuple(
-        Retained(id=i, stale_by=inherited[i].stale_by if i in inherited and inherited[i].stale_by else marks.get(i))
+        old[i] if i in old and (old[i].stale_by or i not in marks) else Retained(id=i, stale_by=marks.get(i))
         for i in sorted(keep)
     )
 

@@ -9,7 +9,7 @@ from collections.abc import Collection
 
 from state_backend.checkpoint.forgotten_keys import next_forgotten
 from state_backend.checkpoint.log import Log, base_with_shared_marks, facts_of, kept_of, kind_of
-from state_backend.checkpoint.newest_state import supersedes
+from state_backend.checkpoint.newest_state import superseded_by
 from state_backend.formats import paths
 from state_backend.values.records import Judged, Record, Summary, Superseded, SweepRecord, Tombstone, Unpublished
 
@@ -41,8 +41,8 @@ def next_summary(
         waiting |= dict.fromkeys(new.replaced, new.id)
         if new.content.kind == "interval":
             waiting[interval] = new.id
-        for old in log.kept:
-            if old.id in kept and supersedes(new, old):
+        for old in superseded_by(new, log.kept):
+            if old.id in kept:
                 superseded[old.id] = (*superseded.get(old.id, ()), new.id)
     return Summary(
         dropping=tuple(sorted(dropping)),
@@ -82,7 +82,7 @@ def _replaced_outputs(log: Log, new: Record) -> set[int]:
 
 def _find_refused(log: Log, new: Record | SweepRecord, asked_of: set[int]) -> tuple[Judged, ...]:
     found = {}
-    for checkpoint_id in asked_of:
+    for checkpoint_id in asked_of if log.quarantined else ():
         at: int | None = checkpoint_id
         if checkpoint_id == new.id and isinstance(new, Record):
             at = base_with_shared_marks(new)

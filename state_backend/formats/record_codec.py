@@ -105,12 +105,11 @@ _SIGNED = {
     "ttl_ms",
 }
 _BITS = {"digest": 64, "crc32c": 32}
-# With these patterns `decode_content` finds the content, the id and, at the end, the checksum of a record.
-_CONTENT, _ID = re.compile(r'\{"body":\{"content":'), re.compile(r',"id":(\d+),')
-_RECORD_END, _MOST_END = (
-    re.compile(r',"cairn":"checkpoint","crc32c":"([0-9a-f]{8})","format":1,"release":"[^"]*"\}$'),
-    200,
-)
+# What `encode` writes before and after the body of a file.
+_BEGIN, _MOST_END = b'{"body":', 200
+_END = re.compile(rb',"cairn":"([a-z-]+)","crc32c":"([0-9a-f]{8})","format":1,"release":"[^"]*"\}\Z')
+# With these patterns `decode_content` finds the content and the id of a record.
+_CONTENT, _ID = re.compile(r'\{"content":'), re.compile(r',"id":(\d+),')
 # The names of a store's files. A store has no write-ahead log: RocksDB would replay it.
 _LOCAL_NAME = re.compile(r"[0-9]{1,19}\.sst|CURRENT|MANIFEST-[0-9]{1,19}|rocksdict-config\.json")
 
@@ -155,14 +154,9 @@ def _encoded(value: object) -> tuple[bytes, bytes]:
     except (TypeError, ValueError) as error:
         name = _NAMES[type(value)]
         raise UsageError(f"can't write {name} as JSON: {error}; a source position may hold only JSON values") from None
-    envelope = {
-        "cairn": _NAMES[type(value)],
-        "format": FORMAT,
-        "release": RELEASE,
-        "crc32c": f"{google_crc32c.value(compact):08x}",
-        "body": body,
-    }
-    data = json.dumps(envelope, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+    name = _NAMES[type(value)]
+    others = {"cairn": name, "crc32c": f"{google_crc32c.value(compact):08x}", "format": FORMAT, "release": RELEASE}
+    data = _BEGIN + compact + b"," + _compact(others)[1:]
     if len(data) > MAX_BYTES:
         raise UsageError(
             f"{_NAMES[type(value)]} would have {len(data)} bytes, and Cairn reads at most {MAX_BYTES}: nothing is written\n"
@@ -179,13 +173,14 @@ def decode(data: bytes, path: str, *expected: type[T]) -> T:
         CorruptRecord: The file is damaged or has another type. The message names the path and the problem.
         UnsupportedFormat: Another release of Cairn wrote the file in a format that this release does not read.
     """
-    envelope = _envelope(data, path)
+    envelope, plain = _envelope(data, path)
     release = envelope.get("release")
     cls = _TYPES.get(envelope["cairn"]) if isinstance(envelope["cairn"], str) else None
     if cls is not None and cls not in expected:
         raise _another_type(path, expected, envelope)
     try:
-        compact = _compact(envelope["body"])
+        # Usually the body need not become compact JSON again: it is, if its bytes have the checksum.
+        compact = _body_of(plain, envelope["cairn"]) or _compact(envelope["body"])
     except (UnicodeEncodeError, RecursionError) as error:
         raise CorruptRecord(f"{path}: not a record: {error}") from None
     found = f"{google_crc32c.value(compact):08x}"
@@ -217,12 +212,9 @@ def decode_content(data: bytes, path: str) -> tuple[int, Content] | None:
     `encode` does not write for a record are unusual: `decode` then tells why.
     """
     try:
-        text = (_gunzip(data) if data[:1] == _GZIP_HEADER[:1] else data).decode()
-        begin, end = _CONTENT.match(text), _RECORD_END.search(text, max(0, len(text) - _MOST_END))
-        if begin is None or end is None:
-            return None
-        body = text[len('{"body":') : end.start()].encode()
-        if f"{google_crc32c.value(body):08x}" != end[1]:
+        text = (_body_of(_gunzip(data) if data[:1] == _GZIP_HEADER[:1] else data, _NAMES[Record]) or b"").decode()
+        begin = _CONTENT.match(text)
+        if begin is None:
             return None
         _, until = _STRICT.raw_decode(text, begin.end())
         following = _ID.match(text, until)
@@ -237,7 +229,16 @@ def decode_content(data: bytes, path: str) -> tuple[int, Content] | None:
     return int(following[1]), content
 
 
-def _envelope(data: bytes, path: str) -> dict[str, Any]:
+def _body_of(plain: bytes, name: str) -> bytes | None:
+    """Return the bytes of the body; None if they are not what `encode` writes for a value of the type `name`."""
+    end = _END.search(plain, max(0, len(plain) - _MOST_END))
+    if end is None or not plain.startswith(_BEGIN) or end[1].decode() != name:
+        return None
+    body = plain[len(_BEGIN) : end.start()]
+    return body if f"{google_crc32c.value(body):08x}" == end[2].decode() else None
+
+
+def _envelope(data: bytes, path: str) -> tuple[dict[str, Any], bytes]:
     if len(data) > MAX_BYTES:
         raise CorruptRecord(f"{path}: {len(data)} bytes; a record has at most {MAX_BYTES}")
     try:
@@ -257,7 +258,7 @@ def _envelope(data: bytes, path: str) -> dict[str, Any]:
         raise CorruptRecord(f"{path}: not a record: its format is {format!r}, expected {FORMAT}")
     if envelope.keys() - {"release"} != {"cairn", "format", "crc32c", "body"}:
         raise CorruptRecord(f"{path}: not a record: expected the fields cairn, format, release, crc32c, body")
-    return envelope
+    return envelope, data
 
 
 def _another_type(path: str, expected: tuple[type, ...], envelope: dict[str, Any]) -> CorruptRecord:

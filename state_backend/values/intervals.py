@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 from state_backend.values.errors import UsageError
+
+_NO_OFFSET = timedelta(0)
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -22,7 +24,7 @@ class Interval:
     def __post_init__(self) -> None:
         for name in ("start", "end"):
             try:
-                object.__setattr__(self, name, from_ms(to_ms(getattr(self, name))))
+                object.__setattr__(self, name, _in_utc(getattr(self, name)))
             except UsageError as error:
                 raise UsageError(f"an interval's {name}: {error}") from None
         if not self.start < self.end:
@@ -41,6 +43,13 @@ class Interval:
 
     def overlaps(self, other: Interval) -> bool:
         return self.start < other.end and other.start < self.end
+
+
+def _in_utc(instant: datetime) -> datetime:
+    # A record lists hundreds of intervals, all in UTC: for these, the general way takes three times as long.
+    if type(instant) is datetime and instant.utcoffset() == _NO_OFFSET and not instant.microsecond % 1000:
+        return instant.astimezone(UTC)
+    return from_ms(to_ms(instant))
 
 
 def to_ms(instant: datetime) -> int:

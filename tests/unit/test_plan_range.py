@@ -337,7 +337,7 @@ def test_a_refusal_of_cairn_run_ends_with_the_command_that_repairs_it(
 ) -> None:
     """The printed command, in its turn, asks for just those intervals."""
     there = log_in_memory(entries={1: record(1, day(1))})
-    monkeypatch.setattr("cairn.operations.intervals.run_range.read_log", lambda *_: there)
+    monkeypatch.setattr("cairn.operations.intervals.run_range.read_newest", lambda *_: there)
     calls: list[list[Interval]] = []
 
     def refuse(session: object, pipeline: object, intervals: Sequence[Interval], *_: object, **options: Any) -> Any:
@@ -394,7 +394,7 @@ def test_ctrl_c_names_what_is_left_of_the_range(
 
     session = SimpleNamespace(sparkContext=SimpleNamespace(setLogLevel=lambda _: None))
     monkeypatch.setattr("cairn.spark.session.connect", lambda *_, **__: session)
-    for place in ("run_intervals", "plan_intervals", *(["read_log"] if at is None else [])):
+    for place in ("run_intervals", "plan_intervals", *(["read_newest"] if at is None else [])):
         monkeypatch.setattr(f"cairn.operations.intervals.run_range.{place}", stop)
     monkeypatch.setattr("sys.argv", ["cairn", "as", "typed"])
     command = ["run", "--code", "pipelines.aircraft:AIRCRAFT", "--root", str(tmp_path), "--every", "1d"]

@@ -22,6 +22,7 @@ from cairn.pipeline import Interval, Pipeline
 from cairn.rows.local_rows import LocalRows
 from cairn.spark.ddl import parse_ddl_locally
 from state_backend.checkpoint.location import locate
+from state_backend.checkpoint.record_reader import RecordReader
 from state_backend.values.errors import CorruptFile, Rerun, SinkFailed, SourceError, UsageError, ValidationRefused
 from state_backend.values.operation_parameters import Validate
 from state_backend.values.records import Permissions, Record, RunRef
@@ -368,3 +369,12 @@ def test_the_phases_of_an_interval_cover_all_that_it_took(tmp_path: Path, caplog
     (told,) = [line for line in caplog.messages if " s: " in line]
     assert all(f"{phase} 0." in told for phase in (*phases, "prepare"))
     assert "other" not in told  # they add up to the wall time within a twentieth
+
+
+def test_a_call_reads_one_record_of_the_retained_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_all(tmp_path)
+    read: list[int] = []
+    plain = RecordReader._read
+    monkeypatch.setattr(RecordReader, "_read", lambda self, n: read.append(n) or plain(self, n))
+    assert run_all(tmp_path, [day(5)])[0].checkpoint == len(WEEK) + 1
+    assert [n for n in read if n <= len(WEEK)] == [len(WEEK)]

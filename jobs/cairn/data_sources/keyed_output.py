@@ -39,7 +39,7 @@ from cairn.runners.output_schema import arrow_schema, from_record, recorded_sche
 from state_backend.adapters.open_storage import join_url, open_storage
 from state_backend.adapters.work_folders import work_folder
 from state_backend.checkpoint.current_output import CurrentOutput, current_output
-from state_backend.checkpoint.log import Log, read_log
+from state_backend.checkpoint.log import Log, read_log, read_newest
 from state_backend.checkpoint.output_schemas import newest_output, recorded_schemas, schema_of
 from state_backend.checkpoint.parallel import at_once
 from state_backend.formats.table_evolution import batch_converter
@@ -162,7 +162,7 @@ class KeyedOutput(DataSource):
         return current
 
     def _log(self) -> Log:
-        return read_log(open_storage(self._root()))
+        return read_newest(open_storage(self._root()))
 
     def _late(self) -> bool:
         return self._is("late")

@@ -10,7 +10,7 @@ from datetime import datetime
 
 from state_backend.adapters.open_storage import join_url, open_storage
 from state_backend.checkpoint.current_output import current_output
-from state_backend.checkpoint.log import read_log
+from state_backend.checkpoint.log import read_newest
 from state_backend.inspection.find_pipelines import refuse_nothing
 from state_backend.inspection.publication_group import end_within_group
 from state_backend.values.hide_secrets import hide
@@ -71,7 +71,7 @@ def output_files(
         noticed.add(Untracked(pipeline=pipeline, root=hide(root.rstrip("/"))))
     url = join_url(root, pipeline)
     storage = open_storage(url)
-    known = read_log(storage)
+    known = read_newest(storage)
     if not known.head_id:
         refuse_nothing(storage, root, pipeline)
     if group is not None:

@@ -67,7 +67,7 @@ from state_backend.checkpoint.commit_attempt import CommitResult, commit
 from state_backend.checkpoint.find_checkpoint import record_of
 from state_backend.checkpoint.interval_results import Result, results_of, spoilt_by
 from state_backend.checkpoint.location import locate
-from state_backend.checkpoint.log import Log, read_log, read_newest
+from state_backend.checkpoint.log import Log, read_newest
 from state_backend.checkpoint.publish_output import unpublished
 from state_backend.values.errors import BaseMoved, NotAsTried, UsageError
 from state_backend.values.intervals import to_ms
@@ -203,7 +203,7 @@ def plan_intervals(
     """
     _check(intervals, reprocess)
     run = run or own_run(f"direct__{uuid.uuid4()}")
-    there = _results(pipeline, root, intervals)
+    _, there = _results(pipeline, root, intervals)
     outcomes, again = list[Outcome](), None
     for interval in intervals:
         result = there.get(interval)
@@ -260,7 +260,7 @@ def committed_alike(
 
     A run that was cleared gets no result, since a user clears a run to compute it again.
     """
-    there = None if run.clear_number else _results(pipeline, root, [interval]).get(interval)
+    there = None if run.clear_number else _results(pipeline, root, [interval])[1].get(interval)
     if there is None or there.input_hash is None or not isinstance(keep_or_compute(there, "changed", run), AskSource):
         return None, None
     with in_zone_of(spark, pipeline.time_zone):
@@ -275,15 +275,15 @@ def _check(intervals: Sequence[Interval], reprocess: str) -> None:
     check_in_order(intervals)
 
 
-def _results(pipeline: Pipeline, root: str, intervals: Sequence[Interval]) -> dict[Interval, Result]:
+def _results(pipeline: Pipeline, root: str, intervals: Sequence[Interval]) -> tuple[Log, dict[Interval, Result]]:
     start = Interval(pipeline.start, pipeline.start + timedelta(milliseconds=1))
-    log = read_log(locate(root, pipeline.name).storage)
+    log = read_newest(locate(root, pipeline.name).storage)
     found = results_of(log, intervals, start)
     if isinstance(pipeline.source, Upstreams):
         for interval, verdict in Chains().judged(root, pipeline.name, log).items():
             if interval in found and verdict.kind == "stale" and found[interval].spoilt is None:
                 found[interval] = replace(found[interval], spoilt=verdict.why)
-    return found
+    return log, found
 
 
 def _how_far(outcomes: Sequence[Outcome], intervals: Sequence[Interval]) -> str:
@@ -388,7 +388,7 @@ class _Range:
 
         An interval either keeps its committed result, or is computed and committed before its outcome is yielded.
         """
-        there = _results(self.pipeline, self.root, intervals)
+        self._log, there = _results(self.pipeline, self.root, intervals)
         permissions, n = self.first, 0
         waiting: set[int] | None = None
         if self._why_alone is not None and len(intervals) > 1:

@@ -12,7 +12,7 @@ from cairn.operations.intervals.run_intervals import Outcome, plan_intervals, ru
 from cairn.operations.place import Place
 from cairn.pipeline import Interval, Pipeline
 from state_backend.checkpoint.location import locate
-from state_backend.checkpoint.log import Log, read_log
+from state_backend.checkpoint.log import Log, read_newest
 from state_backend.checkpoint.trials import check_no_trial
 from state_backend.values.day_or_instant import first_instant
 from state_backend.values.errors import UsageError
@@ -28,7 +28,7 @@ def run_range(request: RunRange, place: Place) -> dict[str, Any]:
     """
     check_no_trial(request.root, "run")
     pipeline = place.load(request)
-    intervals = intervals_of(request, pipeline, read_log(locate(request.root, pipeline.name).storage))
+    intervals = intervals_of(request, pipeline, read_newest(locate(request.root, pipeline.name).storage))
     place.tell_plan(intervals)
     permissions = request.permissions
     if request.replace_overlapping:
@@ -82,7 +82,7 @@ def intervals_of(request: RunRange, pipeline: Pipeline, log: Log) -> tuple[Inter
         if request.first is None or request.count != 1:
             raise UsageError("--to needs --from, the start of the first interval; leave out --count")
         return named_intervals(request.first, request.last, boundaries_of(pipeline, log, request.every))
-    completed = sorted({record.content.interval for record in log.completed()}, key=lambda i: (i.start, i.end))
+    completed = sorted({kept.interval for kept in log.kept})
     newest = max(completed, key=lambda i: i.end, default=None)
     schedule = None if request.every is not None else pipeline.declared_schedule or log.schedule
     if schedule is not None:

@@ -34,7 +34,7 @@ from state_backend.checkpoint.dropped_checkpoint import check_retained, telling_
 from state_backend.checkpoint.find_checkpoint import find_checkpoint
 from state_backend.checkpoint.leases import holding
 from state_backend.checkpoint.location import locate
-from state_backend.checkpoint.log import read_log
+from state_backend.checkpoint.log import read_log, read_newest
 from state_backend.checkpoint.prepared_attempts import load_prepared, refuse
 from state_backend.checkpoint.quarantine import mark_validated, quarantine_checkpoint
 from state_backend.checkpoint.quarantine_consequences import describe_consequences, plan_consequences
@@ -230,7 +230,7 @@ def _before(pipeline: Pipeline, root: str, record: Record) -> Record | None:
     base_id = record.content.base_id
     if base_id is None or pipeline.expectations_over_time is None:
         return None
-    checkpoints = read_log(locate(root, pipeline.name).storage)
+    checkpoints = read_newest(locate(root, pipeline.name).storage)
     entry = checkpoints.entries.get(base_id)
     if base_id in checkpoints.retained and isinstance(entry, Record):
         return entry
