@@ -29,8 +29,10 @@ class RangeSource:
 
     def __call__(self, spark: SparkSession, interval: Interval) -> tuple[DataFrame, dict[str, Any]]:
         """Return the rows of one interval and its position, as any source does."""
-        rows, (position,) = self.read(spark, [interval])
-        return rows.where(f"{number_of_interval([interval])} is not null").drop(INTERVAL), position
+        rows, (position,) = self._ask(spark, [interval])
+        if INTERVAL in rows.schema.names:
+            rows = rows.where(f"{number_of_interval([interval])} is not null").drop(INTERVAL)
+        return rows, position
 
     def read(self, spark: SparkSession, intervals: Sequence[Interval]) -> tuple[DataFrame, Sequence[dict[str, Any]]]:
         """Return the rows of intervals with their column `cairn_interval` as the last one, and each one's position.
@@ -38,18 +40,21 @@ class RangeSource:
         Raises:
             SourceError: The function returned something else.
         """
-        read: Any = self.function(spark, intervals)
-        if not isinstance(read, tuple) or len(read) != 2 or len(read[1]) != len(intervals):
+        rows, positions = self._ask(spark, intervals)
+        types = {field.name: field.dataType.simpleString() for field in rows.schema}
+        if (found := types.pop(INTERVAL, "no such column")) != "timestamp":
             raise SourceError(
-                f"a range_source must return the rows of its {len(intervals)} intervals, and a list with the position of each"
+                f"the rows of a range_source need the column {INTERVAL}, a TIMESTAMP within the interval of the row; found {found}"
             )
-        rows, positions = read
-        found = {field.name: field.dataType.simpleString() for field in rows.schema}
-        if found.pop(INTERVAL, None) != "timestamp":
-            raise SourceError(
-                f"the rows of a range_source need the column {INTERVAL}, a TIMESTAMP within the interval of the row"
-            )
-        return rows.select(*(f"`{name.replace('`', '``')}`" for name in found), INTERVAL), positions
+        return rows.select(*(f"`{name.replace('`', '``')}`" for name in types), INTERVAL), positions
+
+    def _ask(self, spark: SparkSession, intervals: Sequence[Interval]) -> tuple[Any, Sequence[dict[str, Any]]]:
+        read: Any = self.function(spark, [*intervals])
+        if not isinstance(read, tuple) or len(read) != 2 or not isinstance(read[1], list | tuple):
+            raise SourceError("a range_source must return a DataFrame and a list with the position of each interval")
+        if len(read[1]) != len(intervals):
+            raise SourceError(f"the range_source returned {len(read[1])} positions for {len(intervals)} intervals")
+        return read
 
 
 def range_source(
@@ -62,8 +67,8 @@ def range_source(
     Args:
         function: `(spark, intervals) -> (DataFrame, positions)`. The intervals follow each other; often it is only one.
             The DataFrame holds the rows of all intervals. Its column `cairn_interval`, a TIMESTAMP, has an instant of
-            the interval to which the row belongs, such as the interval's start. Processors don't see the column. The
-            positions are a list with the position of each interval.
+            the interval to which the row belongs, such as the interval's start. With one interval, the column may be
+            missing. Processors don't see the column. The positions are a list with the position of each interval.
 
     Returns:
         A source for `Pipeline(source=...)`.
@@ -72,8 +77,8 @@ def range_source(
         @range_source
         def read_clicks(spark, intervals):
             first, last = intervals[0].start, intervals[-1].end
-            rows = spark.read.parquet("/data/clicks").where((F.col("day") >= first) & (F.col("day") < last))
-            return rows.withColumn("cairn_interval", F.col("day")), [{"day": str(i.start)} for i in intervals]
+            rows = spark.read.parquet("/data/clicks").where((F.col("landed") >= first) & (F.col("landed") < last))
+            return rows.withColumn("cairn_interval", F.col("landed")), [{"until": str(i.end)} for i in intervals]
     """
     return RangeSource(function)
 

@@ -66,9 +66,11 @@ def read_flights(spark: SparkSession, intervals: Sequence[Interval]) -> tuple[Da
     folder = flights_folder()
     positions = [_position(folder, interval) for interval in intervals]
     days = [day for interval in intervals for day in _days(interval)]
-    frame = spark.read.schema(READ_SCHEMA).parquet(*(f"file://{folder / day_file(day)}" for day in days))
-    local_day = "timestamp_seconds(86400L * unix_date(cast(scheduled_departure as date))) as cairn_interval"
-    return frame.selectExpr(*FLIGHT_SCHEMA.names, local_day), positions
+    rows = spark.read.schema(READ_SCHEMA).parquet(*(f"file://{folder / day_file(day)}" for day in days))
+    if len(intervals) > 1:
+        local_day = "timestamp_seconds(86400L * unix_date(cast(scheduled_departure as date))) as cairn_interval"
+        return rows.selectExpr(*FLIGHT_SCHEMA.names, local_day), positions
+    return rows.select(*FLIGHT_SCHEMA.names), positions
 
 
 def _position(folder: Path, interval: Interval) -> dict[str, Any]:

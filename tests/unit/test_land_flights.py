@@ -67,7 +67,7 @@ class FakeSpark:
         self.paths = paths
         return self
 
-    def selectExpr(self, *names: str) -> FakeSpark:
+    def select(self, *names: str) -> FakeSpark:
         return self
 
 

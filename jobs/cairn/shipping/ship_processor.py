@@ -41,6 +41,7 @@ from typing import Any, ParamSpec, TypeVar, cast
 from pyspark import cloudpickle
 
 import cairn
+from cairn.range_sources import RangeSource
 from cairn.shipping.distributions import InstalledDistribution, distribution_here
 from cairn.shipping.user_modules import (
     UserCode,
@@ -205,8 +206,8 @@ def _hash_code(processor: Any) -> tuple[str, UserCode, tuple[str, ...]]:
 
 
 def _code_of(processor: Any) -> Any:
-    while isinstance(processor, functools.partial):
-        processor = processor.func
+    while isinstance(processor, functools.partial | RangeSource):
+        processor = processor.func if isinstance(processor, functools.partial) else processor.function
     return processor if hasattr(processor, "__qualname__") else type(processor)
 
 

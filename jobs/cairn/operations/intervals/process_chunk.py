@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -21,7 +22,7 @@ from cairn.operations.intervals.plan_chunk import (
 )
 from cairn.operations.intervals.plan_interval import Attempt, IntervalPlan
 from cairn.operations.intervals.process_interval import check_read, plan_begun
-from cairn.operations.intervals.prove_read import recorded_lengths
+from cairn.operations.intervals.prove_read import recorded_lengths, unproven
 from cairn.pipeline import Interval, Pipeline
 from cairn.range_sources import INTERVAL, number_of_interval
 from cairn.rows.routing import PART, Inputs, Numbered, newest_events, route_together
@@ -140,11 +141,16 @@ def _on_spark(
 def _check_reads_together(jobs: Sequence[IntervalJob], executed: DataFrame) -> None:
     """Raise `SourceError` if the query has perhaps not read the files that the positions list, for all intervals."""
     listed = [job.content.source_position for job in jobs if recorded_lengths(job.content.source_position) is not None]
-    if listed or is_connect(executed):
-        files = [file for position in listed for file in position["files"]]
-        span = Interval(jobs[0].content.interval.start, jobs[-1].content.interval.end)
+    if not listed and not is_connect(executed):
+        return
+    files = [file for position in listed for file in position["files"]]
+    # Intervals may share a file. The query then reads it once, or the entries are those of different files.
+    once = [*{json.dumps(file, sort_keys=True): file for file in files}.values()]
+    span = Interval(jobs[0].content.interval.start, jobs[-1].content.interval.end)
+    scans, shared = scans_of(executed), is_connect(executed)
+    if unproven({"files": once}, scans, shared_cache=shared) is not None:
         of_all = replace(jobs[0].content, interval=span, source_position={"files": files})
-        check_read(replace(jobs[0], content=of_all), scans_of(executed), is_connect(executed))
+        check_read(replace(jobs[0], content=of_all), scans, shared)
 
 
 def _check_reads(jobs: Sequence[IntervalJob], executed: DataFrame) -> None:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql.types import CalendarIntervalType, DataType, StructType, YearMonthIntervalType
 
 from cairn.operations.intervals.read_upstreams import read_upstreams
-from cairn.operations.intervals.stateful_source import stateful_operations, warn_of_stateful_source
+from cairn.operations.intervals.stateful_source import combines_rows, warn_of_stateful_source
 from cairn.operations.intervals.untracked_reads import untracked_in
 from cairn.operations.output_files import noticing
 from cairn.pipeline import Interval, Pipeline
@@ -30,7 +30,7 @@ from cairn.spark.session import is_lost
 from cairn.upstream_sources import Upstreams
 from state_backend.chains.judge_inputs import Chains
 from state_backend.chains.pin_inputs import Reader
-from state_backend.values.errors import CairnError, SourceError, UsageError
+from state_backend.values.errors import CairnError, SourceError
 from state_backend.values.frozen import frozen
 from state_backend.values.hide_secrets import hide_all
 from state_backend.values.inputs import InputRead, Untracked
@@ -88,14 +88,14 @@ def read_source(
 def read_range(spark: SparkSession, pipeline: Pipeline, intervals: Sequence[Interval]) -> list[Read]:
     """Ask a `RangeSource` for intervals that follow each other. Return what it says of each.
 
-    Raise `UsageError` if its query compares rows, since these may be rows of different intervals.
+    Raise `SourceError` if its query combines rows, since these may be rows of different intervals.
     """
     assert isinstance(pipeline.source, RangeSource)
     with _asking(pipeline, intervals[0]) as (where, noticed):
         rows, positions = pipeline.source.read(spark, intervals)
         inner = rows.drop(INTERVAL)
-        if found := stateful_operations(rows):
-            raise UsageError(f"the query of the range_source has {', and '.join(found)}")
+        if combines_rows(rows):
+            raise SourceError("the query of the range_source may combine rows of different intervals")
     _check_rows(pipeline, inner, inner.schema, where)
     untracked = _untracked(rows, noticed)
     return [

@@ -351,7 +351,6 @@ class _Range:
         self._stopped = False
         # False: the source may read what this pipeline writes, so it is asked after the commit of the interval before.
         self._reads_ahead = self.pipeline.read_ahead
-        self._asks_together = isinstance(self.pipeline.source, RangeSource)
         # The number of intervals to compute alone next, and of chunks in a row that could not be computed.
         self._alone = self._vain = 0
         self._why_alone = (
@@ -359,6 +358,9 @@ class _Range:
             if self.on_shards is not None or self.limits.intervals < 2
             else why_never(self.pipeline, self.mode)
         )
+        # True: the source is asked for several intervals at once. `_schema`: the columns of its last single answer.
+        self._asks_together = isinstance(self.pipeline.source, RangeSource) and self._why_alone is None
+        self._schema: Any = None
 
     def run_all(self, intervals: Sequence[Interval], on_outcome: OnOutcome | None, named: bool) -> list[Outcome]:
         outcomes: list[Outcome] = []
@@ -460,7 +462,7 @@ class _Range:
         began_s, attempt = time.monotonic(), self._attempt(interval, permissions)
         before = read_newest(self._at.storage, self._log)
         if before.retained:  # Else a source that reads what the pipeline writes finds nothing to read.
-            self._read_ahead(following)
+            self._read_ahead(() if self._asks_together else following)
         prepared = process_interval(
             self.spark, self.pipeline, self._at, attempt, before=before, on_shards=self.on_shards
         )
@@ -572,7 +574,7 @@ class _Range:
         self._vain = 0
 
     def _read_together(self, intervals: Sequence[Interval]) -> dict[Interval, Read]:
-        """Return what a `RangeSource` says of the intervals; nothing if it can't say it of all of them yet."""
+        """Return what a `RangeSource` says of the intervals; nothing if it must be asked for each of them."""
         if not self._asks_together or any(one in self.known for one in intervals):
             return {}
         self._take_answers()
@@ -581,10 +583,15 @@ class _Range:
         except Exception as error:
             if is_lost(error):
                 raise
-            self._asks_together = not isinstance(error, UsageError)
-            log.info("%s: the source is asked for one interval at a time: %s", self.pipeline.name, error)
-            return {}
+            return self._ask_for_each(error)
+        if reads[0].rows.schema != self._schema:
+            return self._ask_for_each("for several intervals, its columns, types or nullability differ")
         return dict(zip(intervals, reads, strict=True)) if self._may_read_ahead(reads[0]) else {}
+
+    def _ask_for_each(self, why: object) -> dict[Interval, Read]:
+        self._asks_together = False
+        log.warning("%s: from now on, the source is asked for one interval at a time: %s", self.pipeline.name, why)
+        return {}
 
     def _attempts(
         self,
@@ -665,6 +672,7 @@ class _Range:
     def _ask_now(self, interval: Interval) -> Read:
         read = self.known.get(interval) or read_source(self.spark, self.pipeline, interval, self.root)
         self._may_read_ahead(read)
+        self._schema = read.rows.schema
         return read
 
     def _may_read_ahead(self, read: Read) -> bool:
