@@ -1,7 +1,5 @@
 """Random processors that change all that they yielded, stored, read or received, under Spark and under Cairn.
 
-    python -m tests.conformance.mutations [--first 0] [--queries 8] [--programs 200] [--api row,pandas,arrow]
-
 A program is a processor: steps that build values, hand them over, and change them afterwards. Each program has keys of its own, so
 that one query runs many of them, and objects that all its keys share and refill. The vectorised API has no twin in Spark: there a
 program is compared with itself, with copies in place of all that it would change.
@@ -12,12 +10,9 @@ several keys share in the row API, which Spark converts when the last timer of a
 
 from __future__ import annotations
 
-import argparse
 import array
 import collections
 import random
-import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from functools import partial
@@ -474,9 +469,9 @@ class MutatingColumns(ArrowProcessor):
 
     def handleBatch(self, batch: KeyedBatch) -> BatchResult:
         self.take_back()  # the last result
-        pick, now_ms, of_row = random.Random(self.seed), batch.time.getCurrentProcessingTimeInMs(), batch.key_of_row
-        keys, rows, offsets, state, exists = self.got(
-            batch.keys, batch.rows, batch.row_offsets, batch.states["v"], batch.exists["v"]
+        pick, now_ms = random.Random(self.seed), batch.time.getCurrentProcessingTimeInMs()
+        keys, rows, of_row, offsets, state, exists = self.got(
+            batch.keys, batch.rows, batch.key_of_row, batch.row_offsets, batch.states["v"], batch.exists["v"]
         )
         count, said = len(keys), [exists.astype(np.int64), np.diff(offsets)]
         cells, user_keys, values = rows.select(["n", "t", "a"]), rows.select(["n", "t"]), rows.select(["a", "b"])
@@ -536,7 +531,9 @@ class MutatingColumns(ArrowProcessor):
 
     def handleExpiredTimers(self, batch: KeyedBatch) -> BatchResult:
         self.take_back()
-        keys, rows, offsets, state = self.got(batch.keys, batch.rows, batch.row_offsets, batch.states["v"])
+        keys, rows, offsets, state, _ = self.got(
+            batch.keys, batch.rows, batch.row_offsets, batch.states["v"], batch.exists["v"]
+        )
         times = np.add.reduceat(rows["expiry_ms"].to_numpy() % 10, offsets[:-1])
         output = pa.table({"n": state["n"], "note": [f"timers {t}" for t in times.tolist()], "a": state["a"]})
         if random.Random(self.seed).random() < 0.5:
@@ -616,36 +613,3 @@ def run_query(spark: SparkSession, api: str, seed: int, programs: int, folder: P
     both = run_both(spark, make_case(api, seed, programs), folder)
     rows = [row for batch in both.spark.outputs for row in batch]
     return len({row["p"] for row in rows}), len(rows), both.differences()
-
-
-def main() -> int:
-    """Runs the queries; 1 if any differs."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--first", type=int, default=0)
-    parser.add_argument("--queries", type=int, default=8)
-    parser.add_argument("--programs", type=int, default=200)
-    parser.add_argument("--api", default="row,pandas,arrow")
-    options = parser.parse_args()
-    found: list[str] = []
-    if "arrow" in options.api:
-        seeds = range(options.first, options.first + 2 * options.programs)
-        found = run_columns(seeds)
-        print(f"arrow: {len(seeds)} programs", *found[:5], sep="\n")
-    from cairn.spark.session import connect
-
-    apis = [api for api in ("row", "pandas") if api in options.api]
-    spark = connect("local[2]", "mutations")
-    spark.sparkContext.setLogLevel("OFF")
-    for number in range(options.queries if apis else 0):
-        api, seed = apis[number % len(apis)], options.first + number
-        with tempfile.TemporaryDirectory() as folder:
-            programs, rows, differences = run_query(spark, api, seed, options.programs, Path(folder))
-        found += differences
-        print(f"{api}, seed {seed}: {programs} programs, {rows} rows, {len(differences)} differences", flush=True)
-        for line in differences[:5]:
-            print(f"  {line[:1500]}", flush=True)
-    return 1 if found else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

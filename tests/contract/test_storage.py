@@ -217,11 +217,6 @@ def test_what_is_absent_is_told_as_absent(storage: Storage, tmp_path: Path) -> N
     assert not (tmp_path / "got").exists()
 
 
-def test_an_empty_storage_lists_nothing(storage: Storage) -> None:
-    assert paths(storage, "") == []
-    assert paths(storage, "checkpoints/") == []
-
-
 def test_list_takes_a_string_prefix_and_sorts_by_path(storage: Storage) -> None:
     """F51: with zero-padded ids the order of the names is the order of the numbers."""
     everything = ["a", "b-c/1", "b/1", "b/10", "b/2", "b/d/e", "b/d0", "bc", "checkpoints/02", "checkpoints/10", "ü/ö"]

@@ -7,7 +7,7 @@ from decimal import Decimal
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from cairn.aggregates import ApproxDistinct, Count, First, Last, Max, Mean, Min, RunningAggregate, StdDev, Sum, Variance
@@ -56,6 +56,7 @@ additions = st.lists(st.tuples(st.integers(0, OWNERS - 1), hashes), max_size=60)
 
 @laws
 @given(st.lists(st.tuples(st.sampled_from(["add", "union", "reread"]), additions), max_size=5))
+@example([("add", [(0, (1 << bits) - 1)]) for bits in range(64, -1, -1)])  # each rank of the first register
 def test_sketches_are_their_registers(steps):
     model, sketches = Registers(), Sketches.decode(pa.nulls(OWNERS, pa.binary()), PRECISION)
     empty = sketches

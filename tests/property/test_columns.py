@@ -431,6 +431,9 @@ def test_the_arrow_schema():
     assert [f.nullable for f in found] == [False] + [True] * 12
 
 
+AS_ROW = "state 'x': can't decode .* stored bytes as struct<c0: "
+
+
 @pytest.mark.parametrize(
     "types, damaged, why",
     [
@@ -457,6 +460,12 @@ def test_the_arrow_schema():
         (["decimal(38,0)"], b"\1\1\0\x11\0\0\0\1" + bytes(15) + b"\5", "more than 38 digits"),
         (["decimal(38,0)"], b"\1\1\0\x10\0\0\0\x7f" + bytes(15), "more than 38 digits"),
         ([array("long")], b"\1\1\0\4\0\0\0\1\0\0\0", "cut off"),
+        ([array("byte")], bytes.fromhex("010100 06000000 01000000 0200"), AS_ROW),  # a bit behind the last item
+        ([array("byte", False)], bytes.fromhex("010100 06000000 01000000 0100"), AS_ROW),
+        ([array("string")], bytes.fromhex("010100 04000000 ffffffff"), AS_ROW),
+        ([mapping("byte", "byte", True)], bytes.fromhex("010100 0c000000 010000000001 0100000000 0000"), AS_ROW),
+        ([mapping("byte", "byte", True)], bytes.fromhex("010100 0d000000 010000000001 02000000000101"), AS_ROW),
+        ([struct(["byte"])], bytes.fromhex("010100 03000000 000100"), AS_ROW),
     ],
     ids=str,
 )
@@ -464,7 +473,8 @@ def test_corrupt_rows_are_named_as_by_the_codec(types, damaged, why):
     schema = parse_struct(struct(types, [False]))
     with pytest.raises(CorruptFile, match=why) as expected:
         RowCodec("x", schema, 1).decode(damaged)
-    some = {"string": "abc", "date": date(2024, 5, 1), "timestamp": datetime(2024, 5, 1), "array<bigint>": [1]}
+    some = {"string": "abc", "date": date(2024, 5, 1), "timestamp": datetime(2024, 5, 1), "array<string>": ["abc"]}
+    some |= {"array<bigint>": [1], "array<tinyint>": [1], "map<tinyint, tinyint>": {1: 1}, "struct<c0: tinyint>": (1,)}
     sound = RowCodec("x", schema, 1).encode([some.get(str(f.type), 1) for f in schema.fields])
     with pytest.raises(CorruptFile) as found:
         RowColumns("x", schema, 1).decode(pa.array([None, sound, damaged, sound], pa.binary()))

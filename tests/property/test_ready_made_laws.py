@@ -1,4 +1,7 @@
-"""Ready-made processors give the rows of SQL queries over the whole history, however the history is cut into intervals."""
+"""Ready-made processors give the rows of SQL queries over the whole history, however the history is cut into intervals.
+
+Windows and funnels: test_window_laws.py; joins: test_join_laws.py.
+"""
 
 from __future__ import annotations
 
@@ -10,18 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cairn.aggregates import Count, First, Last, Max, Mean, Min, Sum
-from cairn.processors import Deduplicate, History, Latest, TopN, TumblingWindow
-from tests.support.cut_histories import (
-    as_texts,
-    ask,
-    histories,
-    oracle_laws,
-    pipeline_of,
-    run_cut,
-    three_cuts,
-    union,
-)
+from cairn.processors import Deduplicate, History, Latest, TopN
+from tests.support.cut_histories import as_texts, ask, histories, oracle_laws, pipeline_of, run_cut, three_cuts, union
 
 pytestmark = pytest.mark.long("up to 100 histories for each processor, each in three cuts", runs_in="ci")
 
@@ -234,62 +227,3 @@ def test_history(history: Any, cuts: Any, deletes: bool, tracked: Any) -> None:
                 history,
             )
             assert as_texts(list(table.values())) == as_texts(expected), (cut, end)
-
-
-# --- TumblingWindow ---------------------------------------------------------------------------------------------------
-
-_AGGREGATES = {
-    "rows": (Count(), "count(*)"),
-    "total": (Sum("value"), "CAST(sum(value) AS BIGINT)"),
-    "mean": (Mean("value"), "avg(value)"),
-    "least": (Min("text"), "min(text)"),
-    "most": (Max("value"), "max(value)"),
-    "first": (First("value"), "first(value ORDER BY arrived, seq)"),
-    "last_text": (Last("text", ignore_nulls=True), "last(text ORDER BY arrived, seq) FILTER (text IS NOT NULL)"),
-}
-
-
-@oracle_laws
-@given(
-    histories(
-        columns={
-            "value": ("int", st.none() | st.integers(-2, 2)),
-            "text": ("string", st.none() | st.sampled_from(["", "a", "B"])),
-        },
-        null_times=False,
-    ),
-    three_cuts(),
-    st.sampled_from([20, 60, 420]),
-    st.sampled_from([0, 10, -5]),
-    st.booleans(),
-)
-def test_tumbling_window(history: Any, cuts: Any, size: int, offset: int, early: bool) -> None:
-    declared = {name: aggregate for name, (aggregate, _) in _AGGREGATES.items()}
-    span = {"size": timedelta(minutes=size), "offset": timedelta(minutes=offset), "early": early}
-    pipeline = pipeline_of(type("Windows", (TumblingWindow,), {**span, **declared}))
-    minute = 60_000_000
-    window = f"t - to_microseconds((epoch_us(t) - {offset * minute}) % {size * minute})"
-    columns = ", ".join(f"{sql} AS {name}" for name, (_, sql) in _AGGREGATES.items())
-
-    def expected(end: Any) -> list[str]:
-        return as_texts(
-            ask(
-                f"""SELECT k, {window} AS window_start, {window} + to_minutes({size}) AS window_end, {columns}
-                FROM history WHERE arrived < '{end}' GROUP BY ALL""",
-                history,
-            )
-        )
-
-    for cut in cuts:
-        outputs = run_cut(pipeline, history, cut)
-        if not early:
-            assert union(outputs) == expected(cut.ends[-1]), cut
-            continue
-        table: dict[Any, Any] = {}
-        for end, output in zip(cut.ends, outputs, strict=True):
-            for row in sorted(output, key=lambda row: row["version"]):
-                window_of = (repr(row["k"]), row["window_start"])
-                assert row.pop("version") == table.get(window_of, ({}, 0, False))[1] + 1
-                table[window_of] = (row, table.get(window_of, ({}, 0, False))[1] + 1, row.pop("is_final"))
-            assert as_texts([row for row, _, _ in table.values()]) == expected(end), (cut, end)
-        assert all(final for _, _, final in table.values())

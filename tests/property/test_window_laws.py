@@ -123,22 +123,7 @@ def check(
         assert "early" not in mode or finals == set(table)
 
 
-@oracle_laws
-@given(rows_of_values, three_cuts(), st.sampled_from([20, 60, 420]), st.sampled_from([0, 10, -5]), modes)
-def test_tumbling_window(history: Any, cuts: Any, size: int, offset: int, mode: Any) -> None:
-    window = f"t - to_microseconds((epoch_us(t) - {offset * _MINUTE_US}) % {size * _MINUTE_US})"
-
-    def oracle(end: datetime, cut: Cut) -> list[dict[str, Any]]:
-        return ask(
-            f"""SELECT k, {window} AS window_start, {window} + to_minutes({size}) AS window_end, {_COLUMNS}
-            FROM history WHERE arrived < '{end}' GROUP BY ALL""",
-            history,
-        )
-
-    spans = {"size": timedelta(minutes=size), "offset": timedelta(minutes=offset)}
-    check(history, cuts, type("Spans", (TumblingWindow,), spans), mode, oracle)
-
-
+@pytest.mark.parametrize("processor", [TumblingWindow, SlidingWindow])
 @oracle_laws
 @given(
     rows_of_values,
@@ -147,8 +132,9 @@ def test_tumbling_window(history: Any, cuts: Any, size: int, offset: int, mode: 
     st.sampled_from([0, 10, -5]),
     modes,
 )
-def test_sliding_window(history: Any, cuts: Any, spans: tuple[int, int], offset: int, mode: Any) -> None:
-    size, slide = spans
+def test_windows(processor: type, history: Any, cuts: Any, spans: tuple[int, int], offset: int, mode: Any) -> None:
+    """A tumbling window slides by its size."""
+    size, slide = spans if processor is SlidingWindow else spans[:1] * 2
 
     def oracle(end: datetime, cut: Cut) -> list[dict[str, Any]]:
         return ask(
@@ -161,9 +147,9 @@ def test_sliding_window(history: Any, cuts: Any, spans: tuple[int, int], offset:
             history,
         )
 
-    declared = {"size": size, "slide": slide, "offset": offset}
+    declared = {"size": size, "offset": offset} | ({"slide": slide} if processor is SlidingWindow else {})
     settings = {name: timedelta(minutes=minutes) for name, minutes in declared.items()}
-    check(history, cuts, type("Spans", (SlidingWindow,), settings), mode, oracle)
+    check(history, cuts, type("Spans", (processor,), settings), mode, oracle)
 
 
 @oracle_laws

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 
 import pytest
-from airflow.sdk import DAG
-from airflow.timetables import interval as core
 
 from cairn_operators import airflow_versions
 from cairn_operators.airflow_versions import DIFFERENCES, has, minor, say_lacks
-from cairn_operators.dag_schedule import schedule_of_dag
-from state_backend.values.schedule import Cron, Every, encode
 from tests.support.layout import REPOSITORY
 
 
@@ -62,15 +57,3 @@ def test_a_task_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(airflow_versions, "has", lambda name: name != "task state store")
     say_lacks(log, "task state store", "waiting for input")
     assert len(said) == 1 and "has no task state store: nothing is kept between tries" in said[0]
-
-
-@pytest.mark.parametrize(
-    ("timetable", "expected"),
-    [
-        (core.CronDataIntervalTimetable("0 6 * * 1-5", timezone="Europe/Berlin"), Cron("0 6 * * 1-5", "Europe/Berlin")),
-        (core.DeltaDataIntervalTimetable(timedelta(hours=5)), Every(5 * 3_600_000)),
-    ],
-)
-def test_a_timetable_of_any_version_is_a_schedule(timetable: object, expected: Cron | Every) -> None:
-    dag = DAG("d", schedule=timetable, start_date=datetime(2024, 1, 1, tzinfo=UTC))
-    assert schedule_of_dag(dag) == encode(expected)

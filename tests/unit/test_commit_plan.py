@@ -55,18 +55,22 @@ def test_what_was_committed_before_the_begin_does_not_fence() -> None:
     assert isinstance(plan(log_of(C1, C2), mine(day(2), 1, 2)), Create)
 
 
-@pytest.mark.parametrize(("kind", "fenced"), [("interval", True), ("restore", True), ("consolidate", False)])
-def test_only_intervals_and_rewinds_fence(kind: str, fenced: bool) -> None:
-    other = record(3, day(2), 2, kind=kind, reproduces=2 if kind == "consolidate" else None)
+@pytest.mark.parametrize(
+    ("kind", "base", "reproduces", "fenced"),
+    [
+        ("interval", 2, None, True),
+        ("interval", 1, 2, False),
+        ("restore", 2, None, True),
+        ("consolidate", 2, 2, False),
+    ],
+)
+def test_only_other_results_and_rewinds_fence(kind: str, base: int, reproduces: int | None, fenced: bool) -> None:
+    other = record(3, day(2), base, kind=kind, reproduces=reproduces)
     if fenced:
         with pytest.raises(Fenced):
             plan(log_of(C1, C2, other), mine(day(2), 1, 2))
     else:
         assert isinstance(plan(log_of(C1, C2, other), mine(day(2), 1, 2)), Create)
-
-
-def test_a_reproduction_does_not_fence() -> None:
-    assert isinstance(plan(log_of(C1, C2, record(3, day(2), 1, reproduces=2)), mine(day(2), 1, 2)), Create)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,7 @@
-"""Sketches of distinct values: their bytes, which are durable, and how far their estimates are off."""
+"""Sketches of distinct values: their bytes, which are durable, and how far their estimates are off.
+
+Their law beside a model of registers: tests/property/test_aggregate_laws.py.
+"""
 
 import math
 import struct
@@ -96,30 +99,6 @@ def test_durable_bytes():
     assert sketch_of(hashes, 4).encode().to_pylist() == [bytes.fromhex("01010400 01010000 41020000 c1020000")]
     letters = hash_values(pa.array([chr(c) for c in range(ord("a"), ord("z") + 1)]))
     assert sketch_of(letters, 4).encode().to_pylist() == [bytes.fromhex("01020400 04010100 040d0401 00030301 04090002")]
-
-
-@pytest.mark.parametrize("precision", [4, 12])
-def test_a_rank_is_one_more_than_the_leading_zeros_of_the_lower_bits(precision):
-    q = 64 - precision
-
-    def entry(value):
-        (data,) = sketch_of(np.array([value], np.uint64), precision).encode().to_pylist()
-        word = struct.unpack("<I", data[4:])[0]
-        return word >> 6, word & 63
-
-    assert entry(0) == (0, q + 1)
-    assert entry(1) == (0, q)
-    assert entry(2**64 - 1) == ((1 << precision) - 1, 1)
-    for bit in range(q):
-        ones = (1 << bit + 1) - 1  # more than 53 of them would be rounded up to the next power of two
-        assert entry(5 << q | ones) == entry(5 << q | 1 << bit) == (5, q - bit)
-
-
-def test_a_sketch_changes_its_form_where_both_are_equally_long():
-    hashes = np.arange(64, dtype=np.uint64) << np.uint64(58)  # one for each register at precision 6
-    sketches = [sketch_of(hashes[:count], 6).encode()[0].as_py() for count in range(1, 65)]
-    assert [len(data) for data in sketches] == [4 + 4 * count for count in range(1, 16)] + [4 + 64] * 49
-    assert [data[1] for data in sketches] == [1] * 15 + [2] * 49
 
 
 def test_empty_columns():

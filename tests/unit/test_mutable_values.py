@@ -1,6 +1,6 @@
 """What a processor changes after it yielded, stored, read or received it: nothing that was handed over before may change.
 
-The same under Spark and with generated processors is in tests/conformance/test_mutations.py.
+The same under Spark and with generated processors, and the vectorised API, is in tests/conformance/test_mutations.py.
 """
 
 from __future__ import annotations
@@ -20,10 +20,7 @@ import pytest
 from pyspark.sql import Row
 from pyspark.sql.streaming import StatefulProcessor
 
-from cairn.arrow_processor import ArrowProcessor, BatchResult, KeyedBatch, with_keys
 from cairn.replay.trace import rows_of
-from cairn.rows import local_rows
-from cairn.runners import arrow_runner
 from cairn.runners.mutable_values import all_immutable, copy_of, copy_of_column, without_rows
 from cairn.testing import PipelineTester
 from tests.support.bare_pipeline import bare_pipeline
@@ -331,99 +328,3 @@ def test_a_timer_gets_the_key_whatever_the_key_s_last_timer_did_to_it() -> None:
 
     found = outputs(on_rows, "a array<bigint>, b binary", key=["a"], on_timer=on_timer, time_mode="processing")
     assert found == [([n, n], bytes([n])) for n in (0, 0, 1, 1, 2, 2)]
-
-
-# --- the vectorised API -----------------------------------------------------------------------------------------------------------
-
-
-def overwrite(column: Any) -> None:
-    """Zeros in all memory below an array, a table or an array of NumPy that can be written to."""
-    if isinstance(column, np.ndarray):
-        column[...] = 0
-    for chunk in column.iterchunks() if isinstance(column, pa.ChunkedArray) else ():
-        for buffer in chunk.buffers():
-            if buffer is not None and buffer.is_mutable:
-                np.frombuffer(buffer, "u1")[:] = 0
-    for part in column.columns if isinstance(column, pa.Table) else ():
-        overwrite(part)
-
-
-def overwrite_batch(batch: KeyedBatch) -> None:
-    for part in (batch.keys, batch.rows, batch.row_offsets, *batch.states.values(), *batch.exists.values()):
-        overwrite(part)
-
-
-class Careful(ArrowProcessor):
-    """States, timers and output from what a batch holds."""
-
-    splits_keys = True
-    careless = False
-
-    def init(self, handle: Any) -> None:
-        self.handle = handle
-        handle.getValueState("v", "n bigint, s string")
-        self.l = handle.getListState("l", "n bigint, s string")
-        self.m = handle.getMapState("m", "n bigint", "s string")
-        self.buffer = np.zeros(100, np.int64)
-
-    def done(self, *parts: Any) -> None:
-        if self.careless:
-            for part in parts:
-                overwrite(part)
-
-    def handleBatch(self, batch: KeyedBatch) -> BatchResult:
-        of_row, count = batch.key_of_row, len(batch.keys)
-        entries, user_keys = batch.rows.select(["n", "s"]), batch.rows.select(["n"])
-        self.l.appendList(of_row, entries)
-        self.m.updateValue(of_row, user_keys, batch.rows.select(["s"]))
-        times = batch.time.getCurrentProcessingTimeInMs() - 1 - batch.rows["n"].to_numpy() % 3
-        self.handle.registerTimer(of_row, times)
-        held, all_entries, timers = self.l.get(), self.m.iterator(), self.handle.listTimers()
-        last = batch.rows.take(pa.array(batch.row_offsets[1:] - 1)).select(["n", "s"])
-        numbers = self.buffer[:count]
-        numbers[:] = np.diff(held.offsets) * 10_000 + np.diff(all_entries.offsets) * 100 + np.diff(timers.offsets)
-        output = with_keys(batch, pa.table({"n": pa.array(numbers), "s": batch.states["v"]["s"]}))
-        if self.careless:
-            # The result is built of copies; everything that came in, and that the states gave, is overwritten.
-            output = pa.concat_tables([output]).take(pa.array(np.arange(count)))
-            last = last.take(pa.array(np.arange(count)))
-            self.done(of_row, times, held.rows, held.offsets, all_entries.keys, all_entries.values, timers.rows)
-            self.done(all_entries.offsets, timers.offsets)
-            overwrite_batch(batch)
-        return BatchResult(states={"v": last}, output=output)
-
-    def handleExpiredTimers(self, batch: KeyedBatch) -> BatchResult:
-        counts = pa.table({"n": np.diff(batch.row_offsets), "s": batch.states["v"]["s"]})
-        output = with_keys(batch, counts).take(pa.array(np.arange(len(batch.keys))))
-        if self.careless:
-            overwrite_batch(batch)
-        return BatchResult(output=output)
-
-
-class Careless(Careful):
-    careless = True
-
-
-def test_a_vectorised_processor_may_overwrite_all_that_it_got(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Several calls, and a key that goes on in the next one.
-    monkeypatch.setattr(arrow_runner, "ROUND_ROWS", 500)
-    monkeypatch.setattr(local_rows, "BATCH_ROWS", 200)
-    found = []
-    for processor in (Careful, Careless):
-        pipeline = bare_pipeline(
-            processor,
-            order_by=["n"],
-            api="arrow",
-            output_schema="k string, n bigint, s string",
-            time_mode="processing",
-            max_parallelism=4,
-            parallelism=1,
-        )
-        tester = PipelineTester(pipeline, input_schema="k string, n bigint, s string")
-        rows = [(f"{n % 90 if n < 1000 else 8}", n, f"s{n % 10}") for n in range(2500)]
-        ran = [tester.run(rows), tester.run(rows[:20])]
-        found.append(
-            ([r.output for r in ran], [tester.state(s) for s in "vlm"], tester.timers(), ran[-1].record.content.digest)
-        )
-    careful, careless = found
-    assert careful == careless

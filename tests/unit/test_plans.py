@@ -1,4 +1,4 @@
-"""The pure decisions of snapshot, restore and states, as tables."""
+"""The pure decisions of snapshot and restore, as tables. Those of states: test_schema_evolution.py."""
 
 from __future__ import annotations
 
@@ -14,12 +14,10 @@ from state_backend.shard.snapshot import (
     INLINE_FILE_BYTES,
     plan_snapshot,
 )
-from state_backend.state.plan_state_schemas import plan_states
 from state_backend.values.errors import InvariantViolated, StateUnusable, UsageError
 from state_backend.values.handles import Handle
 from state_backend.values.key_groups import KeyGroupRange, check_parallelism, check_whole, range_of, shard_of
 from state_backend.values.records import LocalFile, Segment, ShardManifest
-from tests.support.shards import descriptor
 
 BIG = INLINE_FILE_BYTES + 1
 
@@ -165,11 +163,3 @@ def test_the_best_handle_is_opened(target: tuple[int, int], opened: tuple[int, i
 def test_shards_that_leave_out_or_repeat_key_groups_are_refused(ranges: list[tuple[int, int]]) -> None:
     with pytest.raises(StateUnusable):
         check_whole([KeyGroupRange(first=first, last=last) for first, last in ranges], 8)
-
-
-def test_states_keep_their_ids() -> None:
-    """S39: a state that is added gets a new id; an expiry may change."""
-    recorded = [descriptor("a", "value", 1), descriptor("b", "map", 7)]
-    declared = [descriptor("c", "list", 1), descriptor("b", "map", 2, ttl_ms=5), descriptor("a", "value", 3)]
-    planned = plan_states("p", recorded, declared).states
-    assert [(d.name, d.state_id, d.ttl_ms) for d in planned] == [("a", 1, None), ("b", 7, 5), ("c", 8, None)]

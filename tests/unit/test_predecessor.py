@@ -688,36 +688,26 @@ def test_a_long_wait_looks_more_rarely(waited_s: float, poll_s: float, local: bo
     assert previous_checkpoint_trigger.pause_s(waited_s, poll_s, local=local) == then_s
 
 
+@pytest.mark.parametrize(
+    ("awaits", "runs", "why"),
+    [
+        # The checkpoint that is waited for, and no other.
+        ({}, [run("day2", clear_number=0), run("day2", clear_number=1)], "checkpoint 4 is committed"),
+        # While no run is awaited: any commit of the interval.
+        ({"awaited": False}, [run("anybody")], "checkpoint 3 is committed"),
+        # Day 3 is awaited, and starts from day 2.
+        ({"end_ms": day(3).end_ms, "begins_ms": day(3).start_ms}, [run("anybody")], "the interval before can begin"),
+    ],
+)
 @pytest.mark.usefixtures("airflow_says")
-def test_fires_for_the_checkpoint_that_is_waited_for_and_no_other(folder: Folder) -> None:
+def test_fires_when_a_commit_ends_the_wait(folder: Folder, awaits: dict[str, Any], runs: Any, why: str) -> None:
     def commits() -> None:
-        folder.run(day(1), "a2", digest=folder.coordinator.record(1).content.digest)
-        folder.run(day(2), "a3", run=run("day2", clear_number=0))
-        folder.run(day(2), "a4", run=run("day2", clear_number=1))
-
-    assert fires(trigger(), commits) == "checkpoint 4 is committed"
-
-
-@pytest.mark.usefixtures("airflow_says")
-def test_fires_when_the_awaited_run_can_begin(folder: Folder) -> None:
-    """Day 3 is awaited, and starts from day 2."""
-
-    def again_then_day_2() -> None:
         folder.run(day(1), "a2", digest=folder.coordinator.record(1).content.digest)
         time.sleep(0.1)
-        folder.run(day(2), "a3")
+        for n, of in enumerate(runs, 3):
+            folder.run(day(2), f"a{n}", run=of)
 
-    made = trigger(end_ms=day(3).end_ms, begins_ms=day(3).start_ms)
-    assert fires(made, again_then_day_2) == "the interval before can begin"
-
-
-@pytest.mark.usefixtures("airflow_says")
-def test_while_no_run_is_awaited_any_commit_of_the_interval_ends_the_wait(folder: Folder) -> None:
-    def commits() -> None:
-        folder.run(day(1), "a2", digest=folder.coordinator.record(1).content.digest)
-        folder.run(day(2), "a3", run=run("anybody"))
-
-    assert fires(trigger(awaited=False), commits) == "checkpoint 3 is committed"
+    assert fires(trigger(**awaits), commits) == why
 
 
 @pytest.mark.usefixtures("folder")

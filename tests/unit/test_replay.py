@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -218,15 +219,18 @@ def test_a_processor_that_is_not_deterministic_is_the_reason(tmp_path: Path) -> 
     assert "because: the processor is not deterministic: two replays of the same rows and state differ" in result.stdout
 
 
+def pdb_of(root: Path, key: str, n: str) -> Terminal:
+    command = [sys.executable, "-m", "cairn.command.cli", "replay", key, n, "--pdb"]
+    settings = {"CAIRN_ROOT": f"file://{root}", "CAIRN_CODE": "tests.support.replayed:ROW"}
+    return Terminal(command, {**os.environ, **settings}, REPOSITORY)
+
+
 @pytest.mark.parametrize(
     ("key", "n", "handler"), [("ann", "2", "handleInputRows"), ("carl", "3", "handleExpiredTimer")]
 )
 @pytest.mark.long("seconds", runs_in="ci")
 def test_pdb_stops_in_the_handler_and_shows_its_variables(root: Path, key: str, n: str, handler: str) -> None:
-    command = [sys.executable, "-m", "cairn.command.cli", "replay", key, n, "--pdb"]
-    settings = {"CAIRN_ROOT": f"file://{root}", "CAIRN_CODE": "tests.support.replayed:ROW"}
-    terminal = Terminal(command, {**os.environ, **settings}, REPOSITORY)
-    try:
+    with closing(pdb_of(root, key, n)) as terminal:
         stopped = terminal.wait_for("(Pdb) ")
         assert "accounts.py(" in stopped and f"{handler}()" in stopped
         terminal.type("n")
@@ -236,19 +240,12 @@ def test_pdb_stops_in_the_handler_and_shows_its_variables(root: Path, key: str, 
         terminal.type("c")
         assert terminal.end() == 0
         assert "state: equals the committed state" in terminal.said
-    finally:
-        terminal.close()
 
 
 @pytest.mark.long("seconds", runs_in="ci")
 def test_quit_in_pdb_stops_the_replay(root: Path) -> None:
-    command = [sys.executable, "-m", "cairn.command.cli", "replay", "ann", "2", "--pdb"]
-    settings = {"CAIRN_ROOT": f"file://{root}", "CAIRN_CODE": "tests.support.replayed:ROW"}
-    terminal = Terminal(command, {**os.environ, **settings}, REPOSITORY)
-    try:
+    with closing(pdb_of(root, "ann", "2")) as terminal:
         terminal.wait_for("(Pdb) ")
         terminal.type("q")
         assert terminal.end() == 130
         assert "Traceback" not in terminal.said
-    finally:
-        terminal.close()

@@ -388,7 +388,7 @@ def test_wrong_arity(row):
         codec(a="long", b="long").encode(row)
 
 
-# --- strict decoding -----------------------------------------------------------------------------------------------------------
+# --- strict decoding, beside tests/property/test_columns.py -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("json", "row", "expected"), LAYOUT)
@@ -409,26 +409,3 @@ def test_other_headers_are_refused(fields):
         codec(4, **fields).decode(data)
     with pytest.raises(UnsupportedFormat, match=r"state 'x': .* an entry in format 2; .* reads format 1"):
         codec(3, **fields).decode(b"\x02" + data[1:])
-
-
-@pytest.mark.parametrize(
-    ("of", "data"),
-    [
-        ("long", "010302" + "00" * 8),  # a bit behind the last field
-        ("string", "010300" + "01000000ff"),  # no UTF-8
-        ("string", "010300" + "ffffffff61"),
-        ("date", "010300" + "ffffff7f"),
-        ("timestamp", "010300" + "ff" * 7 + "7f"),
-        ("decimal(2,0)", "010300" + "6400000000000000"),  # three digits
-        ("decimal(20,0)", "010300" + "020000000001"),  # not the shortest form
-        (array("byte"), "010300" + "06000000" + "01000000" + "0200"),  # a bit behind the last item
-        (array("byte", False), "010300" + "06000000" + "01000000" + "0100"),
-        (array("string"), "010300" + "04000000" + "ffffffff"),
-        (mapping("byte", "byte"), "010300" + "0c000000" + "010000000001" + "010000000001"[:10] + "0000"),
-        (mapping("byte", "byte"), "010300" + "0d000000" + "010000000001" + "02000000000101"),
-        (struct(p="byte"), "010300" + "03000000" + "000100"),
-    ],
-)
-def test_bytes_that_are_no_row(of, data):
-    with pytest.raises(CorruptFile, match=r"state 'x': can't decode .* stored bytes as struct<a: "):
-        codec(a=of).decode(bytes.fromhex(data))

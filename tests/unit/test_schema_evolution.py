@@ -377,7 +377,7 @@ def test_the_last_version_is_255() -> None:
 
 def test_undeclared_states_are_kept_as_they_are_and_found_again() -> None:
     recorded = (state("gone", ttl_ms=7), state("kept", state_id=4))
-    plan = plan_states("p", recorded, [state("kept"), state("new")])
+    plan = plan_states("p", recorded, [state("new"), state("kept", state_id=2)])
     assert [(d.name, d.state_id) for d in plan.states] == [("gone", 1), ("kept", 4), ("new", 5)]
     assert plan.states[0] == recorded[0]
     assert (plan.undeclared, plan.dropped, plan.warnings) == (("gone",), (), ())

@@ -159,6 +159,16 @@ def test_a_url_that_names_a_session_is_refused() -> None:
         connect("sc://h:7/;token=secret;session_id=0b1c2d3e-0000-0000-0000-000000000000", "test")
 
 
+def server_of(patch: pytest.MonkeyPatch, settings: Any = lambda *_: None, **calls: Any) -> Any:
+    """The client of a session without a server."""
+    none = lambda *_: None  # noqa: E731
+    client = SimpleNamespace(close=none, release_session=none, set_retry_policies=none, _on_exit=none, **calls)
+    empty = SimpleNamespace(client=client, conf=SimpleNamespace(set=settings))
+    patch.setattr("pyspark.sql.connect.session.SparkSession", lambda connection: empty)
+    patch.setattr(spark_session, "_channel", none)
+    return client
+
+
 @pytest.mark.parametrize(
     ("says", "shared"),
     [
@@ -178,11 +188,7 @@ def test_a_server_that_refuses_gives_each_session_workers_of_its_own(
         copies.append(session)
         return client
 
-    none = lambda *_: None  # noqa: E731
-    client = SimpleNamespace(clone=copy, close=none, release_session=none, set_retry_policies=none, _on_exit=none)
-    empty = SimpleNamespace(client=client, conf=SimpleNamespace(set=none))
-    monkeypatch.setattr("pyspark.sql.connect.session.SparkSession", lambda connection: empty)
-    monkeypatch.setattr(spark_session, "_channel", none)
+    client = server_of(monkeypatch, clone=copy)
     url = "sc://h:7/;user_id=me;session_id=0b1c2d3e-0000-0000-0000-000000000000"
     assert _made_with_shared_workers(url, None) == shared
     assert copies == ["0b1c2d3e-0000-0000-0000-000000000000"] * shared
@@ -192,11 +198,7 @@ def test_a_lost_server_is_asked_once_for_shared_workers(monkeypatch: pytest.Monk
     def lost(*_: Any) -> None:
         raise RuntimeError("StatusCode.UNAVAILABLE: failed to connect to all addresses")
 
-    none = lambda *_: None  # noqa: E731
-    client = SimpleNamespace(close=none, release_session=none, set_retry_policies=none, _on_exit=none)
-    empty = SimpleNamespace(client=client, conf=SimpleNamespace(set=lost))
-    monkeypatch.setattr("pyspark.sql.connect.session.SparkSession", lambda connection: empty)
-    monkeypatch.setattr(spark_session, "_channel", none)
+    server_of(monkeypatch, settings=lost)
     with pytest.raises(RuntimeError, match="UNAVAILABLE"):
         _made_with_shared_workers("sc://h:7/;session_id=u", None)
 

@@ -311,17 +311,7 @@ def test_a_file_that_was_written_anew_since_it_was_listed_stays() -> None:
 # --- in doubt -------------------------------------------------------------------------------------------------------------------------
 
 
-def test_a_lost_manifest_of_a_retained_checkpoint_stops_it() -> None:
-    clock = Clock()
-    folder = silent_attempt(clock, inline=False)
-    folder.storage.delete(paths.shared("a1", 0, 0, 0, "manifest"))
-    before = folder.paths()
-    with pytest.raises(CorruptFile, match=r"a1/0-0-0\.manifest"):
-        make(folder.storage, clock)
-    assert folder.paths() == before
-
-
-@pytest.mark.parametrize("damage", ["record", "newest record", "manifest", "quarantine"])
+@pytest.mark.parametrize("damage", ["record", "newest record", "manifest", "lost manifest", "quarantine"])
 def test_what_cannot_be_read_stops_it(damage: str) -> None:
     clock = Clock()
     folder = silent_attempt(clock, inline=False)
@@ -332,11 +322,12 @@ def test_what_cannot_be_read_stops_it(damage: str) -> None:
         "record": paths.record(1),
         "newest record": paths.record(2),
         "manifest": paths.shared("a2", 0, 0, 0, "manifest"),
+        "lost manifest": paths.shared("a2", 0, 0, 0, "manifest"),
         "quarantine": paths.quarantine(1),
     }[damage]
     info = folder.storage.stat(path)
     assert info is not None
-    if damage == "newest record":
+    if damage in ("newest record", "lost manifest"):
         folder.storage.delete(path)
     else:
         folder.storage.replace(path, b"garbage", generation=info.generation)
