@@ -17,6 +17,7 @@ from cairn.pipeline import Pipeline
 from cairn.replay.run_key import InProcess
 from cairn.rows.local_rows import route_locally
 from cairn.shard_jobs.chunk import ChunkAck, ChunkJob
+from state_backend.checkpoint.log import Log
 from state_backend.shard.manifest import manifest_of
 from state_backend.values.records import Record
 from tests.support.coordinator import coordinator_of
@@ -76,15 +77,16 @@ def results(pipeline: Pipeline, root: Any) -> list[dict[str, Any]]:
     """What intervals that are computed together have in common with intervals that are computed one by one."""
     coordinator = coordinator_of(pipeline, str(root))
     log = coordinator.log()
-    return [_result(record, log.retained[record.id].stale_by, coordinator.at.storage) for record in log.completed()]
+    return [_result(record, log, coordinator.at.storage) for record in log.completed()]
 
 
-def _result(record: Record, stale_by: int | None, storage: Any) -> dict[str, Any]:
-    content = record.content
+def _result(record: Record, log: Log, storage: Any) -> dict[str, Any]:
+    content, stale_by = record.content, log.retained[record.id].stale_by
     totals = content.totals
     logical = ("input_rows", "output_rows", "late_rows", "keys_touched", "keys", "entries", "changed_bytes")
     return {
         "record": (record.id, record.reproduces, record.retained, record.replaced, stale_by, content.base_id),
+        "filtered": [forget and forget.id for forget in map(log.of_attempt, content.filtered)],
         "schemas": (record.output_schemas, record.input_schemas),
         "groups": [manifest_of(ref, storage).key_group_states for ref in content.shards],
         "outputs": [(o.handle.size_bytes, o.handle.crc32c, o.rows, o.late, o.digest) for o in content.outputs],
@@ -93,6 +95,6 @@ def _result(record: Record, stale_by: int | None, storage: Any) -> dict[str, Any
         name: getattr(content, name)
         for name in (
             *("interval", "digest", "time", "states", "source_position", "input_hash", "code_hash", "permissions"),
-            *("key_schema", "parallelism", "retention", "schedule", "filtered", "inputs", "followed", "untracked"),
+            *("key_schema", "parallelism", "retention", "schedule", "inputs", "followed", "untracked"),
         )
     }
