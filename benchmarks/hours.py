@@ -1,11 +1,11 @@
-"""A range of thousands of hours in one call: does the cost of an hour grow?
+"""Thousands of hours in one call of `run_intervals`: does the cost of an hourly interval grow?
 
     python -m benchmarks.hours [--hours 8760] [--rows 1000] [--turn 730] [--root FOLDER]
 
-One call of `run_intervals` computes the hours, by default a year of 1,000 rows each, with the default retention. The
-processor counts and sums by user. After each turn of hours the program prints the seconds and CPU seconds of an hour,
-the number of files in the pipeline's folder and of checkpoints that are retained, the resident memory of all processes, and
-the entries of the temporary folder. With a root that has hours already, it computes the hours after them.
+By default the hours are those of a year, with 1,000 rows in each hour and the default retention. The processor counts
+and sums by user. After every 730 hours (`--turn`) the program prints the wall time and CPU time of an hour, the files
+in the pipeline's folder, the retained checkpoints, the resident memory of all processes, and the entries of the folder
+for temporary files. If `--root` already has hours, the program continues after them.
 """
 
 from __future__ import annotations

@@ -166,14 +166,14 @@ def test_a_row_of_no_interval_that_was_asked_for_is_refused(
     assert len(results(pipeline, tmp_path / "root")) == 2
 
 
-@pytest.mark.parametrize("why", ["may combine rows", "columns, types or nullability differ"])
+@pytest.mark.parametrize("why", ["can combine rows", "columns, types or nullability"])
 def test_a_range_source_whose_rows_may_differ_is_asked_for_each_interval(
     why: str, spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     @range_source
     def days(spark: Any, intervals: Sequence[Interval]) -> Any:
         rows = spark.range(len(intervals)).selectExpr("'ann' as user", "'fig' as item", "1L as amount")
-        if why == "may combine rows":
+        if why == "can combine rows":
             rows = rows.distinct()
         elif len(intervals) > 1:
             rows = rows.withColumn("item", F.expr("nullif(item, '')"))
@@ -181,7 +181,7 @@ def test_a_range_source_whose_rows_may_differ_is_asked_for_each_interval(
 
     pipeline = pipeline_over(tmp_path, source=days, stateful_source="allow")
     run_intervals(spark, pipeline, DAYS[:7], str(tmp_path / "root"), limits=ChunkLimits(seconds=60))
-    assert caplog.text.count("asked for one interval at a time") == caplog.text.count(why) == 1
+    assert caplog.text.count("asks the source for one interval at a time") == caplog.text.count(why) == 1
     assert [sum(o[2] for o in r["outputs"]) for r in results(pipeline, tmp_path / "root")] == [1] * 7
 
 

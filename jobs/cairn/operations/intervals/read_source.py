@@ -95,7 +95,7 @@ def read_range(spark: SparkSession, pipeline: Pipeline, intervals: Sequence[Inte
         rows, positions = pipeline.source.read(spark, intervals)
         inner = rows.drop(INTERVAL)
         if combines_rows(rows):
-            raise SourceError("the query of the range_source may combine rows of different intervals")
+            raise SourceError("an aggregate, a join or a limit in its query can combine rows of several intervals")
     _check_rows(pipeline, inner, inner.schema, where)
     untracked = _untracked(rows, noticed)
     return [

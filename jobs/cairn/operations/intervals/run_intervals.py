@@ -585,12 +585,14 @@ class _Range:
                 raise
             return self._ask_for_each(error)
         if reads[0].rows.schema != self._schema:
-            return self._ask_for_each("for several intervals, its columns, types or nullability differ")
+            return self._ask_for_each(
+                "for several intervals, its columns, types or nullability are others than for one"
+            )
         return dict(zip(intervals, reads, strict=True)) if self._may_read_ahead(reads[0]) else {}
 
     def _ask_for_each(self, why: object) -> dict[Interval, Read]:
         self._asks_together = False
-        log.warning("%s: from now on, the source is asked for one interval at a time: %s", self.pipeline.name, why)
+        log.warning("%s: the rest of this run asks the source for one interval at a time: %s", self.pipeline.name, why)
         return {}
 
     def _attempts(
