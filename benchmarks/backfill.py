@@ -1,8 +1,9 @@
-"""The cost of a day of flights in a past range: with a call for each day, with one call, and with one call in chunks.
+"""The cost of a day of flights in a past range: by a call for each day, or by one call in three ways.
 
     python -m benchmarks.backfill [--days 60] [--turn 20] [--flights FOLDER]
 
-One Spark session on two cores runs all ways. They take turns of some days, each in a root of its own. So other load on
+The one call has a Spark job for each day, a job for several days, or a job for several days whose source reads them by
+one query (`range_source`). One Spark session on two cores runs all ways. They take turns of some days, each in a root of its own. So other load on
 the machine affects all of them. The first turn has the JVM's warm-up, and counts too. The program prints the seconds
 and the CPU seconds of all processes per day, and the speed of the machine: the seconds of 20,000,000 additions before
 and after. It fails if the states or outputs differ.
@@ -16,9 +17,12 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+
+from pyspark.sql import SparkSession
 
 from benchmarks.processes import cpu_s
 from cairn.operations.intervals.plan_chunk import ChunkLimits
@@ -32,6 +36,14 @@ from state_backend.checkpoint.location import locate
 from state_backend.checkpoint.log import read_log
 
 ONE = ChunkLimits(intervals=1)
+
+
+def read_day(spark: SparkSession, interval: Interval) -> Any:
+    """Return the flights of a day, as a source that reads one interval does."""
+    return AIRCRAFT.source(spark, interval)
+
+
+PLAIN = replace(AIRCRAFT, source=read_day)
 
 
 def results(root: str) -> dict[Interval, Any]:
@@ -91,7 +103,7 @@ def main() -> None:
         if options.flights is None:
             land_flights.main(["--to", str(flights), "--from", "2013-01-01", "--days", str(options.days)])
         os.environ["CAIRN_FLIGHTS"] = str(flights.resolve())
-        each, alone, together = (str(folder / name) for name in ("each", "alone", "together"))
+        each, alone, union, together = (str(folder / name) for name in ("each", "alone", "union", "together"))
         spark = connect("local[2]", "cairn backfill benchmark")
         spark.sparkContext.setLogLevel("ERROR")
         before_s = loop_s()
@@ -99,12 +111,13 @@ def main() -> None:
             days,
             options.turn,
             {
-                "a call each": lambda turn: [run_interval(spark, AIRCRAFT, day, each) for day in turn],
-                "one call, a job each": lambda turn: run_intervals(spark, AIRCRAFT, turn, alone, limits=ONE),
-                "one call, in chunks": lambda turn: run_intervals(spark, AIRCRAFT, turn, together),
+                "a call each": lambda turn: [run_interval(spark, PLAIN, day, each) for day in turn],
+                "one call, a job each": lambda turn: run_intervals(spark, PLAIN, turn, alone, limits=ONE),
+                "one call, in chunks": lambda turn: run_intervals(spark, PLAIN, turn, union),
+                "one call, in chunks, range source": lambda turn: run_intervals(spark, AIRCRAFT, turn, together),
             },
         )
-        if not results(each) == results(alone) == results(together):
+        if not results(each) == results(alone) == results(union) == results(together):
             raise RuntimeError("the states or outputs of the ways differ")
         started_s = time.perf_counter()
         kept = run_intervals(spark, AIRCRAFT, days, together)
