@@ -536,7 +536,7 @@ class RocksStore:
             self._db.compact_range(None, None, options)
             self._await_compactions(600.0)  # Raises the errors of the compaction's jobs; `compact_range` does not.
 
-    def capture(self, destination: Path, *, deadline_s: float = 600.0) -> tuple[list[Path], list[Path]]:
+    def capture(self, destination: Path) -> tuple[list[Path], list[Path]]:
         """Write all entries to files, and hard-link them into a new folder.
 
         The method waits for compactions that the flush started. Otherwise chance would decide whether the next
@@ -546,7 +546,7 @@ class RocksStore:
         """
         with _Failures(f"can't capture the state in {self.directory}"):
             self._db.flush()
-            self._await_compactions(deadline_s)
+            self._await_compactions(600.0)
             destination.mkdir(parents=True)
             ssts = [destination / name.lstrip("/") for name in sorted(f["name"] for f in self._db.live_files())]
             for sst in ssts:

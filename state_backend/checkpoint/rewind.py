@@ -1,8 +1,7 @@
 """Rewind a pipeline to a checkpoint, or fork another pipeline from it: `restore` records, made without Spark.
 
-A rewind adds a record to the same log, which names the files of the target checkpoint. A fork has files of its own in
-the other pipeline's folder, which the storage links or copies. So neither folder depends on the other. A process that
-stops during one of these steps leaves:
+docs/design.md says which files a rewind and a fork name or copy ("Rewind and fork"). A process that stops during one of
+these steps leaves:
 
     copy        files in the fork's folder that no record names, which a sweep deletes later
     prepare     attempts/<uuid>/prepared.json, whole or not at all
@@ -372,14 +371,12 @@ def as_restored(
     )
 
 
-def take_over(
-    manifest: ShardManifest, source: Storage, storage: Storage, attempt: str, task: int, *, parallelism: int = 8
-) -> ShardManifest:
+def take_over(manifest: ShardManifest, source: Storage, storage: Storage, attempt: str, task: int) -> ShardManifest:
     """Copy a shard's files and segments to `shared/<attempt>/` of `storage`, and return the manifest of the copies."""
     old = list(dict.fromkeys(manifest.handles))
     files = {f.handle for f in manifest.files}
     names = [paths.shared(attempt, manifest.shard, task, n, "sst" if h in files else "log") for n, h in enumerate(old)]
-    copies = copy_all(source, storage, list(zip(old, names, strict=True)), parallelism=parallelism)
+    copies = copy_all(source, storage, list(zip(old, names, strict=True)))
     new = dict(zip(old, copies, strict=True))
 
     def moved(segment: Segment) -> Segment:

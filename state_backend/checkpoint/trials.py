@@ -8,9 +8,6 @@ steps, the step leaves:
     3. remove the trial         the record, and a part of roots/<name>. The record is deleted last, so that the next
                                 removal finds the rest
 
-A trial may be removed while it still runs. It then stops before its next commit, and removes the files that it has
-written since. If it dies first, the next sweep finds roots/<name> without a record, and removes it.
-
 Production's folder is only read, with one exception: the fork links or copies the files of a production checkpoint into
 the trial's root, and holds a lease on the checkpoint meanwhile.
 """
@@ -154,9 +151,9 @@ def check_same_trial(there: Trial, wanted: Trial) -> None:
             )
 
 
-def remove_trial(root: str, trial: Trial, *, dry_run: bool = False) -> Removed:
+def remove_trial(root: str, trial: Trial) -> Removed:
     """Remove all files of a trial, its record last. A repeated call continues a removal that stopped."""
-    return remove_trial_named(root, trial.pipeline, trial.name, dry_run=dry_run)
+    return remove_trial_named(root, trial.pipeline, trial.name)
 
 
 def remove_trial_named(root: str, pipeline: str, name: str, *, dry_run: bool = False) -> Removed:

@@ -38,7 +38,8 @@ def digest_of(rows: pa.RecordBatch | pa.Table) -> int:
 def _of_fields(fields: Iterable[pa.Field], columns: Iterable[pa.Array], count: int) -> Hashes:
     hashes = np.zeros(count, _U64)
     for field, column in zip(fields, columns, strict=True):
-        hashes += _mix(_of_column(column) ^ _seed(f"{_kind(column.type)} {field.name}"))
+        seed = _U64(xxhash.xxh64_intdigest(f"{_kind(column.type)} {field.name}".encode()))
+        hashes += _mix(_of_column(column) ^ seed)
         _mix(hashes)
     return hashes
 
@@ -117,10 +118,6 @@ _KINDS = (
     ("map", types.is_map),
     ("list", lambda t: types.is_list(t) or types.is_large_list(t)),
 )
-
-
-def _seed(text: str) -> np.uint64:
-    return _U64(xxhash.xxh64_intdigest(text.encode()))
 
 
 def _mix(x: Hashes) -> Hashes:

@@ -25,7 +25,10 @@ def show_checkpoint(root: str, pipeline: str, checkpoint: str, *, as_json: bool)
             print_text(f"{name:<16} {cell(value)}")
     for read in shown["reads"]:
         print_text(f"{'reads':<16} {in_words(read)}")
-    for title, name, words in (("totals", "totals", measure), ("durations", "durations_us", _duration)):
+    for title, name, words in (
+        ("totals", "totals", measure),
+        ("durations", "durations_us", lambda _, us: span(us / 1_000_000)),
+    ):
         print_text(f"\n{title}")
         for key, value in shown[name].items():
             print_text(f"  {key:<16} {words(key, value):>16}")
@@ -41,10 +44,6 @@ def show_checkpoint(root: str, pipeline: str, checkpoint: str, *, as_json: bool)
     for output in shown["outputs"]:
         print_text(f"{'late output' if output['late'] else 'output'} {output['path']}: {output['rows']:,} rows")
     return 0
-
-
-def _duration(_: str, microseconds: int) -> str:
-    return span(microseconds / 1_000_000)
 
 
 def _manifests(record: Record, storage: Storage) -> list[ShardManifest]:

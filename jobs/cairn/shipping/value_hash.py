@@ -164,7 +164,7 @@ class ValueHasher:
         if filed and _resolve(function) is function:
             return _hash("function", name)
         code, where = function.__code__, _code_name(function)
-        self.modules.update(_imported(code))
+        self.modules.update(i.argval for i in _instructions(code) if i.opname == "IMPORT_NAME" and i.argval)
         source = _source_of(code, function.__globals__)
         if source is None:
             self.by_build.add(f"{where} has no source text")
@@ -177,7 +177,8 @@ class ValueHasher:
         for variable, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
             digests.append(self.digest(cell, f"{variable!r}, which {where} uses"))
         if not filed:
-            for variable in sorted(_globals_used(code) & function.__globals__.keys()):
+            read = {i.argval for i in _instructions(code) if i.opname in ("LOAD_GLOBAL", "LOAD_NAME")}
+            for variable in sorted(read & function.__globals__.keys()):
                 digests += [
                     _hash("name", _text(variable)),
                     self.digest(function.__globals__[variable], f"{module}.{variable}"),
@@ -286,16 +287,6 @@ def _hash(kind: str, *parts: bytes) -> bytes:
         digest.update(b" %d:" % len(part))
         digest.update(part)
     return digest.digest()
-
-
-def _globals_used(code: types.CodeType) -> set[str]:
-    """Return the global names that a function and its inner functions read."""
-    return {i.argval for i in _instructions(code) if i.opname in ("LOAD_GLOBAL", "LOAD_NAME")}
-
-
-def _imported(code: types.CodeType) -> set[str]:
-    """Return the modules that a function and its inner functions import."""
-    return {i.argval for i in _instructions(code) if i.opname == "IMPORT_NAME" and i.argval}
 
 
 def _instructions(code: types.CodeType) -> Iterator[dis.Instruction]:
