@@ -1,9 +1,7 @@
 """List the files of a folder on storages whose listings may be old.
 
-A network disk answers a listing from a cache that may be some seconds old, without files that other hosts have just
-created. A read of one file by its name is current. So the writer of a file that listings must not miss also writes the
-file's name to `settled/names/<folder>.json`, before any process depends on the file. A reader that lists the folder
-reads that file by its name, and adds the names in it.
+docs/design.md tells why `settled/names/<folder>.json` exists, and who reads it ("Old listings"). The writer of a file
+that listings must not miss writes the file's name there before any process depends on the file.
 
 A writer that stops half-way leaves a name without a file, or a file without a name. Readers skip a name without a file.
 No process depends on a file without a name, and listings show the file some seconds later. Storages whose listings are

@@ -1,10 +1,5 @@
 """Read entries of the log by name, so that a look-up costs the same at any length of the log.
 
-    checkpoints/<id>.json                                   the record or tombstone of an id
-    settled/commits/<period>/<interval>-<id>-<kind>.json    the commit <id> of this interval; with kind `replaced`: a
-                                                            commit <id> of another interval replaced this one's output
-    settled/attempts/<attempt>.json                         how an attempt ended
-
 The writer of a record first writes all settled files about the earlier records (`append_record.py`). So a reader of the
 newest record finds the settled files of all earlier ids. Settled files of the newest id or of later ids may exist too;
 readers ignore them.

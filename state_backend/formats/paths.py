@@ -1,26 +1,7 @@
 """Builders and parsers of every durable path.
 
-A pipeline's folder contains
-
-    checkpoints/00000000000000000042.json                          the log: one record for each commit
-    HEAD.json                                                      an id that the log contains
-    settled/commits/1d-2013-01-01/<interval>-<id>-<kind>.json      what commit <id> did to the interval, in the folder
-                                                                   of the days in which the interval begins
-    settled/attempts/<attempt>.json                                the id of the record that ended the attempt
-    settled/names/<folder>.json                                    the file names in <folder>, on disks whose listings
-                                                                   may miss new files (`fresh_listing`)
-    shared/<attempt>/<shard>-<task>-<n>.sst|.log|.manifest         immutable state files
-    attempts/<attempt>/prepared.json                               processed, not committed
-    attempts/<attempt>/refused.json                                validation refused the attempt
-    failing/<attempt>/<check>/<file>.parquet                       rows of the attempt that failed an expectation
-    output/<interval>/<attempt>/part-<shard>-<task>.parquet        output rows
-    output/<interval>/<attempt>/late-<shard>-<task>.parquet        late rows
-    published/<interval>/<id>.json                                 the sink hook has run
-    quarantine/00000000000000000042.json                           validation refused the checkpoint
-    validated/00000000000000000042-full.json                       the checkpoint passed validation; or -fast
-    leases/00000000000000000042-900-<lease>.json                   keeps checkpoint 42 for 900 s after the last write
-    clock                                                          written and deleted at once, to learn the storage's
-                                                                   time from the file's time
+docs/design.md draws a pipeline's folder ("What is on disk"). The folder also has, for a moment, a file `clock`, from
+whose time a process learns the storage's time.
 
 A savepoint's own folder contains
 

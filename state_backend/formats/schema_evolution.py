@@ -6,16 +6,8 @@ An entry keeps the version that it was written with until the processor writes i
 with their versions, and rewriting all state on a deployment would be too expensive. So the decoder converts an entry
 when it reads the entry.
 
-    allowed change                              result for older entries
-    a nullable field is added                   null
-    a field is dropped                          no field; a field that is added again under the name starts from null
-    a field is renamed                          the same values: the field gets the new name in all recorded versions
-    fields are reordered                        the same values: fields are matched by name
-    byte -> short -> integer -> long            the same values
-    byte, short -> float; integer too -> double the float that equals the value
-    float -> double                             the same values
-    decimal(p,s) -> decimal(p',s')              the same values with s' digits; s' >= s and p'-s' >= p-s
-    NOT NULL -> nullable                        the same values
+docs/processors.md lists the allowed changes ("Changing a state's schema"). Besides these, byte and short may become
+float. A dropped field that is added again under its name starts from null.
 
 The same rules hold inside structs, array elements and map values. Each step is exact. So a value does not depend on the
 number of versions between. Keys of maps must never change, because the digest hashes their bytes.

@@ -4,14 +4,7 @@ Columns are matched by name at every depth. The table has the columns of all sch
 holds the values of all files. So no value is lost, and neither the order in which files were written nor the newest
 file decides. A file that lacks a column has null there. Arrow's exact casts widen values.
 
-    types of one column                         type in the table
-    equal types                                 the same
-    byte, short, integer, long                  the widest; likewise byte or short and float, integer and double
-    float, double                               double
-    decimals                                    the one whose digits before and after the point are enough for all
-    struct, array, map                          the same rules for fields, elements and values; keys must be equal
-    NOT NULL in some files only                 nullable
-    others, such as int and string              none: the schemas clash
+docs/processors.md has the table of types ("Changing the output's schema").
 """
 
 from __future__ import annotations

@@ -2,12 +2,10 @@
 
 The comparison reads only the parts of the states that may differ:
 
-    states       If counts and digests of both states are equal, the states are equal, and nothing is read.
-    key groups   If counts and digests of a key group are equal on both sides, this key group is not read.
-    shards       Only shards with a differing key group are restored, and only from SSTs whose keys overlap those key
-                 groups. A file that both sides need is fetched once.
-    entries      The entries of a differing key group are read from both sides in the order of their keys. The
-                 stored bytes are compared.
+    states, key groups   Where counts and digests are equal on both sides, nothing is read.
+    shards               Only shards with a differing key group are restored, and only from SSTs whose keys overlap
+                         those key groups. A file that both sides need is fetched once.
+    entries              The stored bytes of both sides are compared in the order of the keys.
 
 After a schema change, two entries may be stored as different bytes but decode to the same value. Such entries count as
 equal. A canonical savepoint records only one digest, for the whole state. If this digest differs, the whole savepoint

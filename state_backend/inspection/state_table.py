@@ -1,8 +1,6 @@
 """State of a checkpoint or a savepoint as Arrow tables. Shards are read one by one, in bounded memory, without Spark.
 
-    state      key struct | value struct | user_key struct (maps) | pos long (lists) | expires_at timestamp
-               | key_group int | shard int
-    timers     key struct | expires_at timestamp | key_group int | shard int
+docs/state-table.md describes the columns.
 
 A time outside of the calendar's range is shown as 9999-12-31T00:00:00Z or 0001-01-02T00:00:00Z (`shown_ms`). Expired
 entries are left out, because processors do not see them. Rows ascend by key group and encoded key, then by user key,

@@ -1,8 +1,7 @@
 """Consolidation: merge a shard's files, so that their number and bytes stay bounded over any number of intervals.
 
-Every interval adds one sorted run of files. The entries that it replaces stay in the older runs. Two rules limit this
-growth. Both are applied at the end of an interval, before the checkpoint uploads the shard's new files. So the results
-of merges are uploaded, and not their inputs:
+Every interval adds one sorted run of files, and the entries that it replaces stay in the older runs. Two rules limit
+this growth, at the end of an interval, before the checkpoint uploads the shard's new files:
 
 1. More than `most_sorted_runs` runs: the newest runs are merged. The number of merged runs is the one with the lowest
    cost per removed run. Such a merge writes little, but the oldest run and its obsolete entries stay.
@@ -19,9 +18,9 @@ entries and deletion markers.
 
 Neither rule starts a merge if the local disk lacks room for the output. A delayed merge costs only time and bytes.
 
-Source: sorted runs and merges of the newest ones are RocksDB's universal compaction. Without this module, RocksDB would
-pick the runs by size alone, and all shards would merge in the same intervals. Over 300 batches without this module,
-checkpoints uploaded 3.6 times the changed bytes with universal compaction, and 13.6 times with leveled compaction.
+Source: sorted runs and merges of the newest ones are RocksDB's universal compaction. RocksDB itself would pick the runs
+by size alone, and all shards would merge in the same intervals. Over 300 batches, checkpoints then uploaded 3.6 times
+the changed bytes, and 13.6 times with leveled compaction.
 """
 
 from __future__ import annotations

@@ -1,9 +1,6 @@
 """Restore: open one shard of any key-group range from the manifests of a checkpoint.
 
-Source: the plan follows Flink's incremental restore. If one manifest overlaps the range, its files are opened, and keys
-outside of the range are deleted (the store is clipped). If several manifests overlap the range, the restore opens the
-files of the manifest with the most key groups of the range. From the other manifests, the entries in the range are
-copied into new files, which the store ingests.
+Source: the plan follows Flink's incremental restore. docs/design.md describes it ("Changed parallelism").
 
 Each file's size and checksum are compared with the manifest while the file is fetched, because RocksDB opens a damaged
 SST without an error, and its iterators end early. Segments are replayed last, limited to the range. Each key group's

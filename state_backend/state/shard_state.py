@@ -6,8 +6,7 @@ Reads see earlier writes of the same interval. One batch of input is one round:
 3. `flush` writes the changes in one batch. The digest needs each replaced entry, so `flush` reads the replaced entries
    that were not read before.
 
-Memory is bounded in bytes. A round has fewer keys if their entries exceed 16 MiB. Changes are written early, also
-between two calls of one handler, once 32 MiB have gathered. Only the values of a single call have no bound.
+Memory is bounded in bytes, as docs/design.md says ("Reads and writes"). Only the values of a single call have no bound.
 """
 
 from __future__ import annotations

@@ -2,9 +2,7 @@
 
     <folder>/interval=20130101T000000000Z_20130102T000000000Z/00000000000000000042-part-00000-7.parquet
 
-**Not atomic.** While the sink copies an interval, files appear one by one. While the sink copies a re-run, the folder
-holds the files of both results, until the sink deletes the older files one by one. Readers that must not see such a
-state read `format("keyed_output")`.
+**Not atomic**, as docs/storage.md explains ("Output for other readers").
 
 After its first copy an interval's folder always holds at least one complete result. There is one exception: an interval
 with other boundaries replaces this interval. Then the sink deletes the files of the replaced interval first.

@@ -15,13 +15,10 @@ and `delay` is the pipeline's watermark delay:
                                    newest - delay)
     recorded late watermark    base's watermark                      none
 
-"observed" is Spark's rule. The late watermark is the watermark of one interval earlier: timers up to the base's
-watermark fire only after the rows, so these rows may still change the timers' results. Before the first interval both
-watermarks are 0, so a row of 1970 or earlier is late in the first interval too. An interval without rows keeps the
-watermark.
-
-With "interval", an interval fires the timers of its own windows. Before the first interval there is no watermark, so no
-row of the first interval is late.
+docs/processors.md explains both rules ("Event time"). With "observed", timers up to the base's watermark fire only
+after the rows, so late rows are judged by the watermark of one interval earlier: these rows may still change the
+timers' results. Before the first interval both watermarks are 0; with "interval" there is none then, and no row is
+late. An interval without rows keeps the watermark.
 
 No watermark ever decreases.
 

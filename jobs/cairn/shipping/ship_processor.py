@@ -1,8 +1,8 @@
 """Transport of a processor and its code to the workers.
 
 A Spark server lives longer than one interval, and its workers may have imported an older version of the processor. So
-the sources of the user's modules travel with every task. The processor's pickle names these modules, and does not
-contain their code.
+the sources of the user's modules travel with every task (docs/design.md, "Code on the workers"). The processor's pickle
+names these modules, and does not contain their code.
 
 While a worker unpickles the processor, it imports the modules from the shipped sources. So the worker runs exactly the
 driver's bytes. If an earlier task in this worker imported other bytes, the worker first removes the old modules. If the
@@ -12,8 +12,7 @@ An import runs a module's code in the worker. So the worker makes the module's l
 they are not pickled. The import fails if a module needs something that only the driver has. Then the worker loads a
 second pickle, which contains the code of the classes and functions and needs no import (a pickle by value).
 
-Cairn's own packages (the runtime) do not travel with tasks: the workers import them themselves. A task refuses to run
-if the worker's runtime differs from the driver's.
+Cairn's own packages (the runtime) do not travel: a task refuses to run if the worker's differ from the driver's.
 """
 
 from __future__ import annotations

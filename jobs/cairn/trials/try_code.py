@@ -3,9 +3,8 @@
 Production's state before an interval is forked into a root of the trial's own. There the intervals from this one on run
 with the new code, over the same input.
 
-A trial of a chain has a level for each pipeline: first the tried one, then those that read it, at every depth. Each
-level has a trial of its own, and all these trials have one name. A level reads the trials of the levels above. It reads
-production for the time before these trials begin, and all other pipelines.
+docs/design.md describes the trial of a chain ("Trials"). Here, each pipeline of the chain is a level: first the tried
+one, then those that read it, at every depth.
 
 Production is only read, except for a lease while its files are linked. The trial calls no sink and updates no Airflow
 asset. It is removed after a time. If a trial stops half-way, the same call continues. `state_backend.checkpoint.trials`

@@ -1,12 +1,7 @@
 """Validation of a checkpoint, a prepared attempt or a savepoint.
 
-Validation has three steps. The first step with a finding is the last step:
-
-    files          Every file exists with its size and crc32c. Record and manifests agree. Mode "fast" ends here.
-    restored state Every shard is restored from the storage into an empty folder, by Spark or, if the state is small, in
-                   this process. Each key is in its key group, each value decodes, indexes and list positions are
-                   correct, and counts and digest of each key group are as recorded.
-    expectations   The owner's Great Expectations suites run on each state as a table, and compare it with the base.
+docs/validation.md describes the three steps: files, restored state and expectations. The first step with a finding is
+the last step. Mode "fast" ends after the files. Spark restores the shards, or this process if the state is small.
 
 A refused checkpoint is quarantined: no interval starts from it. A refused attempt can't be committed. A savepoint gets
 no mark: the caller decides.
