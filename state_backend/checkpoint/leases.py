@@ -14,9 +14,7 @@ If the clean-up's listing misses a lease, the reader wrote the lease after the l
 later than the clean-up did. If the clean-up found the checkpoint dropped, the reader finds it dropped too, and gives
 up.
 
-A reader renews its lease regularly. If the reader dies, the lease ends by itself `seconds` after its last renewal, and
-a clean-up deletes the lease. As the time now, the clean-up takes the time at which the storage wrote the newest record.
-The lease's time comes from the storage too, so that hosts' clocks do not count. If a reader's process was suspended and
+docs/design.md says how long a lease lasts, and which clock counts ("Leases"). If a reader's process was suspended and
 could not renew in time, the reader may find files deleted. It then fails as a reader without a lease does.
 """
 
@@ -36,11 +34,7 @@ from state_backend.checkpoint.dropped_checkpoint import check_retained, telling_
 from state_backend.checkpoint.fresh_listing import note_names
 from state_backend.formats import paths, record_codec
 from state_backend.ports.storage import Storage
-from state_backend.values.errors import (
-    CairnError,
-    NotFound,
-    PreconditionFailed,
-)
+from state_backend.values.errors import CairnError, NotFound, PreconditionFailed
 from state_backend.values.handles import FileInfo
 from state_backend.values.marks import Lease
 

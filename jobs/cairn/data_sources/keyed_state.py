@@ -1,33 +1,13 @@
 """Spark data source `format("keyed_state")`, which reads a state as a table.
 
-Options that name the state:
-
-    root, pipeline    The pipeline. `load(path)` may name the folder of a pipeline or savepoint instead.
-    state             The name of the state, "$timers" or "$check".
-    checkpoint        "latest" (default), an id, the end of an interval, or the folder of a savepoint.
-    attempt           In place of `checkpoint`: the uuid of an attempt that is prepared and not committed.
-
-`load` resolves "latest" once. The table has these columns:
-
-    key struct | value struct | user_key struct (maps) | pos long (lists) | expires_at timestamp | key_group int | shard
-    int
-
-`state="$timers"` gives `key | expires_at | key_group | shard`. `state="$check"` restores each shard and checks it entry
-by entry. It gives one row for each shard, and one more row for each problem.
+docs/state-table.md describes the options and columns. `load` resolves "latest" once. The option `checkpoint` may also
+name the folder of a savepoint, and `attempt` an attempt that is prepared and not committed. `state="$check"` restores
+each shard and checks it entry by entry: it gives one row for each shard, and one more row for each problem.
 
 The table has one partition for each shard. Each partition restores its shard into an empty folder from the storage
-only. Partitions of a canonical savepoint read the savepoint's files.
-
-Options that limit what is read:
-
-    key               A JSON object with the columns of the key, or a list of such objects.
-    shard, key_group  Numbers with commas between them.
-
-With these options, other shards are not restored. Files of a shard that can't hold the key are not downloaded. Spark's
-own filters do not limit what is read; `cairn.data_sources.state_selection` says why.
-
-The option `hold`, a duration like "2h", keeps the checkpoint's files for that time from `load` on. Spark reads a frame
-only when its rows are asked for, and retention may have dropped the checkpoint by then.
+only. Partitions of a canonical savepoint read the savepoint's files. With the options `key`, `shard` and `key_group`,
+other shards are not restored. Spark's own filters do not limit what is read; `cairn.data_sources.state_selection` says
+why.
 """
 
 from __future__ import annotations
@@ -37,11 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
-from pyspark.sql.datasource import (
-    DataSource,
-    DataSourceReader,
-    InputPartition,
-)
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType, TimestampType
 
 from cairn.data_sources.check_options import check_options

@@ -1,13 +1,7 @@
 """Remove keys from the newest state, in a commit of its own (`cairn erase`). This needs no Spark.
 
-`forget` has five steps. If the process stops in a step, the storage contains:
-
-    rewrite     new files of shards and output under the attempt's uuid, which no record names; nothing has changed
-    prepare     these files and attempts/<uuid>/prepared.json; nothing has changed
-    commit      before the record is created: the same. Afterwards: the newest state lacks the keys; older checkpoints
-                and output may have them
-    exchange    the output of some intervals lacks the keys (`rewrite_outputs.py`)
-    clean up    some files of the dropped checkpoints are deleted
+`forget` rewrites shards and output, prepares, commits, exchanges the names of output files (`rewrite_outputs.py`), and
+cleans up. docs/design.md says what a stop in each step leaves ("Forget a key").
 
 After a stop in any step, intervals can start from the newest state. The same call continues: before the commit it
 begins again with a new attempt; after the commit it finds the record and does the remaining steps.
@@ -59,14 +53,7 @@ from state_backend.values.frozen import frozen
 from state_backend.values.inputs import Followed
 from state_backend.values.intervals import Interval, format_instant, from_ms
 from state_backend.values.operation_parameters import Erase
-from state_backend.values.records import (
-    Content,
-    Forget,
-    ForgottenKey,
-    Record,
-    ShardManifest,
-    own_run,
-)
+from state_backend.values.records import Content, Forget, ForgottenKey, Record, ShardManifest, own_run
 
 _SALT_BYTES = 16
 _TRIES = 5
