@@ -13,7 +13,21 @@ A processor subclasses `ArrowProcessor`. Each call gets a batch of whole keys, o
             return BatchResult(states={"total": total}, output=with_keys(batch, total))
 
 Value states arrive in the batch, and leave in the result. Lists, maps and timers are objects; each of their methods
-serves many keys in one call. docs/processors.md has an example ("Arrow").
+serves many keys in one call:
+
+    def init(self, handle):
+        self.handle = handle
+        self.visits = handle.getListState("visits", "at timestamp, page string")
+
+    def handleBatch(self, batch):
+        self.visits.appendList(batch.key_of_row, batch.rows.select(["at", "page"]))
+        self.handle.registerTimer(np.arange(len(batch.keys)), batch.time.getCurrentProcessingTimeInMs() + 1_800_000)
+        return BatchResult()
+
+    def handleExpiredTimers(self, batch):
+        visits = self.visits.get()
+        self.visits.clear()
+        return BatchResult(output=with_keys(batch, pa.table({"visits": np.diff(visits.offsets)})))
 
 `cairn.runners.arrow_states` documents these methods. State has the same bytes and expiry as in the row interface. So
 a pipeline may change from one interface to the other between two intervals.

@@ -1,6 +1,12 @@
 """Tests of pipelines in milliseconds, without Spark and Airflow.
 
-docs/testing.md shows how to write a test.
+    from cairn.testing import PipelineTester
+
+    def test_clicks_are_counted():
+        tester = PipelineTester(CLICKS, input_schema="user string, at timestamp")
+        first = tester.run([("ann", datetime(2024, 1, 1, 0, 10)), ("bob", datetime(2024, 1, 1, 0, 20))])
+        assert first.output == [{"user": "ann", "clicks": 1}, {"user": "bob", "clicks": 1}]
+        assert tester.state("clicks") == [{"key_user": "ann", "n": 1}, {"key_user": "bob", "n": 1}]
 
 An interval runs the same code as in production. `process_interval` plans it. `IntervalJob.run_shard` restores each
 shard's base, runs the processor and uploads the state. `commit` commits. Only the source and Spark's JVM are

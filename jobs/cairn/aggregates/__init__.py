@@ -2,8 +2,15 @@
 
 It outputs a row for each key that has rows in the interval. The aggregates cover all intervals so far.
 
-docs/ready-made.md has an example and the aggregates. Nulls are ignored as in SQL: a sum, minimum, maximum or mean of no
-values is null.
+    class DelayTotals(RunningAggregate):
+        flights = Count()
+        delay = Sum("arr_delay")
+        worst = Max("arr_delay")
+        mean = Mean("arr_delay")
+        last_dest = Last("dest")
+        carriers = ApproxDistinct("carrier", relative_error=0.02)
+
+Nulls are ignored as in SQL: a sum, minimum, maximum or mean of no values is null.
 
 Doubles are added one by one in the order of the rows, never as partial sums. So the boundaries of batches and intervals
 do not change even the last bit of a result.
