@@ -371,12 +371,14 @@ def as_restored(
     )
 
 
-def take_over(manifest: ShardManifest, source: Storage, storage: Storage, attempt: str, task: int) -> ShardManifest:
+def take_over(
+    manifest: ShardManifest, source: Storage, storage: Storage, attempt: str, task: int, *, parallelism: int = 8
+) -> ShardManifest:
     """Copy a shard's files and segments to `shared/<attempt>/` of `storage`, and return the manifest of the copies."""
     old = list(dict.fromkeys(manifest.handles))
     files = {f.handle for f in manifest.files}
     names = [paths.shared(attempt, manifest.shard, task, n, "sst" if h in files else "log") for n, h in enumerate(old)]
-    copies = copy_all(source, storage, list(zip(old, names, strict=True)))
+    copies = copy_all(source, storage, list(zip(old, names, strict=True)), parallelism=parallelism)
     new = dict(zip(old, copies, strict=True))
 
     def moved(segment: Segment) -> Segment:

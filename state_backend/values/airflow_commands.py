@@ -70,10 +70,12 @@ def heal_command(
     code: str | None = None,
     chain: bool = False,
 ) -> str:
-    """Return the command that runs all stale, failed, quarantined and missing intervals in order."""
-    dag = None if dag_id == pipeline else dag_id
+    """Return the command that runs all stale, failed, quarantined and missing intervals in order.
+
+    It names the DAG, also one with the pipeline's name: without it, `cairn heal` runs in Airflow only what last ran there.
+    """
     at = _address(airflow)
-    return command_line("heal", root=root, pipeline=pipeline, to=to, code=code, dag=dag, airflow=at, chain=chain)
+    return command_line("heal", root=root, pipeline=pipeline, to=to, code=code, dag=dag_id, airflow=at, chain=chain)
 
 
 def local_command(root: str, pipeline: str, again: Rerun, code: str) -> str:
