@@ -779,7 +779,7 @@ def test_a_cleared_day_with_another_result_makes_tomorrow_wait_with_the_command(
     text = "\n".join(days.client.log("tally", run, "process", 1))
     assert f"its base, checkpoint {head - 1}, is stale" in text
     (heal,) = dict.fromkeys(printed_commands(text))
-    assert heal.startswith("cairn heal --root ") and heal.endswith(f"--to {day_of(last)[:10]}T00:00:00Z")
+    assert heal.startswith("cairn heal --root ") and heal.endswith(f"--to {day_of(last)[:10]}T00:00:00Z --dag tally")
     assert days.log().head_id == head
 
     # The command, as it is printed. The run that waits goes on by itself.

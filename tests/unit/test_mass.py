@@ -41,13 +41,13 @@ BUDGETS = {
     "state_backend": (5, 0),
     "state_backend/adapters": (4_004, 25_776),
     "state_backend/chains": (1_000, 8_899),
-    "state_backend/checkpoint": (5_902, 37_983),
+    "state_backend/checkpoint": (5_904, 37_995),
     "state_backend/formats": (5_983, 39_876),
     "state_backend/inspection": (3_539, 28_644),
     "state_backend/ports": (200, 378),
     "state_backend/shard": (1_604, 9_428),
     "state_backend/state": (3_105, 26_251),
-    "state_backend/values": (3_810, 13_973),
+    "state_backend/values": (3_812, 13_973),
 }
 
 
