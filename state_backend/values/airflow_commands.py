@@ -72,7 +72,7 @@ def heal_command(
 ) -> str:
     """Return the command that runs all stale, failed, quarantined and missing intervals in order.
 
-    It names the DAG, also one with the pipeline's name: without it, `cairn heal` runs in Airflow only what last ran there.
+    It always names the DAG: without it, `cairn heal` uses Airflow only if the newest interval ran there.
     """
     at = _address(airflow)
     return command_line("heal", root=root, pipeline=pipeline, to=to, code=code, dag=dag_id, airflow=at, chain=chain)
