@@ -19,10 +19,10 @@ INTERVAL = "cairn_interval"
 
 @dataclass(frozen=True, slots=True)
 class RangeSource:
-    """A source that Cairn asks for several intervals at once; make it with `range_source`.
+    """A source that Cairn calls once for several intervals; make it with `range_source`.
 
     Attributes:
-        function: `(spark, intervals) -> (DataFrame, positions)`.
+        function: `(spark, intervals) -> (DataFrame, positions)`, with one position for each interval.
     """
 
     function: Callable[..., tuple[DataFrame, Sequence[dict[str, Any]]]]
@@ -86,7 +86,7 @@ def range_source(
 def number_of_interval(intervals: Sequence[Interval]) -> str:
     """Return an SQL expression for the number of a row's interval, from 0, as four bytes. Other rows raise an error.
 
-    Spark compiles a query with other numbers anew, but not one with other arrays or bytes.
+    Spark compiles a query again if an integer in it changes, but not if arrays or bytes change.
     """
     bounds = ", ".join(f"{at}L" for at in [*(one.start_ms * 1000 for one in intervals), intervals[-1].end_ms * 1000])
     numbers = ", ".join(f"X'{number:08x}'" for number in range(len(intervals)))

@@ -60,11 +60,8 @@ def read_days(spark: Any, folder: Path, intervals: Sequence[Interval]) -> Any:
     read = [(n, *read_day(spark, folder, n)) for n in map(DAYS.index, intervals)]
     paths = [f"file://{folder}/{n}.json" for n, _, _ in read]
     rows = spark.read.schema(INPUT_SCHEMA).json(paths).withColumn("of", F.expr(OF_FILE))
-    first = F.lit(DAYS[0].start)
-    return (
-        rows.where("amount != of").select(F.timestamp_add("DAY", "of", first).alias("cairn_interval"), "*").drop("of"),
-        [position for _, _, position in read],
-    )
+    at = F.timestamp_add("DAY", "of", F.lit(DAYS[0].start)).alias("cairn_interval")
+    return rows.where("amount != of").select(at, "*").drop("of"), [position for _, _, position in read]
 
 
 OF_FILE = "cast(regexp_extract(input_file_name(), '([0-9]+).json') as int)"
@@ -153,11 +150,9 @@ def test_a_row_of_no_interval_that_was_asked_for_is_refused(
     @range_source
     def days(spark: Any, intervals: Sequence[Interval]) -> Any:
         late = timedelta(days=1 if DAYS[2] in intervals else 0)
-        each = [one.start - late for one in intervals]
-        rows = [("ann", "fig", 1, at) for at in each]
-        return spark.createDataFrame(rows, f"{INPUT_SCHEMA}, cairn_interval timestamp"), [
-            {"at": str(at)} for at in each
-        ]
+        rows = [("ann", "fig", 1, one.start - late) for one in intervals]
+        frame = spark.createDataFrame(rows, f"{INPUT_SCHEMA}, cairn_interval timestamp")
+        return frame, [{"at": str(one)} for one in intervals]
 
     pipeline = pipeline_over(tmp_path, source=days)
     with pytest.raises(SourceError, match=r"2024-01-03T.*\n?.*cairn_interval outside of the intervals"):

@@ -171,7 +171,7 @@ def run(history: History, root: Path, chosen: random.Random, most: int, kills: i
         nonlocal intervals, touched
         if outcome.interval == touched:
             alive.close()
-            # A restored state replaces the result of its interval, so a later try begins after it.
+            # A restored state stands for its interval's result, so a later try begins after that interval.
             intervals, touched = intervals[history.touch(root) :], None
         stop(None)
 

@@ -1,6 +1,6 @@
-"""Sketches of distinct values: their bytes, which are durable, and how far their estimates are off.
+"""Sketches of distinct values: their stored bytes, and the error of their estimates.
 
-Their law beside a model of registers: tests/property/test_aggregate_laws.py.
+A property test against a model of registers is in tests/property/test_aggregate_laws.py.
 """
 
 import math

@@ -402,6 +402,7 @@ FILES = {"files": [{"bytes": 6}]}
     ("positions", "each", "whole", "proven"),
     [
         (({}, {}), None, Scans(cached=True), True),  # a classic session, and nothing to prove
+        (({},), None, Scans(), True),  # a dropped branch, also of a server, and nothing is cached
         ((FILES, {}), None, Scans(files=((1, 6),)), False),
         ((FILES, {}), [Scans(files=((1, 6),)), Scans(reused=True)], Scans(), True),
         ((FILES, FILES), [Scans(files=((1, 6),)), Scans(reused=True)], Scans(), False),
@@ -419,12 +420,18 @@ def test_the_reads_of_a_chunk(positions: Any, each: Any, whole: Scans, proven: b
         process_chunk._check_reads(jobs, mock.Mock())
 
 
-def test_a_dropped_branch_of_a_server_is_accepted_if_nothing_is_cached() -> None:
-    jobs: Any = [mock.Mock(**{"content.source_position": {}})]
-    with mock.patch.multiple(
-        process_chunk, is_connect=lambda _: True, scans_of_each=lambda *_: None, scans_of=lambda _: Scans()
+@pytest.mark.parametrize(
+    ("read", "proven"), [((1, 100), True), ((2, 200), True), ((1, 99), False), ((3, 300), False), ((1, 200), False)]
+)
+def test_intervals_read_together_may_share_a_file(read: tuple[int, int], proven: bool) -> None:
+    """Or each may have a file of its own, with equal entries."""
+    of = {"content.source_position": {"files": [{"bytes": 100}]}}
+    jobs: Any = [mock.Mock(**of, **{"content.interval": day(n)}) for n in range(2)]
+    with (
+        mock.patch.multiple(process_chunk, is_connect=lambda _: False, scans_of=lambda _: Scans(files=(read,))),
+        nullcontext() if proven else pytest.raises(SourceError, match=r"01-01T.*01-03T.*lists files: 2"),
     ):
-        process_chunk._check_reads(jobs, mock.Mock())
+        process_chunk._check_reads_together(jobs, mock.Mock())
 
 
 @pytest.mark.parametrize(

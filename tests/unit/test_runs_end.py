@@ -7,7 +7,7 @@ import re
 import signal
 import subprocess
 from pathlib import Path
-from typing import Any
+from subprocess import PIPE, STDOUT
 
 import pytest
 import yaml
@@ -46,13 +46,9 @@ def test_a_teardown_that_hangs_ends_the_run() -> None:
 
 def run(command: str) -> subprocess.CompletedProcess[str]:
     env = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
-    options: dict[str, Any] = {
-        "stdout": subprocess.PIPE,
-        "stderr": subprocess.STDOUT,
-        "text": True,
-        "start_new_session": True,
-    }
-    with subprocess.Popen(["bash", "-c", command], cwd=ROOT, env=env, **options) as ran:
+    with subprocess.Popen(
+        ["bash", "-c", command], cwd=ROOT, env=env, stdout=PIPE, stderr=STDOUT, text=True, start_new_session=True
+    ) as ran:
         try:
             output, _ = ran.communicate(timeout=120)
         except subprocess.TimeoutExpired:

@@ -92,8 +92,8 @@ def check_order_by(order_by: Sequence[str], schema: StructType) -> None:
 class Numbered:
     """Rows of one or several intervals.
 
-    `number`: SQL for the number of a row's interval, from 0, as four bytes. Spark compiles a query with another whole
-    number anew, but not one with other bytes.
+    `number`: SQL for the index of a row's interval, from 0, as four bytes. Spark compiles a query again if an integer
+    in it changes, but not if bytes change.
     """
 
     rows: DataFrame

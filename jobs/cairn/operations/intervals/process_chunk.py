@@ -149,8 +149,7 @@ def _check_reads_together(jobs: Sequence[IntervalJob], executed: DataFrame) -> N
     span = Interval(jobs[0].content.interval.start, jobs[-1].content.interval.end)
     scans, shared = scans_of(executed), is_connect(executed)
     if unproven({"files": once}, scans, shared_cache=shared) is not None:
-        of_all = replace(jobs[0].content, interval=span, source_position={"files": files})
-        check_read(replace(jobs[0], content=of_all), scans, shared)
+        check_read(jobs[0], span, {"files": files}, scans, shared)
 
 
 def _check_reads(jobs: Sequence[IntervalJob], executed: DataFrame) -> None:
@@ -168,4 +167,4 @@ def _check_reads(jobs: Sequence[IntervalJob], executed: DataFrame) -> None:
     if any(scans.reused for of, scans in zip(recorded, each, strict=True) if of):
         raise Unproven("intervals share what the query has read")
     for job, scans in zip(jobs, each, strict=True):
-        check_read(job, scans, shared)
+        check_read(job, job.content.interval, job.content.source_position, scans, shared)

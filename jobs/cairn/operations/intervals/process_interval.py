@@ -6,13 +6,13 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from cairn.operations.intervals.plan_interval import Attempt, IntervalPlan, in_zone_of, plan_interval, plan_next
 from cairn.operations.intervals.plan_reuse import why_recompute
 from cairn.operations.intervals.prove_read import recorded_lengths, unproven
 from cairn.operations.intervals.read_source import input_errors
-from cairn.pipeline import Pipeline
+from cairn.pipeline import Interval, Pipeline
 from cairn.rows.arrange_rows import plan_arrangement
 from cairn.rows.routing import Inputs, route, route_in_order
 from cairn.shard_jobs.interval import IntervalJob
@@ -160,12 +160,12 @@ def _check_read(job: IntervalJob, executed: DataFrame) -> None:
     shared = is_connect(executed)
     if not shared and recorded_lengths(job.content.source_position) is None:
         return  # A walk over the plan of a classic session takes milliseconds.
-    check_read(job, scans_of(executed), shared)
+    check_read(job, job.content.interval, job.content.source_position, scans_of(executed), shared)
 
 
-def check_read(job: IntervalJob, scans: Scans, shared: bool) -> None:
-    if why := unproven(job.content.source_position, scans, shared_cache=shared):
-        raise SourceError(f"pipeline {job.content.pipeline!r}, {job.content.interval}: {why}\nNothing was committed")
+def check_read(job: IntervalJob, of: Interval, position: Mapping[str, Any], scans: Scans, shared: bool) -> None:
+    if why := unproven(position, scans, shared_cache=shared):
+        raise SourceError(f"pipeline {job.content.pipeline!r}, {of}: {why}\nNothing was committed")
 
 
 def _reuse(

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql.types import CalendarIntervalType, DataType, StructType, YearMonthIntervalType
 
 from cairn.operations.intervals.read_upstreams import read_upstreams
-from cairn.operations.intervals.stateful_source import combines_rows, warn_of_stateful_source
-from cairn.operations.intervals.untracked_reads import untracked_in
+from cairn.operations.intervals.stateful_source import warn_of_stateful_source
+from cairn.operations.intervals.untracked_reads import combines_rows, untracked_in
 from cairn.operations.output_files import noticing
 from cairn.pipeline import Interval, Pipeline
 from cairn.range_sources import INTERVAL, RangeSource

@@ -678,7 +678,7 @@ class _Range:
         return read
 
     def _may_read_ahead(self, read: Read) -> bool:
-        """Return False, now and later, if the source may read what this pipeline writes."""
+        """Return whether the source may be read early: never again after a query that may read this pipeline."""
         if self._reads_ahead and self._reads_itself(read):
             log.info(
                 "%s: each further interval has a Spark job of its own, because the source's query seems to read what this pipeline writes",

@@ -41,25 +41,6 @@ _IN_SQL = {
 }
 # In the name of a function, or in the text of an `F.expr`.
 _RANGE = re.compile(r"[<>]|\bbetween\b", re.I)
-_COMBINES = re.compile(
-    _NODE
-    + r"(Aggregate|Deduplicate\w*|Distinct|Except|GlobalLimit|Intersect|Join|LocalLimit|Offset|Sample|Tail|Window)\b",
-    re.M,
-)
-_COMBINING = (
-    *(
-        ".Aggregate",
-        ".Deduplicate",
-        ".Expression.Window",
-        ".Join",
-        ".Limit",
-        ".Offset",
-        ".SQL",
-        ".Sample",
-        ".SetOperation",
-    ),
-    ".Tail",
-)
 _warned: set[str] = set()
 
 
@@ -96,19 +77,6 @@ def stateful_operations(rows: Any) -> list[str]:
     else:
         found = set(_of_message(connect_plan(rows)))
     return [operation for operation in _OPERATIONS if operation in found]
-
-
-def combines_rows(rows: Any) -> bool:
-    """Return True if the plan of a DataFrame may combine rows, or choose among them, in any way."""
-    if not is_connect(rows):
-        return _COMBINES.search(str(analyzed_plan(rows).toString())) is not None
-    return any(message.DESCRIPTOR.full_name.endswith(_COMBINING) for message in _parts(connect_plan(rows)))
-
-
-def _parts(message: Any) -> Iterator[Any]:
-    yield message
-    for part in parts_of(message):
-        yield from _parts(part)
 
 
 def _of_message(message: Any) -> Iterator[str]:

@@ -16,7 +16,14 @@ from state_backend.values.hide_secrets import hide
 from state_backend.values.inputs import Untracked
 
 # A node of a plan's text, which has a line for each node.
-_UNION = re.compile(r"^[ :+|-]*Union\b", re.MULTILINE)
+_NODE = r"^[ :+|!-]*"
+_UNION = re.compile(_NODE + r"Union\b", re.MULTILINE)
+_COMBINES = re.compile(
+    _NODE
+    + r"(Aggregate|Deduplicate\w*|Distinct|Except|GlobalLimit|Intersect|Join|LocalLimit|Offset|Sample|Tail|Window)\b",
+    re.MULTILINE,
+)
+_COMBINING = (".Aggregate", ".Deduplicate", ".Window", ".Join", ".Limit", ".Offset", ".SQL", ".Sample", ".SetOperation", ".Tail")  # fmt: skip
 # The host of a URL or the bucket, and the path.
 _URL = re.compile(r"(?:[A-Za-z][\w+.-]*:)?(?://([^/]*))?(/.*)?.*", re.DOTALL)
 _WILDCARD = re.compile(r"[*?\[{]")
@@ -44,6 +51,13 @@ def has_union(rows: Any) -> bool:
     if is_connect(rows):
         return _has_message(rows, ".SetOperation")
     return _UNION.search(analyzed_plan(rows).toString()) is not None
+
+
+def combines_rows(rows: Any) -> bool:
+    """Return True if a query may combine rows, or choose among them. A view of Spark Connect stays unknown."""
+    if is_connect(rows):
+        return _has_message(rows, *_COMBINING)
+    return _COMBINES.search(analyzed_plan(rows).toString()) is not None
 
 
 def reads_below(rows: Any, folder: str) -> bool:
