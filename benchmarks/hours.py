@@ -1,11 +1,14 @@
 """Thousands of hours in one call of `run_intervals`: does the cost of an hourly interval grow?
 
-    python -m benchmarks.hours [--hours 8760] [--rows 1000] [--turn 730] [--root FOLDER]
+    python -m benchmarks.hours [--hours 8760] [--rows 1000] [--turn 730] [--root FOLDER] [--before 0]
 
 By default the hours are those of a year, with 1,000 rows in each hour and the default retention. The processor counts
 and sums by user. After every 730 hours (`--turn`) the program prints the wall time and CPU time of an hour, the files
 in the pipeline's folder, the retained checkpoints, the resident memory of all processes, and the entries of the folder
 for temporary files. If `--root` already has hours, the program continues after them.
+
+`--before` commits that many hours beforehand, without rows, without Spark and without flushing the disk: for the log
+of an old pipeline. Their commits and clean-ups are those of real hours.
 """
 
 from __future__ import annotations
@@ -15,10 +18,13 @@ import json
 import os
 import tempfile
 import time
+import uuid
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from pyspark.sql import DataFrame, SparkSession
 
@@ -26,9 +32,13 @@ from benchmarks.backfill import loop_s
 from benchmarks.processes import cpu_s, own_and_below
 from cairn import Interval, Pipeline, range_source, run_intervals
 from cairn.aggregates import Count, RunningAggregate, Sum
+from cairn.operations.intervals.run_interval import finish_commit
 from cairn.spark.session import connect
-from state_backend.checkpoint.location import locate
-from state_backend.checkpoint.log import read_log
+from state_backend.checkpoint.commit_attempt import commit
+from state_backend.checkpoint.location import Location, locate
+from state_backend.checkpoint.log import read_log, read_newest
+from state_backend.checkpoint.prepared_attempts import create_prepared
+from state_backend.values.records import Prepared
 
 START, HOUR = datetime(2020, 1, 1, tzinfo=UTC), timedelta(hours=1)
 
@@ -40,12 +50,34 @@ class Totals(RunningAggregate):
     total = Sum("amount")
 
 
+def commit_hours(spark: SparkSession, pipeline: Pipeline, at: Location, count: int) -> None:
+    """Commit hours that follow the newest one and change nothing in its state."""
+    log = read_newest(at.storage)
+    with mock.patch.object(os, "fsync"):
+        for _ in range(count):
+            base = log.newest
+            assert base is not None
+            last = base.content
+            content = replace(
+                last,
+                attempt=str(uuid.uuid4()),
+                base_id=base.id,
+                interval=Interval(last.interval.end, last.interval.end + HOUR),
+                outputs=(),
+            )
+            prepared = create_prepared(at, Prepared(h0=base.id, content=content, written=()))
+            committed = commit(at, content.attempt, prepared=prepared, before=log)
+            log = committed.log or read_newest(at.storage)
+            finish_commit(spark, pipeline, at, committed.id, log)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--hours", type=int, default=8_760)
     parser.add_argument("--rows", type=int, default=1_000, help="rows of an hour")
     parser.add_argument("--turn", type=int, default=730, help="hours between two lines")
     parser.add_argument("--root", type=Path, help="folder of the state; left out: a temporary one")
+    parser.add_argument("--before", type=int, default=0, help="hours without rows to commit first")
     options = parser.parse_args()
     count = options.rows
 
@@ -71,11 +103,14 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="cairn-hours-") as folder:
         root = options.root or Path(folder)
         at = locate(str(root), pipeline.name)
+        spark = connect("local[2]", "cairn hours benchmark")
+        spark.sparkContext.setLogLevel("ERROR")
+        if options.before:
+            run_intervals(spark, pipeline, [Interval(START, START + HOUR)], str(root))
+            commit_hours(spark, pipeline, at, options.before)
         newest = read_log(at.storage).newest
         begin = newest.content.interval.end if newest is not None else START
         hours = [Interval(begin + n * HOUR, begin + (n + 1) * HOUR) for n in range(options.hours)]
-        spark = connect("local[2]", "cairn hours benchmark")
-        spark.sparkContext.setLogLevel("ERROR")
         print(json.dumps({"20,000,000 additions, s": loop_s(), "first hour": str(begin)}), flush=True)
         done, began_s, cpu_began_s = 0, time.perf_counter(), sum(cpu_s().values())
 

@@ -270,12 +270,14 @@ def _features(history: History, flight: Row, flights_on_route: int) -> dict[str,
     }
 
 
-_FROM_INPUT = [name for name in _ALL_NULL if name in FLIGHT_SCHEMA.names]
+_FROM_INPUT = frozenset(_ALL_NULL).intersection(FLIGHT_SCHEMA.names)
 
 
 def _flight_row(flight: Row, features: dict[str, Any]) -> Row:
     """Return the output row of a flight: its input columns, its features, and null in all other columns."""
-    return Row(**(_ALL_NULL | {"kind": "flight"} | {name: flight[name] for name in _FROM_INPUT} | features))
+    # A look-up of a Row's field by name searches all names, so take the fields in their order.
+    given = {name: value for name, value in zip(flight.__fields__, flight, strict=True) if name in _FROM_INPUT}
+    return Row(**(_ALL_NULL | {"kind": "flight"} | given | features))
 
 
 def expectations() -> dict[str, list[Any]]:
