@@ -10,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
-from cairn_operators.airflow_versions import AirflowFailException, say_lacks, stats
+from cairn_operators.airflow_versions import AirflowFailException, conf, say_lacks, stats
 from cairn_operators.commit_checkpoint import CommitCheckpointOperator, command_to_clear
 from cairn_operators.dag_schedule import schedule_of_dag
 from cairn_operators.data_interval import check_ended, data_interval
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from cairn_operators.predecessor import Go, Wait
     from cairn_operators.previous_checkpoint_trigger import PreviousCheckpointTrigger
     from state_backend.checkpoint.log import Log
+    from state_backend.values.errors import Rerun
     from state_backend.values.records import Permissions
 
 # Key in Airflow's state store of the task: the attempt of the latest try. Later tries of the same run can read it.
@@ -137,14 +138,20 @@ class ProcessIntervalOperator(WaitingOperator):
         return self._in_order(context, before, since_ms=_now_ms(), alone_since_ms=None)
 
     def after_wait(
-        self, context: Any, event: Any, since_ms: int, alone_since_ms: int | None, by_input: bool = False
+        self,
+        context: Any,
+        event: Any,
+        since_ms: int,
+        alone_since_ms: int | None,
+        by_input: bool = False,
+        waits: str = "",
     ) -> dict[str, Any]:
         """Continue the task after a wait in the triggerer: process the interval, wait again, or fail.
 
         Airflow calls this method when the trigger has fired. The task again asks Airflow for the awaited runs (those of
         the interval before) and reads the log, since a person may have cleared a task during the wait. `wait_timeout`
         counts from `since_ms`, and `start_patience` from `alone_since_ms`, as in `_wait_or_refuse`. `by_input`: The
-        driver has refused the base.
+        driver has refused the base. `waits`: What the task waits for, for Cairn's pages.
         """
         waited_ms = max(0, _now_ms() - since_ms)
         self.log.info(
@@ -230,7 +237,6 @@ class ProcessIntervalOperator(WaitingOperator):
         from state_backend.chains.judge_inputs import Chains
         from state_backend.chains.pin_inputs import Reader, check_earlier
         from state_backend.checkpoint.log import read_newest
-        from state_backend.values.airflow_commands import with_command
         from state_backend.values.intervals import Interval
         from state_backend.values.schedule import decode
 
@@ -263,8 +269,7 @@ class ProcessIntervalOperator(WaitingOperator):
             if isinstance(decision, Wait) and decision.heal_to is not None and is_earlier_blocked(context, start):
                 decision = decide(earlier_running=is_earlier_running(context, start), earlier_queued=True)
         if isinstance(decision, Refuse):
-            text = with_command(decision.message, context["dag_run"].dag_id, decision.rerun)
-            raise failure(decision.error, f"{text}\nThen run this interval again:\n{command_to_clear(context, self)}")
+            raise failure(decision.error, f"{decision.message}\n{self._repair_text(context, decision.rerun, start)}")
         return log, decision
 
     def _url(self) -> str:
@@ -316,7 +321,7 @@ class ProcessIntervalOperator(WaitingOperator):
                 f"{repair}\nThen run this interval again:\n{command_to_clear(context, self)}"
             )
         alone_since_ms = (alone_since_ms or now_ms) if wait.alone else None
-        until_ms = deadline_ms
+        until_ms, waits = deadline_ms, f"{self.pipeline} waits for {wait.reason}"
         if alone_since_ms is not None:
             until_ms = min(deadline_ms, alone_since_ms + _ms(self.start_patience))
         if heal is not None:
@@ -331,7 +336,12 @@ class ProcessIntervalOperator(WaitingOperator):
         self.defer(
             trigger=self._trigger(context, log, start, wait, until_ms=until_ms),
             method_name="after_wait",
-            kwargs={"since_ms": since_ms, "alone_since_ms": alone_since_ms, **({"by_input": True} if by_input else {})},
+            kwargs={
+                "since_ms": since_ms,
+                "alone_since_ms": alone_since_ms,
+                **({"by_input": True} if by_input else {}),
+                "waits": waits if heal is None else f"{waits}\n{heal}",
+            },
             # The trigger itself ends the wait at the deadline. If the triggerer is down, Airflow's timeout ends the
             # wait ten minutes later.
             timeout=timedelta(milliseconds=deadline_ms - now_ms) + timedelta(minutes=10),
@@ -340,11 +350,19 @@ class ProcessIntervalOperator(WaitingOperator):
 
     def _heal_text(self, context: Any, heal_to: datetime, by_input: bool) -> str:
         from state_backend.values.airflow_commands import heal_command
-        from state_backend.values.intervals import format_instant
 
-        dag_id, to = context["dag_run"].dag_id, format_instant(heal_to)
-        command = heal_command(self.root, self.pipeline, to, dag_id, chain=by_input)
+        dag_id, airflow = context["dag_run"].dag_id, conf.get("api", "base_url", fallback=None)
+        command = heal_command(self.root, self.pipeline, heal_to, dag_id, airflow, chain=by_input)
         return f"To run every interval again that is not healthy, in order:\n{command}"
+
+    def _repair_text(self, context: Any, again: Rerun | None, start: datetime) -> str:
+        """Return the commands after which this interval has run, whose base is missing or refused."""
+        from state_backend.values.airflow_commands import backfill_command
+
+        if again is not None and not again.replace_overlapping:
+            return self._heal_text(context, start, by_input=False)  # It runs this interval too.
+        first = "" if again is None else f"{backfill_command(context['dag_run'].dag_id, again)}\n"
+        return f"{first}Then run this interval again:\n{command_to_clear(context, self)}"
 
     def _trigger(
         self, context: Any, log: Log, start: datetime, wait: Wait, *, until_ms: int

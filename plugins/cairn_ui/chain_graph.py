@@ -12,6 +12,7 @@ from cairn_ui.pipelines_of_dags import PipelineRef
 from cairn_ui.read_logs import Look
 from state_backend.chains.judge_inputs import root_of_edge
 from state_backend.inspection.chain_of import At, without_cycles
+from state_backend.inspection.pipeline_health import Finding
 from state_backend.values.frozen import frozen
 from state_backend.values.inputs import Edge
 
@@ -52,8 +53,8 @@ class ChainGraph:
     height: int
 
 
-def state_words(look: Look | None, *, waits: bool) -> tuple[str, str]:
-    """Return the tone of a pipeline, and its state in words. `waits`: A task of its DAG is deferred."""
+def state_words(look: Look | None, health: Sequence[Finding]) -> tuple[str, str]:
+    """Return the tone of a pipeline, and its state in words. What its inputs do to it comes first."""
     if look is None:
         return "unlisted", "not in this list"
     if look.reading is None:
@@ -63,9 +64,12 @@ def state_words(look: Look | None, *, waits: bool) -> tuple[str, str]:
     counts.update({"quarantined": len(status.quarantined), "stale": len(status.stale)})
     found = [f"{counts[kind]} {kind}" for kind in ("unreadable", "quarantined", "stale", "pending") if counts[kind]]
     if not found:
-        return ("waiting", "waiting") if waits else ("healthy", "healthy")
-    worst = next(iter(found)).partition(" ")[2]
-    return worst if worst in ("stale", "pending") else "bad", ", ".join(found)
+        worst = next(iter(health), Finding("good", "healthy"))
+        if worst.tone in ("bad", "warn"):
+            return ("bad" if worst.tone == "bad" else "stale"), worst.text
+        return ("waiting", "waiting") if any(one.text == "waiting" for one in health) else ("healthy", "healthy")
+    kind = next(iter(found)).partition(" ")[2]
+    return kind if kind in ("stale", "pending") else "bad", ", ".join(found)
 
 
 def edge_words(edge: Edge) -> str:
@@ -76,10 +80,12 @@ def edge_words(edge: Edge) -> str:
     return ", ".join([*said, *([] if edge.tracked else ["not tracked"])])
 
 
-def chain_graph(refs: Iterable[PipelineRef], looks: Mapping[str, Look], waiting: Iterable[str]) -> ChainGraph | None:
+def chain_graph(
+    refs: Iterable[PipelineRef], looks: Mapping[str, Look], health: Mapping[str, Sequence[Finding]]
+) -> ChainGraph | None:
     """Return the drawing of all pipelines that read or are read; None if there is no such pipeline.
 
-    `waiting`: The DAGs of which a task is deferred.
+    `health`: What there is to say about each pipeline, by its key.
     """
     listed: dict[At, PipelineRef] = {}
     edges: dict[At, dict[At, list[Edge]]] = {}
@@ -102,8 +108,7 @@ def chain_graph(refs: Iterable[PipelineRef], looks: Mapping[str, Look], waiting:
     nodes = []
     for at in order:
         key = listed[at].key if at in listed else None
-        waits = at in listed and listed[at].dag_id in {*waiting}
-        tone, said = state_words(looks[key] if key is not None else None, waits=waits)
+        tone, said = state_words(looks[key] if key is not None else None, health.get(key or "", ()))
         reads = [_named(up[1], edge) for up, es in edges.get(at, {}).items() for edge in es]
         nodes.append(Node(at[1], key, tone, said, tuple(reads), *at_px[at]))
     lines = [

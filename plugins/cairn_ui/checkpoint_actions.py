@@ -10,8 +10,7 @@ from typing import NamedTuple
 from cairn_ui.pipelines_of_dags import PipelineRef
 from state_backend.checkpoint.log import Log
 from state_backend.checkpoint.newest_state import newest_state
-from state_backend.inspection.pipeline_status import with_refused_bases
-from state_backend.values.airflow_commands import backfill_command
+from state_backend.values.airflow_commands import repair_command
 from state_backend.values.errors import Rerun
 from state_backend.values.records import Record
 
@@ -77,7 +76,13 @@ def actions_of(ref: PipelineRef, log: Log, record: Record, airflow: str | None =
             shlex.join(["cairn", "quarantine", number, *where, "--dry-run"]),
         )
     if ref.dag_id is not None and (refused is not None or (kept is not None and kept.stale_by is not None)):
-        yield _run_again(ref.name, ref.dag_id, log, record, airflow)
+        start = record.content.interval.start
+        yield Action(
+            "Run its interval again",
+            "No interval can start from this checkpoint. The command also repairs the intervals before it. Those after it "
+            "may need a re-run too: the overview has the command for all of them.",
+            repair_command(ref.root, ref.name, Rerun(first=start, last=start), dag_id=ref.dag_id, airflow=airflow),
+        )
 
 
 def _restores(ref: PipelineRef, target: str, where: list[str]) -> Iterator[Action]:
@@ -96,23 +101,3 @@ def _restores(ref: PipelineRef, target: str, where: list[str]) -> Iterator[Actio
             "restore_pipeline.",
             shlex.join(["cairn", "restore", target, *where, "--dry-run"]),
         )
-
-
-def _run_again(pipeline: str, dag_id: str, log: Log, record: Record, airflow: str | None) -> Action:
-    interval = record.content.interval
-    alone = Rerun(first=interval.start, last=interval.start)
-    length = interval.end - interval.start
-    again = with_refused_bases(log, pipeline, alone, length, record.content.pipeline_start_ms)
-    why = (
-        ""
-        if again == alone
-        else (
-            "The checkpoint before this interval can't be used either, so the command begins with an earlier interval. "
-        )
-    )
-    return Action(
-        "Run its interval again" if again == alone else "Run its interval and earlier ones again",
-        f"No interval can start from this checkpoint. {why}Later intervals may need a re-run too: the overview has the command "
-        "for all of them.",
-        backfill_command(dag_id, again, airflow),
-    )

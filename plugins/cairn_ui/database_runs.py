@@ -17,12 +17,13 @@ from airflow.models.taskinstance import TaskInstance
 from airflow.models.taskinstancehistory import TaskInstanceHistory
 from airflow.utils.log.log_reader import TaskLogReader
 from airflow.utils.session import create_session
-from sqlalchemy import select
+from sqlalchemy import or_, select
 from sqlalchemy.orm import joinedload
 
 from cairn_operators.airflow_versions import has
 from cairn_ui.try_reason import LogLine, reason_of
-from state_backend.values.airflow_runs import DagRun, TaskTry, read_run
+from state_backend.values.airflow_runs import FAILED, UNFINISHED, DagRun, FailingTask, TaskTry, read_run
+from state_backend.values.intervals import from_ms
 
 _log = logging.getLogger("cairn")
 
@@ -76,6 +77,45 @@ def runs_after(dag_id: str, start: datetime | None, most: int) -> tuple[DagRun, 
     return _runs(asked.order_by(Row.logical_date).limit(most))
 
 
+def failing_tasks(dag_ids: Collection[str]) -> dict[str, list[FailingTask]]:
+    """Return the tasks of unfinished runs whose last try failed, at most 500, by DAG and in the order of their runs.
+
+    A task that a person cleared starts afresh: Airflow then allows more tries than for the try before.
+    """
+    tried = or_(TaskInstance.state.in_(FAILED), TaskInstance.try_number > 1)
+    asked = (
+        select(TaskInstance, Row)
+        .join(Row, (Row.dag_id == TaskInstance.dag_id) & (Row.run_id == TaskInstance.run_id))
+        .where(TaskInstance.dag_id.in_(dag_ids), Row.state.in_(UNFINISHED), tried)
+        .where(or_(TaskInstance.state.is_(None), TaskInstance.state != "success"))
+        .order_by(Row.logical_date, TaskInstance.task_id)
+        .limit(_TRIES)
+    )
+    found: dict[str, list[FailingTask]] = {}
+    with create_session() as session:
+        for task, run in session.execute(asked).all():
+            last = task if task.state in FAILED else _try_before(session, task)
+            if last is not None:
+                failing = FailingTask(
+                    dag_id=task.dag_id,
+                    run_id=task.run_id,
+                    interval=read_run(DagRun, run).interval,
+                    task_id=task.task_id,
+                    try_number=last.try_number,
+                    tries=last.max_tries + 1,
+                    ended=last.end_date,
+                )
+                found.setdefault(task.dag_id, []).append(failing)
+    return found
+
+
+def _try_before(session: Any, task: Any) -> Any:
+    """Return the failed try that Airflow repeats now; None if a person cleared the task after it."""
+    key = {"dag_id": task.dag_id, "run_id": task.run_id, "task_id": task.task_id, "map_index": task.map_index}
+    before = select(TaskInstanceHistory).filter_by(**key, try_number=task.try_number - 1, max_tries=task.max_tries)
+    return session.scalar(before.where(TaskInstanceHistory.state.in_(FAILED)))
+
+
 def tries_of(dag_id: str, run_id: str) -> tuple[TaskTry, ...]:
     """Return the tries of a run's tasks, at most 500, by task and number of the try."""
     found: dict[tuple[str, int, int], TaskTry] = {}
@@ -90,6 +130,7 @@ def tries_of(dag_id: str, run_id: str) -> tuple[TaskTry, ...]:
 def _try(row: Any) -> TaskTry:
     state = str(row.state) if row.state else None
     begun = state not in _NOT_BEGUN
+    kept = _kept_for_later(row) if state == "deferred" else {}
     return TaskTry(
         task_id=row.task_id,
         map_index=row.map_index,
@@ -100,7 +141,9 @@ def _try(row: Any) -> TaskTry:
         began=row.start_date if begun else None,
         ended=row.end_date if begun else None,
         retry_reason=row.retry_reason if begun and has("retry reason") else None,
-        waits=_kept_for_later(row).get("waits") if state == "deferred" else None,
+        waits=kept.get("waits"),
+        waits_since=from_ms(kept["since_ms"]) if "since_ms" in kept else None,
+        most_retries=row.max_tries,
     )
 
 

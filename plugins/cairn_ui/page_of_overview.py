@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
@@ -9,27 +10,17 @@ from typing import Any
 from fastapi.responses import Response
 
 from cairn_ui import airflow_database, database_runs, shown_page
-from cairn_ui.broken_since import (
-    Broken,
-    Trouble,
-    broken_since,
-    lag_of,
-    mark_of,
-    newest_words,
-    run_to_explain,
-    unusable_checkpoints,
-)
+from cairn_ui.broken_since import lag_of, mark_of, newest_words, run_to_explain, unusable_checkpoints
 from cairn_ui.page_of_run import failed_tries
-from cairn_ui.pipeline_overview import Overview, furthest, latest_usable, overview
+from cairn_ui.pipeline_overview import FromAirflow, Overview, facts_of, furthest, latest_usable, overview
 from cairn_ui.read_logs import NotAnswered, Reading
 from cairn_ui.run_bars import MOST, bars_of
 from cairn_ui.shown_page import PipelinePage, Shown, router, written_ms
 from cairn_ui.waiting_dags import waiting_dags
-from state_backend.inspection.pipeline_status import following_interval
-from state_backend.values.airflow_commands import heal_command
+from state_backend.inspection.pipeline_health import Broken
 from state_backend.values.airflow_runs import DagRun
 from state_backend.values.errors import CairnError
-from state_backend.values.intervals import Interval, format_instant, from_ms
+from state_backend.values.intervals import Interval, from_ms
 from state_backend.values.records import Record
 
 # Number of runs after the last usable checkpoint that the overview looks at. The first failed one is among them.
@@ -47,38 +38,49 @@ def of_overview(page: Shown) -> Response:
         if ref.dag_id is not None and ref.savepoint is not None:
             savepoint = airflow_database.last_savepoint(ref.dag_id, ref.savepoint)
 
-        def read(_: object) -> Overview:
+        usable = page.ask("newest state", lambda _: latest_usable(reading))
+        airflow = _from_airflow(page, usable)
+
+        def read(_: object) -> tuple[Overview, Mapping[Interval, str]]:
             best = furthest(reading)
             written = written_ms(ref, reading.log, [best.id] if best is not None else [])
-            now = datetime.now(UTC)
-            return overview(ref, reading, page.schedule, savepoint, written, page.docs, now, page.airflow)
+            facts = facts_of(page.look, airflow, datetime.now(UTC))
+            words = newest_words(reading.log, unusable_checkpoints(reading.log))
+            return overview(ref, page.look, facts, savepoint, written, page.docs, page.airflow), words
 
-        return replace(page.ask("overview", read), runs=_runs(page, reading))
+        view, words = page.ask("overview", read)
+        return replace(view, runs=_runs(page, reading, usable, airflow, view.broken, words))
 
     return page.show("overview.html", view, stored=shown_page.reader.find_size(ref))
 
 
-def _runs(page: PipelinePage, reading: Reading) -> dict[str, Any]:
+def _from_airflow(page: PipelinePage, usable: Record | None) -> FromAirflow:
+    dag_id = page.ref.dag_id
+    if dag_id is None:
+        return FromAirflow()
+    runs = database_runs.runs_after(dag_id, usable.content.interval.end if usable is not None else None, _RUNS_AFTER)
+    failing = database_runs.failing_tasks([dag_id]).get(dag_id, [])
+    return FromAirflow(schedule=page.schedule, runs=runs, failing=tuple(failing))
+
+
+def _runs(
+    page: PipelinePage,
+    reading: Reading,
+    usable: Record | None,
+    airflow: FromAirflow,
+    broken: Broken | None,
+    words: Mapping[Interval, str],
+) -> dict[str, Any]:
     """Return since when a pipeline is broken, its lag, its last runs, and who waits for it."""
-    now, log, ref = datetime.now(UTC), reading.log, page.ref
+    now, ref = datetime.now(UTC), page.ref
     asset = f"cairn://{ref.name}"
-    usable, unusable, words = page.ask("unusable checkpoints", lambda _: _unusable(reading))
     until = usable.content.interval.end if usable is not None else None
     last: tuple[DagRun, ...] = ()
-    after: tuple[DagRun, ...] = ()
     if ref.dag_id is not None:
         last = database_runs.last_runs([ref.dag_id], MOST)[ref.dag_id]
-        after = database_runs.runs_after(ref.dag_id, until, _RUNS_AFTER)
-    expected = None if usable is None else following_interval(log, usable.content.interval)
-    later = [one for one in unusable if until is None or one.interval.start >= until]
-    broken = broken_since(later, after, expected, page.schedule, now)
     waiting = waiting_dags(asset, *database_runs.scheduled_by_assets(), ref.dag_id)
-    run_id, command = run_to_explain(broken, last), None
-    if broken is not None and ref.dag_id is not None:
-        to = format_instant(broken.last.start)
-        command = heal_command(ref.root, ref.name, to, ref.dag_id, page.airflow)
+    run_id = run_to_explain(broken, airflow.failing, last)
     return {
-        "broken": broken,
         "since": _since(page, broken),
         "until": until,
         "lag": lag_of(until, reading.newest_end, page.schedule, now),
@@ -86,13 +88,7 @@ def _runs(page: PipelinePage, reading: Reading) -> dict[str, Any]:
         "waiting": [one for one in waiting[:_WAITING] if page.rights.may_read_dag(one.dag_id)],
         "asset": asset,
         "failed": failed_tries(ref, run_id, page.rights) if run_id is not None else [],
-        "command": command,
     }
-
-
-def _unusable(reading: Reading) -> tuple[Record | None, list[Trouble], dict[Interval, str]]:
-    usable, unusable = latest_usable(reading), unusable_checkpoints(reading.log)
-    return usable, unusable, newest_words(reading.log, unusable)
 
 
 def _since(page: PipelinePage, broken: Broken | None) -> datetime | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from datetime import UTC, datetime
 from urllib.parse import quote
 
@@ -13,14 +12,13 @@ from cairn_ui import airflow_database, database_runs, next_steps, shown_page
 from cairn_ui.access import Asks
 from cairn_ui.broken_since import newest_words, unusable_checkpoints
 from cairn_ui.chain_graph import chain_graph
-from cairn_ui.pipeline_overview import OverviewRow, furthest, overview_row, worst_first
+from cairn_ui.pipeline_overview import FromAirflow, OverviewRow, furthest, overview_row, worst_first
 from cairn_ui.pipelines_of_dags import PipelineRef
 from cairn_ui.read_logs import Look, NotAnswered
 from cairn_ui.render_template import HEADERS
 from cairn_ui.run_bars import MOST, bars_of
 from cairn_ui.shown_page import router
 from state_backend.ports.storage import Storage
-from state_backend.values.airflow_runs import DagRun, DagSchedule
 from state_backend.values.errors import CairnError
 
 
@@ -42,33 +40,37 @@ def _list(request: Request, refs: list[PipelineRef], dag_id: str | None) -> Resp
     now, looks = datetime.now(UTC), shown_page.reader.look_at_all(refs)
     dag_ids = {r.dag_id for r in refs if r.dag_id is not None}
     schedules, runs = airflow_database.schedules_of(dag_ids), database_runs.last_runs(dag_ids, MOST)
-    rows = [_row(ref, looks[ref.key], schedules.get(ref.dag_id or ""), runs.get(ref.dag_id or ""), now) for ref in refs]
+    failing = database_runs.failing_tasks(dag_ids)
+    told = {
+        dag_id: FromAirflow(schedule=schedules.get(dag_id), runs=runs[dag_id], failing=tuple(failing.get(dag_id, ())))
+        for dag_id in dag_ids
+    }
+    rows = [_row(ref, looks[ref.key], told.get(ref.dag_id or ""), now) for ref in refs]
     return shown_page.page_of(
         request,
         "pipelines.html",
         rows=worst_first(rows),
-        graph=chain_graph(refs, looks, [dag for dag, s in schedules.items() if s.waiting]),
+        graph=chain_graph(refs, looks, {row.ref.key: row.health for row in rows}),
         dag_id=dag_id,
         next=next_steps.without_pipeline(dag_id),
         running=any(s.running for s in schedules.values()) or any(r.read is None and r.look.problem for r in rows),
     )
 
 
-def _row(
-    ref: PipelineRef, look: Look, schedule: DagSchedule | None, runs: Sequence[DagRun] | None, now: datetime
-) -> OverviewRow:
-    stored, reading = shown_page.reader.find_size(ref), look.reading
+def _row(ref: PipelineRef, look: Look, airflow: FromAirflow | None, now: datetime) -> OverviewRow:
+    stored, reading, told = shown_page.reader.find_size(ref), look.reading, airflow or FromAirflow()
     if reading is None:
-        return overview_row(ref, look, schedule, stored, None, now)
+        return overview_row(ref, look, told, stored, None, now)
 
     def row(_: Storage) -> OverviewRow:
         last, log, written = furthest(reading), reading.log, None
         if last is not None and look.problem is None:
             written = shown_page.written_ms(ref, log, [last.id]).get(last.id)
-        bars = None if runs is None else bars_of(runs, newest_words(log, unusable_checkpoints(log)), now)
-        return overview_row(ref, look, schedule, stored, written, now, bars)
+        words = newest_words(log, unusable_checkpoints(log))
+        bars = None if airflow is None else bars_of(airflow.runs, words, now)
+        return overview_row(ref, look, told, stored, written, now, bars)
 
     try:  # The row may need reads of earlier records, so they run in a thread with a time limit.
         return shown_page.reader.ask(ref, "overview row", row)
     except (CairnError, NotAnswered) as error:
-        return OverviewRow(ref=ref, look=Look(reading=None, problem=str(error)))
+        return overview_row(ref, Look(reading=None, problem=str(error)), told, stored, None, now)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
-from cairn_ui.broken_since import GRACE, lag_of
+from cairn_ui.broken_since import lag_of, unusable_checkpoints
 from cairn_ui.next_steps import Step, after_failed_read
 from cairn_ui.pipelines_of_dags import PipelineRef
 from cairn_ui.read_logs import Look, Reading, Stored
@@ -15,23 +15,26 @@ from cairn_ui.run_bars import Bars
 from state_backend.checkpoint.log import Log
 from state_backend.checkpoint.newest_state import newest_of, newest_state, valid_states
 from state_backend.inspection.describe import describe_entry, load_states, origin_of, state_of
+from state_backend.inspection.pipeline_health import Broken, Facts, Finding, broken, due_intervals, findings
 from state_backend.inspection.pipeline_status import describe_status
-from state_backend.values.airflow_commands import backfill_command, heal_command, local_command
-from state_backend.values.airflow_runs import DagSchedule
+from state_backend.values.airflow_commands import repair_command
+from state_backend.values.airflow_runs import DagRun, DagSchedule, FailingTask
+from state_backend.values.errors import Rerun
 from state_backend.values.frozen import frozen
-from state_backend.values.human_units import plural, span
-from state_backend.values.intervals import format_instant
+from state_backend.values.human_units import span
 from state_backend.values.records import Kept, Record, SweepRecord
 
-Tone = Literal["good", "info", "warn", "bad"]
 _COUNTED = ("completed", "stale", "replaced", "quarantined", "descends", "dropped")
 
 
-class Chip(NamedTuple):
-    tone: Tone
-    text: str
-    # Explanation, shown beside the label; empty for none.
-    title: str = ""
+@frozen
+class FromAirflow:
+    """What Airflow's database says about a pipeline's DAG; empty without a DAG."""
+
+    schedule: DagSchedule | None = None
+    # The first runs after the newest usable state.
+    runs: tuple[DagRun, ...] = ()
+    failing: tuple[FailingTask, ...] = ()
 
 
 @frozen
@@ -42,9 +45,8 @@ class OverviewRow:
     last: Record | None = None
     # Time at which the last checkpoint was committed; None if it is not known.
     committed: datetime | None = None
-    # Label such as "on time" or "late by 3 h"; None if Airflow has no schedule.
-    due: Chip | None = None
-    health: tuple[Chip, ...] = ()
+    # The worst first.
+    health: tuple[Finding, ...] = ()
     # Size of the pipeline's folder; None before the first count.
     stored: Stored | None = None
     # Time from the end of the last interval with a usable checkpoint to now; None without one.
@@ -76,72 +78,39 @@ class Pointer(NamedTuple):
 class Overview:
     # The status as `describe_status` describes it.
     status: Mapping[str, Any]
+    # The checkpoint up to which the pipeline is processed (`furthest`); None without checkpoints.
+    last: Record | None
     pointers: tuple[Pointer, ...]
     counts: tuple[tuple[str, int], ...]
-    health: tuple[Chip, ...]
-    # Label such as "on time" or "late by 3 h"; None if Airflow has no schedule.
-    due: Chip | None
+    # The worst first.
+    health: tuple[Finding, ...]
+    broken: Broken | None
     # Paths of pages of Data Docs, by checkpoint.
     docs: Mapping[int, str]
     # Since when the pipeline is broken, its lag and its last runs; None before they are read.
     runs: Mapping[str, Any] | None = None
 
 
-def lateness(furthest: datetime | None, schedule: DagSchedule | None, now: datetime) -> Chip | None:
-    """Return a chip such as "on time" or "late by 3 h"; None without a schedule."""
-    if schedule is None:
-        return None
-    behind = schedule.asked_end if furthest is None or (schedule.asked_end or now) > furthest else None
-    if schedule.running and behind is not None:
-        return Chip("info", "running", f"{plural(schedule.running, 'run')} in progress")
-    if schedule.paused:
-        return Chip("warn", "paused", "The DAG is paused: Airflow creates no runs")
-    if behind is not None and schedule.next_due is None:
-        # After the last run, the time until now says nothing. The runs of the demo, for instance, used another root.
-        title = "The schedule has no more runs, and this root has no checkpoint of the last run's interval"
-        return Chip("warn", "incomplete", title)
-    if behind is not None and now - behind > GRACE:
-        late = span((now - behind).total_seconds())
-        return Chip("bad", f"late by {late}", "A run was due, but its interval has no checkpoint")
-    if schedule.next_due is not None and now - schedule.next_due > GRACE:
-        late = span((now - schedule.next_due).total_seconds())
-        return Chip(
-            "bad",
-            f"late by {late}",
-            "A run is due, but Airflow has not created it. Check that the scheduler is running",
-        )
-    if schedule.next_due is None:
-        return Chip("info", "no run due", "The schedule has no more runs")
-    return Chip("good", "on time", "Each interval that was due has a checkpoint")
-
-
-def health_of(reading: Reading) -> tuple[Chip, ...]:
-    """Return the problems of a pipeline, worst first. Without problems the only chip is `no problems`.
-
-    A pipeline without any commit and without problems has no chip.
-    """
-    return (*_problems(reading),) or ((Chip("good", "no problems"),) if reading.log.head_id else ())
-
-
-def _problems(reading: Reading) -> Iterator[Chip]:
-    status = reading.status
-    if status.problem is not None:
-        yield Chip("bad", "next interval can't start", status.problem)
-    if refused := [str(n) for n, _ in status.quarantined]:
-        yield Chip("bad", f"{len(refused)} quarantined", f"Validation refused these checkpoints: {', '.join(refused)}")
-    if status.unpublished:
-        title = "The output of these intervals is committed, but the sink has not taken it"
-        yield Chip("warn", f"{len(status.unpublished)} unpublished", title)
-    if stale := [f"{n} (changed by {by})" for n, by in status.stale]:
-        title = "Computed from state that has changed since. Run the intervals of these checkpoints again: "
-        yield Chip("warn", f"{len(stale)} stale", title + ", ".join(stale))
-    if status.outdated:
-        title = "; ".join(f"{interval} is {verdict.kind}: {verdict.why}" for interval, verdict in status.outdated[:10])
-        yield Chip("warn", f"{len(status.outdated)} out of date by inputs", title)
-    number, last = unvalidated_since(reading) or (0, None)
-    if number:
-        title = "No valid checkpoint was validated" if last is None else f"The last validated checkpoint is {last}"
-        yield Chip("info", f"{number} not validated", title)
+def facts_of(look: Look, airflow: FromAirflow, now: datetime) -> Facts:
+    """Return what the log and Airflow's database say about a pipeline."""
+    reading = look.reading
+    if reading is None:
+        return Facts(now=now, unreadable=look.problem, schedule=airflow.schedule, failing=airflow.failing)
+    usable = latest_usable(reading)
+    last = None if usable is None else usable.content.interval
+    return Facts(
+        now=now,
+        unreadable=look.problem,
+        status=reading.status,
+        begun=reading.log.head_id > 0,
+        until=None if last is None else last.end,
+        due=due_intervals(reading.log, last, airflow.schedule, now),
+        unusable=[one for one in unusable_checkpoints(reading.log) if last is None or one.interval.start >= last.end],
+        unvalidated=unvalidated_since(reading),
+        schedule=airflow.schedule,
+        runs=airflow.runs,
+        failing=airflow.failing,
+    )
 
 
 def unvalidated_since(reading: Reading) -> tuple[int, int | None] | None:
@@ -163,70 +132,79 @@ def newest_validated(reading: Reading) -> Kept | None:
 def overview_row(
     ref: PipelineRef,
     look: Look,
-    schedule: DagSchedule | None,
+    airflow: FromAirflow,
     stored: Stored | None,
     written_ms: int | None,
     now: datetime,
     bars: Bars | None = None,
 ) -> OverviewRow:
-    reading = look.reading
+    reading, health = look.reading, findings(facts_of(look, airflow, now))
     if reading is None:
-        return OverviewRow(ref=ref, look=look)
+        return OverviewRow(ref=ref, look=look, health=health)
     newest, usable = furthest(reading), latest_usable(reading)
     return OverviewRow(
         ref=ref,
         look=look,
         last=newest,
         committed=None if written_ms is None else datetime.fromtimestamp(written_ms / 1000, UTC),
-        due=lateness(newest.content.interval.end if newest is not None else None, schedule, now),
-        health=health_of(reading),
+        health=health,
         stored=stored,
-        lag=lag_of(usable.content.interval.end if usable is not None else None, reading.newest_end, schedule, now),
+        lag=lag_of(
+            usable.content.interval.end if usable is not None else None, reading.newest_end, airflow.schedule, now
+        ),
         bars=bars,
     )
 
 
 def worst_first(rows: list[OverviewRow]) -> list[OverviewRow]:
-    """Sort pipelines by the severity of their problems, then by name.
+    """Sort pipelines by the worst that there is to say about them, then by name.
 
-    First come pipelines that can't be read, then those with a chip of tone bad, then those with a chip of tone warn or
-    a problem, and those whose root is a Jinja template.
+    A root that is a Jinja template can't be read, but nothing failed.
     """
+    tones = ("bad", "warn", "info", "good")
 
     def rank(row: OverviewRow) -> int:
-        tones = {c.tone for c in (*row.health, *((row.due,) if row.due is not None else ()))}
-        if row.look.reading is None:
-            return 2 if row.ref.unreadable else 0  # A root that is a Jinja template can't be read, but nothing failed.
-        return 1 if "bad" in tones else 2 if "warn" in tones or row.look.problem is not None else 3
+        worst = row.health[0].tone if row.health else "info"
+        return 1 if row.ref.unreadable and worst == "bad" else tones.index(worst)
 
-    return sorted(rows, key=lambda row: (rank(row), row.ref.name))
+    return sorted(rows, key=lambda row: (rank(row), row.look.reading is not None, row.ref.name))
 
 
-def command_of(ref: PipelineRef, reading: Reading, airflow: str | None = None) -> str | None:
-    """Return the command after which the next interval can start; None if it can, or if no command helps."""
-    rerun, code = reading.status.rerun, ref.code or reading.log.code
-    if (to := reading.status.heal_to) is not None:
-        local = code if ref.dag_id is None else None
-        return heal_command(ref.root, ref.name, to, ref.dag_id, airflow, code=local, chain=True)
-    if rerun is None:
+def command_of(
+    ref: PipelineRef, reading: Reading, airflow: str | None = None, broken: Broken | None = None
+) -> str | None:
+    """Return the command that repairs a pipeline; None if nothing is to be repaired, or if no run helps."""
+    again, to = reading.status.rerun, reading.status.heal_to
+    lasts = [again.last] if again is not None else []
+    lasts += [to] if to is not None else []
+    lasts += [broken.last.start] if broken is not None and ref.dag_id is not None else []
+    if not lasts:
         return None
-    if ref.dag_id is None:
-        return local_command(ref.root, ref.name, rerun, code)
-    if rerun.replace_overlapping:  # `cairn heal` does not replace output of overlapping intervals.
-        return backfill_command(ref.dag_id, rerun, airflow)
-    return heal_command(ref.root, ref.name, format_instant(rerun.last), ref.dag_id, airflow)
+    first = min(lasts) if again is None else again.first
+    overlapping = again is not None and again.replace_overlapping
+    code = (ref.code or reading.log.code) if ref.dag_id is None else None
+    return repair_command(
+        ref.root,
+        ref.name,
+        Rerun(first=first, last=max(lasts), replace_overlapping=overlapping),
+        dag_id=ref.dag_id,
+        code=code,
+        airflow=airflow,
+        chain=to is not None,
+    )
 
 
 def overview(
     ref: PipelineRef,
-    reading: Reading,
-    schedule: DagSchedule | None,
+    look: Look,
+    facts: Facts,
     savepoint: Mapping[str, Any] | None,
     written_ms: Mapping[int, int],
     docs: Mapping[int, str],
-    now: datetime,
     airflow: str | None = None,
 ) -> Overview:
+    reading, now = look.reading, facts.now
+    assert reading is not None
     log, newest, passed = reading.log, furthest(reading), newest_validated(reading)
     counts = counts_of(log)
     done = {c.id: c for c in log.completed()}
@@ -248,14 +226,15 @@ def overview(
         ("Last savepoint", taken, where, "Airflow's database has no savepoint of this DAG"),
     ]
     return Overview(
-        status=describe_status(reading.status, command_of(ref, reading, airflow)),
+        status=describe_status(reading.status, command_of(ref, reading, airflow, broken(facts))),
+        broken=broken(facts),
+        last=newest,
         pointers=tuple(
             Pointer(title, n, describe_entry(log, n) if n in done else None, nothing if n is None else note)
             for title, n, note, nothing in cards
         ),
         counts=counts,
-        health=health_of(reading),
-        due=lateness(newest.content.interval.end if newest else None, schedule, now),
+        health=findings(facts),
         docs=docs,
     )
 

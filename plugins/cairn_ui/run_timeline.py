@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 from state_backend.values.airflow_runs import DagRun, TaskTry
 from state_backend.values.frozen import frozen
 
-Kind = Literal["pause", "scheduler", "queue", "ran", "failed"]
+Kind = Literal["pause", "scheduler", "queue", "wait", "ran", "failed"]
 # The colour of each of Cairn's tasks: n stands for the class `p<n>` of the style sheet. Other tasks have `_OTHER`.
 _COLOURS = {"process": 0, "checkpoint": 2, "validate": 3, "savepoint": 4, "sweep": 6}
 _OTHER = 8
@@ -17,6 +17,7 @@ _WAITS: dict[Kind, str] = {
     "pause": "between tries",
     "scheduler": "waiting for the scheduler",
     "queue": "in the queue",
+    "wait": "waiting without a worker slot",
 }
 
 
@@ -32,10 +33,11 @@ class Line(NamedTuple):
     parts: tuple[Part, ...]
     # Seconds of each kind; None if Airflow has not recorded a time, or before it.
     #   pause      from the end of the task's try before until the scheduler found that this try may run; None for a
-    #              first try
+    #              first try, also after a clear
     #   scheduler  from the moment at which the try could run until the scheduler queued it. For a first try, the moment
     #              is the end of the run's last task before it, or the start of the run
     #   queue      in the executor's queue
+    #   wait       of a task that is deferred now; after its end, the wait is a part of `ran`
     #   ran        from start to end, or until now; also of a try that failed
     seconds: Mapping[Kind, float | None]
 
@@ -82,16 +84,24 @@ def _waits(
     queued = one.queued if one.queued is None or one.began is None or one.queued <= one.began else None
     given, at = queued or one.scheduled, _first(one)
     before = [t for t in tries if t is not one and t.ended is not None and at is not None and t.ended <= at]
-    same = [t.ended for t in before if (t.task_id, t.map_index) == (one.task_id, one.map_index) and t.ended is not None]
+    same = [t for t in before if (t.task_id, t.map_index) == (one.task_id, one.map_index)]
     if same:
-        return [("pause", max(same), one.scheduled), ("scheduler", one.scheduled, given), ("queue", queued, one.began)]
+        last = max(same, key=lambda t: t.try_number)
+        waits: list[tuple[Kind, datetime | None, datetime | None]] = [
+            ("scheduler", one.scheduled, given),
+            ("queue", queued, one.began),
+        ]
+        retried = last.most_retries == one.most_retries
+        return [("pause", last.ended, one.scheduled), *waits] if retried else waits
     ready = max([began, *(t.ended for t in before if t.ended is not None)]) if at is not None else None
     return [("scheduler", ready, given), ("queue", queued, one.began)]
 
 
 def _line(one: TaskTry, tries: Sequence[TaskTry], began: datetime, until: datetime, now: datetime) -> Line:
-    ended = one.ended or (now if one.state in ("running", "deferred") else None)
+    waits = one.waits_since if one.state == "deferred" else None
+    ended = waits or one.ended or (now if one.state in ("running", "deferred") else None)
     marks = [*_waits(one, tries, began), ("ran", one.began, ended if one.began is not None else None)]
+    marks += [("wait", waits, now)] if waits is not None else []
     seconds = {kind: _between(start, end) for kind, start, end in marks}
     whole, cleared = (until - began).total_seconds(), one.ended is not None and one.ended <= began
     parts = tuple(

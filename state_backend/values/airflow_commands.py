@@ -78,11 +78,25 @@ def heal_command(
     return command_line("heal", root=root, pipeline=pipeline, to=to, code=code, dag=dag_id, airflow=at, chain=chain)
 
 
-def local_command(root: str, pipeline: str, again: Rerun, code: str) -> str:
-    """Return the command that runs the given intervals again, in order, without Airflow."""
+def repair_command(
+    root: str,
+    pipeline: str,
+    again: Rerun,
+    *,
+    dag_id: str | None = None,
+    code: str | None = None,
+    airflow: str | None = None,
+    chain: bool = False,
+) -> str:
+    """Return the command after which the given intervals and those before them have valid results.
+
+    The intervals run in the DAG, or with `code` without Airflow. `chain`: the upstreams are repaired first.
+    """
     if not again.replace_overlapping:
-        return heal_command(root, pipeline, again.last, code=code)
+        return heal_command(root, pipeline, again.last, dag_id, airflow, code=code, chain=chain)
     # `cairn heal` replaces no output of intervals with other boundaries.
+    if dag_id is not None:
+        return backfill_command(dag_id, again, airflow)
     return command_line(
         "run", code=code, root=root, from_=again.first, to=again.last, reprocess="all", replace_overlapping=True
     )

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from state_backend.values.errors import UsageError
 from state_backend.values.frozen import frozen
+from state_backend.values.human_units import span
 from state_backend.values.intervals import Interval
 
 # States of a run that waits or is in progress.
@@ -83,12 +84,36 @@ class TaskTry:
     ended: datetime | None
     # The reason that the retry policy gave for another try; None without one.
     retry_reason: str | None = None
-    # What a deferred task waits for, as its log says; None if it waits for no other pipeline.
+    # What a deferred task waits for, as its log says, and since when; None if the task is not deferred.
     waits: str | None = None
+    waits_since: datetime | None = None
+    # Number of retries that Airflow allows in all. A clear raises it, so it tells a clear from a retry.
+    most_retries: int | None = None
 
     @property
     def failed(self) -> bool:
         return self.state in FAILED
+
+
+@frozen
+class FailingTask:
+    """A task of an unfinished run whose last try failed, and which Airflow tries again."""
+
+    dag_id: str
+    run_id: str
+    # The run's data interval; None if it has none.
+    interval: Interval | None
+    task_id: str
+    # The number of the try that failed, and how many there are in all.
+    try_number: int
+    tries: int
+    ended: datetime | None
+
+    def words(self, now: datetime) -> str:
+        """Return a clause such as "try 2 of 4 of process failed 40 s ago"."""
+        ago = "" if self.ended is None else f" {span((now - self.ended).total_seconds())} ago"
+        of = "" if self.interval is None else f" of {self.interval}"
+        return f"try {self.try_number} of {self.tries} of task {self.task_id}{of} failed{ago}"
 
 
 R = TypeVar("R", bound=DagRun)

@@ -431,7 +431,7 @@ def test_a_correction_goes_through_a_chain_of_dags(airflow: AirflowServer, data:
 
         assert shown("before") == healthy | {"sessions": said, "report": said}
         chrome.find_element(By.CSS_SELECTOR, "tr[data-pipeline=report] th a").click()
-        copied = wait_for(lambda: chrome.find_element(By.CSS_SELECTOR, "#next [data-copy]"))
+        copied = wait_for(lambda: chrome.find_element(By.CSS_SELECTOR, "#state [data-copy]"))
         command = str(copied.get_attribute("data-copy"))
         assert command.endswith(" --chain")
         # The command of the page, as it is printed.

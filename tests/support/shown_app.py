@@ -89,6 +89,7 @@ def shown_app(
         mock.patch.object(database_runs, "runs_there", lambda _, run_ids: {*run_ids} - {run_id(8)}),
         mock.patch.object(database_runs, "last_runs", lambda ids, _: dict.fromkeys(ids, (run,))),
         mock.patch.object(database_runs, "runs_after", lambda *_: (run,)),
+        mock.patch.object(database_runs, "failing_tasks", lambda _: {}),
         mock.patch.object(database_runs, "scheduled_by_assets", lambda: ({"cairn://rides": ["report", "secret"]}, {})),
         mock.patch.object(shown_page.reasons, "reason", lambda *_: "AirflowException: <killed>"),
         mock.patch.object(airflow_side, "airflow_url", lambda _: "http://127.0.0.1:8081"),

@@ -102,7 +102,8 @@ def test_status_after_a_restore_goes_on_from_the_restored_state(tmp_path: Path) 
     for n, attempt in ((1, "a1"), (2, "a2"), (3, "a3"), (4, "a4"), (4, "same")):
         pipeline.run(n, attempt, {"a": n})
     again = cairn(tmp_path, "restore", "2", "--yes").stdout.splitlines()[-1]
-    assert again == "cairn backfill --dag counting --from 2024-01-03T00:00:00Z --to 2024-01-04T00:00:00Z"
+    heal = f"cairn heal --root {tmp_path} --pipeline counting --to 2024-01-0{{}}T00:00:00Z --dag counting"
+    assert again == heal.format(4)
     said = cairn(tmp_path, "status")
     restored = "checkpoint 6 later restored the state at 2024-01-03T00:00:00Z"
     assert (said.exit_code, said.stdout.splitlines()) == (1, [
@@ -121,10 +122,7 @@ def test_status_after_a_restore_goes_on_from_the_restored_state(tmp_path: Path) 
     pipeline.run(1, "b1", {"a": 7})
     said = cairn(tmp_path, "status")
     assert said.stdout.startswith("next: [2024-01-04T00:00:00Z, 2024-01-05T00:00:00Z), which can't start")
-    assert (
-        said.stdout.splitlines()[-1]
-        == "cairn backfill --dag counting --from 2024-01-02T00:00:00Z --to 2024-01-03T00:00:00Z"
-    )
+    assert said.stdout.splitlines()[-1] == heal.format(3)
     for n in (2, 3, 4):
         pipeline.run(n, f"c{n}", {"a": n})
     assert cairn(tmp_path, "status").exit_code == 0
@@ -138,7 +136,7 @@ def test_status_names_what_is_wrong_and_its_command_repairs_it(root: Path) -> No
     assert lines[0] == "next: [2024-01-06T00:00:00Z, 2024-01-07T00:00:00Z), which can't start"
     changed = "checkpoint 7 later changed the result of [2024-01-03T00:00:00Z, 2024-01-04T00:00:00Z)"
     assert {f"  checkpoint 4: {changed}", "  checkpoint 5: a test says so"} <= set(lines)
-    assert lines[-1] == "cairn backfill --dag counting --from 2024-01-04T00:00:00Z --to 2024-01-05T00:00:00Z"
+    assert lines[-1] == f"cairn heal --root {root} --pipeline counting --to 2024-01-05T00:00:00Z --dag counting"
     pipeline = RealPipeline(root)
     for n in (4, 5):
         pipeline.run(n, f"again {n}", {"a": n})
@@ -171,7 +169,7 @@ def test_a_person_refuses_a_checkpoint_and_accepts_it_again(root: Path) -> None:
     for n in (1, 2):
         done = cairn(root, "quarantine", "7", "--reason", f"reason {n}")
         assert done.exit_code == 0 and "(checkpoint 7)" in done.stdout
-        assert done.stdout.splitlines()[-1].startswith("cairn backfill --dag counting --from 2024-01-03T00:00:00Z")
+        assert done.stdout.splitlines()[-1].endswith(" --to 2024-01-03T00:00:00Z --dag counting")
         shown = answer(root, "checkpoints", "7")
         assert (shown["state"], shown["reason"]) == ("quarantined", f"reason {n}")
         released = cairn(root, "quarantine", "7", "--release")

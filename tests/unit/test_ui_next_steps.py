@@ -8,20 +8,13 @@ from typing import Any
 import pytest
 
 from cairn_ui import next_steps
-from cairn_ui.broken_since import (
-    Broken,
-    Trouble,
-    mark_of,
-    newest_words,
-    run_to_explain,
-    tries_to_explain,
-    unusable_checkpoints,
-)
+from cairn_ui.broken_since import mark_of, newest_words, run_to_explain, tries_to_explain, unusable_checkpoints
 from cairn_ui.pipelines_of_dags import PipelineRef
 from state_backend.adapters.memory_storage import MemoryStorage
 from state_backend.checkpoint.log import read_log
 from state_backend.formats import paths
-from state_backend.values.airflow_runs import DagRun, DagSchedule, TaskTry
+from state_backend.inspection.pipeline_health import Broken, Trouble
+from state_backend.values.airflow_runs import DagRun, DagSchedule, FailingTask, TaskTry
 from tests.support.checkpoints import day
 from tests.support.shown_pipelines import eventful
 
@@ -59,20 +52,26 @@ FAILED = Broken(first=Trouble(interval=day(1), why="failed", run_id="first"), la
 MISSING = Broken(first=Trouble(interval=day(1), why="missing"), last=day(1), counts=(("missing", 1),))
 
 
+FAILING = FailingTask(dag_id="d", run_id="old", interval=day(1), task_id="process", try_number=1, tries=3, ended=None)
+
+
 @pytest.mark.parametrize(
-    ("broken", "runs", "explain_errors"),
+    ("broken", "failing", "runs", "explains"),
     [
-        (None, [], None),
-        (None, [of("failed", "old"), of("success")], None),
-        (None, [of("success", "old"), of("failed")], "r"),
-        (None, [of("running")], "r"),
-        (FAILED, [of("running")], "first"),
-        (MISSING, [of("success")], None),
-        (MISSING, [of("failed")], "r"),
+        (None, [], [], None),
+        (None, [], [of("failed", "old"), of("success")], None),
+        (None, [], [of("success", "old"), of("failed")], "r"),
+        (None, [], [of("running")], "r"),
+        (None, [FAILING], [of("running")], "old"),  # in a backfill, a newer run waits
+        (FAILED, [FAILING], [of("running")], "first"),
+        (MISSING, [], [of("success")], None),
+        (MISSING, [], [of("failed")], "r"),
     ],
 )
-def test_which_run_the_overview_explains(broken: Broken | None, runs: list[DagRun], explain_errors: str | None) -> None:
-    assert run_to_explain(broken, runs) == explain_errors
+def test_which_run_the_overview_explains(
+    broken: Broken | None, failing: list[FailingTask], runs: list[DagRun], explains: str | None
+) -> None:
+    assert run_to_explain(broken, failing, runs) == explains
 
 
 def test_of_many_failed_tries_the_first_and_the_last_are_explained() -> None:

@@ -1,8 +1,8 @@
-"""The decisions of the Checkpoints pages about runs and tasks of Airflow: since when a pipeline is broken, who waits, why a try failed, bars and
-timeline."""
+"""The decisions of the Checkpoints pages about runs and tasks of Airflow: lag, who waits, why a try failed, bars and timeline."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +12,7 @@ from airflow.utils.state import DagRunState
 from airflow.utils.types import DagRunType
 
 from cairn_operators.failures import exit_failure
-from cairn_ui.broken_since import Trouble, broken_since, lag_of
+from cairn_ui.broken_since import lag_of
 from cairn_ui.run_bars import HIGHEST, LOWEST, bars_of
 from cairn_ui.run_timeline import timeline_of
 from cairn_ui.try_reason import LogLine, reason_of
@@ -47,10 +47,6 @@ def plan(**changes: Any) -> DagSchedule:
     return DagSchedule(**(said | changes))
 
 
-def bad(number: int, checkpoint: int, why: Any, by: int | None = None) -> Trouble:
-    return Trouble(interval=day(number), why=why, checkpoint=checkpoint, by=by)
-
-
 def test_a_run_is_the_same_from_each_api_of_airflow() -> None:
     """The REST API gives texts; the execution API and the database give objects, with enums or texts for states."""
     times = {"logical_date": at(0), "data_interval_start": at(0), "data_interval_end": at(60), "start_date": at(70)}
@@ -62,86 +58,6 @@ def test_a_run_is_the_same_from_each_api_of_airflow() -> None:
     found = [read_run(DagRun, one) for one in (rest, SimpleNamespace(**said), SimpleNamespace(**said | enums))]
     assert found[0] == found[1] == found[2] and found[0].unfinished and found[0].interval is not None
     assert (found[0].run_id, found[0].run_type, found[0].began, found[0].ended) == ("r", "backfill", at(70), None)
-
-
-HOUR = timedelta(hours=1)
-
-
-@pytest.mark.parametrize(
-    ("unusable", "runs", "expected", "schedule", "first", "counts"),
-    [
-        # Nothing is in trouble: no interval follows, or its first run is in progress.
-        ([], [], None, None, None, {}),
-        ([], [run_of(9, "running", None)], day(9), plan(running=1), None, {}),
-        ([], [run_of(9, "success")], day(9), plan(), None, {}),
-        # The first failed run counts, and a failure that is being repeated does not.
-        (
-            [],
-            [run_of(7, "failed"), run_of(8, "failed", 2)],
-            day(7),
-            plan(),
-            ("failed", 7, day(7).end + HOUR),
-            {"failed": 2},
-        ),
-        ([], [run_of(7, "failed"), run_of(7, "running", None)], day(7), plan(), None, {}),
-        (
-            [],
-            [run_of(7, "failed", 3, run_id="b"), run_of(7, "failed", 1, run_id="a")],
-            day(7),
-            plan(),
-            ("failed", 7, day(7).end + HOUR),
-            {"failed": 1},
-        ),
-        # A checkpoint that can't be used says more than its run. Of an interval, the newest checkpoint counts.
-        ([bad(8, 3, "stale", 9)], [run_of(8, "success")], day(8), plan(), ("stale", 8, None), {"stale": 1}),
-        (
-            [bad(8, 14, "quarantined"), bad(8, 12, "stale", 13), bad(9, 15, "descends")],
-            [run_of(8, "failed")],
-            day(8),
-            plan(),
-            ("quarantined", 8, None),
-            {"quarantined": 1, "descends": 1},
-        ),
-        # The interval after the last usable checkpoint has no run.
-        ([], [], day(8), plan(), ("missing", 8, day(8).end), {"missing": 1}),
-        ([], [run_of(9, "failed")], day(8), plan(), ("missing", 8, day(8).end), {"missing": 1, "failed": 1}),
-        # It is not due: in the future, within the time of grace, after the schedule's last run, or of a paused DAG.
-        ([], [], day(10), plan(), None, {}),
-        ([], [], day(9), plan(next_due=None, asked_end=day(8).end), None, {}),
-        ([], [], day(9), plan(paused=True, asked_end=day(8).end), None, {}),
-        ([], [], day(8), None, None, {}),
-        # The next run is due later, as on the day after Friday; or it is overdue, since no scheduler runs.
-        ([], [], day(9), plan(asked_end=day(8).end), None, {}),
-        (
-            [],
-            [],
-            day(9),
-            plan(asked_end=day(8).end, next_due=day(9).end),
-            ("missing", 9, day(9).end),
-            {"missing": 1},
-        ),
-    ],
-)
-def test_since_when_a_pipeline_is_broken(
-    unusable: Any, runs: Any, expected: Any, schedule: Any, first: Any, counts: dict[str, int]
-) -> None:
-    broken = broken_since(unusable, runs, expected, schedule, NOW)
-    if first is None:
-        assert broken is None
-    else:
-        why, number, since = first
-        assert broken is not None
-        assert (broken.first.why, broken.first.interval, broken.first.since) == (why, day(number), since)
-        assert dict(broken.counts) == counts
-        troubled = [one.interval for one in unusable] + [run.interval for run in runs if run.state == "failed"]
-        assert broken.last == max([day(number), *(i for i in troubled if i is not None)])
-
-
-def test_an_interval_is_missing_only_after_ten_minutes() -> None:
-    def missing(minutes: int) -> bool:
-        return broken_since([], [], day(9), plan(), day(9).end + timedelta(minutes=minutes)) is not None
-
-    assert [missing(minutes) for minutes in (0, 9, 10)] == [False, False, True]
 
 
 @pytest.mark.parametrize(
@@ -324,9 +240,17 @@ def test_a_timeline_of_what_has_not_ended() -> None:
     assert (line.seconds["scheduler"], line.seconds["queue"], line.seconds["ran"], shown.whole) == (1, None, 46, 50)
     assert [p.kind for p in line.parts] == ["scheduler", "ran"]
     # A person cleared the run: the earlier try has its figures but no place on the time line.
-    cleared = [one_try("process", -90, -80, -70, -60, state="failed"), one_try("process", 1, 2, 3, 9, try_number=2)]
+    cleared = [
+        one_try("process", -90, -80, -70, -60, state="failed"),
+        replace(one_try("process", 1, 2, 3, 9, try_number=2), most_retries=1),
+    ]
     before, after = timeline_of(the_run("success", 10), cleared, at(50)).lines
-    assert (before.seconds["ran"], before.parts, after.seconds["pause"]) == (10, (), 61)
-    assert sum(p.share for p in after.parts) == pytest.approx(0.9)
+    assert (before.seconds["ran"], before.parts, after.seconds.get("pause")) == (10, (), None)
+    assert sum(p.share for p in after.parts) == pytest.approx(0.8)
+    # A deferred task does not run while it waits.
+    waits = replace(one_try("process", 1, 2, 4, None, state="deferred"), waits_since=at(10))
+    (line,) = timeline_of(the_run("running", None), [waits], at(50)).lines
+    assert (line.seconds["ran"], line.seconds["wait"]) == (6, 40)
+    assert [p.kind for p in line.parts] == ["scheduler", "queue", "ran", "wait"]
     queued = timeline_of(run_of(9, "queued", None, None), [one_try("process", None, None, None, None)], at(50))
     assert (queued.whole, queued.turn, queued.lines[0].parts) == (None, None, ())

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +22,14 @@ from cairn_ui.checkpoint_actions import Action, actions_of
 from cairn_ui.log_pages import ids_of_page, ids_of_run
 from cairn_ui.next_steps import after_error
 from cairn_ui.phases import phases_of
+from cairn_ui.pipeline_overview import FromAirflow
 from cairn_ui.pipelines_of_dags import PipelineRef
 from cairn_ui.read_logs import Look, NotAnswered, Reader, Reading
 from state_backend.adapters.memory_storage import MemoryStorage
 from state_backend.inspection.describe import describe_log, origin_of
 from state_backend.ports.storage import Storage
 from state_backend.values import human_units as words
-from state_backend.values.airflow_commands import backfill_command, local_command
+from state_backend.values.airflow_commands import backfill_command, repair_command
 from state_backend.values.airflow_runs import DagSchedule
 from state_backend.values.errors import Rerun, StaleStateError, StorageUnavailable
 from tests.support.checkpoints import day, record
@@ -159,6 +160,11 @@ def test_keys_are_of_one_pipeline_each_and_stand_in_a_url() -> None:
     assert all(ref.key.isascii() and not set(ref.key) & set("<>/ ?#&") for ref in refs)
 
 
+def overview_of(reading: Reading, airflow: FromAirflow | None = None) -> pipeline_overview.Overview:
+    facts = pipeline_overview.facts_of(Look(reading=reading), airflow or FromAirflow(), NOW)
+    return pipeline_overview.overview(RIDES, Look(reading=reading), facts, None, {}, {})
+
+
 # --- the first look ------------------------------------------------------------------------------------------------------------------
 
 
@@ -167,39 +173,18 @@ def schedule(**changes: Any) -> DagSchedule:
     return DagSchedule(**(said | changes))
 
 
-@pytest.mark.parametrize(
-    ("furthest", "plan", "now", "said"),
-    [
-        (day(9).end, None, NOW, None),
-        (day(9).end, schedule(), NOW, "on time"),
-        (day(8).end, schedule(), NOW, "late by 30 min"),
-        (day(8).end, schedule(), day(9).end + timedelta(minutes=5), "on time"),
-        (None, schedule(), NOW, "late by 30 min"),
-        # The runs of `make demo` used another root than the page reads.
-        (None, schedule(next_due=None), day(5000).end, "incomplete"),
-        (day(8).end, schedule(running=1), NOW, "running"),
-        (day(9).end, schedule(running=1), NOW, "on time"),
-        (day(8).end, schedule(paused=True), NOW, "paused"),
-        (day(9).end, schedule(next_due=None), NOW, "no run due"),
-        (day(9).end, schedule(), day(10).end + timedelta(hours=2), "late by 2 h"),
-        (None, schedule(asked_end=None), NOW, "on time"),
-    ],
-)
-def test_lateness(furthest: datetime | None, plan: DagSchedule | None, now: datetime, said: str | None) -> None:
-    chip = pipeline_overview.lateness(furthest, plan, now)
-    assert (chip.text if chip else None) == said
-
-
 @pytest.mark.long("half a second", runs_in="ci")
-def test_the_list_and_the_overview_agree_about_lateness(rides: Reading) -> None:
+def test_the_list_and_the_overview_agree(rides: Reading) -> None:
     """Day 9 is quarantined: the list counted its checkpoint and said "on time", the overview said "late"."""
-    looked = pipeline_overview.overview_row(RIDES, Look(reading=rides), schedule(), None, None, NOW)
-    shown = pipeline_overview.overview(RIDES, rides, schedule(), None, {}, {}, NOW)
-    assert looked.due == shown.due and shown.due is not None and shown.due.text == "late by 30 min"
+    airflow = FromAirflow(schedule=schedule())
+    looked = pipeline_overview.overview_row(RIDES, Look(reading=rides), airflow, None, None, NOW)
+    shown = overview_of(rides, airflow)
+    assert looked.health == shown.health and "late by 30 min" in [one.text for one in shown.health]
+    assert shown.last is not None and shown.last.id == 13
 
 
 def test_health_tells_the_worst_first(rides: Reading) -> None:
-    assert [c.text for c in pipeline_overview.health_of(rides)] == [
+    assert [c.text for c in overview_of(rides).health] == [
         "next interval can't start",
         "1 quarantined",
         "1 stale",
@@ -207,14 +192,14 @@ def test_health_tells_the_worst_first(rides: Reading) -> None:
     ]
     folder = MemoryStorage("memory://ui/clicks")
     steady(folder, 3)
-    assert [c.text for c in pipeline_overview.health_of(read(folder))] == ["no problems"]
+    assert [c.text for c in overview_of(read(folder)).health] == ["no problems"]
 
 
 def test_the_overview_says_what_the_next_interval_would_do(rides: Reading) -> None:
     savepoint = {"checkpoint": 3, "savepoint": "file:///s/3"}
-    shown = pipeline_overview.overview(
-        RIDES, rides, schedule(), savepoint, {13: round(NOW.timestamp() * 1000) - 90_000}, {14: "d.html"}, NOW
-    )
+    facts = pipeline_overview.facts_of(Look(reading=rides), FromAirflow(schedule=schedule()), NOW)
+    written = {13: round(NOW.timestamp() * 1000) - 90_000}
+    shown = pipeline_overview.overview(RIDES, Look(reading=rides), facts, savepoint, written, {14: "d.html"})
     assert "its base, checkpoint 12, is stale" in shown.status["problem"].partition("\n")[0]
     assert shown.status["command"].startswith(f"cairn heal --root {RIDES.root} --pipeline rides --to 2024-")
     assert [(p.title, p.checkpoint, p.note) for p in shown.pointers] == [
@@ -233,14 +218,16 @@ def test_who_has_to_be_looked_at_stands_first(rides: Reading) -> None:
     looks = {"well": Look(reading=read(folder)), "bad": Look(reading=rides), "away": Look(reading=None, problem="away")}
     looks["a-template"] = Look(reading=None, problem="a template")
     refs = {name: PipelineRef(name=name, root="{{ x }}" if name == "a-template" else "memory://ui") for name in looks}
-    rows = [pipeline_overview.overview_row(refs[name], look, None, None, None, NOW) for name, look in looks.items()]
+    rows = [
+        pipeline_overview.overview_row(refs[name], look, FromAirflow(), None, None, NOW) for name, look in looks.items()
+    ]
     assert [row.ref.name for row in pipeline_overview.worst_first(rows)] == ["away", "bad", "a-template", "well"]
 
 
 def test_a_healthy_next_interval_names_its_base() -> None:
     folder = MemoryStorage("memory://ui/clicks")
     steady(folder, 3)
-    shown = pipeline_overview.overview(RIDES, read(folder), None, None, {}, {}, NOW).status
+    shown = overview_of(read(folder)).status
     assert (shown["base"], shown["problem"], shown["command"]) == (3, None, None)
 
 
@@ -393,7 +380,7 @@ def test_what_can_be_done_with_a_stale_one(rides: Reading) -> None:
         "cairn key KEY 12",
         "cairn key KEY",
         "cairn quarantine 12",
-        "cairn backfill",
+        "cairn heal",
     ]
 
 
@@ -406,9 +393,9 @@ def test_a_stale_checkpoint_on_a_stale_base_is_repaired_by_its_command() -> None
     made.day(2, "another result")
     ref = PipelineRef(name="rides", root="memory://ui", dag_id="rides")
     last = actions(read(storage), 5, ref, "http://127.0.0.1:8081")[-1]
-    command = "cairn backfill --dag rides --from 2024-01-03T00:00:00Z --to 2024-01-05T00:00:00Z"
-    assert last.title == "Run its interval and earlier ones again"
-    assert last.command == f"{command} --airflow http://127.0.0.1:8081"
+    assert last.command == (
+        "cairn heal --root memory://ui --pipeline rides --to 2024-01-05T00:00:00Z --dag rides --airflow http://127.0.0.1:8081"
+    )
     with pytest.raises(StaleStateError):
         made.day(5, "alone")
     for number in (3, 4, 5):
@@ -431,7 +418,7 @@ def test_a_pipeline_without_a_dag_has_a_command_for_overlapping_output() -> None
     reading = read(folder)
     reading = replace(reading, status=replace(reading.status, problem="overlaps", rerun=again))
     command = pipeline_overview.command_of(ref, reading)
-    assert command == local_command("memory://ui", "rides", again, "jobs.rides:RIDES")
+    assert command == repair_command("memory://ui", "rides", again, code="jobs.rides:RIDES")
     assert command.endswith("--reprocess all --replace-overlapping")
 
 

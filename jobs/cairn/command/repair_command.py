@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 from state_backend.checkpoint.log import Log, run_of
-from state_backend.values.airflow_commands import backfill_command, local_command
+from state_backend.values.airflow_commands import repair_command
 from state_backend.values.environment import Variable
 from state_backend.values.errors import Rerun
 from state_backend.values.records import Record, Tombstone
 
 
-def repair_command(
-    log: Log, again: Rerun, *, root: str, pipeline: str, dag: str | None, code: str | None = None
+def command_to_repair(
+    log: Log,
+    again: Rerun,
+    *,
+    root: str,
+    pipeline: str,
+    dag: str | None,
+    code: str | None = None,
+    chain: bool = False,
 ) -> str:
-    if dag is not None or not ran_here(log):
-        return backfill_command(dag or pipeline, again)
-    return local_command(root, pipeline, again, code or code_of(log))
+    if dag is None and ran_here(log):
+        return repair_command(root, pipeline, again, code=code or code_of(log), chain=chain)
+    return repair_command(root, pipeline, again, dag_id=dag or pipeline, chain=chain)
 
 
 def code_of(log: Log) -> str:

@@ -15,7 +15,7 @@ import typer
 from cairn.command.airflow_rest import AirflowRest
 from cairn.command.options import AIRFLOW, LOCAL_SPARK, Dag, Json, Spark, airflow_wait_s, spark_option
 from cairn.command.printing import print_json
-from cairn.command.repair_command import code_of, repair_command
+from cairn.command.repair_command import code_of, command_to_repair
 from cairn.command.stop_dag import commit_prepared, stopped
 from cairn.command.terminal import Terminal
 from state_backend.adapters.open_storage import join_url
@@ -105,7 +105,9 @@ def _rewind(request: Restore, dag: str | None, *, yes: bool, as_json: bool) -> i
     if (name := request.pipeline) is None:
         raise UsageError("a checkpoint also needs --pipeline NAME, the pipeline that goes back")
     log, plan = plan_restore(request)
-    command = None if plan.rerun is None else repair_command(log, plan.rerun, root=request.root, pipeline=name, dag=dag)
+    command = (
+        None if plan.rerun is None else command_to_repair(log, plan.rerun, root=request.root, pipeline=name, dag=dag)
+    )
     what = str(plan) if command is None else f"{plan}\n{command}"
     if request.dry_run:
         return _say({"dry_run": True, **describe_rewind(plan), "command": command}, what, as_json)

@@ -13,16 +13,16 @@ from cairn.command.exit_codes import FINDINGS
 from cairn.command.list_pipelines import list_pipelines
 from cairn.command.options import Dag, Json, Root, open_log
 from cairn.command.printing import print_json, print_text, span_of, style_of
-from cairn.command.repair_command import code_of, repair_command
+from cairn.command.repair_command import code_of, command_to_repair
 from state_backend.chains.judge_inputs import OLD_RECORD, Chains
 from state_backend.chains.trace_cause import trace_cause
 from state_backend.checkpoint.choose_base import lines_of, why_stale
 from state_backend.inspection.describe import in_words
 from state_backend.inspection.pipeline_status import Status, describe_status, status_of
-from state_backend.values.airflow_commands import command_line, heal_command
+from state_backend.values.airflow_commands import command_line
 from state_backend.values.day_or_instant import first_instant
 from state_backend.values.environment import Variable
-from state_backend.values.errors import UsageError
+from state_backend.values.errors import Rerun, UsageError
 from state_backend.values.intervals import format_instant
 
 
@@ -53,10 +53,12 @@ def status(
     at, log = open_log(root, pipeline, if_new=f"\nIf the pipeline never ran: {advice}")
     chains = Chains()
     found = status_of(log, pipeline, at.storage, chains.judged(root, pipeline, log))
-    command = None if found.rerun is None else repair_command(log, found.rerun, root=root, pipeline=pipeline, dag=dag)
     waits = (v.cause for _, v in found.outdated if v.kind == "pending" and v.cause is not None)
-    if found.heal_to is not None and any(cause[:2] != (root.rstrip("/"), pipeline) for cause in waits):
-        command = heal_command(root, pipeline, found.heal_to, dag, chain=True)
+    chain = found.heal_to is not None and any(cause[:2] != (root.rstrip("/"), pipeline) for cause in waits)
+    again = Rerun(first=found.heal_to, last=found.heal_to) if chain and found.heal_to is not None else found.rerun
+    command = None
+    if again is not None:
+        command = command_to_repair(log, again, root=root, pipeline=pipeline, dag=dag, chain=chain)
     if why is not None:
         return _tell_why(chains, root, pipeline, why, command, as_json=as_json)
     if as_json:

@@ -14,7 +14,7 @@ import typer
 from cairn.command.exit_codes import FINDINGS
 from cairn.command.options import LOCAL_SPARK, Dag, DryRun, Json, Pipeline, Root, Wanted, spark_option
 from cairn.command.printing import print_json, print_text
-from cairn.command.repair_command import repair_command
+from cairn.command.repair_command import command_to_repair
 from cairn.command.terminal import Terminal
 from state_backend.checkpoint.find_checkpoint import find_checkpoint
 from state_backend.checkpoint.location import locate
@@ -109,7 +109,7 @@ def _repair(
     """Return the command that computes the refused intervals again; None if there is nothing to compute."""
     if said["rerun"] is None:
         return None
-    return repair_command(log, Rerun.from_json(said["rerun"]), root=root, pipeline=pipeline, dag=dag, code=code)
+    return command_to_repair(log, Rerun.from_json(said["rerun"]), root=root, pipeline=pipeline, dag=dag, code=code)
 
 
 def _lines(said: Mapping[str, Any], command: str | None) -> list[str]:
