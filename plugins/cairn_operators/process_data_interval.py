@@ -438,13 +438,19 @@ class ProcessIntervalOperator(WaitingOperator):
         # The phase `start` is the time that the driver can't measure itself: start of the process, imports, and end.
         start_us = max(0, wall_us - int(result.get("seconds", 0) * 1e6))
         phases_us = {**before, "start": start_us, **result.get("durations_us", {})}
-        self.log.info("%s: %s", self.pipeline, in_words(phases_us, wall_us + sum(before.values())))
+        counts = {name: result[key] for name, key in _COUNTS.items() if result.get(key) is not None}
+        did = "".join(f"{number:,} {name}, " for name, number in counts.items())
+        self.log.info("%s: %s%s", self.pipeline, did, in_words(phases_us, wall_us + sum(before.values())))
         stats.timing(
             "cairn.process.duration", timedelta(seconds=result.get("seconds", 0)), tags={"pipeline": self.pipeline}
         )
         prepared = result["attempt"] if result.get("reused") else attempt
         push_outputs(context, attempt=prepared, sink=result["sink"])
         return {**result, "attempt": prepared}
+
+
+# What the last line of the log counts, by its words.
+_COUNTS = {"rows in": "input_rows", "rows out": "output_rows", "keys": "keys"}
 
 
 def _run_type(context: Any) -> str:

@@ -29,8 +29,17 @@ def actions_of(ref: PipelineRef, log: Log, record: Record, airflow: str | None =
     """Yield the commands that make sense for a retained checkpoint."""
     number, root = str(record.id), ["--root", ref.root]
     where, code = [*root, "--pipeline", ref.name], ["--code", ref.code or ""]
-    newest, kept = newest_state(log), log.retained.get(record.id)
-    if newest is None or newest.id != record.id:
+    newest, kept, refused = newest_state(log), log.retained.get(record.id), log.quarantine_above(record.id)
+    spoilt = refused is not None or (kept is not None and kept.stale_by is not None)
+    if spoilt and ref.dag_id is not None:
+        start = record.content.interval.start
+        yield Action(
+            "Run its interval again",
+            "No interval can start from this checkpoint. The command also repairs the intervals before it. Those after it "
+            "may need a re-run too: the overview has the command for all of them.",
+            repair_command(ref.root, ref.name, Rerun(first=start, last=start), dag_id=ref.dag_id, airflow=airflow),
+        )
+    elif not spoilt and (newest is None or newest.id != record.id):
         yield from _restores(ref, number, where)
     if ref.code is not None:
         words = ["cairn", "savepoint", number, *root, *code, "--folder"]
@@ -62,7 +71,6 @@ def actions_of(ref: PipelineRef, log: Log, record: Record, airflow: str | None =
             "Checks the files and the restored state, and evaluates the expectations. A checkpoint with findings is quarantined.",
             shlex.join(["cairn", "validate", number, *root, *code]),
         )
-    refused = log.quarantine_above(record.id)
     if record.id in log.quarantined:
         yield Action(
             "Release it",
@@ -74,14 +82,6 @@ def actions_of(ref: PipelineRef, log: Log, record: Record, airflow: str | None =
             "Quarantine it",
             "No interval starts from this checkpoint or from its descendants. Without --dry-run the command refuses the checkpoint.",
             shlex.join(["cairn", "quarantine", number, *where, "--dry-run"]),
-        )
-    if ref.dag_id is not None and (refused is not None or (kept is not None and kept.stale_by is not None)):
-        start = record.content.interval.start
-        yield Action(
-            "Run its interval again",
-            "No interval can start from this checkpoint. The command also repairs the intervals before it. Those after it "
-            "may need a re-run too: the overview has the command for all of them.",
-            repair_command(ref.root, ref.name, Rerun(first=start, last=start), dag_id=ref.dag_id, airflow=airflow),
         )
 
 

@@ -12,6 +12,7 @@ from cairn_ui.checkpoint_actions import actions_of
 from cairn_ui.error_pages import NotInPipeline
 from cairn_ui.read_logs import Reading
 from cairn_ui.shown_page import Shown, router, written_ms
+from state_backend.checkpoint.choose_base import why_stale
 from state_backend.inspection.describe import describe_checkpoint, describe_difference, describe_entry, load_states
 from state_backend.ports.storage import Storage
 from state_backend.shard.manifest import manifest_of
@@ -38,7 +39,10 @@ def of_checkpoint(page: Shown, number: int) -> Response:
                 return {"row": row, "detail": None}
             record = log.whole(number)
             detail = describe_checkpoint(log, record, _manifests(record, storage))
-            return {"row": row, "detail": detail, "actions": [*actions_of(page.ref, log, record, page.airflow)]}
+            kept = log.retained[number].stale_by
+            why = None if kept is None else why_stale(log, kept)
+            actions = [*actions_of(page.ref, log, record, page.airflow)]
+            return {"row": row, "detail": detail, "stale": why, "actions": actions}
 
         found = page.ask(f"checkpoint {number}", read)
         there = page.runs_there([found["row"]])

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Literal, NamedTuple
 
 from cairn_ui.phases import phases_of
@@ -64,15 +64,13 @@ class Chart:
     spots: tuple[Spot, ...]
     legend: tuple[tuple[str, str], ...]
     logarithmic: bool
-    # Time at the left end of the horizontal axis: the start of the first interval. None without values.
-    first: datetime | None
-    # Time at the right end: the start of the last interval. None without values.
-    last: datetime | None
+    # Times at the horizontal axis, at equal distances: from the start of the first interval to that of the last one.
+    times: tuple[datetime, ...]
 
 
 @frozen
 class Trends:
-    """All charts over the same checkpoints, oldest first."""
+    """All charts over the same checkpoints, one for each interval, in the order of time."""
 
     charts: tuple[Chart, ...]
     points: tuple[tuple[int, Interval], ...]
@@ -80,13 +78,16 @@ class Trends:
     table: tuple[tuple[str, ...], ...]
     left_out: int
     dropped: int
+    # The retained checkpoints whose interval has a newer one.
+    replaced: int
 
 
 def trends_of(reading: Reading, first: int | None = None, last: int | None = None) -> Trends:
-    """Return the charts of a pipeline's retained checkpoints, in the order of their intervals."""
+    """Return the charts of each interval's newest retained checkpoint, in the order of the intervals."""
     log = reading.log
-    kept = [c for c in log.completed() if (first or 0) <= c.id <= (last or log.head_id)]
-    kept.sort(key=lambda c: (c.content.interval.end, c.id))
+    every = [c for c in log.completed() if (first or 0) <= c.id <= (last or log.head_id)]
+    newest = {c.content.interval: c for c in sorted(every, key=lambda c: c.id)}
+    kept = sorted(newest.values(), key=lambda c: c.content.interval.end)
     records = kept[-_MOST_POINTS:]
     charts = _charts(records)
     columns = [(line, words) for _, _, lines, words, _ in charts for line in lines]
@@ -97,6 +98,7 @@ def trends_of(reading: Reading, first: int | None = None, last: int | None = Non
         table=tuple(tuple(_text(line.values[n], words) for line, words in columns) for n in range(len(records))),
         left_out=len(kept) - len(records),
         dropped=log.head_id - len(log.retained),
+        replaced=len(every) - len(kept),
     )
 
 
@@ -128,15 +130,17 @@ def chart_of(
 ) -> Chart:
     every = [v for s in series for v in s.values if v is not None]
     marks, height = _axis(every, scale)
-    step = (WIDTH - LEFT - 12) / max(1, len(records) - 1)
-    xs = [LEFT + 4 + n * step for n in range(len(records))] if len(records) > 1 else [(WIDTH + LEFT) / 2]
+    starts = [record.content.interval.start for record in records]
+    whole = starts[-1] - starts[0] if starts else timedelta()
+    # A gap of a week is as wide as a week of days.
+    xs = [LEFT + 4 + (WIDTH - LEFT - 12) * ((at - starts[0]) / whole if whole else 0.5) for at in starts]
     shown = [s for s in series if any(v is not None for v in s.values)]
     spots = []
     for n, record in enumerate(records):
         figures = [f"{s.name}: {_text(s.values[n], words)}" for s in shown]
         text = "\n".join([f"checkpoint {record.id}, {record.content.interval}", *figures])
-        left = max(LEFT, xs[n] - step / 2)
-        width = min(WIDTH, xs[n] + step / 2) - left
+        left = (xs[n - 1] + xs[n]) / 2 if n else LEFT
+        width = ((xs[n] + xs[n + 1]) / 2 if n + 1 < len(xs) else WIDTH) - left
         spots.append(Spot(record.id, round(xs[n], 1), round(left, 1), round(width, 1), text))
     drawn = tuple(_drawn(s, xs, height) for s in shown)
     ticks = tuple(Tick(round(height(v), 1), words(v)) for v in marks)
@@ -149,8 +153,7 @@ def chart_of(
         spots=tuple(spots),
         legend=legend,
         logarithmic=scale == "log",
-        first=records[0].content.interval.start if records else None,
-        last=records[-1].content.interval.start if records else None,
+        times=(starts[0], starts[0] + whole / 2, starts[-1]) if whole else tuple(starts[:1]),
     )
 
 

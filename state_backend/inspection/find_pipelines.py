@@ -7,7 +7,7 @@ from state_backend.checkpoint.parallel import at_once
 from state_backend.formats import paths
 from state_backend.ports.storage import Storage
 from state_backend.values.errors import CairnError, UsageError
-from state_backend.values.similar_names import did_you_mean
+from state_backend.values.similar_names import DID_YOU_MEAN, did_you_mean
 
 
 def pipelines_below(root: str) -> list[str]:
@@ -34,10 +34,11 @@ def other_pipelines(root: str, pipeline: str) -> str:
 def refuse_nothing(storage: Storage, root: str, pipeline: str, *, if_new: str = "") -> None:
     """Raise `UsageError` if a pipeline's folder has no files. The message names similar pipelines of the root.
 
-    `if_new`: Lines for a pipeline that never ran, for the message.
+    `if_new`: Lines for a pipeline that never ran, for the message if no name is similar.
     """
     if next(iter(storage.list("")), None) is None:
+        other = other_pipelines(root, pipeline)
         raise UsageError(
             f"no pipeline at {storage.url}: the folder has no files; check the root and the pipeline's name"
-            f"{if_new}{other_pipelines(root, pipeline)}"
+            f"{other}{'' if DID_YOU_MEAN in other else if_new}"
         )

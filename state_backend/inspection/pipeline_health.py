@@ -20,6 +20,7 @@ from state_backend.values.intervals import Interval
 # Airflow gets this time to run an interval that is due. After that, an interval without a checkpoint counts as missing.
 GRACE = timedelta(minutes=10)
 Why = Literal["failed", "quarantined", "stale", "descends", "replaced", "missing"]
+BLOCKED = "next interval can't start"
 Tone = Literal["good", "info", "warn", "bad"]
 # What is only a note stands behind the verdict `good`.
 _ORDER: tuple[Tone, ...] = ("bad", "warn", "good", "info")
@@ -128,7 +129,7 @@ def _findings(facts: Facts) -> Iterator[Finding]:
     if status is None:
         return
     if status.problem is not None:
-        yield Finding("bad", "next interval can't start", status.problem)
+        yield Finding("bad", BLOCKED, status.problem)
     if refused := [str(n) for n, _ in status.quarantined]:
         yield Finding(
             "bad", f"{len(refused)} quarantined", f"Validation refused these checkpoints: {', '.join(refused)}"
@@ -140,9 +141,9 @@ def _findings(facts: Facts) -> Iterator[Finding]:
     if stale := [f"{n} (changed by {by})" for n, by in status.stale]:
         title = "Computed from state that has changed since. Run the intervals of these checkpoints again: "
         yield Finding("warn", f"{len(stale)} stale", title + ", ".join(stale))
-    if status.outdated:
-        title = "; ".join(f"{interval} is {verdict.kind}: {verdict.why}" for interval, verdict in status.outdated[:10])
-        yield Finding("warn", f"{len(status.outdated)} out of date by inputs", title)
+    for kind, number in Counter(verdict.kind for _, verdict in status.outdated).items():
+        because = [f"{i} is {kind}: {verdict.why}" for i, verdict in status.outdated if verdict.kind == kind]
+        yield Finding("warn", f"{number} {kind} by inputs", "; ".join(because[:10]))
     number, last = facts.unvalidated or (0, None)
     if number:
         title = "No valid checkpoint was validated" if last is None else f"The last validated checkpoint is {last}"

@@ -90,7 +90,7 @@ class StateSource:
             if descriptor.name == state:
                 return descriptor
         known = [d.name for d in self.content.states] + [layout.TIMERS_NAME]
-        raise UsageError(f"{self} has no state {state!r}\nIts states: {', '.join(known)}{similar_to(state, known)}")
+        raise UsageError(f"{self} has no state {state!r}{similar_to(state, known)}\nIts states: {', '.join(known)}")
 
     def key_groups(self, shard: int) -> KeyGroupRange:
         return range_of(shard, self.content.parallelism, self.content.max_parallelism)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 
+DID_YOU_MEAN = "Did you mean"
 # A message names at most this many names if none is similar.
 _MOST_NAMES = 10
 
@@ -12,7 +13,7 @@ _MOST_NAMES = 10
 def similar_to(given: str, known: Sequence[str]) -> str:
     """Return the line `Did you mean …?` after a line break; an empty text if no known name is similar."""
     close = get_close_matches(given, known)
-    return f"\nDid you mean {' or '.join(map(repr, close))}?" if close else ""
+    return f"\n{DID_YOU_MEAN} {' or '.join(map(repr, close))}?" if close else ""
 
 
 def did_you_mean(given: str, known: Iterable[str]) -> str:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from cairn.command.diff import changed_fields, line_of
+from state_backend.inspection.diff_lines import changed_fields, line_of
 
 
 @pytest.mark.parametrize(

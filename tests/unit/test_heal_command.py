@@ -19,11 +19,11 @@ from typer.testing import CliRunner
 from cairn.command import airflow_rest, heal
 from cairn.command.airflow_rest import AirflowRest, RestError
 from cairn.command.cli import app
-from cairn.command.repair_command import ran_here, repair_command
+from cairn.command.repair_command import ran_here
 from cairn.command.terminal import Terminal
 from state_backend.adapters.open_storage import open_storage
 from state_backend.checkpoint.log import read_log
-from state_backend.values.airflow_commands import heal_command
+from state_backend.values.airflow_commands import heal_command, repair_command
 from state_backend.values.errors import Rerun
 from state_backend.values.inputs import Edge
 from state_backend.values.operation_parameters import Heal
@@ -252,7 +252,7 @@ def test_a_pipeline_that_ran_without_airflow_needs_its_code(folder: Folder) -> N
     repaired = f"cairn heal --root {ROOT} --pipeline {PIPELINE} --to 2024-01-03T00:00:00Z --code module:NAME"
     assert CliRunner().invoke(app, status).stdout.endswith(f"\n{repaired}\n")
     in_airflow = CliRunner().invoke(app, [*status, "--dag", "d"]).stdout
-    assert in_airflow.splitlines()[-1].startswith("cairn backfill --dag d --from ")
+    assert in_airflow.splitlines()[-1] == repaired.replace("--code module:NAME", "--dag d")
     # A record with the name needs no option. --code runs here too, unless --dag contradicts it.
     both = type_heal("--code", "m:X", "--dag", "d")
     assert both.exit_code == 2 and "--code runs the intervals here, --dag runs them in Airflow; give one" in both.stderr
@@ -293,8 +293,7 @@ def test_without_airflow_overlapping_output_is_replaced_by_cairn_run(folder: Fol
     """`cairn heal` replaces no output of intervals with other boundaries."""
     folder.run(day(2), "here", run=run("direct__1"))
     again = Rerun(first=day(2).start, last=day(3).start, replace_overlapping=True)
-    where = {"root": ROOT, "pipeline": PIPELINE, "dag": None}
-    command = repair_command(read_log(folder.storage), again, **where, code="m:X")
+    command = repair_command(ROOT, PIPELINE, again, code="m:X")
     span = "--from 2024-01-02T00:00:00Z --to 2024-01-03T00:00:00Z"
     assert command == f"cairn run --code m:X --root {ROOT} {span} --reprocess all --replace-overlapping"
     refused = CliRunner().invoke(app, shlex.split(command)[1:])

@@ -136,7 +136,9 @@ def test_output_and_state_are_rows() -> None:
     ]
     assert tester.state("pages")[1] == {"key_user": "ann", "user_key_n": 0, "rows": 1}
     assert [(r["key_user"], r["pos"], r["n"]) for r in tester.state("all")][1:3] == [("ann", 0, 0), ("ann", 1, 1)]
-    with pytest.raises(UsageError, match=r"no state 'cont'\nIts states: count, pages, all, \$timers"):
+    with pytest.raises(
+        UsageError, match=r"no state 'cont'\nDid you mean 'count'\?\nIts states: count, pages, all, \$timers"
+    ):
         tester.state("cont")
 
 

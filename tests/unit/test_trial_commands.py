@@ -56,7 +56,7 @@ def test_a_mistake_is_told_by_column_with_an_example(root: str, tmp_path: Path) 
     said = called(*how, "--folder", str(tmp_path / "rows"))
     assert "output in 2 intervals, the first from 2024-01-02T00:00:00Z: 2 changed" in said
     assert "  total: 2 changed, by 4.5 on average and 6 at most" in said
-    assert '  ~ {"user": "ann", "kind": "seen"}: total 3 -> 6' in said
+    assert '  ~ user="ann", kind="seen": total 3 -> 6' in said
     rows = [row for file in sorted((tmp_path / "rows").iterdir()) for row in pq.read_table(file).to_pylist()]
     assert [(r["change"], r["old"]["total"], r["new"]["total"]) for r in rows] == [
         ("changed", 3, 6),

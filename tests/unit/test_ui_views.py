@@ -339,9 +339,14 @@ def test_trends_draw_within_the_chart_and_say_the_figures(rides: Reading) -> Non
         for series in chart.drawn:
             assert all(trends.LEFT <= x <= trends.WIDTH and 0 <= y <= trends.HEIGHT for x, y in series.dots), chart.key
         assert all(0 <= tick.at <= trends.HEIGHT for tick in chart.ticks) and len(chart.ticks) > 1
-        assert len(chart.spots) == len(shown.points) == 14
+        assert len(chart.spots) == len(shown.points) == 9
+        spots = [(spot.left, spot.left + spot.width) for spot in chart.spots]
+        assert all(left == pytest.approx(right, abs=0.2) for (_, left), (right, _) in itertools.pairwise(spots))
     assert "full: 42 MiB\nnew: 718 KiB" in next(s.text for s in shown.charts[0].spots if s.id == 2)
     assert shown.heading[:2] == ("full", "new") and shown.table[0][:2] == ("41 MiB", "709 KiB")
+    # Of each interval, the newest checkpoint is drawn: days 4 to 8 have two, day 9 also.
+    assert [n for n, _ in shown.points] == [1, 2, 3, 7, 8, 9, 10, 13, 14] and shown.replaced == 5
+    assert shown.charts[0].times == (day(1).start, day(5).start, day(9).start)
     zoomed = trends.trends_of(rides, 3, 5)
     assert [n for n, _ in zoomed.points] == [3, 4, 5]
 
@@ -376,11 +381,10 @@ def test_what_can_be_done_with_a_checkpoint(rides: Reading) -> None:
 def test_what_can_be_done_with_a_stale_one(rides: Reading) -> None:
     shown = actions(rides, 12, PipelineRef(name="rides", root="memory://ui", dag_id="rides"))
     assert [a.command.partition(" --")[0] for a in shown] == [
-        "cairn restore 12",
+        "cairn heal",
         "cairn key KEY 12",
         "cairn key KEY",
         "cairn quarantine 12",
-        "cairn heal",
     ]
 
 
@@ -392,8 +396,8 @@ def test_a_stale_checkpoint_on_a_stale_base_is_repaired_by_its_command() -> None
         made.day(number)
     made.day(2, "another result")
     ref = PipelineRef(name="rides", root="memory://ui", dag_id="rides")
-    last = actions(read(storage), 5, ref, "http://127.0.0.1:8081")[-1]
-    assert last.command == (
+    first, *_ = actions(read(storage), 5, ref, "http://127.0.0.1:8081")
+    assert first.command == (
         "cairn heal --root memory://ui --pipeline rides --to 2024-01-05T00:00:00Z --dag rides --airflow http://127.0.0.1:8081"
     )
     with pytest.raises(StaleStateError):

@@ -208,6 +208,8 @@ class _Healing:
         self.shown: dict[str, Any] = {}
         # Ids of the backfills that a printed line has named, or that this call has created.
         self._adopted: set[int] = set()
+        # Steps of the plan that are printed, and not begun.
+        self._announced: set[str] = set()
 
     def run(self) -> Iterator[None]:
         """Heal the pipeline. Yield whenever the next step must wait for a run of Airflow."""
@@ -263,7 +265,9 @@ class _Healing:
     def _note(self, text: str) -> None:
         if text not in self.steps[-1:]:
             self.steps.append(text)
-            self.progress.say(text)
+            if text not in self._announced:
+                self.progress.say(text)
+        self._announced.discard(text)
 
     def _tell_progress(self, before: HealPlan, after: HealPlan) -> bool:
         left = {interval.start for interval in after.unfinished}
@@ -280,6 +284,7 @@ class _Healing:
             say(f"{self.request.pipeline}: {_count(len(plan.to_run))} to run{working}, up to {self.request.last}")
         for step in plan.steps:
             say(f"  {step}")
+        self._announced = {str(step) for step in plan.steps}
         if health.waiting:
             first = min(health.waiting)
             say(

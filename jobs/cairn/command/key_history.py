@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from cairn.command.diff import line_of
 from cairn.command.exit_codes import FINDINGS
 from cairn.command.options import open_log
 from cairn.command.printing import print_json, print_text
@@ -13,6 +12,7 @@ from state_backend.adapters.work_folders import work_folder
 from state_backend.formats.json_keys import parse_key
 from state_backend.formats.types import parse_struct
 from state_backend.inspection.describe import plain
+from state_backend.inspection.diff_lines import line_of
 from state_backend.inspection.history_of_key import describe_step, history_of_key
 from state_backend.inspection.key_entries import SearchedKey
 from state_backend.values.errors import StateUnusable, UsageError

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from cairn.command.options import Json, Pipeline, Root, open_log
-from cairn.command.printing import age_of, cell, print_json, print_text, style_of, table_of
+from cairn.command.printing import age_of, cell, print_json, print_text, span_between, style_of, table_of
 from cairn.command.show_checkpoint import show_checkpoint
 from state_backend.checkpoint.parallel import at_once
 from state_backend.formats import paths
@@ -41,9 +41,16 @@ def checkpoints(
     shown = describe_log(log, ids, written, now_ms=time.time_ns() // 1_000_000)
     if as_json:
         return print_json(shown)
-    table = table_of("id", "interval", "kind", "base", "state", "keys", "bytes", "files", "code", "age")
+    names = ["id", "interval", "kind", "base", "state", "keys", "bytes", "files", "code", "age"]
+    usual = {
+        "kind": all(row["kind"] == "interval" for row in shown),
+        "code": len({row["code"] for row in shown}) < 2 and not any(row["code_changed"] for row in shown),
+    }
+    same = {name for name, alike in usual.items() if alike}
+    table = table_of(*(name for name in names if name not in same))
     for row in shown:
-        table.add_row(*_cells(row), style=style_of(row["state"] or ""))
+        cells = [text for name, text in zip(names, _cells(row), strict=True) if name not in same]
+        table.add_row(*cells, style=style_of(row["state"] or ""))
     print_text(table)
     if any(row["code_changed"] for row in shown):
         print_text("* code differs from that of the checkpoint before")
@@ -57,13 +64,9 @@ def checkpoints(
 
 
 def _cells(row: dict[str, Any]) -> Iterable[str]:
-    interval = f"{_short(row['start'])} to {_short(row['end'])}" if row["start"] is not None else ""
+    interval = span_between(row["start"], row["end"]) if row["start"] is not None else ""
     age = "" if row["age_s"] is None else age_of(row["age_s"])
     code = row["code"] if not row["code_changed"] else f"{row['code']} *"
     values: Sequence[Any] = (row["base"], row["state"], row["keys"])
     bytes_ = "" if row["bytes"] is None else size(row["bytes"])
     return str(row["id"]), interval, row["kind"], *map(cell, values), bytes_, cell(row["files"]), cell(code), age
-
-
-def _short(instant: str) -> str:
-    return instant.removesuffix("T00:00:00Z")

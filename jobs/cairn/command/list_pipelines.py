@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Mapping, Sized
+from collections.abc import Mapping
 from contextlib import suppress
+from datetime import UTC, datetime
 from typing import Any
 
 from cairn.command.printing import age_of, print_json, print_text, span_of, style_of, table_of
@@ -15,6 +16,7 @@ from state_backend.checkpoint.newest_state import newest_state
 from state_backend.checkpoint.parallel import at_once
 from state_backend.formats import paths
 from state_backend.inspection.find_pipelines import pipelines_below
+from state_backend.inspection.pipeline_health import BLOCKED, Facts, findings
 from state_backend.inspection.pipeline_status import Status, status_of
 from state_backend.values.errors import CairnError
 from state_backend.values.frozen import frozen
@@ -57,16 +59,10 @@ def list_pipelines(root: str, *, as_json: bool) -> int:
 
 
 def state_of(status: Status) -> tuple[str, tuple[str, ...]]:
-    outdated = [verdict.kind for _, verdict in status.outdated]
-    inputs = {f"{kind} by inputs": [k for k in outdated if k == kind] for kind in dict.fromkeys(outdated)}
-    counts: dict[str, Sized] = {
-        "stale": status.stale,
-        "quarantined": status.quarantined,
-        "unpublished": status.unpublished,
-        **inputs,
-        "not tracked": [read for read in status.not_tracked if read["tracked"] == "not tracked"],
-    }
-    problems = tuple(f"{len(found)} {name}" for name, found in counts.items() if found)
+    found = findings(Facts(now=datetime.now(UTC), status=status))
+    problems = tuple(one.text for one in found if one.tone in ("bad", "warn") and one.text != BLOCKED)
+    if untracked := sum(read["tracked"] == "not tracked" for read in status.not_tracked):
+        problems += (f"{untracked} not tracked",)
     if status.problem is not None:
         return "blocked", problems
     if status.unpublished:

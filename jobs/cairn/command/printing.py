@@ -61,9 +61,13 @@ def age_of(seconds: float) -> str:
 
 
 def span_of(interval: Interval) -> str:
-    """Return start and end of an interval, without the time of day if it is midnight in UTC."""
-    start, end = (format_instant(at).removesuffix("T00:00:00Z") for at in (interval.start, interval.end))
-    return f"{start} to {end}"
+    return span_between(format_instant(interval.start), format_instant(interval.end))
+
+
+def span_between(start: str, end: str) -> str:
+    """Return start and end of an interval, without what says nothing: midnight, seconds, and the same day twice."""
+    short, until = (at.removesuffix("T00:00:00Z").replace(":00Z", "Z") for at in (start, end))
+    return f"{short} to {until.removeprefix(start[:11])}"
 
 
 def measure(name: str, value: Any) -> str:

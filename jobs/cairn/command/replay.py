@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cairn.command.diff import line_of
 from cairn.command.exit_codes import FINDINGS
 from cairn.command.options import LOCAL_SPARK, Json, spark_option
 from cairn.command.printing import print_json, print_text
 from cairn.command.terminal import Terminal
 from state_backend.inspection.describe import plain
+from state_backend.inspection.diff_lines import line_of
 from state_backend.inspection.state_diff import describe_change
 from state_backend.values.errors import UsageError
 from state_backend.values.intervals import format_instant, from_ms, shown_ms

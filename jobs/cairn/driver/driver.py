@@ -237,7 +237,8 @@ def process(request: ProcessInterval, place: Driver) -> dict[str, Any]:
         "interval": str(interval),
         "input_rows": content.totals.input_rows,
         "output_rows": content.totals.output_rows,
-        "keys": content.totals.keys,
+        # Keys are counted by value states: 0 says nothing for a pipeline without them.
+        "keys": content.totals.keys or None,
         "changed_bytes": content.totals.changed_bytes,
         "uploaded_bytes": content.totals.uploaded_bytes,
         "state_bytes": content.totals.state_bytes,
@@ -278,13 +279,10 @@ def parser() -> argparse.ArgumentParser:
 def _print_error(error: Exception) -> None:
     """Print an error into the task's log.
 
-    For a `CairnError`, print its notes and then one line with its type and message. For a `ProcessorError`, print the
-    traceback of the user's code first. For any other error, print the whole traceback.
+    For a `CairnError`, print its notes and then its type and message. A note of a `ProcessorError` has the traceback of
+    the user's code. For any other error, print the whole traceback.
     """
     if isinstance(error, CairnError):
-        cause = error.__cause__
-        if isinstance(error, ProcessorError) and cause is not None:
-            traceback.print_exception(cause, file=sys.stdout)
         for note in getattr(error, "__notes__", []):
             print(note)
         print(f"{type(error).__name__}: {error}")

@@ -20,6 +20,9 @@ from state_backend.values.errors import (
 from state_backend.values.intervals import Interval
 
 
+_OURS = str(Path(__file__).parent)
+
+
 class UserCode:
     """The context of the calls into a processor during one interval."""
 
@@ -49,7 +52,10 @@ class UserCode:
             raise error
         where = f"{name}, key {tuple(key)!r}" if key is not None else name
         trace = user_traceback(error)
-        what = f"pipeline {self._pipeline!r}: {where}, interval {self._interval}: {describe_error(error)}"
+        first, line_break, more = describe_error(error).partition("\n")
+        what = (
+            f"pipeline {self._pipeline!r}: {where}, interval {self._interval}: {first}{_place(error)}{line_break}{more}"
+        )
         if self._offers_null and isinstance(error, StateTypeError):
             what += "\nTo store NULL instead of such values, as Spark does, set Pipeline(on_type_mismatch='null')"
         raised = ProcessorError(printable(what))
@@ -97,10 +103,18 @@ def iterable(results: Any, call: str) -> Any:
     return results
 
 
+def _place(error: BaseException) -> str:
+    """Return the file and line of the user's code that an error passed last, as in ` (clicks.py:54)`."""
+    users = _users_frames(traceback.extract_tb(error.__traceback__))
+    return f" ({Path(users[-1].filename).name}:{users[-1].lineno})" if users else ""
+
+
+def _users_frames(stack: traceback.StackSummary) -> list[traceback.FrameSummary]:
+    return [frame for frame in stack if not frame.filename.startswith(_OURS)]
+
+
 def user_traceback(error: BaseException) -> str:
     """Return the formatted traceback of an error, without frames of this package if other frames remain."""
     formatted = traceback.TracebackException.from_exception(error)
-    ours = str(Path(__file__).parent)
-    users = [frame for frame in formatted.stack if not frame.filename.startswith(ours)]
-    formatted.stack[:] = users or formatted.stack[:]
+    formatted.stack[:] = _users_frames(formatted.stack) or formatted.stack[:]
     return "".join(formatted.format()).rstrip()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -18,6 +17,7 @@ from state_backend.checkpoint.log import read_log
 from state_backend.checkpoint.trials import find_trial, intervals_of_trial, root_of_trial
 from state_backend.inspection.compare_runs import Comparison, compare_runs
 from state_backend.inspection.compare_tables import TableDifference
+from state_backend.inspection.diff_lines import changed_fields, fields_of, line_of
 from state_backend.values.errors import UsageError
 from state_backend.values.intervals import Interval, format_instant
 from state_backend.values.marks import Trial
@@ -123,7 +123,7 @@ def comparison_lines(trial: Trial, said: dict[str, Any]) -> list[str]:
         lines.append(f"state {state['state']} at {said['states_at']}: {counts}")
         lines += [f"  {_column(field)}" for field in state["fields"]]
         for example in state["examples"]:
-            lines.append(f"  {_entry(example)}")
+            lines.append(f"  {line_of({**example, 'state': state['state']})}")
     differing = [i["start"] for i in intervals if i["state"] == "other"]
     if differing:
         lines.append(f"the state differs in {len(differing)} intervals, the first from {differing[0]}")
@@ -159,12 +159,11 @@ def _rows_lines(what: str, found: list[dict[str, Any]]) -> list[str]:
     for one in [one for one in found if one["examples"]][:1]:
         for example in one["examples"]:
             if example["change"] == "changed":
-                changes = ", ".join(
-                    f"{n} {json.dumps(b)} -> {json.dumps(a)}" for n, (b, a) in example["columns"].items()
-                )
-                lines.append(f"  ~ {json.dumps(example['key'])}: {changes}")
+                sides = ({n: both[side] for n, both in example["columns"].items()} for side in (0, 1))
+                changes = ", ".join(f"{n} {b} -> {a}".strip() for n, b, a in changed_fields(*sides))
+                lines.append(f"  ~ {fields_of(example['key'])}: {changes}")
             else:
-                lines.append(f"  {'-' if example['change'] == 'only_old' else '+'} {json.dumps(example['row'])}")
+                lines.append(f"  {'-' if example['change'] == 'only_old' else '+'} {fields_of(example['row'])}")
     return lines
 
 
@@ -179,13 +178,6 @@ def _add(before: dict[str, Any] | None, more: dict[str, Any]) -> dict[str, Any]:
 def _column(column: dict[str, Any]) -> str:
     by = "" if column["mean"] is None else f", by {column['mean']:,.6g} on average and {column['largest']:,.6g} at most"
     return f"{column['name']}: {column['changed']:,} changed{by}"
-
-
-def _entry(change: dict[str, Any]) -> str:
-    sign = {"added": "+", "removed": "-", "changed": "~"}[change["change"]]
-    place = [json.dumps(change[n]) for n in ("key", "user_key", "pos") if n in change]
-    values = [json.dumps(change[n]) for n in ("before", "after") if n in change]
-    return f"{sign} {' '.join(place)}: {' -> '.join(values)}"
 
 
 def _cost(intervals: list[dict[str, Any]]) -> list[str]:
