@@ -59,7 +59,8 @@ from state_backend.adapters.open_storage import join_url
 from state_backend.adapters.rocks import EngineOptions
 from state_backend.checkpoint.find_checkpoint import record_of
 from state_backend.checkpoint.location import locate
-from state_backend.inspection.state_table import StateSource, read_table
+from state_backend.inspection.state_source import StateSource
+from state_backend.inspection.state_table import read_table
 from state_backend.values.records import Record
 from state_backend.values.retention import KeepLast
 from tests.support.validating import validate_checkpoint

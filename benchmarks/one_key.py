@@ -42,9 +42,9 @@ from state_backend.adapters.open_storage import join_url, open_storage
 from state_backend.adapters.work_folders import work_folder
 from state_backend.checkpoint.log import read_newest
 from state_backend.formats.types import parse_struct
-from state_backend.inspection.checkpoint_names import find_state
 from state_backend.inspection.history_of_key import history_of_key
 from state_backend.inspection.key_entries import SearchedKey
+from state_backend.inspection.state_source import find_state
 from state_backend.values.retention import KeepLast
 from tests.support.gcs_server import BUCKET, gcs_server
 

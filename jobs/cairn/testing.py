@@ -64,7 +64,8 @@ from state_backend.formats.json_keys import parse_key
 from state_backend.formats.types import StructType as KeySchema
 from state_backend.formats.types import parse_struct
 from state_backend.inspection.key_entries import SearchedKey
-from state_backend.inspection.state_table import StateSource, read_table
+from state_backend.inspection.state_source import StateSource
+from state_backend.inspection.state_table import read_table
 from state_backend.state.layout import TIMERS_NAME
 from state_backend.values.errors import StateUnusable, UsageError
 from state_backend.values.intervals import from_ms, to_ms

@@ -22,9 +22,6 @@ from itertools import islice, pairwise
 from typing import BinaryIO
 
 import google_crc32c
-import numpy as np
-import numpy.typing as npt
-import pyarrow as pa
 
 from state_backend.values.errors import CorruptFile, UsageError
 from state_backend.values.release import unsupported
@@ -43,7 +40,6 @@ _BLOCK_BYTES = 1024 * 1024
 # One large entry can make a block exceed _BLOCK_BYTES, but never this limit. A head that names a larger size is
 # damaged, so the reader raises an error instead of allocating memory for the block.
 _MOST_BLOCK_BYTES = 256 * _BLOCK_BYTES
-_ZSTD = pa.Codec("zstd", 1)
 
 
 def write_segment(file: BinaryIO, ranges: Sequence[tuple[bytes, bytes]], entries: Iterable[Pair]) -> int:
@@ -152,13 +148,15 @@ def _blocks(pairs: Iterable[Pair]) -> Iterator[list[Pair]]:
 
 
 def _pack(block: Sequence[Pair]) -> bytes:
-    lengths = np.empty((2, len(block)), ">u4")
-    lengths[0] = [len(first) for first, _ in block]
-    lengths[1] = [_DELETED if second is None else len(second) for _, second in block]
-    return b"".join([lengths.tobytes(), *(first for first, _ in block), *(second for _, second in block if second)])
+    lengths = [len(first) for first, _ in block]
+    lengths += [_DELETED if second is None else len(second) for _, second in block]
+    packed = struct.pack(f">{len(lengths)}I", *lengths)
+    return b"".join([packed, *(first for first, _ in block), *(second for _, second in block if second)])
 
 
 def _unpack(raw: bytes, count: int, name: str) -> list[Pair]:
+    import numpy as np
+
     if not count or len(raw) < 8 * count:
         raise CorruptFile(f"{name}: damaged block: {len(raw)} bytes can't hold {count} changes")
     lengths = np.frombuffer(raw, ">u4", 2 * count).astype(np.int64).reshape(2, count)
@@ -169,15 +167,11 @@ def _unpack(raw: bytes, count: int, name: str) -> list[Pair]:
             f"{name}: damaged block: it has {len(raw)} bytes, but its parts have {8 * count + int(lengths.sum())}"
         )
     ends = 8 * count + np.cumsum(lengths.ravel())
-    firsts: list[bytes] = _cut(raw, ends[:count], 8 * count)
-    seconds: list[bytes | None] = [*_cut(raw, ends[count:], int(ends[count - 1]))]
+    parts = [raw[a:b] for a, b in pairwise([8 * count, *ends.tolist()])]
+    seconds: list[bytes | None] = [*parts[count:]]
     for at in np.flatnonzero(deleted).tolist():
         seconds[at] = None
-    return list(zip(firsts, seconds, strict=True))
-
-
-def _cut(raw: bytes, ends: npt.NDArray[np.int64], start: int) -> list[bytes]:
-    return [raw[a:b] for a, b in pairwise([start, *ends.tolist()])]
+    return list(zip(parts[:count], seconds, strict=True))
 
 
 def _write_block(file: BinaryIO, kind: int, count: int, raw: bytes) -> None:
@@ -186,7 +180,9 @@ def _write_block(file: BinaryIO, kind: int, count: int, raw: bytes) -> None:
             f"an entry of {len(raw)} bytes is too large for changelog mode (at most {_MOST_BLOCK_BYTES} bytes); store less "
             "under one key, or use checkpoint mode incremental"
         )
-    stored = _ZSTD.compress(raw, asbytes=True) if raw else b""
+    import pyarrow as pa
+
+    stored = pa.Codec("zstd", 1).compress(raw, asbytes=True) if raw else b""
     head = _HEAD.pack(kind, count, len(raw), len(stored))
     file.write(head + _CRC.pack(google_crc32c.extend(google_crc32c.value(head), stored)) + stored)
 
@@ -210,7 +206,10 @@ def _read_block(file: BinaryIO, name: str) -> tuple[int, int, bytes]:
     if not stored_size:
         return kind, count, b""
     try:
-        raw: bytes = _ZSTD.decompress(stored, decompressed_size=raw_size, asbytes=True)
+        # Not above: Arrow and NumPy take as long to import as all that `cairn key` does for a state without segments.
+        import pyarrow as pa
+
+        raw: bytes = pa.Codec("zstd", 1).decompress(stored, decompressed_size=raw_size, asbytes=True)
     except (OSError, ValueError) as error:
         raise CorruptFile(f"{name}: a block can't be decompressed to {raw_size} bytes: {error}") from None
     return kind, count, raw

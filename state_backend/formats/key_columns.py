@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import NoReturn
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -19,6 +20,7 @@ from state_backend.formats.arrow_columns import (
     Fixed,
     Mask,
     arrow_type,
+    binary_column,
     binary_views,
     check_values,
     checked_column,
@@ -29,10 +31,13 @@ from state_backend.formats.arrow_columns import (
     fixed_column,
     fixed_values,
     gather,
+    python_values,
     valid_rows,
 )
+from state_backend.formats.hash_columns import xxh64
 from state_backend.formats.key_codec import KeyCodec, check_key_schema
-from state_backend.formats.types import ArrayType, AtomicType, DataType, Field, StructType
+from state_backend.formats.spark_hash import SEED, fold_struct
+from state_backend.formats.types import ArrayType, AtomicType, DataType, Field, StructType, row_to_physical
 from state_backend.values.errors import CorruptFile, InvariantViolated, StateTypeError
 
 _ONE, _END = np.void(b"\1"), np.void(b"\0\1")
@@ -147,6 +152,35 @@ class KeyColumns:
                 column = pa.nulls(len(at), arrow_type(field.type))
         check_values(column, field.type)
         return column, after
+
+
+def key_groups(columns: Sequence[pa.Array], key_schema: StructType, max_parallelism: int) -> npt.NDArray[np.uint16]:
+    """Return (n,) the key group of each row of the key columns.
+
+    The columns must be as `KeyColumns.decode` returns them. Nested types and wide decimals are hashed row by row.
+    """
+    hashes = np.full(len(columns[0]), SEED, np.uint64)
+    for column, field in zip(columns, key_schema.fields, strict=True):
+        if isinstance(field.type, AtomicType) or dtype_of(field.type) is not None:
+            valid = valid_rows(column)
+            hashes[valid] = xxh64(_hashed_bytes(column.drop_null(), field.type), hashes[valid])
+        else:
+            fold, convert = fold_struct(StructType((field,))), row_to_physical(StructType((field,)))
+            values = zip(python_values(column, field.type), hashes.tolist(), strict=True)
+            hashes = np.array([fold(convert((value,)), seed) for value, seed in values], np.uint64)
+    return (hashes.view(np.int64) % max_parallelism).astype(np.uint16)
+
+
+def _hashed_bytes(column: pa.Array, data_type: DataType) -> pa.BinaryArray:
+    if data_type in (AtomicType("string"), AtomicType("binary")):
+        return column.cast(pa.binary())
+    values = fixed_values(column, data_type)
+    if values.dtype.kind == "f":
+        # Adding 0 turns -0.0 into 0.0.
+        values = np.where(np.isnan(values), values.dtype.type(np.nan), values + 0)
+    elif values.dtype.itemsize < 4:
+        values = values.astype("<i4")
+    return binary_column(np.arange(len(values) + 1) * values.dtype.itemsize, pa.py_buffer(np.ascontiguousarray(values)))
 
 
 def _sortable(values: Array) -> Array:

@@ -15,17 +15,12 @@ Source: Spark's hash.scala (HashExpression, XxHash64) and XXH64.java.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-import pyarrow as pa
 import xxhash
 
-from state_backend.formats.arrow_columns import binary_column, dtype_of, fixed_values, python_values, valid_rows
-from state_backend.formats.hash_columns import xxh64
 from state_backend.formats.key_codec import check_key_schema
 from state_backend.formats.row_codec import encode_big_integer
 from state_backend.formats.types import (
@@ -48,9 +43,9 @@ _digest = xxhash.xxh64_intdigest
 
 @lru_cache(maxsize=64)
 def key_hasher(key_schema: StructType) -> Callable[[Any], int]:
-    """Return the function that computes `xxhash64_columns` for one key schema. It raises the errors of `KeyCodec`."""
+    """Return Spark's `xxhash64(key columns)` as a function of the key's values. It raises the errors of `KeyCodec`."""
     check_key_schema(key_schema)
-    to_physical, fold = row_to_physical(key_schema), _fold_struct(key_schema)
+    to_physical, fold = row_to_physical(key_schema), fold_struct(key_schema)
 
     def hash_key(values: Any) -> int:
         try:
@@ -62,42 +57,9 @@ def key_hasher(key_schema: StructType) -> Callable[[Any], int]:
     return hash_key
 
 
-def xxhash64_columns(values: Any, key_schema: StructType) -> int:
-    return key_hasher(key_schema)(values)
-
-
 def key_group(values: Any, key_schema: StructType, max_parallelism: int) -> int:
     """Return the key group of a key: `pmod(xxhash64(key columns), max_parallelism)`."""
     return key_hasher(key_schema)(values) % max_parallelism
-
-
-def key_groups(columns: Sequence[pa.Array], key_schema: StructType, max_parallelism: int) -> npt.NDArray[np.uint16]:
-    """Return (n,) the key group of each row of the key columns.
-
-    The columns must be as `KeyColumns.decode` returns them. Nested types and wide decimals are hashed row by row.
-    """
-    hashes = np.full(len(columns[0]), SEED, np.uint64)
-    for column, field in zip(columns, key_schema.fields, strict=True):
-        if isinstance(field.type, AtomicType) or dtype_of(field.type) is not None:
-            valid = valid_rows(column)
-            hashes[valid] = xxh64(_hashed_bytes(column.drop_null(), field.type), hashes[valid])
-        else:
-            fold, convert = _fold_struct(StructType((field,))), row_to_physical(StructType((field,)))
-            values = zip(python_values(column, field.type), hashes.tolist(), strict=True)
-            hashes = np.array([fold(convert((value,)), seed) for value, seed in values], np.uint64)
-    return (hashes.view(np.int64) % max_parallelism).astype(np.uint16)
-
-
-def _hashed_bytes(column: pa.Array, data_type: DataType) -> pa.BinaryArray:
-    if data_type in (AtomicType("string"), AtomicType("binary")):
-        return column.cast(pa.binary())
-    values = fixed_values(column, data_type)
-    if values.dtype.kind == "f":
-        # Adding 0 turns -0.0 into 0.0.
-        values = np.where(np.isnan(values), values.dtype.type(np.nan), values + 0)
-    elif values.dtype.itemsize < 4:
-        values = values.astype("<i4")
-    return binary_column(np.arange(len(values) + 1) * values.dtype.itemsize, pa.py_buffer(np.ascontiguousarray(values)))
 
 
 def _fold(data_type: DataType) -> Fold:
@@ -117,7 +79,7 @@ def _fold(data_type: DataType) -> Fold:
         case DecimalType():
             return lambda value, seed: _digest(encode_big_integer(value), seed)
         case StructType():
-            return _fold_struct(data_type)
+            return fold_struct(data_type)
         case ArrayType():
             return _fold_array(_fold(data_type.element))
     raise InvariantViolated(f"{data_type} can't be hashed; check_key_schema should have refused it")
@@ -139,7 +101,7 @@ def _fold_float(form: str) -> Fold:
     return fold
 
 
-def _fold_struct(schema: StructType) -> Fold:
+def fold_struct(schema: StructType) -> Fold:
     folds = [_fold(f.type) for f in schema.fields]
 
     def fold(values: Any, seed: int) -> int:

@@ -24,7 +24,7 @@ from state_backend.inspection.compare_logs import IntervalDifference, Made, comp
 from state_backend.inspection.compare_tables import TableDifference, compare_tables
 from state_backend.inspection.describe import start_and_end
 from state_backend.inspection.state_diff import EntryChange, describe_change, diff_states
-from state_backend.inspection.state_table import StateSource
+from state_backend.inspection.state_source import StateSource
 from state_backend.ports.storage import Storage
 from state_backend.state.layout import TIMERS_NAME
 from state_backend.values.errors import CheckpointDropped, NotFound

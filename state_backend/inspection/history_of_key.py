@@ -20,11 +20,11 @@ from state_backend.checkpoint.log import Log, attempt_of, base_of, kind_of, run_
 from state_backend.checkpoint.parallel import at_once
 from state_backend.formats.rocksdb_table import UnknownTable
 from state_backend.inspection.describe import code_name, plain, source_of, start_and_end, state_of
-from state_backend.inspection.key_entries import KeyEntries, SearchedKey, entries_of, read_key, spans_of
+from state_backend.inspection.key_entries import KeyEntries, SearchedKey, entries_of, read_keys, spans_of
 from state_backend.inspection.key_rows import read_key_rows
 from state_backend.inspection.key_versions import KeyFiles, KeyVersions
 from state_backend.inspection.state_diff import EntryChange, changes_of_group, describe_change
-from state_backend.inspection.state_table import StateSource
+from state_backend.inspection.state_source import StateSource
 from state_backend.ports.storage import Storage
 from state_backend.shard.file_cache import FileCache
 from state_backend.shard.manifest import needed_manifest
@@ -251,7 +251,8 @@ class _Steps:
                 return entries_of(self._key, content.states, self._versions.read_stored(files))
         source = StateSource(url=self._storage.url, content=content, checkpoint_id=checkpoint_id)
         with TemporaryDirectory(dir=self._work) as folder:
-            return read_key(source, self._key, self._storage, Path(folder), self._cache)
+            ((_, entries),) = read_keys(source, [self._key], content.states, self._storage, Path(folder), self._cache)
+            return entries
 
     def _rows(self, checkpoint_id: int) -> tuple[pa.Table, pa.Table]:
         content = self._contents.get(checkpoint_id)

@@ -7,6 +7,7 @@ at its end.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import field
 from pathlib import Path
 from typing import Any
@@ -17,13 +18,12 @@ from state_backend.formats.spark_hash import key_group as key_group_of
 from state_backend.formats.types import StructType
 from state_backend.inspection.describe import self_describing
 from state_backend.inspection.state_diff import EntryReader
-from state_backend.inspection.state_table import Span, StateSource, open_shard
+from state_backend.inspection.state_source import Span, StateSource, fill_store, open_shard
 from state_backend.ports.storage import Storage
 from state_backend.shard.file_cache import FileCache
 from state_backend.state import layout
-from state_backend.values.errors import UsageError
 from state_backend.values.frozen import frozen
-from state_backend.values.key_groups import shard_of
+from state_backend.values.key_groups import KeyGroupRange, shard_of
 from state_backend.values.records import StateDescriptor
 
 Stored = tuple[bytes, bytes]
@@ -81,16 +81,27 @@ class KeyEntries:
         return rows
 
 
-def read_key(
-    source: StateSource, key: SearchedKey, storage: Storage, work: Path, cache: FileCache | None = None
-) -> KeyEntries:
-    if source.canonical:
-        raise UsageError(f"{source} is a canonical savepoint, which only `cairn key` reads key by key")
-    content = source.content
-    spans = spans_of(key, content.states)
-    shard = shard_of(key.group, content.parallelism, content.max_parallelism)
-    with open_shard(source, shard, storage, work, spans=spans, cache=cache) as (store, _):
-        return entries_in(store, key, content.states)
+def read_keys(
+    source: StateSource,
+    keys: Sequence[SearchedKey],
+    states: Sequence[StateDescriptor],
+    storage: Storage,
+    work: Path,
+    cache: FileCache | None = None,
+) -> Iterator[tuple[SearchedKey, KeyEntries]]:
+    """Yield some keys, each with its timers and its entries in some states. Each shard is opened once."""
+    shards, groups, places = source.content.parallelism, source.content.max_parallelism, dict[int, list[SearchedKey]]()
+    for key in keys:
+        places.setdefault(key.group if source.canonical else shard_of(key.group, shards, groups), []).append(key)
+    for place, there in places.items():
+        with ExitStack() as stack:
+            if source.canonical:
+                owned = KeyGroupRange(first=place, last=place)
+                store = stack.enter_context(fill_store(source, owned, groups, storage, work))
+            else:
+                spans = [span for key in there for span in spans_of(key, states)]
+                store, _ = stack.enter_context(open_shard(source, place, storage, work, spans=spans, cache=cache))
+            yield from ((key, entries_in(store, key, states)) for key in there)
 
 
 def entries_in(store: RocksStore, key: SearchedKey, states: Sequence[StateDescriptor]) -> KeyEntries:

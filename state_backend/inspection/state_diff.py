@@ -28,9 +28,8 @@ from state_backend.formats.key_codec import KeyCodec
 from state_backend.formats.schema_evolution import row_reader
 from state_backend.formats.types import names_and_types, parse_struct
 from state_backend.inspection.describe import plain, self_describing
-from state_backend.inspection.state_table import StateSource, open_shard
+from state_backend.inspection.state_source import StateSource, fill_store, open_shard
 from state_backend.ports.storage import Storage
-from state_backend.shard.canonical_files import read_canonical
 from state_backend.shard.file_cache import FileCache
 from state_backend.shard.manifest import manifest_of
 from state_backend.state import layout
@@ -167,27 +166,12 @@ class _ShardSide:
         self._range = range_of(shard, self.parallelism, self.max_parallelism)
         self.work.mkdir(parents=True)
         if self.source.canonical:
-            self._store = self._open.enter_context(self._fill(self._range))
+            filled = fill_store(self.source, self._range, self.max_parallelism, self.storage, self.work)
+            self._store = self._open.enter_context(filled)
         else:
             spans = [layout.key_group_bounds(g, g) for g in groups if g in self._range]
             opened = open_shard(self.source, shard, self.storage, self.work, spans=spans, cache=cache)
             self._store, _ = self._open.enter_context(opened)
-
-    def _fill(self, owned: KeyGroupRange) -> RocksStore:
-        store, content = RocksStore(self.work / "db"), self.source.content
-        savepoint = self.source.savepoint
-        read_canonical(
-            savepoint.files if savepoint is not None else (),
-            content.states,
-            self.keys.schema,
-            self.storage,
-            store,
-            work=self.work,
-            owned=owned,
-            max_parallelism=self.max_parallelism,
-            recorded_max_parallelism=content.max_parallelism,
-        )
-        return store
 
     def _close(self) -> None:
         self._open.close()

@@ -5,115 +5,35 @@ docs/state-table.md describes the columns.
 A time outside of the calendar's range is shown as 9999-12-31T00:00:00Z or 0001-01-02T00:00:00Z (`shown_ms`). Expired
 entries are left out, because processors do not see them. Rows ascend by key group and encoded key, then by user key,
 position or time.
-
-A read of a part of a shard fetches only the shard's manifest, its segments, and the SSTs that RocksDB opens for the
-part (`needed_for`).
 """
 
 from __future__ import annotations
 
-import shutil
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import replace
-from itertools import groupby
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from state_backend.adapters.open_storage import open_storage
-from state_backend.adapters.rocks import SST_SUFFIX, EngineOptions, RocksStore
-from state_backend.checkpoint.dropped_checkpoint import telling_drops
-from state_backend.checkpoint.leases import holding
-from state_backend.checkpoint.savepoints import native_manifest
 from state_backend.formats.arrow_columns import arrow_type
 from state_backend.formats.canonical_tables import read_tables
 from state_backend.formats.evolution_columns import columns_reader
 from state_backend.formats.key_columns import KeyColumns
 from state_backend.formats.types import parse_struct
+from state_backend.inspection.state_source import WHOLE, Part, Span, StateSource, open_shard
 from state_backend.ports.storage import Storage
 from state_backend.shard.canonical_files import download_canonical, stored_batches
-from state_backend.shard.file_cache import FileCache
-from state_backend.shard.manifest import needed_manifest, ssts_of
-from state_backend.shard.restore import restore_shard
 from state_backend.state import layout
 from state_backend.state.canonical_columns import StateRows, TimerRows
-from state_backend.values.errors import CorruptFile, UsageError
-from state_backend.values.frozen import frozen
+from state_backend.values.errors import CorruptFile
 from state_backend.values.intervals import shown_ms
-from state_backend.values.key_groups import KeyGroupRange, range_of
-from state_backend.values.marks import CanonicalFile, Savepoint
-from state_backend.values.records import Content, Record, ShardManifest, StateDescriptor
-from state_backend.values.similar_names import similar_to
+from state_backend.values.key_groups import KeyGroupRange
+from state_backend.values.marks import CanonicalFile
+from state_backend.values.records import ShardManifest, StateDescriptor
 
 _INSTANT = pa.timestamp("ms", "UTC")
-Span = tuple[bytes, bytes | None]
 Shape = Callable[[pa.Table], Iterator[pa.Table]]
-
-
-@frozen
-class StateSource:
-    """State of one checkpoint or savepoint."""
-
-    url: str
-    content: Content
-    checkpoint_id: int
-    # The savepoint; None for a checkpoint, whose `url` is the pipeline's folder.
-    savepoint: Savepoint | None = None
-    # The status of the checkpoint, as `cairn checkpoints` names it; None if nobody asked for it.
-    status: str | None = None
-
-    @classmethod
-    def of_record(cls, url: str, record: Record) -> StateSource:
-        return cls(url=url, content=record.content, checkpoint_id=record.id)
-
-    @classmethod
-    def of_savepoint(cls, url: str, savepoint: Savepoint) -> StateSource:
-        return cls(url=url, content=savepoint.content, checkpoint_id=savepoint.checkpoint_id, savepoint=savepoint)
-
-    @property
-    def canonical(self) -> bool:
-        return self.savepoint is not None and self.savepoint.format == "canonical"
-
-    def __str__(self) -> str:
-        what = f"checkpoint {self.checkpoint_id} of {self.content.pipeline!r}, {self.content.interval}"
-        return what if self.savepoint is None else f"the {self.savepoint.format} savepoint of {what} in {self.url}"
-
-    def descriptor(self, state: str) -> StateDescriptor | None:
-        """Return the descriptor of a state by its name; None for the timers."""
-        if state == layout.TIMERS_NAME:
-            return None
-        for descriptor in self.content.states:
-            if descriptor.name == state:
-                return descriptor
-        known = [d.name for d in self.content.states] + [layout.TIMERS_NAME]
-        raise UsageError(f"{self} has no state {state!r}{similar_to(state, known)}\nIts states: {', '.join(known)}")
-
-    def key_groups(self, shard: int) -> KeyGroupRange:
-        return range_of(shard, self.content.parallelism, self.content.max_parallelism)
-
-    def held(self, what: str) -> AbstractContextManager[None]:
-        """Hold a lease on the checkpoint while the `with` block reads its files. A savepoint needs no lease."""
-        return holding(open_storage(self.url), self.checkpoint_id if self.savepoint is None else None, what)
-
-    def files(self, shard: int, state: str) -> list[CanonicalFile]:
-        """Return the files of one state in one shard of a canonical savepoint, in the order of their rows."""
-        listed = self.savepoint.files if self.savepoint is not None else ()
-        return [f for f in listed if (f.shard, f.state) == (shard, state)]
-
-
-@frozen
-class Part:
-    # The key groups to read, ascending; None: all.
-    key_groups: tuple[int, ...] | None = None
-    # The keys to read, as (key group, encoded key), ascending; None: all. If given, `key_groups` is ignored.
-    keys: tuple[tuple[int, bytes], ...] | None = None
-
-
-WHOLE = Part()
 
 
 def table_schema(source: StateSource, state: str) -> pa.Schema:
@@ -235,63 +155,6 @@ def _file_tables(
     local.unlink()
 
 
-@contextmanager
-def open_shard(
-    source: StateSource,
-    shard: int,
-    storage: Storage,
-    work: Path,
-    *,
-    spans: Sequence[Span] | None = None,
-    cache: FileCache | None = None,
-) -> Iterator[tuple[RocksStore, ShardManifest]]:
-    """Restore a shard into a folder below `work`, and yield the open store and the manifest of the restored files."""
-    with telling_drops(storage, source.checkpoint_id if source.savepoint is None else None):
-        manifest = _manifest(source, shard, storage)
-        folder = work / f"shard-{shard}"
-        store = None if spans is None else open_part(manifest, spans, storage, folder, cache)
-        if store is None:
-            store = restore_shard(manifest.key_groups, [manifest], storage, folder, EngineOptions(), cache).store
-    try:
-        yield store, manifest
-    finally:
-        store.close()
-
-
-def open_part(
-    manifest: ShardManifest, spans: Sequence[Span], storage: Storage, folder: Path, cache: FileCache | None
-) -> RocksStore | None:
-    """Open a shard with the SSTs that `needed_for` names; None if the scans of the spans need others.
-
-    Where a range deletion covers a key, RocksDB seeks behind the range in all older files. A MANIFEST does not say
-    where such a range ends, so each span is scanned once.
-    """
-    needed = needed_for(manifest, spans)
-    store = restore_shard(manifest.key_groups, [needed], storage, folder, EngineOptions(), cache, partial=True).store
-    try:
-        for span in spans:
-            deque(store.chunks(*span), maxlen=0)
-    except BaseException as error:
-        store.close()
-        shutil.rmtree(folder)
-        if isinstance(error, CorruptFile):
-            return None
-        raise
-    return store
-
-
-def _manifest(source: StateSource, shard: int, storage: Storage) -> ShardManifest:
-    if source.savepoint is not None:
-        return native_manifest(source.savepoint, shard, storage)
-    manifest = needed_manifest(source.content.shards[shard], storage)
-    if manifest.shard != shard or manifest.key_groups != source.key_groups(shard):
-        raise CorruptFile(
-            f"{source}: the manifest of shard {shard} belongs to shard {manifest.shard}, {manifest.key_groups}; expected "
-            f"{source.key_groups(shard)}"
-        )
-    return manifest
-
-
 def _spans(part: Part, state_ids: Sequence[int]) -> list[Span] | None:
     """Return the ranges of stored keys that a read needs; None if it needs all stored keys of the shard."""
     if part.keys is not None:
@@ -302,20 +165,3 @@ def _spans(part: Part, state_ids: Sequence[int]) -> list[Span] | None:
         return None
     starts = [layout.prefix(group, state_id) + key for group, key in behind for state_id in state_ids]
     return [(start, layout.after(start)) for start in starts]
-
-
-def needed_for(manifest: ShardManifest, spans: Sequence[Span]) -> ShardManifest:
-    """Return the manifest without the SSTs that RocksDB does not open while it scans the spans.
-
-    RocksDB opens all SSTs of level 0. In each deeper level, it opens the SSTs that may have a key of the span, and the
-    next SST: a seek behind the last key ends there. It opens more only where a range deletion covers a key of the span.
-    """
-    ordered = sorted(ssts_of(manifest), key=lambda sst: (sst.level, sst.smallest, sst.largest))
-    needed = set[int]()
-    for level, of_level in groupby(ordered, key=lambda sst: sst.level):
-        run = list(of_level)
-        for start, end in spans:
-            behind = next((sst for sst in run if end is not None and sst.smallest >= end), None)
-            needed |= {sst.number for sst in run if level == 0 or sst is behind or sst.touches(start, end)}
-    names = {f"{number:06d}{SST_SUFFIX}" for number in needed}
-    return replace(manifest, files=tuple(f for f in manifest.files if f.name in names))

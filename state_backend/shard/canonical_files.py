@@ -21,7 +21,7 @@ from state_backend.adapters.rocks import RocksStore
 from state_backend.formats import paths
 from state_backend.formats.arrow_columns import Array
 from state_backend.formats.canonical_tables import MAX_FILE_BYTES, CanonicalFiles, read_tables
-from state_backend.formats.spark_hash import key_groups as key_groups_of
+from state_backend.formats.key_columns import key_groups as key_groups_of
 from state_backend.formats.types import StructType
 from state_backend.ports.storage import Storage
 from state_backend.shard.transfer import upload_all

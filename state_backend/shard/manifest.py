@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from state_backend.formats import paths, record_codec
+from state_backend.formats import changelog, paths, record_codec
 from state_backend.formats.rocksdb_manifest import SstSpan, live_ssts, mentions
 from state_backend.ports.storage import Storage
 from state_backend.shard.transfer import read_verified
@@ -83,8 +83,6 @@ def _manifest_in(where: InSegment, handle: Handle, storage: Storage) -> ShardMan
     The stored manifest can't name the segment's file, because it is a part of this file. Only the bytes from the
     manifest's offset on are read.
     """
-    from state_backend.formats import changelog  # NumPy and Arrow: only for a manifest inside a segment.
-
     tail = storage.read(handle.path, offset=where.offset)
     if where.offset + len(tail) != handle.size_bytes:
         raise CorruptFile(

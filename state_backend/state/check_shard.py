@@ -20,8 +20,8 @@ from state_backend.adapters.rocks import RocksStore
 from state_backend.formats.arrow_columns import Array, Fixed, Mask, binary_views, concatenate, cut
 from state_backend.formats.hash_columns import xxh64
 from state_backend.formats.key_columns import KeyColumns
+from state_backend.formats.key_columns import key_groups as key_groups_of
 from state_backend.formats.row_columns import RowColumns
-from state_backend.formats.spark_hash import key_groups as key_groups_of
 from state_backend.formats.types import parse_struct
 from state_backend.state import layout
 from state_backend.state.accounts import Accounts

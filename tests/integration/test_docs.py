@@ -51,7 +51,7 @@ AIRCRAFT = replace(AIRCRAFT, source=lambda spark, interval: rows)
         "import duckdb": f"""
 {_AIRCRAFT}
 from cairn.operations.export_state import export_state
-from state_backend.inspection.checkpoint_names import find_state
+from state_backend.inspection.state_source import find_state
 from cairn.testing import PipelineTester
 PipelineTester(AIRCRAFT, input_schema=READ_SCHEMA, every=timedelta(days=1), root="file:///data/state").run([flight])
 export_state(find_state(root="file:///data/state", pipeline="aircraft"), "/tmp/tables")

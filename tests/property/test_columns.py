@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from state_backend.formats.arrow_columns import arrow_type
 from state_backend.formats.hash_columns import xxh64
 from state_backend.formats.key_codec import KeyCodec
-from state_backend.formats.key_columns import KeyColumns
+from state_backend.formats.key_columns import KeyColumns, key_groups
 from state_backend.formats.row_codec import RowCodec
 from state_backend.formats.row_columns import RowColumns
-from state_backend.formats.spark_hash import key_group, key_groups
+from state_backend.formats.spark_hash import key_group
 from state_backend.formats.types import parse_struct
 from state_backend.values.errors import (
     CorruptFile,

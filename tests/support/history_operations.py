@@ -45,7 +45,7 @@ from state_backend.checkpoint.trials import (
     trials_url,
 )
 from state_backend.formats import paths
-from state_backend.inspection.state_table import StateSource
+from state_backend.inspection.state_source import StateSource
 from state_backend.inspection.verify import verify_pipeline
 from state_backend.shard import changelog_store, manifest, snapshot
 from state_backend.values.errors import CairnError, CheckpointDropped, CorruptFile, NotFound, StorageUnavailable

@@ -18,7 +18,8 @@ from state_backend.adapters.local_storage import LocalStorage
 from state_backend.adapters.work_folders import work_folder
 from state_backend.checkpoint.log import Log, read_log
 from state_backend.formats import paths, record_codec
-from state_backend.inspection.state_table import StateSource, read_shard
+from state_backend.inspection.state_source import StateSource
+from state_backend.inspection.state_table import read_shard
 from state_backend.inspection.verify import verify_pipeline
 from state_backend.ports.storage import Storage
 from state_backend.shard.manifest import manifest_of

@@ -15,7 +15,7 @@ from state_backend.adapters.open_storage import open_storage
 from state_backend.adapters.rocks import EngineOptions
 from state_backend.formats.spark_hash import key_group
 from state_backend.formats.types import parse_struct
-from state_backend.inspection.state_table import StateSource
+from state_backend.inspection.state_source import StateSource
 from state_backend.ports.storage import Storage
 from state_backend.state.expiry import expire
 from state_backend.state.shard_state import ShardState

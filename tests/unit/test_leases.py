@@ -25,7 +25,7 @@ from state_backend.checkpoint.leases import give_back, holding, plan_leases, tak
 from state_backend.checkpoint.storage_clock import storage_now_ms
 from state_backend.checkpoint.sweep_files import sweep
 from state_backend.formats import paths
-from state_backend.inspection.state_table import StateSource
+from state_backend.inspection.state_source import StateSource
 from state_backend.inspection.verify import verify_pipeline
 from state_backend.values.errors import (
     CheckpointDropped,

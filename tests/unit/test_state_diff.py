@@ -20,7 +20,7 @@ from cairn.operations.export_state import export_state
 from state_backend.inspection import state_diff
 from state_backend.inspection.describe import plain
 from state_backend.inspection.state_diff import EntryChange, diff_states, merge_entries, plan_groups
-from state_backend.inspection.state_table import StateSource
+from state_backend.inspection.state_source import StateSource
 from state_backend.state.shard_state import ShardState
 from state_backend.state.state_variables import ListState, MapState, ValueState
 from state_backend.state.timers import register_timer

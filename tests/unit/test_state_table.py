@@ -26,10 +26,10 @@ from state_backend.formats.key_codec import KeyCodec
 from state_backend.formats.row_columns import RowColumns
 from state_backend.formats.spark_hash import key_group
 from state_backend.formats.types import parse_struct
-from state_backend.inspection.checkpoint_names import find_state
 from state_backend.inspection.describe import plain, self_describing
 from state_backend.inspection.state_diff import manifests_of
-from state_backend.inspection.state_table import Part, StateSource, needed_for, open_part, read_table, table_schema
+from state_backend.inspection.state_source import Part, StateSource, find_state, needed_for, open_part
+from state_backend.inspection.state_table import read_table, table_schema
 from state_backend.inspection.verify import offering_intact
 from state_backend.shard.restore import restore_shard
 from state_backend.shard.snapshot import take_snapshot

@@ -14,7 +14,8 @@ from state_backend.adapters.open_storage import open_storage
 from state_backend.formats.types import parse_struct
 from state_backend.inspection.key_entries import SearchedKey, entries_in
 from state_backend.inspection.state_diff import EntryChange, describe_change, diff_states
-from state_backend.inspection.state_table import StateSource, read_table
+from state_backend.inspection.state_source import StateSource
+from state_backend.inspection.state_table import read_table
 from state_backend.shard.consolidation import count_bytes
 from state_backend.shard.restore import restore_shard
 from state_backend.state import layout

@@ -5,6 +5,7 @@ The modules of the commands are imported lazily. `cairn --help` and the completi
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 from importlib.abc import MetaPathFinder
@@ -196,8 +197,11 @@ class _NoPandas(MetaPathFinder):
 
 def main() -> None:
     hide_title(shlex.join(["cairn", *sys.argv[1:]]))
-    if sys.argv[1:2] in (["key"], ["diff"]):
+    if {*sys.argv[1:2]} & {"status", "checkpoints", "key", "diff"}:  # They import no code of a pipeline.
         sys.meta_path.insert(0, _NoPandas())
+        # Pydantic would read what every installed package declares, and NumPy would start a thread for each core.
+        os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
+        os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     app(prog_name="cairn")
 
 

@@ -9,14 +9,13 @@ from typing import Annotated, Any
 import typer
 
 from cairn.command.options import PUT_BACK, AnyPipeline, AnyRoot, Json, States
-from cairn.command.printing import measure, print_json, print_text, table_of
+from cairn.command.printing import measure, print_json, print_table, print_text
 from state_backend.adapters.open_storage import open_storage
 from state_backend.adapters.work_folders import work_folder
-from state_backend.inspection.checkpoint_names import find_state
 from state_backend.inspection.describe import describe_difference
 from state_backend.inspection.diff_lines import line_of
 from state_backend.inspection.state_diff import describe_change, diff_states, manifests_of
-from state_backend.inspection.state_table import StateSource
+from state_backend.inspection.state_source import StateSource, find_state
 from state_backend.values.errors import CorruptFile, NotFound
 from state_backend.values.human_units import size
 from state_backend.values.operation_parameters import STATE
@@ -89,10 +88,10 @@ def _print_diff(found: dict[str, Any]) -> None:
     print_text(
         f"checkpoint {found['first']} of {before} to {found['second']} of {after}: {state} state, by {code} code{names}, {inputs[found['same_input']]}"
     )
-    table = table_of("", str(found["first"]), str(found["second"]), "change")
+    rows = []
     for name, (before, after) in found["totals"].items():
-        table.add_row(name, measure(name, before), measure(name, after), _growth(name, after - before))
-    print_text(table)
+        rows.append(((name, measure(name, before), measure(name, after), _growth(name, after - before)), ""))
+    print_table(("", str(found["first"]), str(found["second"]), "change"), rows)
     for what, names in found["states"].items():
         if names:
             print_text(f"states {what}: {', '.join(names)}")

@@ -10,20 +10,17 @@ import typer
 
 from cairn.command.exit_codes import FINDINGS
 from cairn.command.from_request import option_of
-from cairn.command.key_history import show_history
 from cairn.command.options import AnyPipeline, AnyRoot, Json, States
-from cairn.command.printing import print_json, print_text
-from cairn.data_sources.state_selection import plan_read
+from cairn.command.printing import print_json, print_table, print_text
 from state_backend.adapters.open_storage import open_storage
 from state_backend.adapters.work_folders import work_folder
 from state_backend.formats.json_keys import parse_key, similar_keys
 from state_backend.formats.types import StructType, parse_struct
-from state_backend.inspection.checkpoint_names import find_state
 from state_backend.inspection.describe import plain
-from state_backend.inspection.key_entries import SearchedKey
-from state_backend.inspection.state_table import StateSource, read_shard
+from state_backend.inspection.key_entries import SearchedKey, read_keys
+from state_backend.inspection.state_source import StateSource, find_state
 from state_backend.state.layout import TIMERS_NAME
-from state_backend.values.intervals import format_instant
+from state_backend.values.intervals import format_instant, from_ms, shown_ms
 from state_backend.values.operation_parameters import STATE, ReplayKey
 
 Key = tuple[Any, ...]
@@ -56,6 +53,8 @@ def key(
     can hold the key are read, without Spark.
     """
     if history:
+        from cairn.command.key_history import show_history  # Arrow and NumPy: for the rows of output files.
+
         return show_history(key_, root, pipeline, whole=all_, as_json=as_json)
     source = find_state(checkpoint, root=root, pipeline=pipeline)
     schema = parse_struct(source.content.key_schema)
@@ -86,21 +85,23 @@ def key(
 
 def look_up(source: StateSource, keys: Sequence[Key], states: Sequence[str] | None = None) -> dict[str, Entries]:
     """Return the entries of some keys, by key (as `_name` writes it) and by state. Write nothing below the root."""
-    names = list(states or [*(d.name for d in source.content.states), TIMERS_NAME])
-    plan = plan_read(source.content, keys=keys)
+    content, schema = source.content, parse_struct(source.content.key_schema)
+    searched = [SearchedKey.of(key, schema, content.max_parallelism) for key in keys]
+    wanted = {name: source.descriptor(name) for name in states or [*(d.name for d in content.states), TIMERS_NAME]}
     found: dict[str, Entries] = {}
     with work_folder("get") as work:
-        storage = open_storage(source.url)
-        for shard in plan.shards:
-            (folder := work / str(shard)).mkdir()
-            part = plan.part_of(shard, source.content)
-            for state, table in read_shard(source, names, shard, storage, folder, part):
-                for row in table.to_pylist():
-                    entry = {name: plain(row[name]) for name in ("user_key", "pos", "value") if name in row}
-                    if row["expires_at"] is not None:
-                        entry["expires_at"] = format_instant(row["expires_at"])
-                    of_key = found.setdefault(_name(row["key"]), {})
-                    of_key.setdefault(state, []).append(entry)
+        read = read_keys(source, searched, [*filter(None, wanted.values())], open_storage(source.url), work)
+        for key, entries in read:
+            for name, state in wanted.items():
+                rows = [{"expiry_ms": at} for at in entries.timers()] if state is None else entries.rows(name)
+                for row in rows:
+                    at_ms = row.pop("expiry_ms", None)
+                    if state is not None and at_ms is not None and at_ms <= content.time.processing_time_ms:
+                        continue
+                    entry = {field: plain(value) for field, value in row.items()}
+                    if at_ms is not None:
+                        entry["expires_at"] = format_instant(from_ms(shown_ms(at_ms)))
+                    found.setdefault(_name(key.named), {}).setdefault(name, []).append(entry)
     return found
 
 
@@ -130,18 +131,13 @@ def _name(key: Mapping[str, Any]) -> str:
 
 def _print(source: StateSource, key: dict[str, Any], entries: Entries) -> None:
     print_text(f"{_make_title(source)}, key {json.dumps(key, ensure_ascii=False)}")
-    lines = [("state", "entry", "expires", "value")]
-    for state, rows in entries.items():
-        for row in rows:
-            at = row.get("expires_at", "")
+    rows: list[tuple[Sequence[str], str]] = []
+    for state, found in entries.items():
+        for row in found:
+            at, named = row.get("expires_at", ""), [name for name in ("user_key", "pos") if name in row]
             if state == TIMERS_NAME:
-                lines.append((state, f"fires at {at}", "", ""))
+                rows.append(((state, f"fires at {at}", "", ""), ""))
                 continue
-            named = [name for name in ("user_key", "pos") if name in row]
             entry = json.dumps(row[named[0]], ensure_ascii=False) if named else ""
-            lines.append((state, entry, at, json.dumps(row["value"], ensure_ascii=False)))
-    # Not a table of Rich's: a long value would fill every other line with spaces.
-    widths = [max(len(line[n]) for line in lines) for n in range(3)]
-    for *cells, value in lines:
-        columns = [cell.ljust(width) for cell, width in zip(cells, widths, strict=True)]
-        print_text("  ".join([*columns, value]).rstrip())
+            rows.append(((state, entry, at, json.dumps(row["value"], ensure_ascii=False)), ""))
+    print_table(("state", "entry", "expires", "value"), rows)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
 
 from cairn.command.options import Json, Pipeline, Root, open_log
-from cairn.command.printing import age_of, cell, print_json, print_text, span_between, style_of, table_of
+from cairn.command.printing import age_of, cell, print_json, print_table, print_text, span_between, style_of
 from cairn.command.show_checkpoint import show_checkpoint
 from state_backend.checkpoint.parallel import at_once
 from state_backend.formats import paths
@@ -46,12 +46,9 @@ def checkpoints(
         "kind": all(row["kind"] == "interval" for row in shown),
         "code": len({row["code"] for row in shown}) < 2 and not any(row["code_changed"] for row in shown),
     }
-    same = {name for name, alike in usual.items() if alike}
-    table = table_of(*(name for name in names if name not in same))
-    for row in shown:
-        cells = [text for name, text in zip(names, _cells(row), strict=True) if name not in same]
-        table.add_row(*cells, style=style_of(row["state"] or ""))
-    print_text(table)
+    kept = [n for n, name in enumerate(names) if not usual.get(name)]
+    cells = [(_cells(row), style_of(row["state"] or "")) for row in shown]
+    print_table([names[n] for n in kept], [([texts[n] for n in kept], style) for texts, style in cells])
     if any(row["code_changed"] for row in shown):
         print_text("* code differs from that of the checkpoint before")
     older = len(wanted) - len(ids)
@@ -63,7 +60,7 @@ def checkpoints(
     return 0
 
 
-def _cells(row: dict[str, Any]) -> Iterable[str]:
+def _cells(row: dict[str, Any]) -> Sequence[str]:
     interval = span_between(row["start"], row["end"]) if row["start"] is not None else ""
     age = "" if row["age_s"] is None else age_of(row["age_s"])
     code = row["code"] if not row["code_changed"] else f"{row['code']} *"

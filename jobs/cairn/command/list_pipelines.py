@@ -9,7 +9,7 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
 
-from cairn.command.printing import age_of, print_json, print_text, span_of, style_of, table_of
+from cairn.command.printing import age_of, print_json, print_table, print_text, span_of, style_of
 from state_backend.adapters.open_storage import join_url, open_storage
 from state_backend.chains.judge_inputs import Chains
 from state_backend.checkpoint.newest_state import newest_state
@@ -46,12 +46,12 @@ def list_pipelines(root: str, *, as_json: bool) -> int:
     if not lines:
         print_text(f"no pipeline in {root}")
         return 0
-    table = table_of("pipeline", "last interval", "state", "problems", "age")
+    rows = []
     for line in lines:
         age = "" if line.written_ms is None else age_of((time.time_ns() // 1_000_000 - line.written_ms) // 1000)
         last = "" if line.last is None else span_of(line.last)
-        table.add_row(line.name, last, line.state, ", ".join(line.problems), age, style=style_of(line.state))
-    print_text(table)
+        rows.append(((line.name, last, line.state, ", ".join(line.problems), age), style_of(line.state)))
+    print_table(("pipeline", "last interval", "state", "problems", "age"), rows)
     if lines[0].state != "ok":
         command = shlex.join(["cairn", "status", "--root", root, "--pipeline", lines[0].name])
         print_text(f"for the problems of {lines[0].name}, run:\n{command}")

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+import os
+from collections.abc import Sequence
+from typing import Any
 
 import typer
 
 from state_backend.values.human_units import size, span
 from state_backend.values.intervals import Interval, format_instant
 
-if TYPE_CHECKING:
-    from rich.table import Table
-
-_LEFT = ("", "interval", "kind", "state", "code", "pipeline", "last interval", "problems")
+_LEFT = ("", "interval", "kind", "state", "code", "pipeline", "last interval", "problems", "entry", "expires", "value")
 _RED = ("quarantined", "descends from quarantined", "blocked", "unreadable")
 _YELLOW = ("stale", "unpublished")
 
@@ -23,35 +22,25 @@ def print_json(value: Any) -> int:
     return 0
 
 
-def print_text(what: str | Table, style: str = "") -> None:
-    """Print plain text or a table.
-
-    Brackets in a text are not markup. A table is as wide as its content, because a truncated path or instant is
-    useless. Colours appear on a terminal only, and not if the variable NO_COLOR is set.
-    """
-    from rich.console import Console
-    from rich.text import Text
-
-    console = Console(highlight=False, width=1000)
-    console.print(Text(what, style) if isinstance(what, str) else what, soft_wrap=isinstance(what, str))
+def print_text(text: str, style: str = "") -> None:
+    """Print a text. Colours appear on a terminal only, and not if NO_COLOR is set. Rich would be slow to import."""
+    typer.secho(text, fg=style or None, color=False if os.environ.get("NO_COLOR") else None)
 
 
 def style_of(state: str) -> str:
-    """Return the colour of a row with a state as `cairn checkpoints` and `cairn status` name it; an empty text for
-    none."""
+    """Return the colour of a state that `cairn checkpoints` or `cairn status` prints; an empty text for none."""
     if state.startswith(_RED):
         return "red"
     return "yellow" if state.startswith(_YELLOW) else ""
 
 
-def table_of(*columns: str) -> Table:
-    """Return an empty table. Columns of text are on the left of their cell, all others on the right."""
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False)
-    for name in columns:
-        table.add_column(name, justify="left" if name in _LEFT else "right", no_wrap=True)
-    return table
+def print_table(names: Sequence[str], rows: Sequence[tuple[Sequence[str], str]]) -> None:
+    """Print rows, each with its style, below the names of their columns. Nothing is truncated."""
+    widths = [max(map(len, column)) for column in zip(names, *(cells for cells, _ in rows), strict=True)]
+    pads = [str.ljust if name in _LEFT else str.rjust for name in names]
+    for cells, style in ((names, ""), *rows):
+        padded = (pad(text, width) for pad, text, width in zip(pads, cells, widths, strict=True))
+        print_text("  ".join(padded).rstrip(), style)
 
 
 def age_of(seconds: float) -> str:

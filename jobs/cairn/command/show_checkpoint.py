@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cairn.command.options import PUT_BACK, open_log
-from cairn.command.printing import cell, measure, print_json, print_text, table_of
+from cairn.command.printing import cell, measure, print_json, print_table, print_text
 from state_backend.checkpoint.dropped_checkpoint import telling_drops
 from state_backend.checkpoint.find_checkpoint import record_of
 from state_backend.inspection.describe import describe_checkpoint, in_words
@@ -35,12 +35,12 @@ def show_checkpoint(root: str, pipeline: str, checkpoint: str, *, as_json: bool)
     print_text("\nstates")
     for state in shown["states"]:
         print_text(f"  {state['name']} ({state['kind']}), schema version {state['versions'][-1]['version']}")
-    table = table_of("shard", "key groups", "entries", "bytes", "files", "digest")
+    rows = []
     for s in shown["shards"]:
-        first, last = s["key_groups"]
-        cells = (s["shard"], f"{first} to {last}", s["entries"], size(s["bytes"]), len(s["files"]), s["digest"])
-        table.add_row(*map(cell, cells))
-    print_text(table)
+        groups = "{} to {}".format(*s["key_groups"])
+        cells = (s["shard"], groups, s["entries"], size(s["bytes"]), len(s["files"]), s["digest"])
+        rows.append(([*map(cell, cells)], ""))
+    print_table(("shard", "key groups", "entries", "bytes", "files", "digest"), rows)
     for output in shown["outputs"]:
         print_text(f"{'late output' if output['late'] else 'output'} {output['path']}: {output['rows']:,} rows")
     return 0

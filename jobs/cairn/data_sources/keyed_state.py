@@ -29,8 +29,8 @@ from state_backend.adapters.work_folders import work_folder
 from state_backend.checkpoint.leases import take_lease
 from state_backend.formats.json_keys import keys_of_json
 from state_backend.formats.types import parse_struct
-from state_backend.inspection.checkpoint_names import find_state
-from state_backend.inspection.state_table import Part, StateSource, read_table
+from state_backend.inspection.state_source import Part, StateSource, find_state
+from state_backend.inspection.state_table import read_table
 from state_backend.shard.manifest import needed_manifest
 from state_backend.shard.restore import restore_shard
 from state_backend.state.check_shard import verify_shard

@@ -14,7 +14,7 @@ from typing import Any
 from state_backend.formats.key_codec import KeyCodec
 from state_backend.formats.spark_hash import key_group as key_group_of
 from state_backend.formats.types import parse_struct
-from state_backend.inspection.state_table import WHOLE, Part
+from state_backend.inspection.state_source import WHOLE, Part
 from state_backend.values.errors import StateTypeError, UsageError
 from state_backend.values.frozen import frozen
 from state_backend.values.key_groups import range_of, shard_of

@@ -33,7 +33,7 @@ from cairn.pipeline import Interval, Pipeline
 from cairn.spark.session import connect, end_session, explain, interrupt_on_sigterm
 from state_backend.inspection.describe import summarise
 from state_backend.values.environment import Variable
-from state_backend.values.errors import CairnError, InputNotReady, ProcessorError, StateGapError, UsageError
+from state_backend.values.errors import CairnError, InputNotReady, StateGapError, UsageError
 from state_backend.values.frozen import frozen
 from state_backend.values.hide_secrets import hide_all
 from state_backend.values.operation_parameters import (

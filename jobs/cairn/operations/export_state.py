@@ -26,8 +26,8 @@ from state_backend.adapters.work_folders import work_folder
 from state_backend.formats import paths
 from state_backend.formats.canonical_tables import CanonicalFiles, fits_parquet
 from state_backend.formats.types import parse_struct
-from state_backend.inspection.checkpoint_names import find_state
-from state_backend.inspection.state_table import StateSource, read_shard, table_schema
+from state_backend.inspection.state_source import StateSource, find_state
+from state_backend.inspection.state_table import read_shard, table_schema
 from state_backend.shard.transfer import upload_all
 from state_backend.state.layout import TIMERS_NAME
 from state_backend.values.errors import UsageError

@@ -22,7 +22,7 @@ from cairn.rows.routing import INITIAL, INPUT, TICK, Inputs, key_columns, route_
 from state_backend.adapters.open_storage import join_url
 from state_backend.checkpoint.begin_attempt import Begun
 from state_backend.formats.key_columns import KeyColumns
-from state_backend.formats.spark_hash import xxhash64_columns
+from state_backend.formats.spark_hash import key_hasher
 from state_backend.inspection.key_entries import SearchedKey
 from state_backend.values.errors import SourceError, UsageError
 from state_backend.values.frozen import frozen
@@ -129,7 +129,7 @@ def _rows_of(rows: Any, key: SearchedKey, names: Any) -> LocalRows:
 def _batches_of_spark(
     spark: SparkSession, inputs: Inputs, key: SearchedKey, max_parallelism: int
 ) -> list[pa.RecordBatch]:
-    hashed = xxhash64_columns(key.values, key.schema)
+    hashed = key_hasher(key.schema)(key.values)
 
     def filtered(rows: DataFrame, names: Any) -> DataFrame:
         columns = ", ".join(f"`{name.replace('`', '``')}`" for name in names)

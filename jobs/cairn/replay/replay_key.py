@@ -30,9 +30,9 @@ from state_backend.checkpoint.log import Log, read_log, read_newest
 from state_backend.checkpoint.output_schemas import spelling
 from state_backend.formats.json_keys import parse_key
 from state_backend.formats.types import parse_struct
-from state_backend.inspection.key_entries import KeyEntries, SearchedKey, entries_of, read_key
+from state_backend.inspection.key_entries import KeyEntries, SearchedKey, entries_of, read_keys
 from state_backend.inspection.key_rows import read_key_rows
-from state_backend.inspection.state_table import StateSource
+from state_backend.inspection.state_source import StateSource
 from state_backend.ports.storage import Storage
 from state_backend.values.errors import CorruptRecord, StateUnusable
 from state_backend.values.frozen import frozen
@@ -153,7 +153,8 @@ def _entries(
 ) -> KeyEntries:
     if record is None:
         return entries_of(key, content.states, ())
-    return read_key(StateSource.of_record(url, record), key, storage, work)
+    ((_, entries),) = read_keys(StateSource.of_record(url, record), [key], record.content.states, storage, work)
+    return entries
 
 
 def _committed_rows(

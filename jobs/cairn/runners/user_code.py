@@ -19,7 +19,6 @@ from state_backend.values.errors import (
 )
 from state_backend.values.intervals import Interval
 
-
 _OURS = str(Path(__file__).parent)
 
 

@@ -26,7 +26,7 @@ from state_backend.adapters.open_storage import open_storage
 from state_backend.adapters.rocks import EngineOptions, RocksStore
 from state_backend.adapters.work_folders import work_folder
 from state_backend.checkpoint.prepare_content import ShardAck
-from state_backend.formats.spark_hash import key_groups as key_groups_of
+from state_backend.formats.key_columns import key_groups as key_groups_of
 from state_backend.formats.types import parse_struct
 from state_backend.shard.canonical_files import EntryWriter
 from state_backend.shard.snapshot import inline_budget_bytes, take_snapshot

@@ -39,7 +39,7 @@ from state_backend.checkpoint.prepare_content import prepare
 from state_backend.formats.canonical_tables import fits_parquet
 from state_backend.formats.types import ArrayType, DataType, MapType, parse_struct
 from state_backend.formats.types import StructType as Struct
-from state_backend.inspection.checkpoint_names import find_state
+from state_backend.inspection.state_source import find_state
 from state_backend.state.layout import TIMERS_NAME
 from state_backend.values.errors import SourceError, StateSchemaError, UsageError
 from state_backend.values.records import LogicalTime, Record, StateDescriptor, own_run

@@ -16,7 +16,8 @@ from state_backend.adapters.open_storage import open_storage
 from state_backend.adapters.work_folders import work_folder
 from state_backend.formats.arrow_columns import Int64s
 from state_backend.inspection.compare_tables import codes_of, combine_codes
-from state_backend.inspection.state_table import StateSource, read_shard, table_schema
+from state_backend.inspection.state_source import StateSource
+from state_backend.inspection.state_table import read_shard, table_schema
 
 Removable = Callable[[pa.Table], pa.Array]
 _INSTANT = pa.timestamp("us", "UTC")

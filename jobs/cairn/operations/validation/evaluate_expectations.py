@@ -26,7 +26,8 @@ from cairn.operations.validation.row_json import has_json
 from cairn.pipeline import Pipeline
 from cairn.spark.session import SessionOnDemand, open_now, zone_of_session
 from cairn.spark_versions import from_arrow_schema
-from state_backend.inspection.state_table import StateSource, table_schema
+from state_backend.inspection.state_source import StateSource
+from state_backend.inspection.state_table import table_schema
 from state_backend.state.layout import TIMERS_NAME
 from state_backend.values.errors import UsageError
 from state_backend.values.frozen import frozen

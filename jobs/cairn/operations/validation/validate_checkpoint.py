@@ -35,8 +35,7 @@ from state_backend.checkpoint.quarantine import mark_validated, quarantine_check
 from state_backend.checkpoint.quarantine_consequences import describe_consequences, plan_consequences
 from state_backend.checkpoint.savepoints import read_savepoint
 from state_backend.formats.paths import interval_name
-from state_backend.inspection.checkpoint_names import find_state
-from state_backend.inspection.state_table import StateSource
+from state_backend.inspection.state_source import StateSource, find_state
 from state_backend.inspection.verify import verify_files
 from state_backend.shard.manifest import manifest_of
 from state_backend.state.layout import TIMERS_NAME
