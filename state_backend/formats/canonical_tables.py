@@ -21,7 +21,7 @@ position or time. No two rows are equal in these. A row group holds all timers o
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -101,8 +101,15 @@ class CanonicalFiles:
             # A dictionary makes repeating values smaller. For keys and values, Parquet would first try to build
             # a dictionary, which costs as much time as the write.
             repeating = [n for n in ("key_group", "schema_version", "next_position") if n in self._schema.names]
+            # Differences between numbers take two thirds of the time of plain numbers, and less space.
+            encoding = {name: "DELTA_BINARY_PACKED" for name in _integers("", self._schema) if name not in repeating}
             self._writer = pq.ParquetWriter(
-                self._file, self._schema, compression="zstd", compression_level=1, use_dictionary=repeating
+                self._file,
+                self._schema,
+                compression="zstd",
+                compression_level=1,
+                use_dictionary=repeating,
+                column_encoding=encoding,
             )
         before = self._file.tell()
         self._writer.write_table(table, row_group_size=table.num_rows)
@@ -115,6 +122,15 @@ class CanonicalFiles:
             self._file.close()
             self.written.append((Path(self._file.name), self._rows))
             self._writer, self._rows = None, 0
+
+
+def _integers(above: str, fields: Iterable[pa.Field]) -> Iterator[str]:
+    """Yield the Parquet paths of the fields that Parquet stores as integers, also within structs."""
+    for field in fields:
+        if pa.types.is_struct(field.type):
+            yield from _integers(f"{above}{field.name}.", field.type)
+        elif pa.types.is_integer(field.type) or pa.types.is_timestamp(field.type):
+            yield above + field.name
 
 
 def read_tables(file: Path, schema: pa.Schema, key_groups: KeyGroupRange | None, name: str) -> Iterator[pa.Table]:

@@ -43,6 +43,8 @@ from state_backend.values.marks import CanonicalFile
 from state_backend.values.records import KeyGroupState, ShardManifest, StateDescriptor
 
 _BATCH_ROWS, _BATCH_BYTES = 131_072, 64 * 1024 * 1024
+# A chunk of a scan becomes Arrow columns at once, while its Python objects lie in the processor's cache.
+_CHUNK_ROWS, _CHUNK_BYTES = 4096, 16 * 1024 * 1024
 
 
 def write_canonical(
@@ -90,26 +92,25 @@ def write_canonical(
 def stored_batches(store: RocksStore, prefixes: Sequence[bytes]) -> Iterator[tuple[pa.Array, pa.Array]]:
     """Yield stored keys that begin with one of the prefixes, and their entries, prefix by prefix.
 
-    A batch holds about 64 MiB at most, and at least one entry.
+    A batch holds at least one entry. It ends with the chunk that brings it to 131,072 entries or 64 MiB.
     """
-    keys: list[bytes] = []
-    values: list[bytes] = []
-    left_bytes = _BATCH_BYTES
+    rows_of_a_chunk, bytes_of_a_chunk = min(_CHUNK_ROWS, _BATCH_ROWS), min(_CHUNK_BYTES, _BATCH_BYTES)
+    chunks: list[tuple[pa.Array, pa.Array]] = []
+    rows = size_bytes = 0
     for start in prefixes:
-        from_, end, ended = start, layout.after(start), False
-        while not ended:
-            more_keys, more_values, ended = store.read_range(
-                from_, end, rows=_BATCH_ROWS - len(keys), most_bytes=left_bytes
-            )
-            left_bytes -= sum(map(len, more_keys)) + sum(map(len, more_values))
-            keys += more_keys
-            values += more_values
-            if len(keys) >= _BATCH_ROWS or left_bytes <= 0:
-                from_ = keys[-1] + b"\0"
-                yield pa.array(keys, pa.binary()), pa.array(values, pa.binary())
-                keys, values, left_bytes = [], [], _BATCH_BYTES
-    if keys:
-        yield pa.array(keys, pa.binary()), pa.array(values, pa.binary())
+        for keys, values in store.chunks(start, layout.after(start), rows=rows_of_a_chunk, most_bytes=bytes_of_a_chunk):
+            chunks.append((pa.array(keys, pa.binary()), pa.array(values, pa.binary())))
+            rows, size_bytes = rows + len(keys), size_bytes + sum(column.nbytes for column in chunks[-1])
+            if rows >= _BATCH_ROWS or size_bytes >= _BATCH_BYTES:
+                yield _joined(chunks)
+                chunks, rows, size_bytes = [], 0, 0
+    if chunks:
+        yield _joined(chunks)
+
+
+def _joined(chunks: Sequence[tuple[pa.Array, pa.Array]]) -> tuple[pa.Array, pa.Array]:
+    keys, values = zip(*chunks, strict=True)
+    return pa.concat_arrays(keys), pa.concat_arrays(values)
 
 
 def read_canonical(
