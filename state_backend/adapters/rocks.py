@@ -49,6 +49,8 @@ _MANIFEST_BYTES = 4 * 1024
 _ANY_RATIO = 1_000_000_000
 _ANY_BYTES = 1 << 60
 _FILES_OF_A_SHARD = 64
+# Each thread of a merge writes files of its own, so it should have some tens of milliseconds of work.
+_LEAST_BYTES_OF_A_THREAD = 8 * MIB
 _TABLE_PROPERTIES = re.compile(r"(# entries|# deletions|# range deletions|raw key size|raw value size)=(\d+)")
 
 
@@ -62,7 +64,7 @@ class EngineOptions:
         target_file_bytes: The size at which a merge begins a new file. Smaller files mean smaller uploads and more
             files.
         bloom_bits_per_key: Bits of the Bloom filter for each key. More bits make lookups of absent keys faster.
-        background_jobs: The most merges and flushes at the same time.
+        background_jobs: The most merges and flushes at the same time, and the most threads of a merge.
         compression: Compression of new files: "lz4" or "zstd". For text, "zstd" files are a quarter smaller; they need
             more CPU where an interval reads few of many keys. Either setting can read the files of both.
         most_sorted_runs: If a shard has more sorted runs than this at the end of an interval, the newest runs are
@@ -137,6 +139,7 @@ class EngineOptions:
         options.set_write_buffer_size(self.write_buffer_bytes)
         options.set_target_file_size_base(self.target_file_bytes)
         options.set_max_background_jobs(self.background_jobs)
+        options.set_max_subcompactions(self.background_jobs)
         options.set_keep_log_file_num(1)
         # By default, RocksDB allocates 4 MiB for the file MANIFEST. With `metadata_dir`, this file lies in a folder in
         # memory, such as /dev/shm, so each open store would take 4 MiB of memory.
@@ -517,7 +520,11 @@ class RocksStore:
             time.sleep(0.001)
 
     def compact(self) -> None:
-        """Merge all sorted runs into one, without deleted entries, in files of up to 4 times `target_file_bytes`."""
+        """Merge all sorted runs into one, without deleted entries, in files of up to 4 times `target_file_bytes`.
+
+        RocksDB starts a thread only for at least one whole file. So the target of a shard of few files is lowered until
+        each thread writes one: otherwise an interval with a merge would take much longer than the others.
+        """
         needed_bytes = sum(run.size_bytes for run in self.sorted_runs())
         free_bytes = shutil.disk_usage(self.directory).free
         if needed_bytes > free_bytes:
@@ -528,9 +535,12 @@ class RocksStore:
         options = rocksdict.CompactOptions()
         options.set_bottommost_level_compaction(rocksdict.BottommostLevelCompaction.force())
         least_bytes = self._options.target_file_bytes
-        target_bytes = min(4 * least_bytes, needed_bytes // _FILES_OF_A_SHARD)
+        target_bytes = max(least_bytes, min(4 * least_bytes, needed_bytes // _FILES_OF_A_SHARD))
+        part_bytes = needed_bytes // self._options.background_jobs
+        if part_bytes >= _LEAST_BYTES_OF_A_THREAD:
+            target_bytes = min(target_bytes, part_bytes)
         with _Failures(f"can't compact the state in {self.directory}"):
-            if target_bytes > least_bytes:
+            if target_bytes != least_bytes:
                 self._changed_options = True
                 self._db.set_options({"target_file_size_base": str(target_bytes)})
             self._db.compact_range(None, None, options)

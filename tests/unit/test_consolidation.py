@@ -361,6 +361,18 @@ def test_compacting_asks_for_room_first(tmp_path: Path, monkeypatch: pytest.Monk
         assert dict(store.scan(b"", None)) == state
 
 
+def test_each_thread_of_a_merge_writes_a_file(tmp_path: Path) -> None:
+    """Also of a shard smaller than one file, unless it is so small that a thread has nothing to gain."""
+    rng, state = random.Random(3), dict[bytes, bytes]()
+    with RocksStore(tmp_path / "db") as store:
+        for mib, files in ((8, 1), (24, 2)):
+            state |= {rng.randbytes(8): rng.randbytes(8192) for _ in range(mib * 128)}
+            store.write(state.items())
+            store.compact()
+            assert len(store.capture(tmp_path / str(mib))[0]) == files
+            assert dict(store.scan(b"", None)) == state
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_no_merge_changes_what_is_read(tmp_path: Path, seed: int) -> None:
     """Random writes, deletions of keys and ranges, merges of any width, re-openings, against a dict."""
