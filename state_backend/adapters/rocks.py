@@ -223,7 +223,9 @@ class RocksStore:
                 if (folder / "CURRENT").exists():
                     manifest = folder / _manifest_in(folder)
                     live_ssts(manifest.read_bytes(), manifest.name)
-                self._db = Rdict(str(folder), opened)
+                # Without the third argument, rocksdict takes the options from a file OPTIONS in the folder, if there is
+                # one. The file has no bits of the Bloom filter, so new files would have no filter.
+                self._db = Rdict(str(folder), opened, {"default": opened})
         except BaseException:
             self._return_metadata()
             raise

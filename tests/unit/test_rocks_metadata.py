@@ -104,6 +104,17 @@ def test_a_store_is_the_same_wherever_its_metadata_lie(tmp_path: Path, memory: P
                 assert list(store.scan(b"", None)) == found
 
 
+@pytest.mark.parametrize("in_memory", [True, False])
+def test_a_store_that_is_opened_again_keeps_its_filters(tmp_path: Path, memory: Path, in_memory: bool) -> None:
+    """Beside RocksDB's file OPTIONS, rocksdict would open a store with these options instead, without Bloom filters."""
+    for n in range(3):
+        with RocksStore(tmp_path / "db", options(memory if in_memory else None)) as store:
+            store.write([(b"%d" % n, b"")])
+            store.sorted_runs()
+            found = store._db.property_value("rocksdb.aggregated-table-properties")
+            assert f"# entries for filter={n + 1};" in found
+
+
 def test_files_without_their_metadata_are_no_empty_store(tmp_path: Path, memory: Path) -> None:
     """Open elsewhere, or the folder in memory is lost: RocksDB itself would begin anew, in the same folder."""
     with RocksStore(tmp_path / "db", options(memory)) as store:
