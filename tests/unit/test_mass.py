@@ -10,7 +10,7 @@ import ast
 from state_backend.values.parse_source import parse_source
 from tests.tools.mass import FOLDERS, ROOT, mass
 
-MOST_METHODS, MOST_LINES_OF_A_MODULE, MOST_LINES_OF_TESTS = 25, 800, 82_041
+MOST_METHODS, MOST_LINES_OF_A_MODULE, MOST_LINES_OF_TESTS = 25, 800, 82_048
 
 # For each room, the most lines of its files, and the most tokens without comments and docstrings.
 BUDGETS = {
@@ -39,7 +39,7 @@ BUDGETS = {
     "plugins/cairn_provider": (89, 321),
     "plugins/cairn_ui": (3_420, 25_014),
     "state_backend": (5, 0),
-    "state_backend/adapters": (4_016, 25_822),
+    "state_backend/adapters": (4_029, 25_988),
     "state_backend/chains": (1_000, 8_899),
     "state_backend/checkpoint": (5_904, 37_995),
     "state_backend/formats": (5_978, 39_773),

@@ -11,12 +11,15 @@ from typing import Any
 
 import pytest
 
+from state_backend.adapters import rocks
 from state_backend.adapters.rocks import RocksStore
 from state_backend.values.errors import CorruptFile
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_scans_find_what_single_reads_find(tmp_path: Path, seed: int) -> None:
+@pytest.mark.parametrize("seed", range(4))
+def test_scans_find_what_single_reads_find(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    """Also if the blocks seem to come from the disk, so that several threads look up keys."""
+    monkeypatch.setattr(rocks, "_DISK_S", (1.0, -1.0)[seed % 2])
     random_ = random.Random(seed)
     held: dict[bytes, bytes] = {}
     with RocksStore(tmp_path / "db") as store:
@@ -76,15 +79,19 @@ _KEYS = [n.to_bytes(4, "big") for n in range(0, 40_000, 2)]
 @pytest.mark.parametrize(
     "read",
     [
+        lambda store: [store.get_many(_KEYS[:1]), store.get_many(_KEYS)],
         lambda store: store.read_wanted(_KEYS),
         lambda store: store.read_keys(b"", b"\xff"),
         lambda store: store.read_keys(b"", b"\xff", rows=len(_KEYS) + 1),
         lambda store: store.read_prefixes([b"\0"]),
         lambda store: list(store.scan(b"", None)),
     ],
-    ids=["wanted", "keys", "many keys", "prefixes", "scan"],
+    ids=["get", "wanted", "keys", "many keys", "prefixes", "scan"],
 )
-def test_a_damaged_block_is_not_the_end(tmp_path: Path, read: Callable[[Any], Any]) -> None:
+def test_a_damaged_block_is_not_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read: Callable[[Any], Any]
+) -> None:
+    monkeypatch.setattr(rocks, "_DISK_S", -1.0)
     with RocksStore(tmp_path / "db") as store:
         store.write([(key, key * 3) for key in _KEYS])
         store.sorted_runs()
