@@ -118,7 +118,8 @@ def findings(facts: Facts) -> tuple[Finding, ...]:
         found.append(Finding("info", "no checkpoint yet"))
     elif {one.tone for one in found} <= {"info"} and not _behind(facts):
         on_time = Finding("good", "on time", "Each interval that was due has a checkpoint")
-        found.append(on_time if facts.schedule is not None else Finding("good", "no problems"))
+        scheduled = facts.schedule is not None and facts.schedule.next_due is not None
+        found.append(on_time if scheduled else Finding("good", "no problems"))
     return tuple(sorted(found, key=lambda one: _ORDER.index(one.tone)))
 
 

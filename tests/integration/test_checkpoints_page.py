@@ -160,7 +160,7 @@ def test_all_pipelines_one_of_them_hostile_and_one_silent(airflow: ShownAirflow,
     }
     assert rows.keys() == {"rides", "clicks", "secret", HOSTILE, "silent", "templated", "counting"}
     assert "did not answer within" in rows["silent"] and "by a template" in rows["templated"]
-    assert "next interval can't start" in rows["rides"] and "no problems" in rows["clicks"]
+    assert "next interval can't start" in rows["rides"] and "no problems" in rows["clicks"], rows["clicks"]
     vera.find_element(By.LINK_TEXT, HOSTILE).click()
     wait_for(lambda: vera.find_element(By.TAG_NAME, "h1").text == HOSTILE)
     assert vera.execute_script("return [typeof window.pwned, typeof window.parent.pwned]") == ["undefined", "undefined"]

@@ -42,10 +42,10 @@ BUDGETS = {
     "state_backend/adapters": (4_029, 25_988),
     "state_backend/chains": (1_000, 8_899),
     "state_backend/checkpoint": (5_904, 37_995),
-    "state_backend/formats": (5_978, 39_773),
+    "state_backend/formats": (5_994, 39_881),
     "state_backend/inspection": (3_853, 31_007),
     "state_backend/ports": (200, 378),
-    "state_backend/shard": (1_602, 9_424),
+    "state_backend/shard": (1_603, 9_469),
     "state_backend/state": (3_105, 26_251),
     "state_backend/values": (3_852, 14_107),
 }

@@ -65,7 +65,7 @@ def facts(until: int = 9, schedule: DagSchedule | None = None, now: datetime = N
         (facts(7, plan()), "bad", ["late by 1 d"]),  # since the first one was due
         # The runs of `make demo` used another root than the page reads.
         (facts(8, plan(next_due=None)), "warn", ["incomplete"]),
-        (facts(9, plan(next_due=None)), "good", ["on time", "no run due"]),
+        (facts(9, plan(next_due=None)), "good", ["no problems", "no run due"]),
         (facts(8, plan(running=1), runs=[run_of(9, "running", None)]), "info", ["running"]),
         (facts(9, plan(running=1)), "good", ["on time"]),
         # An older run fails and newer ones are in progress, as in a backfill.

@@ -123,7 +123,7 @@ VIEWS = {
         "Committed by an earlier try: checkpoint 12",
         "Restored: checkpoint 13",
         "after 1 clear",
-        "A try failed before the run succeeded",
+        "Why a try failed, before the run succeeded",
         "process, try 1 failed 2024-01-10 00:00:20 UTC : AirflowException: <killed> ( log of process, try 1 )",
         "the run took 1 min 30 s",
         "Before its start, the run waited 10 s for its turn",
