@@ -103,15 +103,17 @@ def schedules_of(dag_ids: Collection[str]) -> dict[str, DagSchedule]:
             .group_by(DagRun.dag_id)
         ).all()
         running = {dag_id: int(number) for dag_id, number in active}
-        deferred = select(TaskInstance.dag_id).where(TaskInstance.dag_id.in_(dag_ids), TaskInstance.state == "deferred")
-        waiting = set(session.scalars(deferred))
+        deferred = select(TaskInstance.dag_id, TaskInstance.run_id)
+        waiting: dict[str, set[str]] = {}
+        for row in session.execute(deferred.where(TaskInstance.dag_id.in_(dag_ids), TaskInstance.state == "deferred")):
+            waiting.setdefault(row.dag_id, set()).add(row.run_id)
         for model in session.scalars(select(DagModel).where(DagModel.dag_id.in_(dag_ids))):
             found[model.dag_id] = DagSchedule(
                 paused=bool(model.is_paused),
                 asked_end=ends.get(model.dag_id),
                 next_due=model.next_dagrun_create_after,
                 running=running.get(model.dag_id, 0),
-                waiting=model.dag_id in waiting,
+                waiting=frozenset(waiting.get(model.dag_id, ())),
             )
     return found
 

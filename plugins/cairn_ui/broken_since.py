@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import cast
 
+from cairn_ui.interval_strip import Result
 from state_backend.checkpoint.log import Log
 from state_backend.formats import paths
 from state_backend.inspection.describe import state_of
@@ -45,13 +46,13 @@ def unusable_checkpoints(log: Log) -> list[Trouble]:
     return found
 
 
-def newest_words(log: Log, unusable: Sequence[Trouble]) -> dict[Interval, str]:
-    """Return the state of each interval's newest retained checkpoint, for the intervals where that one can't be
-    used."""
+def newest_results(log: Log, unusable: Sequence[Trouble]) -> dict[Interval, Result]:
+    """Return the newest retained checkpoint of each interval, and why no interval may start from it."""
     newest: dict[Interval, int] = {}
     for record in log.completed():
         newest[record.content.interval] = max(record.id, newest.get(record.content.interval, 0))
-    return {one.interval: one.why for one in unusable if newest[one.interval] == one.checkpoint}
+    why = {one.checkpoint: one.why for one in unusable}
+    return {interval: Result(n, why.get(n, "")) for interval, n in newest.items()}
 
 
 def mark_of(unusable: Trouble) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
@@ -10,17 +9,17 @@ from typing import Any
 from fastapi.responses import Response
 
 from cairn_ui import airflow_database, database_runs, shown_page
-from cairn_ui.broken_since import lag_of, mark_of, newest_words, run_to_explain, unusable_checkpoints
+from cairn_ui.broken_since import lag_of, mark_of, run_to_explain
+from cairn_ui.interval_strip import MOST
 from cairn_ui.page_of_run import failed_tries
 from cairn_ui.pipeline_overview import FromAirflow, Overview, facts_of, furthest, latest_usable, overview
 from cairn_ui.read_logs import NotAnswered, Reading
-from cairn_ui.run_bars import MOST, bars_of
 from cairn_ui.shown_page import PipelinePage, Shown, router, written_ms
 from cairn_ui.waiting_dags import waiting_dags
 from state_backend.inspection.pipeline_health import Broken
 from state_backend.values.airflow_runs import DagRun
 from state_backend.values.errors import CairnError
-from state_backend.values.intervals import Interval, from_ms
+from state_backend.values.intervals import from_ms
 from state_backend.values.records import Record
 
 # Number of runs after the last usable checkpoint that the overview looks at. The first failed one is among them.
@@ -40,16 +39,16 @@ def of_overview(page: Shown) -> Response:
 
         usable = page.ask("newest state", lambda _: latest_usable(reading))
         airflow = _from_airflow(page, usable)
+        last = () if ref.dag_id is None else database_runs.last_runs([ref.dag_id], MOST)[ref.dag_id]
 
-        def read(_: object) -> tuple[Overview, Mapping[Interval, str]]:
+        def read(_: object) -> Overview:
             best = furthest(reading)
             written = written_ms(ref, reading.log, [best.id] if best is not None else [])
             facts = facts_of(page.look, airflow, datetime.now(UTC))
-            words = newest_words(reading.log, unusable_checkpoints(reading.log))
-            return overview(ref, page.look, facts, savepoint, written, page.docs, page.airflow), words
+            return overview(ref, page.look, facts, last, savepoint, written, page.docs, page.airflow)
 
-        view, words = page.ask("overview", read)
-        return replace(view, runs=_runs(page, reading, usable, airflow, view.broken, words))
+        view = page.ask("overview", read)
+        return replace(view, runs=_runs(page, reading, usable, airflow, view.broken, last))
 
     return page.show("overview.html", view, stored=shown_page.reader.find_size(ref))
 
@@ -69,22 +68,18 @@ def _runs(
     usable: Record | None,
     airflow: FromAirflow,
     broken: Broken | None,
-    words: Mapping[Interval, str],
+    last: tuple[DagRun, ...],
 ) -> dict[str, Any]:
-    """Return since when a pipeline is broken, its lag, its last runs, and who waits for it."""
+    """Return since when a pipeline is broken, its lag, why tries failed, and who waits for it."""
     now, ref = datetime.now(UTC), page.ref
     asset = f"cairn://{ref.name}"
     until = usable.content.interval.end if usable is not None else None
-    last: tuple[DagRun, ...] = ()
-    if ref.dag_id is not None:
-        last = database_runs.last_runs([ref.dag_id], MOST)[ref.dag_id]
     waiting = waiting_dags(asset, *database_runs.scheduled_by_assets(), ref.dag_id)
     run_id = run_to_explain(broken, airflow.failing, last)
     return {
         "since": _since(page, broken),
         "until": until,
         "lag": lag_of(until, reading.newest_end, page.schedule, now),
-        "bars": bars_of(last, words, now),
         "waiting": [one for one in waiting[:_WAITING] if page.rights.may_read_dag(one.dag_id)],
         "asset": asset,
         "failed": failed_tries(ref, run_id, page.rights) if run_id is not None else [],

@@ -10,13 +10,12 @@ from fastapi.responses import RedirectResponse, Response
 
 from cairn_ui import airflow_database, database_runs, next_steps, shown_page
 from cairn_ui.access import Asks
-from cairn_ui.broken_since import newest_words, unusable_checkpoints
 from cairn_ui.chain_graph import chain_graph
+from cairn_ui.interval_strip import MOST
 from cairn_ui.pipeline_overview import FromAirflow, OverviewRow, furthest, overview_row, worst_first
 from cairn_ui.pipelines_of_dags import PipelineRef
 from cairn_ui.read_logs import Look, NotAnswered
 from cairn_ui.render_template import HEADERS
-from cairn_ui.run_bars import MOST, bars_of
 from cairn_ui.shown_page import router
 from state_backend.ports.storage import Storage
 from state_backend.values.errors import CairnError
@@ -66,9 +65,7 @@ def _row(ref: PipelineRef, look: Look, airflow: FromAirflow | None, now: datetim
         last, log, written = furthest(reading), reading.log, None
         if last is not None and look.problem is None:
             written = shown_page.written_ms(ref, log, [last.id]).get(last.id)
-        words = newest_words(log, unusable_checkpoints(log))
-        bars = None if airflow is None else bars_of(airflow.runs, words, now)
-        return overview_row(ref, look, told, stored, written, now, bars)
+        return overview_row(ref, look, told, stored, written, now)
 
     try:  # The row may need reads of earlier records, so they run in a thread with a time limit.
         return shown_page.reader.ask(ref, "overview row", row)

@@ -7,11 +7,12 @@ from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 
-from cairn_ui.broken_since import lag_of, unusable_checkpoints
+from cairn_ui.broken_since import lag_of, newest_results, unusable_checkpoints
+from cairn_ui.interval_strip import Strip, strip_of
 from cairn_ui.next_steps import Step, after_failed_read
 from cairn_ui.pipelines_of_dags import PipelineRef
 from cairn_ui.read_logs import Look, Reading, Stored
-from cairn_ui.run_bars import Bars
+from state_backend.checkpoint.choose_base import why_stale
 from state_backend.checkpoint.log import Log
 from state_backend.checkpoint.newest_state import newest_of, newest_state, valid_states
 from state_backend.inspection.describe import describe_entry, load_states, origin_of, state_of
@@ -51,8 +52,13 @@ class OverviewRow:
     stored: Stored | None = None
     # Time from the end of the last interval with a usable checkpoint to now; None without one.
     lag: timedelta | None = None
-    # The bars of the DAG's last runs; None without a DAG.
-    bars: Bars | None = None
+    # The last intervals; None if the pipeline was never read.
+    strip: Strip | None = None
+
+    @property
+    def fine(self) -> bool:
+        """True if nobody has to look at the pipeline."""
+        return bool(self.health) and self.health[0].tone in ("good", "info")
 
     @property
     def read(self) -> datetime | None:
@@ -80,11 +86,14 @@ class Overview:
     status: Mapping[str, Any]
     # The checkpoint up to which the pipeline is processed (`furthest`); None without checkpoints.
     last: Record | None
+    strip: Strip
     pointers: tuple[Pointer, ...]
     counts: tuple[tuple[str, int], ...]
     # The worst first.
     health: tuple[Finding, ...]
     broken: Broken | None
+    # Why the first broken interval's checkpoint is stale, as a clause; None if it is not.
+    why: str | None
     # Paths of pages of Data Docs, by checkpoint.
     docs: Mapping[int, str]
     # Since when the pipeline is broken, its lag and its last runs; None before they are read.
@@ -113,6 +122,10 @@ def facts_of(look: Look, airflow: FromAirflow, now: datetime) -> Facts:
     )
 
 
+def _strip_of(log: Log, facts: Facts, runs: tuple[DagRun, ...]) -> Strip:
+    return strip_of(facts, newest_results(log, unusable_checkpoints(log)), runs)
+
+
 def unvalidated_since(reading: Reading) -> tuple[int, int | None] | None:
     """Return how many valid checkpoints are newer than the newest validated state, and the id of that one.
 
@@ -136,9 +149,9 @@ def overview_row(
     stored: Stored | None,
     written_ms: int | None,
     now: datetime,
-    bars: Bars | None = None,
 ) -> OverviewRow:
-    reading, health = look.reading, findings(facts_of(look, airflow, now))
+    reading, facts = look.reading, facts_of(look, airflow, now)
+    health = findings(facts)
     if reading is None:
         return OverviewRow(ref=ref, look=look, health=health)
     newest, usable = furthest(reading), latest_usable(reading)
@@ -152,7 +165,7 @@ def overview_row(
         lag=lag_of(
             usable.content.interval.end if usable is not None else None, reading.newest_end, airflow.schedule, now
         ),
-        bars=bars,
+        strip=_strip_of(reading.log, facts, airflow.runs),
     )
 
 
@@ -198,6 +211,7 @@ def overview(
     ref: PipelineRef,
     look: Look,
     facts: Facts,
+    runs: tuple[DagRun, ...],
     savepoint: Mapping[str, Any] | None,
     written_ms: Mapping[int, int],
     docs: Mapping[int, str],
@@ -205,6 +219,7 @@ def overview(
 ) -> Overview:
     reading, now = look.reading, facts.now
     assert reading is not None
+    found = broken(facts)
     log, newest, passed = reading.log, furthest(reading), newest_validated(reading)
     counts = counts_of(log)
     done = {c.id: c for c in log.completed()}
@@ -226,9 +241,11 @@ def overview(
         ("Last savepoint", taken, where, "Airflow's database has no savepoint of this DAG"),
     ]
     return Overview(
-        status=describe_status(reading.status, command_of(ref, reading, airflow, broken(facts))),
-        broken=broken(facts),
+        status=describe_status(reading.status, command_of(ref, reading, airflow, found)),
+        broken=found,
+        why=None if found is None or found.first.by is None else why_stale(log, found.first.by),
         last=newest,
+        strip=_strip_of(log, facts, runs),
         pointers=tuple(
             Pointer(title, n, describe_entry(log, n) if n in done else None, nothing if n is None else note)
             for title, n, note, nothing in cards

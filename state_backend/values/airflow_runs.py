@@ -63,8 +63,8 @@ class DagSchedule:
     next_due: datetime | None
     # Number of runs that wait or are in progress.
     running: int
-    # True if a task waits in the triggerer.
-    waiting: bool = False
+    # Ids of the runs in progress of which a task waits in the triggerer.
+    waiting: frozenset[str] = frozenset()
 
 
 @frozen

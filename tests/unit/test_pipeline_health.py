@@ -84,7 +84,11 @@ def facts(until: int = 9, schedule: DagSchedule | None = None, now: datetime = N
         (Facts(now=NOW, unreadable="away"), "bad", ["unreadable"]),
         (Facts(now=NOW, status=WELL, begun=False), "info", ["no checkpoint yet"]),
         (Facts(now=NOW, status=WELL, begun=False, schedule=plan()), "bad", ["late by 30 min"]),
-        (facts(9, plan(waiting=True), unvalidated=(2, 7)), "good", ["on time", "waiting", "2 not validated"]),
+        (
+            facts(9, plan(waiting=frozenset({"r"})), unvalidated=(2, 7)),
+            "good",
+            ["on time", "waiting", "2 not validated"],
+        ),
     ],
 )
 def test_what_there_is_to_say(known: Facts, tone: str, said: list[str]) -> None:

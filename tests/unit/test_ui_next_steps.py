@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from cairn_ui import next_steps
-from cairn_ui.broken_since import mark_of, newest_words, run_to_explain, tries_to_explain, unusable_checkpoints
+from cairn_ui.broken_since import mark_of, newest_results, run_to_explain, tries_to_explain, unusable_checkpoints
+from cairn_ui.interval_strip import Result
 from cairn_ui.pipelines_of_dags import PipelineRef
 from state_backend.adapters.memory_storage import MemoryStorage
 from state_backend.checkpoint.log import read_log
@@ -41,7 +42,9 @@ def test_unusable_checkpoints_name_the_commit_that_tells_since_when() -> None:
     }
     assert storage.stat(paths.quarantine(14)) is not None
     # Of each interval, the newest checkpoint counts: days 4 to 8 have a newer, usable one.
-    assert newest_words(log, found) == {day(9): "quarantined"}
+    results = newest_results(log, found)
+    assert {i: one for i, one in results.items() if one.trouble} == {day(9): Result(14, "quarantined")}
+    assert results[day(4)] == Result(7, "") and len(results) == 9
 
 
 def of(state: str, run_id: str = "r") -> DagRun:

@@ -76,17 +76,17 @@ def text(page: str) -> str:
 
 VIEWS = {
     "/p/{rides}/": [
-        "is next, and can't start",
+        "1 quarantined. Checkpoint 14 is quarantined. Remove the cause.",
+        "2 DAGs wait for it: report, secret.",
         "cairn heal --root",
         "--pipeline rides --to",
         "--airflow http://127.0.0.1:8081",
         "full validation: 2 findings",
         "Latest validated 11",
         "Broken since",
-        "its checkpoint 14 can't be used: it is quarantined",
         "processed up to 2024-01-09 00:00 UTC",
         "wait for it DAG report , for asset cairn://rides DAG secret",
-        "Last runs: 1, oldest first",
+        "Last intervals, oldest first",
         "! 1 quarantined",
     ],
     "/p/{rides}/history": ["quarantined", "stale by 13", "replaced by 7", "Data Docs", "781 KiB", "5 + 11"],
@@ -117,7 +117,7 @@ VIEWS = {
     "/p/{rides}/trials": ["No trial yet", "cairn try --code m:X --from 2024-01-09T00:00:00Z"],
     "/p/{damaged}/": ["could not be read", "which checkpoints are usable", "cairn status --root"],
     "/": ["rides", "damaged", "no problems", "unowned"],
-    "/dag/rides_restore": ["is next, and can't start"],
+    "/dag/rides_restore": ["Remove the cause. To run the intervals again, in order:"],
     f"/run/rides/{quote(run_id(9))}": [
         "Committed: checkpoint 14",
         "Committed by an earlier try: checkpoint 12",

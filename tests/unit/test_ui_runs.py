@@ -1,4 +1,4 @@
-"""The decisions of the Checkpoints pages about runs and tasks of Airflow: lag, who waits, why a try failed, bars and timeline."""
+"""The decisions of the Checkpoints pages about runs and tasks of Airflow: lag, who waits, why a try failed, strip and timeline."""
 
 from __future__ import annotations
 
@@ -13,11 +13,13 @@ from airflow.utils.types import DagRunType
 
 from cairn_operators.failures import exit_failure
 from cairn_ui.broken_since import lag_of
-from cairn_ui.run_bars import HIGHEST, LOWEST, bars_of
+from cairn_ui.interval_strip import HIGHEST, LOWEST, Result, strip_of
 from cairn_ui.run_timeline import timeline_of
 from cairn_ui.try_reason import LogLine, reason_of
 from cairn_ui.waiting_dags import WaitingDag, waiting_dags
-from state_backend.values.airflow_runs import DagRun, DagSchedule, TaskTry, read_run
+from state_backend.inspection.pipeline_health import Facts
+from state_backend.inspection.pipeline_status import Status
+from state_backend.values.airflow_runs import DagRun, DagSchedule, FailingTask, TaskTry, read_run
 from tests.support.checkpoints import day
 
 NOW = day(9).end + timedelta(hours=12)
@@ -151,23 +153,52 @@ def test_why_a_try_failed(log: Any, events: Any, retry_reason: str | None, reaso
     assert reason_of(log, events, retry_reason) == reason
 
 
-def test_bars_tell_the_outcome_without_their_colour() -> None:
-    runs = [run_of(n, "success") for n in range(1, 24)]
-    runs[-1] = run_of(23, "failed", 1.5)
-    runs[-2] = run_of(22, "queued", None, None)
-    shown = bars_of(runs, {day(21): "stale", day(23): "stale"}, NOW)
-    assert [bar.run.run_id for bar in shown.bars] == [run.run_id for run in runs[-20:]]
-    assert [(bar.sign, bar.tone, bar.outcome, bar.height) for bar in shown.bars[-4:]] == [
-        ("✓", "good", "succeeded", 28),
-        ("~", "warn", "stale", 28),
-        ("–", "info", "queued", LOWEST),
-        ("✗", "bad", "failed", HIGHEST),
+def test_a_strip_tells_the_state_of_each_interval_without_its_colour() -> None:
+    runs = [run_of(n, "success") for n in range(1, 41)]
+    runs[39] = run_of(40, "failed", 1.5)
+    runs[38] = run_of(39, "running", None)
+    runs[37] = run_of(38, "running", None, run_id="tried")
+    runs[36] = run_of(37, "running", None, run_id="asleep")
+    runs[35] = run_of(36, "queued", None, None)
+    failing = FailingTask(dag_id="d", run_id="tried", interval=None, task_id="t", try_number=1, tries=2, ended=None)
+    status = Status(next=day(42), base=1, problem=None, rerun=None, stale=(), quarantined=(), unpublished=())
+    schedule = replace(plan(running=4), waiting=frozenset({"asleep"}))
+    results = {day(n): Result(n, "") for n in range(1, 35)} | {
+        day(35): Result(50, "stale"),
+        day(33): Result(51, "quarantined"),
+    }
+    facts = Facts(now=NOW, status=status, schedule=schedule, failing=[failing], due=[day(41)])
+    shown = strip_of(facts, results, tuple(runs))
+    assert [cell.interval for cell in shown.cells] == [day(n) for n in range(12, 43)]
+    assert [(cell.sign, cell.tone, cell.words) for cell in shown.cells[20:]] == [
+        ("✓", "good", "done"),
+        ("!", "bad", "quarantined"),
+        ("✓", "good", "done"),
+        ("~", "stale", "stale"),
+        ("–", "info", "queued"),
+        ("‖", "waits", "waiting"),
+        ("↻", "warn", "failing"),
+        ("…", "info", "running"),
+        ("✗", "bad", "failed"),
+        ("∅", "bad", "missing"),
+        ("○", "next", "next"),
     ]
-    assert shown.text == "17 succeeded, 1 stale, 1 queued, 1 failed"
-    assert len({sign for sign, _, _ in shown.legend}) == 4
-    assert bars_of([], {}, NOW).bars == () and bars_of([], {}, NOW).text == ""
-    (one,) = bars_of([run_of(1, "skipped", None, start=None)], {}, day(1).end + timedelta(hours=1)).bars
-    assert (one.run.interval, one.sign, one.outcome, one.seconds) == (None, "?", "skipped", 1800)
+    assert [cell.checkpoint for cell in shown.cells[20:25]] == [32, 51, 34, 50, 0]
+    assert shown.text.startswith("22 done, 1 quarantined, 1 stale") and "next" not in shown.text
+    assert len({sign for sign, _, _ in shown.legend}) == len(shown.legend) == 9
+    # A run that repeats an interval says more than the checkpoint that the interval has.
+    again = strip_of(facts, results, (run_of(34, "success"), run_of(34, "running", None)))
+    assert [cell.words for cell in again.cells if cell.interval == day(34)] == ["running"]
+    heights = {cell.interval: cell.height for cell in shown.cells}
+    assert heights[day(34)] < heights[day(40)] <= HIGHEST and heights[day(36)] == heights[day(41)] == LOWEST
+    # Retention has dropped the checkpoint of a run that succeeded; a pipeline without a DAG has no runs.
+    assert [cell.words for cell in strip_of(Facts(now=NOW), {}, (run_of(1, "success"),)).cells] == ["done"]
+    assert [cell.words for cell in strip_of(Facts(now=NOW), {day(1): Result(1, "")}, ()).cells] == ["done"]
+    assert (
+        strip_of(Facts(now=NOW), {}, ()).cells
+        == ()
+        == strip_of(Facts(now=NOW), {}, (run_of(1, "failed", start=None),)).cells
+    )
 
 
 def one_try(task_id: str, *times: float | None, try_number: int = 1, state: str | None = "success") -> TaskTry:

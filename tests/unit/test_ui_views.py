@@ -162,7 +162,7 @@ def test_keys_are_of_one_pipeline_each_and_stand_in_a_url() -> None:
 
 def overview_of(reading: Reading, airflow: FromAirflow | None = None) -> pipeline_overview.Overview:
     facts = pipeline_overview.facts_of(Look(reading=reading), airflow or FromAirflow(), NOW)
-    return pipeline_overview.overview(RIDES, Look(reading=reading), facts, None, {}, {})
+    return pipeline_overview.overview(RIDES, Look(reading=reading), facts, (), None, {}, {})
 
 
 # --- the first look ------------------------------------------------------------------------------------------------------------------
@@ -199,7 +199,7 @@ def test_the_overview_says_what_the_next_interval_would_do(rides: Reading) -> No
     savepoint = {"checkpoint": 3, "savepoint": "file:///s/3"}
     facts = pipeline_overview.facts_of(Look(reading=rides), FromAirflow(schedule=schedule()), NOW)
     written = {13: round(NOW.timestamp() * 1000) - 90_000}
-    shown = pipeline_overview.overview(RIDES, Look(reading=rides), facts, savepoint, written, {14: "d.html"})
+    shown = pipeline_overview.overview(RIDES, Look(reading=rides), facts, (), savepoint, written, {14: "d.html"})
     assert "its base, checkpoint 12, is stale" in shown.status["problem"].partition("\n")[0]
     assert shown.status["command"].startswith(f"cairn heal --root {RIDES.root} --pipeline rides --to 2024-")
     assert [(p.title, p.checkpoint, p.note) for p in shown.pointers] == [

@@ -90,6 +90,20 @@
     }
   }
 
+  function finders(within) {
+    // A refresh keeps what was typed.
+    for (const input of within.querySelectorAll("input[data-find]")) {
+      const find = () => {
+        window.sessionStorage.setItem("cairn-find", input.value);
+        const wanted = input.value.toLowerCase();
+        for (const row of document.querySelectorAll(input.dataset.find)) row.hidden = !row.textContent.toLowerCase().includes(wanted);
+      };
+      input.value = window.sessionStorage.getItem("cairn-find") || "";
+      input.addEventListener("input", find);
+      find();
+    }
+  }
+
   function charts(within) {
     for (const figure of within.querySelectorAll(".chart")) {
       const spots = [...figure.querySelectorAll(".spot")];
@@ -130,6 +144,7 @@
     times(within);
     copyButtons(within);
     linksOut(within);
+    finders(within);
     charts(within);
   }
 
