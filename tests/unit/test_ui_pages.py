@@ -76,7 +76,8 @@ def text(page: str) -> str:
 
 VIEWS = {
     "/p/{rides}/": [
-        "1 quarantined. Checkpoint 14 is quarantined. Remove the cause.",
+        "1 quarantined. Checkpoint 14 is quarantined.",
+        "Remove the cause. To run the intervals again, in order:",
         "2 DAGs wait for it: report, secret.",
         "cairn heal --root",
         "--pipeline rides --to",
