@@ -81,7 +81,6 @@ def _runs(
         "until": until,
         "lag": lag_of(until, reading.newest_end, page.schedule, now),
         "waiting": [one for one in waiting[:_WAITING] if page.rights.may_read_dag(one.dag_id)],
-        "asset": asset,
         "failed": failed_tries(ref, run_id, page.rights) if run_id is not None else [],
     }
 

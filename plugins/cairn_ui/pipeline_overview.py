@@ -86,6 +86,8 @@ class Overview:
     status: Mapping[str, Any]
     # The checkpoint up to which the pipeline is processed (`furthest`); None without checkpoints.
     last: Record | None
+    # The command for after the last try of a failing task; None if no task fails, or if `status` has a command.
+    later: str | None
     strip: Strip
     pointers: tuple[Pointer, ...]
     counts: tuple[tuple[str, int], ...]
@@ -220,6 +222,12 @@ def overview(
     reading, now = look.reading, facts.now
     assert reading is not None
     found = broken(facts)
+    now_command = command_of(ref, reading, airflow, found)
+    failing = next((one.interval for one in facts.failing if one.interval is not None), None)
+    later = None
+    if failing is not None and now_command is None:
+        again = Rerun(first=failing.start, last=failing.start)
+        later = repair_command(ref.root, ref.name, again, dag_id=ref.dag_id, airflow=airflow)
     log, newest, passed = reading.log, furthest(reading), newest_validated(reading)
     counts = counts_of(log)
     done = {c.id: c for c in log.completed()}
@@ -241,10 +249,11 @@ def overview(
         ("Last savepoint", taken, where, "Airflow's database has no savepoint of this DAG"),
     ]
     return Overview(
-        status=describe_status(reading.status, command_of(ref, reading, airflow, found)),
+        status=describe_status(reading.status, now_command),
         broken=found,
         why=None if found is None or found.first.by is None else why_stale(log, found.first.by),
         last=newest,
+        later=later,
         strip=_strip_of(log, facts, runs),
         pointers=tuple(
             Pointer(title, n, describe_entry(log, n) if n in done else None, nothing if n is None else note)

@@ -146,9 +146,8 @@ def _findings(facts: Facts) -> Iterator[Finding]:
         because = [f"{i} is {kind}: {verdict.why}" for i, verdict in status.outdated if verdict.kind == kind]
         yield Finding("warn", f"{number} {kind} by inputs", "; ".join(because[:10]))
     number, last = facts.unvalidated or (0, None)
-    if number:
-        title = "No valid checkpoint was validated" if last is None else f"The last validated checkpoint is {last}"
-        yield Finding("info", f"{number} not validated", title)
+    if number and last is not None:  # Else the pipeline is perhaps never validated.
+        yield Finding("info", f"{number} not validated", f"The last validated checkpoint is {last}")
 
 
 def _of_runs(facts: Facts) -> Iterator[Finding]:
@@ -159,8 +158,8 @@ def _of_runs(facts: Facts) -> Iterator[Finding]:
     if facts.failing:
         first = facts.failing[0]
         more = f", and {plural(len(facts.failing) - 1, 'other task')} failed" if len(facts.failing) > 1 else ""
-        again = ". Airflow tries again" if first.try_number < first.tries else ""
-        title = f"{first.words(facts.now)}{more}{again}"
+        again = " Airflow tries again." if first.try_number < first.tries else ""
+        title = f"{first.words(facts.now)}{more}.{again}"
         yield Finding("warn", "failing", title)
     if schedule is None:
         return
@@ -179,7 +178,7 @@ def _of_runs(facts: Facts) -> Iterator[Finding]:
         title = "The schedule has no more runs, and this root has no checkpoint of the last run's interval"
         yield Finding("warn", "incomplete", title)
     elif behind is not None and (schedule.next_due or facts.now) > facts.now - GRACE:
-        yield Finding("bad", f"late by {late}", "A run was due, but its interval has no checkpoint")
+        yield Finding("bad", f"late by {late}", "A run was due, but its interval has no usable checkpoint")
     elif behind is not None:
         title = "A run is due, but Airflow has not created it. Check that the scheduler is running"
         yield Finding("bad", f"late by {late}", title)

@@ -37,17 +37,17 @@ BUDGETS = {
     "jobs/pipelines": (964, 5_600),
     "plugins/cairn_operators": (5_138, 28_347),
     "plugins/cairn_provider": (89, 321),
-    "plugins/cairn_ui": (3_420, 25_014),
+    "plugins/cairn_ui": (3_485, 25_506),
     "state_backend": (5, 0),
     "state_backend/adapters": (4_029, 25_988),
     "state_backend/chains": (1_000, 8_899),
     "state_backend/checkpoint": (5_904, 37_995),
     "state_backend/formats": (5_994, 39_881),
-    "state_backend/inspection": (3_853, 31_007),
+    "state_backend/inspection": (3_854, 31_019),
     "state_backend/ports": (200, 378),
     "state_backend/shard": (1_603, 9_469),
     "state_backend/state": (3_105, 26_251),
-    "state_backend/values": (3_852, 14_107),
+    "state_backend/values": (3_852, 14_112),
 }
 
 

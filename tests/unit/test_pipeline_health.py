@@ -99,7 +99,7 @@ def test_what_there_is_to_say(known: Facts, tone: str, said: list[str]) -> None:
 def test_a_failing_task_is_told_in_words() -> None:
     failing = findings(facts(9, plan(running=1), failing=[FAILING, FAILING]))[0]
     assert failing.title == (
-        f"try 3 of 4 of task process of {day(7)} failed 40 s ago, and 1 other task failed. Airflow tries again"
+        f"try 3 of 4 of task process of {day(7)} failed 40 s ago, and 1 other task failed. Airflow tries again."
     )
 
 

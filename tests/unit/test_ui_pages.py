@@ -76,8 +76,8 @@ def text(page: str) -> str:
 
 VIEWS = {
     "/p/{rides}/": [
-        "1 quarantined. Checkpoint 14 is quarantined.",
-        "Remove the cause. To run the intervals again, in order:",
+        "1 quarantined. Checkpoint 14 is quarantined: ",
+        "Remove the cause. To run the intervals again in order, the last one included:",
         "2 DAGs wait for it: report, secret.",
         "cairn heal --root",
         "--pipeline rides --to",
@@ -86,7 +86,7 @@ VIEWS = {
         "Latest validated 11",
         "Broken since",
         "processed up to 2024-01-09 00:00 UTC",
-        "wait for it DAG report , for asset cairn://rides DAG secret",
+        "DAGs that depend on it DAG report , for asset cairn://rides DAG secret",
         "Last intervals, oldest first",
         "! 1 quarantined",
     ],
@@ -118,7 +118,7 @@ VIEWS = {
     "/p/{rides}/trials": ["No trial yet", "cairn try --code m:X --from 2024-01-09T00:00:00Z"],
     "/p/{damaged}/": ["could not be read", "which checkpoints are usable", "cairn status --root"],
     "/": ["rides", "damaged", "no problems", "unowned"],
-    "/dag/rides_restore": ["Remove the cause. To run the intervals again, in order:"],
+    "/dag/rides_restore": ["Remove the cause. To run the intervals again in order, the last one included:"],
     f"/run/rides/{quote(run_id(9))}": [
         "Committed: checkpoint 14",
         "Committed by an earlier try: checkpoint 12",
