@@ -87,7 +87,7 @@ def key_of(airflow: ShownAirflow, name: str) -> str:
 
 def test_the_tab_of_a_dag_leads_through_all_views_and_out_to_airflow(airflow: ShownAirflow, vera: Chrome) -> None:
     frame(airflow, vera, DAG_TAB)
-    assert "is quarantined." in said(vera) and "cairn heal --root" in said(vera)
+    assert "is quarantined: " in said(vera) and "cairn heal --root" in said(vera)
     for view, shows in (
         ("History", "replaced by 13"),
         ("Lineage", "went back to checkpoint 11"),
