@@ -198,10 +198,6 @@ def _flag(data: bytes, at: int) -> bool:
     return flag == 1
 
 
-def _decode_flag(data: bytes, at: int) -> tuple[bool, int]:
-    return _flag(data, at), at + 1
-
-
 def _encoder(data_type: DataType) -> Encode:
     match data_type:
         case AtomicType("boolean"):
@@ -225,7 +221,7 @@ def _encoder(data_type: DataType) -> Encode:
 def _decoder(data_type: DataType) -> Decode:
     match data_type:
         case AtomicType("boolean"):
-            return _decode_flag
+            return lambda data, at: (_flag(data, at), at + 1)
         case AtomicType("float" | "double" as name):
             return _float_decoder(name)
         case AtomicType("string" | "binary"):
@@ -263,12 +259,15 @@ def _integer_decoder(bits: int) -> Decode:
     offset, size = 1 << bits - 1, bits // 8
 
     def decode(data: bytes, at: int) -> tuple[int, int]:
-        end = at + size
-        if end > len(data):
-            raise ValueError("it is cut off")
-        return int.from_bytes(data[at:end], "big") - offset, end
+        return _unsigned(data, at, size) - offset, at + size
 
     return decode
+
+
+def _unsigned(data: bytes, at: int, size: int) -> int:
+    if at + size > len(data):
+        raise ValueError("it is cut off")
+    return int.from_bytes(data[at : at + size], "big")
 
 
 def _float_encoder(name: str) -> Encode:
@@ -295,13 +294,10 @@ def _float_decoder(name: str) -> Decode:
     sign, ones = 1 << size * 8 - 1, (1 << size * 8) - 1
 
     def decode(data: bytes, at: int) -> tuple[float, int]:
-        end = at + size
-        if end > len(data):
-            raise ValueError("it is cut off")
-        image = int.from_bytes(data[at:end], "big")
+        image = _unsigned(data, at, size)
         image = image ^ sign if image & sign else image ^ ones
         value: float = struct.unpack(form, image.to_bytes(size, "big"))[0]
-        return value, end
+        return value, at + size
 
     return decode
 

@@ -17,12 +17,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, tzinfo
-from decimal import Context, Decimal, Inexact, InvalidOperation
+from decimal import Decimal
 from typing import Any
 
 from state_backend.formats.row_codec import FORMAT, RowCodec
 from state_backend.formats.types import (
-    MAX_DIGITS,
+    EXACT,
     ArrayType,
     AtomicType,
     Convert,
@@ -33,6 +33,7 @@ from state_backend.formats.types import (
     StructFactory,
     StructType,
     parse_struct,
+    same,
 )
 from state_backend.values.errors import CorruptFile
 from state_backend.values.frozen import frozen
@@ -46,7 +47,6 @@ _WIDER = {
     "integer": ("long", "double"),
     "float": ("double",),
 }
-_EXACT = Context(prec=2 * MAX_DIGITS, traps=[Inexact, InvalidOperation])
 
 
 @frozen
@@ -320,18 +320,14 @@ def _conversion(chain: Sequence[DataType], struct_factory: StructFactory | None)
             value = _conversion([t.value for t in chain if isinstance(t, MapType)], struct_factory)
             if key is None and value is None:
                 return None
-            to_key, to_value = key or _same, value or _same
+            to_key, to_value = key or same, value or same
             return lambda entries: {to_key(k): None if v is None else to_value(v) for k, v in entries.items()}
         case AtomicType("float" | "double") if first not in _FLOATS:
             return float
         case DecimalType() if last.scale != (first.scale if isinstance(first, DecimalType) else None):
             unit = Decimal(1).scaleb(-last.scale)
-            return lambda value: value.quantize(unit, context=_EXACT)
+            return lambda value: value.quantize(unit, context=EXACT)
     return None
 
 
 _FLOATS = (AtomicType("float"), AtomicType("double"))
-
-
-def _same(value: Any) -> Any:
-    return value

@@ -329,10 +329,10 @@ class Misfit(TypeError):
         return f"{owner}{f' {member} {self.path[1:]!r}' if self.path else ''}{self.text}"
 
 
-def shorten(value: object) -> str:
-    """Return the value's repr, cut to at most 80 characters."""
+def shorten(value: object, most: int = 80) -> str:
+    """Return the value's repr, cut to at most `most` characters."""
     text = repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."
+    return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
 def _misfit(expected: object, value: object, why: str = "") -> Misfit:
@@ -563,9 +563,9 @@ def _plain_datetime(expected: DataType, value: Any) -> datetime:
     return datetime(*at, tzinfo=plain.tzinfo, fold=plain.fold)
 
 
-# The precision is twice the 38 digits of the widest decimal: no product with a power of ten needs more. _EXACT raises
+# The precision is twice the 38 digits of the widest decimal: no product with a power of ten needs more. EXACT raises
 # an error instead of rounding, and _ROUNDED rounds half up.
-_EXACT = Context(prec=2 * MAX_DIGITS, traps=[Inexact, InvalidOperation])
+EXACT = Context(prec=2 * MAX_DIGITS, traps=[Inexact, InvalidOperation])
 _ROUNDED = Context(prec=2 * MAX_DIGITS, rounding=ROUND_HALF_UP, traps=[InvalidOperation])
 
 
@@ -582,7 +582,7 @@ def _from_decimal(expected: DecimalType) -> Convert:
         try:
             # `quantize` raises an error for a number with more digits than the context has. Without `quantize`,
             # `int` of Decimal("1E+999999999") would fill the memory with a billion digits.
-            unscaled = int(exact.quantize(unit, context=_ROUNDED).scaleb(scale, _EXACT))
+            unscaled = int(exact.quantize(unit, context=_ROUNDED).scaleb(scale, EXACT))
         except (ArithmeticError, ValueError):
             unscaled = limit
         if -limit < unscaled < limit:
@@ -740,12 +740,12 @@ def to_python(data_type: DataType, struct_factory: StructFactory | None = None, 
                 return None
             return lambda items: [None if item is None else element(item) for item in items]
         case MapType():
-            key = to_python(data_type.key, struct_factory, zone) or _same
-            value = to_python(data_type.value, struct_factory, zone) or _same
+            key = to_python(data_type.key, struct_factory, zone) or same
+            value = to_python(data_type.value, struct_factory, zone) or same
             return lambda pairs: {key(k): None if v is None else value(v) for k, v in pairs}
         case StructType():
-            converts = [to_python(f.type, struct_factory, zone) or _same for f in data_type.fields]
-            make = struct_factory(data_type.names) if struct_factory else _same
+            converts = [to_python(f.type, struct_factory, zone) or same for f in data_type.fields]
+            make = struct_factory(data_type.names) if struct_factory else same
             return lambda values: make(
                 tuple([None if v is None else c(v) for v, c in zip(values, converts, strict=True)])
             )
@@ -770,11 +770,11 @@ def _to_decimal(data_type: DecimalType) -> Convert:
 
     def convert(unscaled: int) -> Decimal:
         if -limit < unscaled < limit:
-            return Decimal(unscaled).scaleb(exponent, _EXACT)
+            return Decimal(unscaled).scaleb(exponent, EXACT)
         raise ValueError(f"{unscaled} has more than {data_type.precision} digits")
 
     return convert
 
 
-def _same(value: Any) -> Any:
+def same(value: Any) -> Any:
     return value

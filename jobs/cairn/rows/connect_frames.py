@@ -40,18 +40,21 @@ def _is_batch(relation: Any) -> bool:
 
 
 def _relations_below(message: Any) -> Iterator[Any]:
-    for _, value in message.ListFields():
-        for part in _messages(value):
-            if part.DESCRIPTOR.full_name == _RELATION:
-                yield part
-            else:
-                yield from _relations_below(part)
+    for part in parts_of(message):
+        if part.DESCRIPTOR.full_name == _RELATION:
+            yield part
+        else:
+            yield from _relations_below(part)
 
 
-def _messages(value: Any) -> Iterator[Any]:
-    """Yield the protobuf messages that a field holds: itself, or the items of a list or a map."""
-    if hasattr(value, "DESCRIPTOR"):
-        yield value
-    elif not isinstance(value, str | bytes) and hasattr(value, "__iter__"):
-        parts = value.values() if hasattr(value, "values") else value
-        yield from (part for part in parts if hasattr(part, "DESCRIPTOR"))
+def parts_of(message: Any) -> Iterator[Any]:
+    """Return the messages that a message contains directly."""
+    for field, value in message.ListFields():
+        if field.message_type is None:
+            continue
+        if field.message_type.GetOptions().map_entry:
+            yield from (part for part in value.values() if hasattr(part, "DESCRIPTOR"))
+        elif hasattr(value, "DESCRIPTOR"):
+            yield value
+        else:
+            yield from value

@@ -21,7 +21,7 @@ from cairn.rows.routing import INITIAL, INPUT, TICK, check_order_by, key_columns
 from cairn.rows.row_order import MASK_BITS, find_unordered_type, without_zones
 from cairn.spark_versions import to_arrow_schema
 from state_backend.formats.spark_hash import key_hasher
-from state_backend.formats.types import parse_struct
+from state_backend.formats.types import parse_struct, shorten
 from state_backend.values.errors import UsageError
 from state_backend.values.key_groups import range_of
 from state_backend.values.zones import Zone
@@ -77,7 +77,10 @@ def route_locally(
     for part in parts:
         places += part.places()
     places.sort()
-    return [_batches(part_of, parts) for part_of in _by_shard(places, parallelism, max_parallelism)]
+    shards: list[list[_Place]] = [[] for _ in range(parallelism)]
+    for place in places:
+        shards[place[0] * parallelism // max_parallelism].append(place)
+    return [_batches(of_shard, parts) for of_shard in shards]
 
 
 # One row's place in the order: key group, key, kind (`TICK`, `INITIAL` or `INPUT`), sort key within the key, and the
@@ -120,13 +123,6 @@ class _Part:
             (group, key, self.kind, order, at)
             for at, (group, key, order) in enumerate(zip(self._groups, self._keys, self._orders, strict=True))
         ]
-
-
-def _by_shard(places: Sequence[_Place], parallelism: int, max_parallelism: int) -> list[list[_Place]]:
-    shards: list[list[_Place]] = [[] for _ in range(parallelism)]
-    for place in places:
-        shards[place[0] * parallelism // max_parallelism].append(place)
-    return shards
 
 
 def _batches(places: Sequence[_Place], parts: Sequence[_Part]) -> list[pa.RecordBatch]:
@@ -333,10 +329,8 @@ def _array(
 
 
 def _misfit(what: str, n: int, data_type: t.DataType, value: Any, error: Exception) -> UsageError:
-    found = repr(value)
-    found = found if len(found) <= 60 else f"{found[:57]}..."
     return UsageError(
-        f"{what}, row {n}: expected {data_type.simpleString()}, found {type(value).__name__} {found}: {error}"
+        f"{what}, row {n}: expected {data_type.simpleString()}, found {type(value).__name__} {shorten(value, 60)}: {error}"
     )
 
 

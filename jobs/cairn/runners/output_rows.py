@@ -12,6 +12,7 @@ from pyspark.sql.types import Row
 
 from cairn.rows.output_file import LocalParquet
 from cairn.runners.mutable_values import IMMUTABLE, copy_of, without_rows
+from state_backend.formats.types import shorten
 from state_backend.values.errors import ProcessorError
 
 _ROWS_PER_BATCH = 10_000
@@ -103,7 +104,8 @@ class OutputRows:
                     column_of(field, self._instants(field, [value]))
                 except ProcessorError as error:
                     fields = ", ".join(f"{n}={v!r}" for n, v in zip(self._names, row, strict=True))
-                    raise ProcessorError(f"{error}; the row is ({_cut(fields, 200)})") from error
+                    fields = fields if len(fields) <= 200 else f"{fields[:197]}..."
+                    raise ProcessorError(f"{error}; the row is ({fields})") from error
             raise
 
     def _instants(self, field: pa.Field, values: Any) -> Any:
@@ -198,8 +200,4 @@ def no_nulls_if_none_may_be(field: pa.Field, array: pa.Array) -> pa.Array:
 
 
 def _short(value: object) -> str:
-    return f"a {type(value).__name__}: {_cut(repr(value), 80)}"
-
-
-def _cut(text: str, length: int) -> str:
-    return text if len(text) <= length else f"{text[: length - 3]}..."
+    return f"a {type(value).__name__}: {shorten(value)}"

@@ -30,6 +30,7 @@ import pandas as pd
 from pyspark import Accumulator
 
 from cairn.spark_versions import Broadcast
+from state_backend.formats.types import shorten
 from state_backend.values.errors import UsageError
 from state_backend.values.parse_source import parse_source
 
@@ -354,11 +355,9 @@ def _has_file(module: str) -> bool:
     found = sys.modules.get(module)
     if module == "__main__" or found is None:
         return False
-    return getattr(found, "__file__", None) is not None or module in sys.builtin_module_names or _is_frozen(found)
-
-
-def _is_frozen(module: types.ModuleType) -> bool:
-    return getattr(getattr(module, "__spec__", None), "origin", None) in ("frozen", "built-in")
+    if getattr(found, "__file__", None) is not None or module in sys.builtin_module_names:
+        return True
+    return getattr(getattr(found, "__spec__", None), "origin", None) in ("frozen", "built-in")
 
 
 def _resolve(code: Any) -> Any:
@@ -386,7 +385,6 @@ def _code_name(code: Any) -> str:
 
 def _repr(value: Any) -> str:
     try:
-        text = repr(value)
+        return shorten(value, 60)
     except Exception:
         return f"a {_type_name(value)}"
-    return text if len(text) <= 60 else f"{text[:57]}..."

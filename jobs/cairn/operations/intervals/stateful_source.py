@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from cairn.rows.connect_frames import parts_of
 from cairn.rows.local_rows import LocalRows
 from cairn.spark_versions import analyzed_plan, connect_plan, is_connect
 
@@ -104,16 +105,3 @@ def _functions(expressions: Any) -> Iterator[str]:
         elif kind.endswith(".ExpressionString"):
             yield expression.expression
         yield from _functions(parts_of(expression))
-
-
-def parts_of(message: Any) -> Iterator[Any]:
-    """Return the messages that a message contains directly."""
-    for field, value in message.ListFields():
-        if field.message_type is None:
-            continue
-        if field.message_type.GetOptions().map_entry:
-            yield from (part for part in value.values() if hasattr(part, "DESCRIPTOR"))
-        elif hasattr(value, "DESCRIPTOR"):
-            yield value
-        else:
-            yield from value

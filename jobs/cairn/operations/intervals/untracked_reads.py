@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from cairn.operations.intervals.stateful_source import parts_of
+from cairn.rows.connect_frames import parts_of
 from cairn.rows.local_rows import LocalRows
 from cairn.spark_versions import analyzed_plan, connect_plan, is_connect
 from state_backend.values.hide_secrets import hide
