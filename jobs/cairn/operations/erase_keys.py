@@ -57,7 +57,6 @@ from state_backend.values.records import Content, Forget, ForgottenKey, Record, 
 
 _SALT_BYTES = 16
 _TRIES = 5
-_NO_OUTPUTS = OutputsWithout(rewritten=(), files=0, rows=0, unknown=())
 
 Keys = tuple[tuple[int, bytes], ...]
 
@@ -157,22 +156,9 @@ def plan_forget(at: Location, encoded: Collection[bytes], request: Erase, engine
     for manifest in shards:
         with work_folder(f"forget-{manifest.shard}") as work, _open(manifest, storage, work, engine) as restored:
             entries.update(remove_keys(restored.store, restored.key_group_states, content.states, keys).entries)
-    outputs = _NO_OUTPUTS
-    if request.rewrite_output:
-        with work_folder("forget-output") as work:
-            outputs = _outputs_without(storage, log, encoded, content, None, work)
+    outputs = _outputs_without(storage, log, encoded, content, request, None)
     suspects = find_suspected(log, encoded, storage, engine)
-    drops = suspects if request.drop_checkpoints else ()
-    return Forgot(
-        checkpoint=None,
-        base=record.id,
-        interval=record.content.interval,
-        entries=dict(entries),
-        shards=len(shards),
-        dropped=drops,
-        holding=tuple(n for n in suspects if n not in drops),
-        outputs=outputs,
-    )
+    return _forgot(None, record, request, entries, len(shards), suspects, outputs)
 
 
 def forget(
@@ -257,7 +243,6 @@ def _attempt(
     _check_policy(log, record, request)
     content, keys = record.content, locate_keys(encoded, record.content)
     left_out = _left_out(log, record, encoded)
-    outputs = _NO_OUTPUTS
     # The base needs no lease: if another commit drops the base, this attempt can't be committed anyway.
     with telling_drops(storage, record.id):
         rewritten = {m.shard for m in _shards_with(content, keys, storage)}
@@ -270,11 +255,8 @@ def _attempt(
             else:
                 ack = ack_of(ref.shard, None, manifest, {})
             acks.append(ack)
-        if request.rewrite_output:
-            with work_folder("forget-output") as work:
-                outputs = _outputs_without(storage, log, encoded, content, attempt, work)
+        outputs = _outputs_without(storage, log, encoded, content, request, attempt)
         suspects = find_suspected(log, encoded, storage, engine)
-        drops = suspects if request.drop_checkpoints else ()
         restored = as_restored(
             content,
             pipeline=content.pipeline,
@@ -290,20 +272,32 @@ def _attempt(
             followed=_followed(log, encoded, request, outputs),
             forget=Forget(
                 keys=_forgotten_keys(log, keys, content, request, attempt, salt),
-                drops=drops,
+                drops=suspects if request.drop_checkpoints else (),
                 rewritten=outputs.rewritten,
             ),
         )
         prepare(at, made, acks, h0=log.head_id, base=content.shards)
         committed = commit(at, attempt)
+    return _forgot(committed.id, record, request, entries, len(rewritten), suspects, outputs)
+
+
+def _forgot(
+    checkpoint: int | None,
+    base: Record,
+    request: Erase,
+    entries: Counter[str],
+    shards: int,
+    suspects: tuple[int, ...],
+    outputs: OutputsWithout,
+) -> Forgot:
     return Forgot(
-        checkpoint=committed.id,
-        base=record.id,
-        interval=record.content.interval,
+        checkpoint=checkpoint,
+        base=base.id,
+        interval=base.content.interval,
         entries=dict(entries),
-        shards=len(rewritten),
-        dropped=drops,
-        holding=tuple(n for n in suspects if n not in drops),
+        shards=shards,
+        dropped=suspects if request.drop_checkpoints else (),
+        holding=() if request.drop_checkpoints else suspects,
         outputs=outputs,
     )
 
@@ -355,10 +349,7 @@ def _forgotten_before(
     said = record.content.forget.keys
     if not all(any(is_key(f, key) and f.on_rerun == request.on_rerun for f in said) for key in encoded):
         return None
-    outputs = _NO_OUTPUTS
-    if request.rewrite_output:
-        with work_folder("forget-output") as work:
-            outputs = _outputs_without(storage, log, encoded, record.content, None, work)
+    outputs = _outputs_without(storage, log, encoded, record.content, request, None)
     suspects = find_suspected(log, encoded, storage, engine)
     if outputs.rewritten or (request.drop_checkpoints and suspects):
         return None
@@ -485,6 +476,9 @@ def _may_hold(manifest: ShardManifest, keys: Keys, content: Content, storage: St
 
 
 def _outputs_without(
-    storage: Storage, log: Log, encoded: Collection[bytes], content: Content, attempt: str | None, work: Path
+    storage: Storage, log: Log, encoded: Collection[bytes], content: Content, request: Erase, attempt: str | None
 ) -> OutputsWithout:
-    return write_outputs_without(storage, log, encoded, parse_struct(content.key_schema), attempt, work)
+    if not request.rewrite_output:
+        return OutputsWithout(rewritten=(), files=0, rows=0, unknown=())
+    with work_folder("forget-output") as work:
+        return write_outputs_without(storage, log, encoded, parse_struct(content.key_schema), attempt, work)
