@@ -57,7 +57,10 @@ def borrow_metadata(directory: Path, memory: str | None) -> BorrowedMetadata | N
         found = os.statvfs(memory)
         if found.f_bavail * found.f_frsize < _NEEDED_BYTES:
             return None
-        _remove_abandoned(Path(memory))
+        for abandoned in Path(memory).glob(f"{_PREFIX}*"):
+            with suppress(OSError):
+                if abandoned.stat().st_uid == os.geteuid():
+                    remove_unlocked(abandoned)
         folder, lock = make_locked_folder(memory, _PREFIX)
     except OSError:
         return None
@@ -80,10 +83,3 @@ def _carry(path: Path, folder: Path) -> None:
     """Copy a file to a folder, and delete it. A rename would fail: memory and disk are different file systems."""
     shutil.copyfile(path, folder / path.name)
     path.unlink()
-
-
-def _remove_abandoned(memory: Path) -> None:
-    for folder in memory.glob(f"{_PREFIX}*"):
-        with suppress(OSError):
-            if folder.stat().st_uid == os.geteuid():
-                remove_unlocked(folder)

@@ -63,7 +63,10 @@ def check_rerun(log: Log, pipeline: str, interval: Interval, base_id: int | None
     refuse`."""
     for key in returning_keys(log, interval.start_ms, base_id):
         if key.key.on_rerun == "refuse":
-            raise UsageError(f"{pipeline} {interval}: {_why(key, base_id)}\n{_how_to_filter(pipeline)}")
+            raise UsageError(
+                f"{pipeline} {interval}: {_why(key, base_id)}\nTo run the interval without the key, name the key once more: "
+                f"cairn erase --pipeline {pipeline} --on-rerun filter JSON"
+            )
 
 
 def check_not_tried(log: Log, pipeline: str, interval: Interval, base_id: int | None) -> None:
@@ -175,10 +178,3 @@ def _why(key: Returning, base_id: int | None) -> str:
     if key.base:
         return f"`cairn erase` removed a key with checkpoint {key.id}, and checkpoint {base_id}, which is older, may still hold the key"
     return f"`cairn erase` removed a key with checkpoint {key.id}, and rows of before {until} may bring the key back"
-
-
-def _how_to_filter(pipeline: str) -> str:
-    return (
-        "To run the interval without the key, name the key once more: "
-        f"cairn erase --pipeline {pipeline} --on-rerun filter JSON"
-    )

@@ -171,13 +171,14 @@ def count_bytes(store: RocksStore, key_groups: Sequence[KeyGroupState]) -> tuple
 
     Older releases recorded no byte counts. For a key group without one, all its entries are read and counted.
     """
-    return tuple(
-        s if s.size_bytes is not None else replace(s, size_bytes=_scan(store, s.key_group)) for s in key_groups
-    )
-
-
-def _scan(store: RocksStore, key_group: int) -> int:
-    return sum(record_bytes(key, data) for key, data in store.scan(*key_group_bounds(key_group, key_group)))
+    counted = []
+    for state in key_groups:
+        size_bytes = state.size_bytes
+        if size_bytes is None:
+            entries = store.scan(*key_group_bounds(state.key_group, state.key_group))
+            size_bytes = sum(record_bytes(key, data) for key, data in entries)
+        counted.append(replace(state, size_bytes=size_bytes))
+    return tuple(counted)
 
 
 def consolidate(

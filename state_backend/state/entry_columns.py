@@ -182,7 +182,8 @@ def split_expiry(entries: pa.Array, name: str) -> tuple[pa.Array, pa.Array]:
     some = entries.filter(mask)
     times = np.zeros(len(entries), np.int64)
     times[expiring] = expiries(some, name)
-    rows = without_expiry(some)
+    # `binary_slice` without a stop fails in Arrow 26, so the length of the longest entry is the stop.
+    rows = pc.binary_slice(some, 9, pc.max(pc.binary_length(some)).as_py())
     return pa.array(times, mask=~expiring), rows if expiring.all() else pc.replace_with_mask(entries, mask, rows)
 
 
@@ -195,11 +196,6 @@ def row_versions(rows: pa.Array, name: str) -> npt.NDArray[np.uint8]:
 
 def bytes_in(column: pa.Array) -> int:
     return int(pc.sum(pc.binary_length(column)).as_py() or 0)
-
-
-def without_expiry(entries: pa.Array) -> pa.Array:
-    # `binary_slice` without a stop fails in Arrow 26, so the length of the longest entry is the stop.
-    return pc.binary_slice(entries, 9, pc.max(pc.binary_length(entries)).as_py())
 
 
 def join_columns(*parts: pa.Array | pa.Scalar) -> pa.Array:

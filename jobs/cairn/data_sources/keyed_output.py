@@ -114,7 +114,12 @@ class KeyedOutput(DataSource):
         for file, schema in zip(files, self._schemas_of(files, recorded), strict=True):
             read[schema] = file
         for later, earlier in combinations([*read.items()][::-1], 2):
-            _check_clashes(later, earlier)
+            if clashes := join_schemas(earlier[0], later[0])[1]:
+                fields = "; ".join(f"{c.path!r} is {c.one}, but {c.other} in {later[1].handle.path}" for c in clashes)
+                raise UsageError(
+                    f"{earlier[1].handle.path}: {fields}; neither type holds all values of the other, so no table can hold both files\n"
+                    "Read the intervals before and after this change separately, with the options start and end; or run the file's interval again"
+                )
         made: dict[str, Any] = table_schema(map(parse_struct, recorded), [*read][::-1]).to_json()
         return made
 
@@ -219,16 +224,6 @@ class _OutputReader(DataSourceReader):
                 )
             convert = batch_converter(arrow_schema(self._schema))
             yield from map(convert, rows.iter_batches(batch_size=10_000))
-
-
-def _check_clashes(later: tuple[SparkStruct, OutputFile], earlier: tuple[SparkStruct, OutputFile]) -> None:
-    clashes = join_schemas(earlier[0], later[0])[1]
-    if clashes:
-        fields = "; ".join(f"{c.path!r} is {c.one}, but {c.other} in {later[1].handle.path}" for c in clashes)
-        raise UsageError(
-            f"{earlier[1].handle.path}: {fields}; neither type holds all values of the other, so no table can hold both files\n"
-            "Read the intervals before and after this change separately, with the options start and end; or run the file's interval again"
-        )
 
 
 def _gone(handle: Handle, storage: Storage) -> CairnError:

@@ -59,7 +59,12 @@ def copy_output(folder: str) -> Callable[[SparkSession | None, list[str], Interv
         prefix, destination = f"interval={paths.interval_name(interval)}/", open_storage(folder)
         wanted = {}
         if files:
-            source = open_storage(_root_of(files[0]))
+            root, named, _ = files[0].rpartition("/" + paths.OUTPUT)
+            if not named:
+                raise UsageError(
+                    f"{files[0]!r} is not an output file of a pipeline; expected a file below the pipeline's output/"
+                )
+            source = open_storage(root)
             entry = read_log(source).entries[checkpoint_id]
             outputs = () if isinstance(entry, SweepRecord) else outputs_of(entry)
             for output in outputs:
@@ -91,10 +96,3 @@ def _copy(source: Storage, handle: Handle, destination: Storage, path: str) -> N
             destination.upload(path, folder / "file")
     except AlreadyExists:
         pass  # Another task copies the same checkpoint, with the same bytes.
-
-
-def _root_of(url: str) -> str:
-    root, output, _ = url.rpartition("/" + paths.OUTPUT)
-    if not output:
-        raise UsageError(f"{url!r} is not an output file of a pipeline; expected a file below the pipeline's output/")
-    return root

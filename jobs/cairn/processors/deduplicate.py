@@ -90,7 +90,11 @@ class Deduplicate(ReadyMade):
         self._row_names: list[str] = []
         self._horizon_us = 0
         self._number_is_free(handle)
-        fields = [StructField("duplicates", LongType(), metadata={INSTEAD_OF: self._other_states()})]
+        # The state of the other `keep`, with the other setting and this class's setting.
+        others = {
+            state: [f"keep = {keep}", f"keep = {self.keep}"] for keep, state in STATES.items() if keep != self.keep
+        }
+        fields = [StructField("duplicates", LongType(), metadata={INSTEAD_OF: others})]
         if self.horizon is not None:
             owner = type(self).__name__
             fields.append(StructField("opened_at", type_of_event_time(owner, f"horizon = {self.horizon!r}", handle)))
@@ -110,10 +114,6 @@ class Deduplicate(ReadyMade):
     def _number_is_free(self, handle: Any) -> None:
         if self.output_duplicates:
             check_free(type(self).__name__, NUMBER, handle.input_schema.names, "output_duplicates = True")
-
-    def _other_states(self) -> dict[str, list[str]]:
-        """Map the state of the other `keep` to two texts: the other setting, and this class's setting."""
-        return {state: [f"keep = {keep}", f"keep = {self.keep}"] for keep, state in STATES.items() if keep != self.keep}
 
     def handleBatch(self, batch: KeyedBatch) -> BatchResult:
         seen = _Seen(

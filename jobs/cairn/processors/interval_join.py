@@ -11,7 +11,7 @@ import pyarrow as pa
 from pyspark.sql.types import BooleanType, StructField, StructType
 
 from cairn.arrow_processor import BatchResult, KeyedBatch
-from cairn.numpy_columns import Bools, Int64s, array_of, booleans, numbers, whole
+from cairn.numpy_columns import Int64s, array_of, booleans, numbers, whole
 from cairn.processors.ready_made import (
     MICROSECOND,
     ReadyMade,
@@ -22,9 +22,7 @@ from cairn.processors.ready_made import (
 )
 from cairn.processors.two_inputs import (
     NO_TIME,
-    Side,
     SideRows,
-    arrow_schema,
     check_kinds,
     earliest,
     held_rows,
@@ -37,6 +35,7 @@ from cairn.processors.two_inputs import (
     sides_of,
     split_sides,
 )
+from cairn.spark_versions import to_arrow_schema
 from state_backend.values.errors import UsageError
 from state_backend.values.time_bounds import check_length_of_time
 
@@ -107,7 +106,7 @@ class IntervalJoin(ReadyMade):
         self._lasts = (self._upper, -self._lower)
         matched = [StructField(MATCHED, BooleanType())]
         self._none = [no_rows(side) for side in self._sides]
-        self._schema = arrow_schema(output_schema(handle, self._sides))
+        self._schema = to_arrow_schema(output_schema(handle, self._sides))
         self._states = [
             handle.getListState(name, made_with(self, _FIXED, [*side.fields, *(matched if outer else [])]))
             for name, side, outer in zip(STATES, self._sides, self._outer, strict=True)
@@ -189,7 +188,8 @@ class IntervalJoin(ReadyMade):
         matched[pairs] = True
         changed = np.unique(held.owners[matched[:count] & ~before])
         again = np.isin(rows.owners, changed)
-        flagged = _with_matched(rows, self._sides[side], matched)
+        columns = rows.rows.select(list(self._sides[side].columns.values()))
+        flagged = replace(rows, rows=columns.append_column(MATCHED, array_of(matched, pa.bool_())))
         rewritten, added = flagged.chosen(again), flagged.chosen(~again & (np.arange(len(rows.owners)) >= count))
         state.put(rewritten.owners, rewritten.rows)
         state.appendList(added.owners, added.rows)
@@ -204,9 +204,3 @@ class IntervalJoin(ReadyMade):
     def _output(self, batch: KeyedBatch, owners: Int64s, rows: Any, at: tuple[Int64s, Int64s]) -> pa.Table:
         parts = [(side, of_side.rows, places) for side, of_side, places in zip(self._sides, rows, at, strict=True)]
         return output_rows(batch, owners, parts, self._schema)
-
-
-def _with_matched(rows: SideRows, side: Side, matched: Bools) -> SideRows:
-    """Return the rows with a column that is true for rows that have found a partner."""
-    columns = rows.rows.select(list(side.columns.values()))
-    return replace(rows, rows=columns.append_column(MATCHED, array_of(matched, pa.bool_())))

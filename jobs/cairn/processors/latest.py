@@ -115,7 +115,10 @@ class Latest(ReadyMade):
         keys, old = batch.keys.num_rows, batch.states[STATE]
         newest, replaces = self._newest(batch)
         places = np.where(replaces, keys + newest, np.arange(keys))
-        was_deleted, is_deleted = self._find_deleted(old[self.deleted], batch, places) if self.deleted else (None, None)
+        was_deleted = is_deleted = None
+        if self.deleted:
+            was_deleted = booleans(old[self.deleted])
+            is_deleted = np.concatenate([was_deleted, booleans(batch.rows[self.deleted])])[places]
         kept = {column.name for column in self._columns} | {self.deleted}
         new = {}
         for name in old.column_names:
@@ -151,12 +154,6 @@ class Latest(ReadyMade):
         best = np.maximum.reduceat(given, starts)
         of_best = np.where(given == best[batch.key_of_row], np.arange(len(given)), -1)
         return np.maximum.reduceat(of_best, starts), ~exists | (best >= stored)
-
-    def _find_deleted(self, old: pa.ChunkedArray, batch: KeyedBatch, places: Int64s) -> tuple[Bools, Bools]:
-        """Return True for each key that was deleted before the batch, and for each key that is deleted after it."""
-        before = booleans(old)
-        rows = booleans(batch.rows[self.deleted])
-        return before, np.concatenate([before, rows])[places]
 
     def _move_timers(self, batch: KeyedBatch, replaces: Bools, was_deleted: Bools, is_deleted: Bools) -> None:
         """Give each deleted key one timer, which removes the key's state after `horizon`."""

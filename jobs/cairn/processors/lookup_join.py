@@ -19,7 +19,6 @@ from cairn.processors.ready_made import (
 from cairn.processors.two_inputs import (
     NO_TIME,
     SideRows,
-    arrow_schema,
     check_kinds,
     earliest,
     held_rows,
@@ -32,6 +31,7 @@ from cairn.processors.two_inputs import (
     sides_of,
     split_sides,
 )
+from cairn.spark_versions import to_arrow_schema
 from state_backend.values.errors import UsageError
 
 __all__ = ["LookupJoin"]
@@ -81,7 +81,7 @@ class LookupJoin(ReadyMade):
         check_deleted(cls, f"{cls.table}_is_deleted")
 
     def init(self, handle: Any) -> None:
-        self._schema = arrow_schema(self.deriveOutputSchema(handle))
+        self._schema = to_arrow_schema(self.deriveOutputSchema(handle))
         self._handle = handle
         self._sides = sides_of(type(self).__name__, "LookupJoin", handle, (self.facts, self.table))
         self._no_version = no_rows(self._sides[1])

@@ -43,7 +43,9 @@ class ReadyMade(ArrowProcessor, ABC):
         own = {name: value for name, value in vars(cls).items() if not name.startswith("_")}
         for name, value in own.items():
             if not cls.is_setting(name, value):
-                cls._refuse_unknown(name)
+                near = get_close_matches(name, cls.settings, 1)
+                hint = f"did you mean {near[0]}?" if near else f"its settings are {', '.join(cls.settings)}"
+                raise UsageError(f"{cls.__name__}.{name} is no setting of {ready_made(cls).__name__}; {hint}")
         # A class without settings passes: cloudpickle creates the class first, and sets its attributes later. `init`
         # checks them again.
         if any(name in cls.settings for name in own):
@@ -53,12 +55,6 @@ class ReadyMade(ArrowProcessor, ABC):
     def is_setting(cls, name: str, value: Any) -> bool:
         """Return True for a class attribute that a subclass may have: a setting or a method."""
         return name in (*cls.settings, "settings", "column_settings", "splits_keys") or hasattr(value, "__get__")
-
-    @classmethod
-    def _refuse_unknown(cls, name: str) -> None:
-        near = get_close_matches(name, cls.settings, 1)
-        hint = f"did you mean {near[0]}?" if near else f"its settings are {', '.join(cls.settings)}"
-        raise UsageError(f"{cls.__name__}.{name} is no setting of {ready_made(cls).__name__}; {hint}")
 
     def _spell_columns(self, names: Sequence[str]) -> None:
         for setting in self.column_settings:

@@ -216,14 +216,8 @@ def held_rows(held: Any, side: Side) -> SideRows:
 
 
 def no_rows(side: Side) -> SideRows:
-    table = arrow_schema(StructType(list(side.fields))).empty_table()
+    table = to_arrow_schema(StructType(list(side.fields))).empty_table()
     return SideRows(owners=np.zeros(0, np.int64), times=np.zeros(0, np.int64), rows=table)
-
-
-def arrow_schema(schema: StructType) -> pa.Schema:
-    """Return the Arrow schema of a Spark schema, with times in UTC."""
-    made: pa.Schema = to_arrow_schema(schema)
-    return made
 
 
 def output_rows(

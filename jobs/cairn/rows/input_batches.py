@@ -69,7 +69,11 @@ class InputBatches:
             return rows
         late = pc.fill_null(pc.less_equal(events, event_time.late_until_us), False)
         if self.counts_until is not None and pc.any(late).as_py():
-            late = self._late_by_window(events, late, self.counts_until, event_time.late_until_us)
+            # A row whose window is open is not late, although its event time is.
+            chosen = late.to_numpy(zero_copy_only=False).copy()
+            at = np.flatnonzero(chosen)
+            chosen[at] = self.counts_until(numbers(events.take(pa.array(at)))) <= event_time.late_until_us
+            late = pa.array(chosen)
         if not pc.any(late).as_py():
             return rows
         # Spark delivers instants in the session's time zone. Files store them in UTC.
@@ -79,16 +83,6 @@ class InputBatches:
         ]
         self._late.write(pa.RecordBatch.from_arrays(columns, schema=self._late.schema))
         return rows.filter(pc.invert(late))
-
-    @staticmethod
-    def _late_by_window(
-        events: pa.Array, late: pa.BooleanArray, counts_until: Callable[[Int64s], Int64s], late_until_us: int
-    ) -> pa.Array:
-        # A row whose window is open is not late, although its event time is.
-        chosen = late.to_numpy(zero_copy_only=False).copy()
-        at = np.flatnonzero(chosen)
-        chosen[at] = counts_until(numbers(events.take(pa.array(at)))) <= late_until_us
-        return pa.array(chosen)
 
     def _check_owned(self, rows: pa.RecordBatch) -> None:
         groups = rows.column("__key_group")

@@ -182,16 +182,11 @@ def _passes(column: pa.Array) -> Iterator[_Pass]:
     elif _is_bytes(kind):
         yield from _passes_of_bytes(column.cast(pa.binary()))
     elif not pa.types.is_null(kind):
-        numbers = _whole_numbers(column)
+        column = column.cast(pa.uint8()) if pa.types.is_boolean(kind) else column
+        size_bytes = column.type.bit_width // 8
+        numbers = np.frombuffer(column.buffers()[1], f"<i{size_bytes}", len(column), column.offset * size_bytes)
+        numbers = _zero_where_null(numbers, column)
         yield lambda rows: numbers[rows]
-
-
-def _whole_numbers(column: pa.Array) -> Array:
-    if pa.types.is_boolean(column.type):
-        column = column.cast(pa.uint8())
-    size_bytes = column.type.bit_width // 8
-    numbers = np.frombuffer(column.buffers()[1], f"<i{size_bytes}", len(column), column.offset * size_bytes)
-    return _zero_where_null(numbers, column)
 
 
 def _ordered_bits(column: pa.Array) -> Int64s:

@@ -8,19 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Literal
 
 import pyarrow as pa
 
 from cairn.shard_jobs.run_on_shards import JobOnContent, rare_garbage_collection
 from state_backend.adapters.open_storage import open_storage
-from state_backend.adapters.rocks import EngineOptions, RocksStore
+from state_backend.adapters.rocks import EngineOptions
 from state_backend.adapters.work_folders import work_folder
 from state_backend.checkpoint.savepoints import remove_leftovers
 from state_backend.formats import paths, record_codec
 from state_backend.formats.types import parse_struct
-from state_backend.ports.storage import Storage
 from state_backend.shard.canonical_files import write_canonical
 from state_backend.shard.manifest import needed_manifest
 from state_backend.shard.restore import restore_shard
@@ -55,44 +53,32 @@ class SavepointJob(JobOnContent):
         files: tuple[CanonicalFile, ...] = ()
         with rare_garbage_collection(), work_folder(f"savepoint-{shard}") as work:
             restored = restore_shard(manifest.key_groups, [manifest], source, work / "db", self.engine)
-            try:
+            with restored.store as store:
                 if self.format == "canonical":
-                    files = self._canonical(restored.store, manifest, destination, work, task)
+                    files = write_canonical(
+                        store,
+                        manifest,
+                        self.content.states,
+                        parse_struct(self.content.key_schema),
+                        destination,
+                        work=work,
+                        savepoint=self.savepoint,
+                        task=task,
+                    )
                 else:
-                    written = self._native(restored.store, manifest, destination, work, task)
-            finally:
-                restored.store.close()
+                    store.compact()
+                    written = take_snapshot(
+                        store,
+                        destination,
+                        image=work / "image",
+                        attempt=self.savepoint,
+                        shard=manifest.shard,
+                        task=task,
+                        key_groups=manifest.key_groups,
+                        key_group_states=manifest.key_group_states,
+                        inline_budget_bytes=0,
+                    ).manifest
         return SavepointAck(shard=shard, manifest=written, files=files)
-
-    def _canonical(
-        self, store: RocksStore, manifest: ShardManifest, destination: Storage, work: Path, task: int
-    ) -> tuple[CanonicalFile, ...]:
-        return write_canonical(
-            store,
-            manifest,
-            self.content.states,
-            parse_struct(self.content.key_schema),
-            destination,
-            work=work,
-            savepoint=self.savepoint,
-            task=task,
-        )
-
-    def _native(
-        self, store: RocksStore, manifest: ShardManifest, destination: Storage, work: Path, task: int
-    ) -> ShardManifest:
-        store.compact()
-        return take_snapshot(
-            store,
-            destination,
-            image=work / "image",
-            attempt=self.savepoint,
-            shard=manifest.shard,
-            task=task,
-            key_groups=manifest.key_groups,
-            key_group_states=manifest.key_group_states,
-            inline_budget_bytes=0,
-        ).manifest
 
     def finish(self, acks: list[SavepointAck]) -> None:
         """Write `savepoint.json`, which makes the folder a savepoint. Then delete files of failed tasks."""

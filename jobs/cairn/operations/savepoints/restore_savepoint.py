@@ -96,7 +96,11 @@ def restore_savepoint(
     begun = begun_before(at, attempt) if attempt is not None else None
     savepoint = read_savepoint(source)
     check_unclaimed(source, at.storage.url)
-    _check_same_savepoint(begun, savepoint, savepoint_path)
+    if isinstance(begun, Content) and begun.restored_from != savepoint.savepoint:
+        raise UsageError(
+            f"attempt {begun.attempt} began to restore savepoint {begun.restored_from}, but {savepoint_path} holds savepoint {savepoint.savepoint}; "
+            "use a new uuid"
+        )
     # An earlier try of this attempt may still run and write files. Random task numbers keep the file names apart.
     first_task = 0 if attempt is None else uuid.uuid4().int >> _BITS_BEHIND_TASK
     attempt = attempt or str(uuid.uuid4())
@@ -121,14 +125,6 @@ def restore_savepoint(
         *(record.content.interval, record.content.totals.entries),
     )
     return record
-
-
-def _check_same_savepoint(begun: object, savepoint: Savepoint, path: str) -> None:
-    if isinstance(begun, Content) and begun.restored_from != savepoint.savepoint:
-        raise UsageError(
-            f"attempt {begun.attempt} began to restore savepoint {begun.restored_from}, but {path} holds savepoint {savepoint.savepoint}; "
-            "use a new uuid"
-        )
 
 
 def _finish_claim(source: Storage, at: Location) -> Record | None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import logging
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial, reduce
 from typing import TYPE_CHECKING, Any
@@ -121,8 +121,11 @@ def from_streaming_checkpoint(
     job = ImportJob(root=at.url, source=path, content=content, engine=pipeline.engine)
     rows = [_entries(frame, n, states[n], path) for n, frame in frames.items()]
     if timers is not None:
-        rows.append(_timer_lists(timers))
-    keyed = _with_key_groups(pipeline, rows)
+        lists = timers.groupBy("key").agg(F.array_sort(F.collect_list("expiration_timestamp_ms")).alias("timers"))
+        rows.append(lists.withColumn("state", F.lit(TIMERS)))
+    hashed = F.xxhash64(*[F.col("key").getField(name) for name in pipeline.key])
+    key_group = F.pmod(hashed, F.lit(pipeline.max_parallelism)).cast("int")
+    keyed = [frame.withColumn("__key_group", key_group) for frame in rows]
     placed = partial(place, spark, keyed, max_parallelism=pipeline.max_parallelism)
     with first_cause():
         acks = run_on_shards(spark, job, lambda parts: placed(parts=parts))
@@ -147,17 +150,6 @@ def _time_of(spark: SparkSession, time: LogicalTime, path: str, batch: int) -> L
         watermark_ms=_read_journal(spark, f"{path}/commits/{batch}")["nextBatchWatermarkMs"],
         late_watermark_ms=_read_journal(spark, f"{path}/offsets/{batch}")["batchWatermarkMs"],
     )
-
-
-def _timer_lists(timers: DataFrame) -> DataFrame:
-    packed = F.array_sort(F.collect_list("expiration_timestamp_ms"))
-    return timers.groupBy("key").agg(packed.alias("timers")).withColumn("state", F.lit(TIMERS))
-
-
-def _with_key_groups(pipeline: Pipeline, frames: Sequence[DataFrame]) -> list[DataFrame]:
-    hashed = F.xxhash64(*[F.col("key").getField(name) for name in pipeline.key])
-    key_group = F.pmod(hashed, F.lit(pipeline.max_parallelism)).cast("int")
-    return [frame.withColumn("__key_group", key_group) for frame in frames]
 
 
 class _StateReader:

@@ -155,7 +155,9 @@ def _fits_between(types: Sequence[pa.DataType], given: Mapping[str, Any]) -> boo
 def _fits_bound(kind: pa.DataType, bound: Any) -> bool:
     is_integer, is_double = type(bound) is int and bound in _LONG, type(bound) is float and not math.isnan(bound)
     if pa.types.is_decimal(kind):
-        return is_integer or is_double or _fits_decimal(bound)
+        if not isinstance(bound, Decimal) or not bound.is_finite():
+            return is_integer or is_double
+        return len(bound.as_tuple().digits) <= 18 and bound == round(bound, 18)
     if pa.types.is_integer(kind) or pa.types.is_floating(kind):
         return is_integer or is_double
     if pa.types.is_timestamp(kind):
@@ -163,15 +165,6 @@ def _fits_bound(kind: pa.DataType, bound: Any) -> bool:
     if pa.types.is_date(kind):
         return type(bound) is date
     return pa.types.is_string(kind) and type(bound) is str
-
-
-def _fits_decimal(bound: Any) -> bool:
-    return (
-        isinstance(bound, Decimal)
-        and bound.is_finite()
-        and len(bound.as_tuple().digits) <= 18
-        and bound == round(bound, 18)
-    )
 
 
 def _fits_set(types: Sequence[pa.DataType], given: Mapping[str, Any]) -> bool:
@@ -190,10 +183,6 @@ def _fits_set(types: Sequence[pa.DataType], given: Mapping[str, Any]) -> bool:
 
 def _is_plain(kind: pa.DataType) -> bool:
     return not pa.types.is_nested(kind) and not pa.types.is_null(kind)
-
-
-def _fits_unique(types: Sequence[pa.DataType], given: Mapping[str, Any]) -> bool:
-    return _is_plain(types[0])
 
 
 def _fits_pair(types: Sequence[pa.DataType], given: Mapping[str, Any]) -> bool:
@@ -223,7 +212,7 @@ _FITS: dict[str, Callable[[Sequence[pa.DataType], Mapping[str, Any]], bool]] = {
     "expect_column_values_to_be_between": _fits_between,
     "expect_column_values_to_be_in_set": _fits_set,
     "expect_column_values_to_not_be_in_set": _fits_set,
-    "expect_column_values_to_be_unique": _fits_unique,
+    "expect_column_values_to_be_unique": lambda types, _: _is_plain(types[0]),
     "expect_column_pair_values_to_be_equal": _fits_pair,
     "expect_column_pair_values_a_to_be_greater_than_b": _fits_ordered,
 }

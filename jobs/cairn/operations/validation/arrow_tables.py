@@ -73,7 +73,9 @@ def pairs(before: pa.Table, now: pa.Table, *, now_ms: int, removable: Removable 
     identity = identity_of(now.schema)
     left, right = flat(before), flat(now)
     from_left, from_right = _match(left.select(identity), right.select(identity))
-    shared = [_either(left[name], right[name], from_left, from_right) for name in identity]
+    shared = [
+        pc.if_else(from_right.is_null(), left[name].take(from_left), right[name].take(from_right)) for name in identity
+    ]
     columns = [*zip(identity, shared, strict=True)]
     for side, table, rows in (("before", before, from_left), ("now", now, from_right)):
         taken = [("expires_at", table["expires_at"].cast(_INSTANT))]
@@ -117,12 +119,6 @@ def _match(left: pa.Table, right: pa.Table) -> tuple[pa.Array, pa.Array]:
 
 def _numbers(rows: Int64s) -> pa.Array:
     return pa.array(rows, mask=rows < 0)
-
-
-def _either(
-    left: pa.ChunkedArray, right: pa.ChunkedArray, from_left: pa.Array, from_right: pa.Array
-) -> pa.ChunkedArray:
-    return pc.if_else(from_right.is_null(), left.take(from_left), right.take(from_right))
 
 
 def _fields(table: pa.Table, name: str, start: str) -> list[tuple[str, pa.ChunkedArray]]:

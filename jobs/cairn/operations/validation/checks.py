@@ -44,7 +44,7 @@ class FailingStore:
         A failure to store the rows raises no error, because the validation would then mark nothing: the result says why
         the rows are not stored.
         """
-        shown = (*map(_short_key, keys),)
+        shown = tuple(key if len(key) <= _LONGEST_KEY else f"{key[:_LONGEST_KEY]}…" for key in keys)
         if self.root is None:
             return FailingRows(number=count(), keys=shown, not_stored=self.not_stored)
         folder = paths.failing(self.attempt, str(uuid.uuid4()))
@@ -77,7 +77,3 @@ class Check:
         expected = f"expected {self.expected}; " if self.expected else ""
         said = f"state {self.table!r}: {f'{self.what} {self.column}'.rstrip()}: {expected}{self.observed}"
         return f"{said}; {self.failing}" if self.failing is not None else said
-
-
-def _short_key(key: str) -> str:
-    return key if len(key) <= _LONGEST_KEY else f"{key[:_LONGEST_KEY]}…"
