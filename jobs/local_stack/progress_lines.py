@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from threading import Event, Lock, Thread
-from types import TracebackType
 from typing import Self
 
 WIDTH = 80
@@ -71,8 +70,6 @@ class ProgressLines:
         self._filler.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._ended.set()
         self._filler.join()

@@ -41,6 +41,7 @@ from state_backend.ports.storage import TEMP_FOLDER, Storage, check_path, check_
 from state_backend.values.errors import (
     AlreadyExists,
     BehindLink,
+    CairnError,
     CorruptFile,
     NotFound,
     PermissionRefused,
@@ -104,6 +105,12 @@ def os_errors(doing: str, *, may_be_absent: bool = True, advice: Mapping[int, st
         what = {**_ADVICE, **(advice or {})}.get(error.errno or 0, "check the disk or the mount, then try again")
         refused = error.errno in (errno.EACCES, errno.EPERM, errno.EROFS)
         raise (PermissionRefused if refused else StorageUnavailable)(f"{reason}; {what}") from error
+
+
+def mismatch(found: object, doing: str) -> CairnError:
+    if not found:
+        return NotFound(f"can't {doing}: the file does not exist")
+    return PreconditionFailed(f"can't {doing}: another process has rewritten the file meanwhile")
 
 
 def read_chunks(local: Path, doing: str) -> Iterator[bytes]:
@@ -278,9 +285,7 @@ class LocalStorage:
             if not S_ISREG(found.st_mode):
                 return False
             if generation not in (None, _info(path, found).generation):
-                raise PreconditionFailed(
-                    f"can't delete {path!r} of {self.url}: another process has rewritten the file meanwhile"
-                )
+                raise mismatch(found, self._doing("delete", path))
             os.unlink(name, dir_fd=above)
         return True
 
@@ -359,12 +364,9 @@ class LocalStorage:
                 yield temps, temp, Handle(path=path, size_bytes=size_bytes, crc32c=crc32c)
 
     def _expect(self, path: str, generation: int) -> None:
-        if (found := self.stat(path)) is None:
-            raise NotFound(f"can't {self._doing('replace', path)}: the file does not exist")
-        if found.generation != generation:
-            raise PreconditionFailed(
-                f"can't {self._doing('replace', path)}: another process has rewritten the file meanwhile"
-            )
+        found = self.stat(path)
+        if found is None or found.generation != generation:
+            raise mismatch(found, self._doing("replace", path))
 
 
 @contextmanager

@@ -31,11 +31,7 @@ from uuid import uuid4
 import google_crc32c
 import urllib3
 
-from state_backend.adapters.local_storage import (
-    CHUNK_BYTES,
-    read_chunks,
-    write_verified,
-)
+from state_backend.adapters.local_storage import CHUNK_BYTES, mismatch, read_chunks, write_verified
 from state_backend.adapters.work_folders import work_folder
 from state_backend.ports.storage import Storage, check_path, check_prefix
 from state_backend.values.errors import (
@@ -294,7 +290,7 @@ class ObjectStore:
     def replace(self, path: str, data: bytes, *, generation: int) -> Handle:
         doing = f"replace {path!r} of {self.url}"
         if not self.cloud.is_generation(generation):
-            raise _mismatch(look(self.cloud, path, doing), doing)
+            raise mismatch(look(self.cloud, path, doing), doing)
         return _write(self.cloud, path, (data,), generation, doing)
 
     def delete(self, path: str, *, generation: int | None = None) -> bool:
@@ -304,7 +300,7 @@ class ObjectStore:
             return _delete(cloud, path, generation, doing)
         while (found := look(cloud, path, doing)) is not None:
             if generation not in (None, found.info.generation):
-                raise _mismatch(found, doing)
+                raise mismatch(found, doing)
             # The file was rewritten after its generation was read: read the generation again.
             with suppress(PreconditionFailed):
                 return _delete(cloud, path, found.info.generation, doing)
@@ -330,7 +326,7 @@ class ObjectStore:
         copied = changed(handle, path=path)
         found = look(of, handle.path, doing)
         if found is None:
-            raise _mismatch(found, doing)
+            raise mismatch(found, doing)
         if not found.matches(handle):
             raise CorruptFile(
                 f"{handle.path!r} of {source.url} is damaged: expected {_bytes_of(handle.size_bytes, handle.crc32c)}, found {found}; restore an older "
@@ -403,7 +399,7 @@ def _delete(cloud: Cloud, path: str, generation: int, doing: str) -> bool:
         found = look(cloud, path, doing)
         # An earlier request may have deleted the file before another process wrote a new one.
         if found is not None:
-            raise (unknown_outcome(doing) if write.uncertain else _mismatch(found, doing)) from None
+            raise (unknown_outcome(doing) if write.uncertain else mismatch(found, doing)) from None
         return write.uncertain
     return True
 
@@ -472,7 +468,7 @@ def _settle(cloud: Cloud, error: Exception, path: str, generation: int, write: W
     if isinstance(error, PreconditionFailed):
         if generation == 0:
             raise AlreadyExists(f"can't {doing}: the file exists already")
-        raise _mismatch(look(cloud, path, doing), doing)
+        raise mismatch(look(cloud, path, doing), doing)
     if isinstance(error, NotFound):  # The bucket or the file to replace does not exist.
         next(_pages(cloud, cloud.root, doing, limit=1))
         if generation != 0:
@@ -537,7 +533,7 @@ def failure_of(cloud: Cloud, error: Exception) -> Failure:
 def translate(cloud: Cloud, doing: str, failure: Failure, write: Write | None) -> CairnError | None:
     """Return the error of a request; None if its own error tells more."""
     if failure.kind in ("absent", "precondition"):
-        return _mismatch(failure.kind == "precondition", doing)
+        return mismatch(failure.kind == "precondition", doing)
     if failure.kind == "no bucket":
         return _no_bucket(cloud, doing)
     if write is not None and write.uncertain:
@@ -646,12 +642,6 @@ def clients_of(key: Any, variables: Iterable[str], open_client: Callable[[], Any
     login = (key, *(os.environ.get(name) for name in variables))
     with _clients_lock:
         return _clients.setdefault(login, Clients(open_client))
-
-
-def _mismatch(found: object, doing: str) -> CairnError:
-    if not found:
-        return NotFound(f"can't {doing}: the file does not exist")
-    return PreconditionFailed(f"can't {doing}: another process has rewritten the file meanwhile")
 
 
 def _bytes_of(size_bytes: int, crc32c: int | None) -> str:

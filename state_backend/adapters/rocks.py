@@ -245,9 +245,7 @@ class RocksStore:
     def __enter__(self) -> RocksStore:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def get(self, key: bytes) -> bytes | None:

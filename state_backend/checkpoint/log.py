@@ -484,17 +484,13 @@ def read_log(storage: Storage, before: Log | None = None) -> Log:
         try:
             log = _read_once(storage, known)
         except CorruptRecord as error:
-            raise CorruptRecord(
-                f"{error}\nUntil it is put back from a backup, Cairn can't tell which checkpoints are usable"
-            ) from error
+            raise _unusable(error) from error
         try:
             log.entries.load(log.retained)
             log.completed()
         except CorruptRecord as error:
             if attempt == _READ_ROUNDS - 1 or storage.stat(paths.record(log.head_id + 1)) is None:
-                raise CorruptRecord(
-                    f"{error}\nUntil it is put back from a backup, Cairn can't tell which checkpoints are usable"
-                ) from error
+                raise _unusable(error) from error
             continue
         break
     return log
@@ -510,10 +506,12 @@ def read_newest(storage: Storage, before: Log | None = None) -> Log:
     try:
         log = _read_once(storage, known, start=before.hint if known and before is not None else None)
     except CorruptRecord as error:
-        raise CorruptRecord(
-            f"{error}\nUntil it is put back from a backup, Cairn can't tell which checkpoints are usable"
-        ) from error
+        raise _unusable(error) from error
     return log if log.head_id == 0 or isinstance(log.newest, Record) else read_log(storage, log)
+
+
+def _unusable(error: CorruptRecord) -> CorruptRecord:
+    return CorruptRecord(f"{error}\nUntil it is put back from a backup, Cairn can't tell which checkpoints are usable")
 
 
 def log_after(storage: Storage, log: Log, record: Record) -> Log:

@@ -41,6 +41,7 @@ from state_backend.checkpoint.leases import holding
 from state_backend.checkpoint.location import Location, locate
 from state_backend.checkpoint.log import Log, interval_of, read_log
 from state_backend.checkpoint.newest_state import valid_states
+from state_backend.checkpoint.prepare_content import NO_TOTALS
 from state_backend.checkpoint.prepared_attempts import create_prepared, load_prepared
 from state_backend.checkpoint.savepoints import check_unclaimed, native_manifest, read_savepoint
 from state_backend.checkpoint.trials import check_no_trial
@@ -339,18 +340,8 @@ def as_restored(
 
     Counts and output of the interval are left out.
     """
-    totals = replace(
-        content.totals,
-        input_rows=0,
-        output_rows=0,
-        late_rows=0,
-        keys_touched=0,
-        changed_bytes=0,
-        uploaded_bytes=0,
-        uploaded_files=0,
-        downloaded_bytes=0,
-        cached_bytes=0,
-    )
+    of_state = ("keys", "entries", "state_bytes", "state_files")
+    totals = replace(NO_TOTALS, **{name: getattr(content.totals, name) for name in of_state})
     return replace(
         content,
         kind="restore",

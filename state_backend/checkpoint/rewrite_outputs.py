@@ -13,9 +13,10 @@ the exchange may find an old file deleted, as it may after a re-run. The reader 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -24,7 +25,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from state_backend.checkpoint.clean_up_dropped import delete_files
-from state_backend.checkpoint.log import Log, outputs_of
+from state_backend.checkpoint.log import Log
 from state_backend.checkpoint.record_reader import Fact, read_settled
 from state_backend.formats import paths, record_codec
 from state_backend.formats.content_digest import digest_of
@@ -33,6 +34,7 @@ from state_backend.formats.types import StructType
 from state_backend.ports.storage import Storage
 from state_backend.values.errors import PreconditionFailed, StateTypeError, StorageUnavailable
 from state_backend.values.frozen import frozen
+from state_backend.values.marks import Settled
 from state_backend.values.records import OutputFile, Record, RewrittenOutput, SweepRecord, Tombstone
 
 _ROUNDS = 20
@@ -126,50 +128,33 @@ def exchange_outputs(storage: Storage, log: Log) -> int:
     for record in log.completed():
         forget = record.content.forget if record.content.kind == "forget" else None
         for rewritten in forget.rewritten if forget is not None else ():
-            _exchange_in_settled(storage, rewritten)
-            _exchange_in_record(storage, rewritten)
+            fact = Fact(rewritten.interval, rewritten.id, "interval")
+            _exchange(storage, paths.settled(*fact), rewritten, partial(read_settled, storage, fact))
+            path = paths.record(rewritten.id)
+            _exchange(storage, path, rewritten, partial(_read_entry, storage, path))
             deleted += delete_files(storage, {*rewritten.replaces})
     return deleted
 
 
-def _exchange_in_settled(storage: Storage, rewritten: RewrittenOutput) -> None:
-    path = paths.settled(rewritten.interval, rewritten.id, "interval")
+def _read_entry(storage: Storage, path: str) -> Record | Tombstone:
+    found: Any = record_codec.decode(storage.read(path), path, Record, SweepRecord, Tombstone)
+    return cast(Record | Tombstone, found)
+
+
+def _exchange(
+    storage: Storage, path: str, rewritten: RewrittenOutput, read: Callable[[], Record | Tombstone | Settled]
+) -> None:
     for _ in range(_ROUNDS):
         info = storage.stat(path)
-        settled = read_settled(storage, Fact(rewritten.interval, rewritten.id, "interval"))
-        if info is None or not _has_replaced(settled.outputs, rewritten):
+        entry = read()
+        holder: Any = entry.content if isinstance(entry, Record) else entry
+        if info is None or not any(output.handle.path in rewritten.replaces for output in holder.outputs):
             return
-        with suppress(PreconditionFailed):  # a clean-up deleted the output meanwhile: read the file again
-            data = record_codec.encode(replace(settled, outputs=rewritten.outputs))
+        now = replace(holder, outputs=rewritten.outputs)
+        data = record_codec.encode(replace(entry, content=now) if isinstance(entry, Record) else now)
+        with suppress(PreconditionFailed):  # a clean-up wrote the file meanwhile: read it again
             storage.replace(path, data, generation=info.generation)
             return
-    raise _explain_disturbance(path)
-
-
-def _exchange_in_record(storage: Storage, rewritten: RewrittenOutput) -> None:
-    path = paths.record(rewritten.id)
-    for _ in range(_ROUNDS):
-        info = storage.stat(path)
-        found: Any = record_codec.decode(storage.read(path), path, Record, SweepRecord, Tombstone)
-        entry = cast(Record | Tombstone, found)
-        if info is None or not _has_replaced(outputs_of(entry), rewritten):
-            return
-        now: Record | Tombstone
-        if isinstance(entry, Record):
-            now = replace(entry, content=replace(entry.content, outputs=rewritten.outputs))
-        else:
-            now = replace(entry, outputs=rewritten.outputs)
-        with suppress(PreconditionFailed):  # a clean-up wrote the tombstone meanwhile: read it again
-            storage.replace(path, record_codec.encode(now), generation=info.generation)
-            return
-    raise _explain_disturbance(path)
-
-
-def _has_replaced(outputs: Iterable[OutputFile], rewritten: RewrittenOutput) -> bool:
-    return any(output.handle.path in rewritten.replaces for output in outputs)
-
-
-def _explain_disturbance(path: str) -> StorageUnavailable:
-    return StorageUnavailable(
+    raise StorageUnavailable(
         f"{path}: other processes rewrote the file {_ROUNDS} times meanwhile; forget the key again"
     )

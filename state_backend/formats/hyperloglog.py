@@ -44,8 +44,6 @@ from state_backend.values.errors import CorruptFile, StateSchemaError, UsageErro
 from state_backend.values.frozen import frozen
 from state_backend.values.release import unsupported
 
-__all__ = ["Sketches", "hash_values", "precision_for"]
-
 U32 = npt.NDArray[np.uint32]
 U64 = npt.NDArray[np.uint64]
 I64 = npt.NDArray[np.int64]

@@ -27,8 +27,6 @@ from state_backend.formats.recorded_settings import INSTEAD_OF
 from state_backend.values.errors import UsageError
 from state_backend.values.frozen import frozen
 
-__all__ = ["Deduplicate"]
-
 STATES = {"first": "seen", "last": "waiting"}
 NUMBER = "duplicate_number"
 # Ends of horizons: before every event time, and after every event time.

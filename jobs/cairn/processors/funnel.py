@@ -31,8 +31,6 @@ from cairn.spark_versions import to_arrow_type
 from state_backend.values.errors import UsageError
 from state_backend.values.frozen import frozen
 
-__all__ = ["Funnel"]
-
 STATE = "rows"
 AT, STEP = "at", "step"
 START, END, REACHED, LAST, COMPLETED, TIMES = (
@@ -80,7 +78,6 @@ class Funnel(ReadyMade):
             within = timedelta(hours=1)
     """
 
-    splits_keys = True
     settings: ClassVar[tuple[str, ...]] = ("step", "steps", "within")
     column_settings: ClassVar[tuple[str, ...]] = ("step",)
     step: str

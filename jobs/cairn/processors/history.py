@@ -27,8 +27,6 @@ from cairn.processors.ready_made import (
 from state_backend.values.errors import UsageError
 from state_backend.values.frozen import frozen
 
-__all__ = ["History"]
-
 STATE = "changes"
 VALID_FROM, VALID_TO = "valid_from", "valid_to"
 # Field of the state: True for a row that was emitted as a version. Null, of a release that had no such field, is True

@@ -39,8 +39,6 @@ from cairn.spark_versions import to_arrow_schema
 from state_backend.values.errors import UsageError
 from state_backend.values.time_bounds import check_length_of_time
 
-__all__ = ["IntervalJoin"]
-
 STATES = ("left", "right")
 _FIXED = ("left", "right", "how")
 MATCHED = "matched"

@@ -25,8 +25,6 @@ from cairn.processors.ready_made import (
 )
 from state_backend.values.errors import UsageError
 
-__all__ = ["Latest"]
-
 STATE = "latest"
 _MILLISECOND = timedelta(milliseconds=1)
 

@@ -34,8 +34,6 @@ from cairn.processors.two_inputs import (
 from cairn.spark_versions import to_arrow_schema
 from state_backend.values.errors import UsageError
 
-__all__ = ["LookupJoin"]
-
 STATES = ("facts", "versions")
 
 

@@ -34,8 +34,6 @@ from state_backend.values.errors import ProcessorError, UsageError
 from state_backend.values.frozen import frozen
 from state_backend.values.time_bounds import LONGEST_US, check_length_of_time
 
-__all__ = ["SessionWindow"]
-
 STATE = "sessions"
 START, END = "session_start", "session_end"
 _SECOND = 1_000_000

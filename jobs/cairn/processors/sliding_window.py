@@ -33,8 +33,6 @@ from cairn.processors.windows import (
 )
 from state_backend.values.errors import UsageError
 
-__all__ = ["SlidingWindow"]
-
 PANES, PUT_OUT = "panes", "put_out"
 PANE = "pane_start"
 START = Windows.bounds[0]

@@ -24,8 +24,6 @@ from cairn.processors.ready_made import (
 )
 from state_backend.values.errors import UsageError
 
-__all__ = ["TopN"]
-
 STATE = "top"
 RANK = "rank"
 

@@ -29,8 +29,6 @@ from cairn.processors.windows import (
     versions_of,
 )
 
-__all__ = ["TumblingWindow"]
-
 STATE = "windows"
 START = Windows.bounds[0]
 

@@ -26,8 +26,6 @@ from cairn.spark_versions import to_arrow_schema
 from state_backend.values.errors import ProcessorError, UsageError
 from state_backend.values.frozen import frozen
 
-__all__ = ["union_by_kind"]
-
 KIND = "kind"
 NO_TIME = np.iinfo(np.int64).max
 
