@@ -18,7 +18,7 @@ from state_backend.shard.changelog_store import ChangelogOptions
 from state_backend.shard.manifest import manifest_of
 from state_backend.values.records import Record, ShardManifest
 from tests.support.coordinator import coordinator_of
-from tests.support.counting import DAYS, Counting, counting, day
+from tests.support.counting import DAYS, Counting, counting, day, fresh_days, put_days
 from tests.support.spark_tables import state_table
 from tests.support.validating import validate_checkpoint
 
@@ -28,11 +28,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.spark
 
 
-@pytest.fixture(autouse=True)
-def days() -> Iterator[None]:
-    DAYS.clear()
-    yield
-    DAYS.clear()
+days = fresh_days({})
 
 
 def users(numbers: range, item: str) -> list[tuple[str | None, str, int]]:
@@ -77,21 +73,21 @@ PROGRAM = (
 )
 
 
-def fill_days() -> None:
-    DAYS[day(0).start] = [*users(range(60), "fig"), (None, "fig", 9)]
-    DAYS[day(1).start] = users(range(0, 60, 3), "kiwi") + users(range(0, 60, 6), "pear")
-    DAYS[day(2).start] = users(range(20), "fig")
-    DAYS[day(3).start] = users(range(50, 70), "plum")
-    DAYS[day(4).start] = users(range(0, 70, 5), "fig")
-    DAYS[day(6).start] = users(range(3), "fig")
-    DAYS[day(7).start] = [*users(range(1), "kiwi"), (None, "fig", 1)]
-
-
 @pytest.mark.long("half a minute: rescaling of every mode")
 def test_modes_follow_each_other_over_rescaling(spark: SparkSession, tmp_path: Path) -> None:
     """F71, F85, F86, S26. Digests and outputs day by day, then the contents of all states, as those of an incremental run; with thresholds
     that nothing reaches, and with low ones."""
-    fill_days()
+    put_days(
+        {
+            0: [*users(range(60), "fig"), (None, "fig", 9)],
+            1: users(range(0, 60, 3), "kiwi") + users(range(0, 60, 6), "pear"),
+            2: users(range(20), "fig"),
+            3: users(range(50, 70), "plum"),
+            4: users(range(0, 70, 5), "fig"),
+            6: users(range(3), "fig"),
+            7: [*users(range(1), "kiwi"), (None, "fig", 1)],
+        }
+    )
     thresholds = {
         "default": ChangelogOptions(),
         "low": ChangelogOptions(max_bytes=4_000, max_segments=2),

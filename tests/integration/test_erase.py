@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,7 +11,7 @@ from typer.testing import CliRunner
 
 from cairn.command.cli import app
 from cairn.operations.intervals.run_interval import run_interval
-from tests.support.counting import DAYS, counting, day
+from tests.support.counting import FEW_ROWS, counting, day, fresh_days
 from tests.support.reading import read_output, read_state
 
 if TYPE_CHECKING:
@@ -23,13 +22,7 @@ pytestmark = pytest.mark.spark
 PIPELINE = counting()
 
 
-@pytest.fixture(autouse=True)
-def days() -> Iterator[None]:
-    DAYS.clear()
-    DAYS[day(0).start] = [("ann", "pear", 1), ("bob", "fig", 5), ("ann", "fig", 2), (None, "fig", 9)]
-    DAYS[day(1).start] = [("ann", "pear", 3), ("bob", "fig", 1)]
-    yield
-    DAYS.clear()
+days = fresh_days({0: FEW_ROWS[0], 1: [("ann", "pear", 3), ("bob", "fig", 1)]})
 
 
 @pytest.mark.parametrize("key", ["ann", None])

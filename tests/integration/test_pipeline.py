@@ -23,7 +23,7 @@ from state_backend.shard.manifest import manifest_of
 from state_backend.values import errors
 from state_backend.values.records import Record, ShardManifest
 from tests.support.coordinator import coordinator_of
-from tests.support.counting import DAYS, INPUT_SCHEMA, Counting, counting, day, read_days
+from tests.support.counting import DAYS, FEW_ROWS, INPUT_SCHEMA, Counting, counting, day, fresh_days, read_days
 from tests.support.spark_tables import output_rows, state_table
 
 if TYPE_CHECKING:
@@ -32,14 +32,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.spark
 
 
-@pytest.fixture(autouse=True)
-def days() -> Iterator[dict[Any, Any]]:
-    DAYS.clear()
-    DAYS[day(0).start] = [("ann", "pear", 1), ("bob", "fig", 5), ("ann", "fig", 2), (None, "fig", 9)]
-    DAYS[day(1).start] = [("ann", "pear", 3)]
-    DAYS[day(4).start] = [("bob", "kiwi", 1)]
-    yield DAYS
-    DAYS.clear()
+days = fresh_days(FEW_ROWS)
 
 
 def test_state_is_carried_from_interval_to_interval(spark: SparkSession, tmp_path: Path) -> None:

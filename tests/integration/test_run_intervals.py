@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shlex
 import uuid
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,7 +22,7 @@ from state_backend.values.operation_parameters import ProcessInterval
 from state_backend.values.records import RunRef
 from state_backend.values.retention import KeepLast
 from tests.support.coordinator import coordinator_of
-from tests.support.counting import DAYS, INPUT_SCHEMA, counting, day
+from tests.support.counting import DAYS, FEW_ROWS, INPUT_SCHEMA, counting, day, fresh_days
 from tests.support.drivers import driven
 from tests.support.ranges import files, made, ran
 from tests.support.waiting import wait_until
@@ -47,16 +46,7 @@ PIPELINE = counting(source=read)
 WEEK = [day(n) for n in range(5)]
 
 
-@pytest.fixture(autouse=True)
-def days() -> Iterator[None]:
-    for each in (DAYS, ASKED):
-        each.clear()
-    DAYS[day(0).start] = [("ann", "pear", 1), ("bob", "fig", 5), ("ann", "fig", 2), (None, "fig", 9)]
-    DAYS[day(1).start] = [("ann", "pear", 3)]
-    DAYS[day(4).start] = [("bob", "kiwi", 1)]
-    yield
-    for each in (DAYS, ASKED):
-        each.clear()
+days = fresh_days(FEW_ROWS, ASKED)
 
 
 def test_each_is_what_it_would_be_alone_and_stays_when_asked_again(spark: SparkSession, tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +23,7 @@ from state_backend.values import errors
 from state_backend.values.operation_parameters import Restore, TakeSavepoint
 from state_backend.values.records import Record
 from tests.support.coordinator import coordinator_of
-from tests.support.counting import DAYS, Counting, counting, day, read_days
+from tests.support.counting import FEW_ROWS, Counting, counting, day, fresh_days, put_days, read_days
 from tests.support.drivers import driven
 from tests.support.spark_tables import state_table
 from tests.support.tiers import long_after
@@ -39,21 +38,14 @@ FORMATS = ("native", "canonical")
 LAST = 7
 
 
-def fill_days() -> None:
-    """Values, lists, maps that expire after three days, timers that fire after two, a null key; two days without input."""
-    DAYS.clear()
-    DAYS[day(0).start] = [("ann", "pear", 1), ("bob", "fig", 5), ("ann", "fig", 2), (None, "fig", 9)]
-    DAYS[day(0).start] += [(f"user-{n}", f"item-{n % 3}", n) for n in range(40)]
-    DAYS[day(1).start] = [("ann", "pear", 3), *((f"user-{n}", "kiwi", n) for n in range(0, 40, 3))]
-    DAYS[day(4).start] = [("bob", "kiwi", 1), ("user-7", "fig", 1)]
-    DAYS[day(5).start] = [("new", "fig", 1), (None, "pear", 2)]
-
-
-@pytest.fixture(autouse=True)
-def days() -> Iterator[None]:
-    fill_days()
-    yield
-    DAYS.clear()
+# Values, lists, maps that expire after three days, timers that fire after two, a null key; two days without input.
+ROWS = {
+    0: FEW_ROWS[0] + [(f"user-{n}", f"item-{n % 3}", n) for n in range(40)],
+    1: FEW_ROWS[1] + [(f"user-{n}", "kiwi", n) for n in range(0, 40, 3)],
+    4: FEW_ROWS[4] + [("user-7", "fig", 1)],
+    5: [("new", "fig", 1), (None, "pear", 2)],
+}
+days = fresh_days(ROWS)
 
 
 def rows_of(root: Path, pipeline: Pipeline, record: Record) -> list[str]:
@@ -80,7 +72,7 @@ def saved(spark: SparkSession, root: Path, to: Path, format: Any, days: int = 2)
 
 @pytest.fixture(scope="module")
 def uninterrupted(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> dict[int, tuple[int, list[str]]]:
-    fill_days()
+    put_days(ROWS)
     return go_on(spark, counting(), tmp_path_factory.mktemp("uninterrupted"), 0)
 
 

@@ -13,7 +13,7 @@ from pyspark.sql.types import Row
 
 from cairn.operations.intervals.run_interval import run_interval
 from state_backend.values.errors import StateSchemaError
-from tests.support.counting import DAYS, counting, day
+from tests.support.counting import DAYS, counting, day, fresh_days
 from tests.support.spark_tables import state_table
 from tests.support.validating import validate_checkpoint
 
@@ -75,14 +75,13 @@ class Refused(Second):
     SEEN = "amount string, note string, item string"
 
 
-@pytest.fixture(autouse=True)
-def days() -> Iterator[None]:
-    DAYS.clear()
-    DAYS[day(0).start] = [("ann", "pear", 1), ("ann", "fig", 2), ("bob", "fig", 5)]
-    DAYS[day(1).start] = [("ann", "fig", 2**40), ("cid", "kiwi", 3)]
-    DAYS[day(2).start] = [("bob", "fig", 1)]
-    yield
-    DAYS.clear()
+days = fresh_days(
+    {
+        0: [("ann", "pear", 1), ("ann", "fig", 2), ("bob", "fig", 5)],
+        1: [("ann", "fig", 2**40), ("cid", "kiwi", 3)],
+        2: [("bob", "fig", 1)],
+    }
+)
 
 
 def values(spark: SparkSession, root: Path, name: str, checkpoint: int = 2) -> dict[Any, tuple[Any, ...]]:

@@ -39,7 +39,7 @@ from state_backend.checkpoint.savepoints import read_savepoint
 from state_backend.values import errors
 from state_backend.values.records import Record, RunRef
 from tests.support.coordinator import coordinator_of
-from tests.support.counting import DAYS, START, counting, day, read_days
+from tests.support.counting import DAYS, START, counting, day, fresh_days, read_days
 from tests.support.spark_tables import state_table
 from tests.support.tiers import long_after
 from tests.support.validating import validate_attempt, validate_checkpoint, validate_savepoint
@@ -85,11 +85,7 @@ def forgetful(over_time: dict[str, ChangeExpectations], **more: Any) -> Pipeline
     return replace(made, **more)
 
 
-@pytest.fixture(autouse=True)
-def _days() -> Iterator[None]:
-    DAYS.clear()
-    yield
-    DAYS.clear()
+days = fresh_days({})
 
 
 @pytest.fixture(scope="module")

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
 from pyspark.sql.types import Row
@@ -22,9 +23,36 @@ OUTPUT_SCHEMA = "user string, kind string, total long, items array<string>, last
 DAYS: dict[datetime, list[tuple[str | None, str, int]]] = {}
 
 
+# Days of a few keys: one is null, and two days have no rows.
+FEW_ROWS: dict[int, list[tuple[str | None, str, int]]] = {
+    0: [("ann", "pear", 1), ("bob", "fig", 5), ("ann", "fig", 2), (None, "fig", 9)],
+    1: [("ann", "pear", 3)],
+    4: [("bob", "kiwi", 1)],
+}
+
+
 def day(n: int) -> Interval:
     """The n-th data interval, from 0."""
     return Interval(START + n * DAY, START + (n + 1) * DAY)
+
+
+def put_days(rows: Mapping[int, list[tuple[str | None, str, int]]]) -> None:
+    """Make these the rows of the days of these numbers, and leave all other days without rows."""
+    DAYS.clear()
+    DAYS.update({day(n).start: [*of_day] for n, of_day in rows.items()})
+
+
+def fresh_days(rows: Mapping[int, list[tuple[str | None, str, int]]], *others: Any) -> Any:
+    """Return a fixture for all tests of a module: `put_days` before each. Afterwards DAYS and the others are empty."""
+
+    @pytest.fixture(autouse=True)
+    def days() -> Iterator[None]:
+        put_days(rows)
+        yield
+        for each in (DAYS, *others):
+            each.clear()
+
+    return days
 
 
 def read_days(spark: SparkSession, interval: Interval) -> DataFrame:

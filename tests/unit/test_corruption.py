@@ -43,6 +43,7 @@ from tests.support.checkpoints import PIPELINE, day, run, trial_of
 from tests.support.coordinator import Coordinator
 from tests.support.crash_matrix import FAR_MS, HOME, NEW, SAVED, Try, live_files, restore, take, values_of
 from tests.support.real_shards import RealPipeline
+from tests.unit.test_every_file import flip
 
 OTHER = "other savepoint"
 NO_COLUMNS: dict[str, Any] = {"type": "struct", "fields": []}
@@ -77,12 +78,6 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def root(original: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(original, tmp_path / "root"))
-
-
-def flip(file: Path, _: Path) -> None:
-    data = bytearray(file.read_bytes())
-    data[len(data) // 2] ^= 1
-    file.write_bytes(bytes(data))
 
 
 # --- who needs it -------------------------------------------------------------------------------------------------------------------

@@ -56,7 +56,7 @@ from state_backend.values.retention import KeepLast
 from state_backend.values.zones import zone_of
 from tests.support import trials
 from tests.support.coordinator import Coordinator, coordinator_of
-from tests.support.counting import DAYS, OUTPUT_SCHEMA, Counting, day
+from tests.support.counting import DAYS, OUTPUT_SCHEMA, Counting, day, fresh_days, put_days
 from tests.support.faulty_storage import FaultyStorage, StopHere, stop_at
 from tests.support.in_process import run_here
 from tests.support.key_search import files_with
@@ -85,24 +85,18 @@ def _long(seed: str) -> str:
     return "".join(hashlib.sha512(f"{seed} {n}".encode()).hexdigest() for n in range(16))
 
 
-def fill() -> None:
-    DAYS.clear()
-    for n in range(7):
-        others = [(user, _long(f"{user} {n}"), n) for user in OTHERS[n % 3 :: 3]]
-        DAYS[day(n).start] = [*others, *([(SECRET, "pear", n + 1), (SECRET, f"item {n}", 7)] if n > 0 else [])]
-
-
-@pytest.fixture(autouse=True)
-def days() -> Iterator[None]:
-    fill()
-    yield
-    DAYS.clear()
+ROWS: Any = {
+    n: [(user, _long(f"{user} {n}"), n) for user in OTHERS[n % 3 :: 3]]
+    + ([(SECRET, "pear", n + 1), (SECRET, f"item {n}", 7)] if n > 0 else [])
+    for n in range(7)
+}
+days = fresh_days(ROWS)
 
 
 @pytest.fixture(scope="module")
 def production(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Five days; the secret user comes on the second. Three in SSTs, then changelog segments, the last of which are inline."""
-    fill()
+    put_days(ROWS)
     made = tmp_path_factory.mktemp("production")
     run(PIPELINE, made, range(3))
     run(PIPELINE, made, range(3, 5), mode="changelog")
@@ -716,7 +710,7 @@ def test_killed_at_any_write_the_next_call_ends_it(production: Path, tmp_path: P
 def main() -> None:
     """Kill a forget at each of its calls, and print how many there were."""
     with tempfile.TemporaryDirectory() as folder:
-        fill()
+        put_days(ROWS)
         run(PIPELINE, Path(folder, "production"), range(3))
         run(PIPELINE, Path(folder, "production"), range(3, 5), mode="changelog")
         (work := Path(folder, "work")).mkdir()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -28,7 +27,7 @@ from state_backend.values.operation_parameters import Validate
 from state_backend.values.records import Permissions, Record, RunRef
 from state_backend.values.zones import zone_of
 from tests.support.coordinator import coordinator_of
-from tests.support.counting import DAYS, INPUT_SCHEMA, counting, day
+from tests.support.counting import DAYS, FEW_ROWS, INPUT_SCHEMA, counting, day, fresh_days
 from tests.support.drivers import driven
 from tests.support.ranges import files, made, ran
 from tests.support.validating import validate_checkpoint
@@ -60,16 +59,7 @@ def pipeline_of(**changes: Any) -> Pipeline:
 PIPELINE = pipeline_of()
 
 
-@pytest.fixture(autouse=True)
-def days() -> Iterator[None]:
-    for each in (DAYS, ASKED, BROKEN):
-        each.clear()
-    DAYS[day(0).start] = [("ann", "pear", 1), ("bob", "fig", 5), ("ann", "fig", 2), (None, "fig", 9)]
-    DAYS[day(1).start] = [("ann", "pear", 3)]
-    DAYS[day(4).start] = [("bob", "kiwi", 1)]
-    yield
-    for each in (DAYS, ASKED, BROKEN):
-        each.clear()
+days = fresh_days(FEW_ROWS, ASKED, BROKEN)
 
 
 def run_all(root: Path, intervals: list[Interval] = WEEK, pipeline: Pipeline = PIPELINE, **more: Any) -> list[Outcome]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shlex
 import shutil
 import time
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
@@ -47,7 +46,7 @@ from state_backend.values.errors import (
 from state_backend.values.records import RunRef
 from state_backend.values.retention import KeepLast
 from tests.support.coordinator import Coordinator, coordinator_of
-from tests.support.counting import DAYS, day
+from tests.support.counting import DAYS, day, fresh_days, put_days
 from tests.support.savepoints import take
 from tests.support.trials import SESSION, Averaging, Doubling, Narrowing, bytes_of, pipeline_of, run, try_days
 
@@ -58,23 +57,14 @@ NAME, ON_SHARDS = "counting", partial(testing._on_shards, Averaging)
 RUN = RunRef(run_id="by-hand", clear_number=0, try_number=1)
 
 
-def fill() -> None:
-    DAYS.clear()
-    for n in range(6):
-        DAYS[day(n).start] = [("ann", "pear", n + 1), ("bob", "fig", 5)][: 2 - n % 2]
-
-
-@pytest.fixture(autouse=True)
-def days() -> Iterator[None]:
-    fill()
-    yield
-    DAYS.clear()
+ROWS: Any = {n: [("ann", "pear", n + 1), ("bob", "fig", 5)][: 2 - n % 2] for n in range(6)}
+days = fresh_days(ROWS)
 
 
 @pytest.fixture(scope="module")
 def production(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Five days of it."""
-    fill()
+    put_days(ROWS)
     made = tmp_path_factory.mktemp("production")
     run(OLD, made, range(5))
     return made
