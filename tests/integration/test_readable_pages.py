@@ -135,7 +135,7 @@ def test_the_overview_tells_since_when_why_and_who_waits(
     ]
     assert "processed up to\n2024-01-03 00:00 UTC" in said and "lag\n1 d" in said
     assert [bar.text for bar in chrome.find_elements(By.CSS_SELECTOR, ".runs li")] == ["✓", "✓", "✗"]
-    assert "✓ 2 succeeded" in said and "✗ 1 failed" in said
+    assert "✓ 2 done" in said and "✗ 1 failed" in said
 
 
 def test_the_page_of_a_run_tells_that_its_task_was_killed(airflow: ShownAirflow, chrome: Chrome) -> None:
