@@ -18,7 +18,7 @@ endif
 endif
 endif
 
-.PHONY: help setup host java demo bench soak test-fast test test-all test-versions lint api docs docs-serve ui spark wheel clean clean-all
+.PHONY: help setup host java demo bench soak test-fast test test-all test-versions lint api docs pictures docs-serve ui spark wheel clean clean-all
 
 # A user's state, and Airflow's runs and connections: nothing can make these again.
 KEPT_BY_CLEAN := data airflow.db* airflow.postgres* .airflow-database .jwt-secret .fernet-key simple_auth_manager_passwords.json.generated
@@ -101,6 +101,9 @@ docs: setup  ## the docs site in site/: open site/index.html
 api: setup  ## the signatures in docs/api.md and the tables in docs/settings.md, from the code
 	@$(PYTHON) -m local_stack.api_page
 	@$(PYTHON) -m tests.support.settings_page
+
+pictures: setup  ## the pictures of the Checkpoints pages in docs/; needs Chromium
+	@$(PYTHON) -m tests.tools.pictures docs
 
 docs-serve: setup  ## the docs site on http://127.0.0.1:8000, built again when a page changes, until Ctrl-C (DOCS_PORT=8000)
 	@$(VENV)/bin/zensical serve --dev-addr 127.0.0.1:$(or $(DOCS_PORT),8000)

@@ -2,8 +2,6 @@
 CAIRN_TESTS=all: two minutes.
 
     CAIRN_TESTS=all pytest tests/integration/test_checkpoints_page.py
-
-With CAIRN_SCREENSHOTS=docs the pictures of docs/checkpoints-page.md are made anew.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ import json
 import re
 import shlex
 import time
+import urllib.request
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -27,6 +28,7 @@ from state_backend.values.airflow_runs import TaskTry
 from state_backend.values.inputs import Edge
 from tests.support.shown_airflow import HOSTILE, write_docs
 from tests.support.shown_pipelines import eventful, run_id, steady
+from tests.tools import pictures
 from tests.unit.test_chains import World, write_code
 
 pytestmark = pytest.mark.filterwarnings("ignore:Using `httpx` with")
@@ -542,3 +544,25 @@ def test_a_wide_graph_has_no_line_through_a_pipeline() -> None:
     places, ways = chain_graph._places(order)
     assert len({*places.values()}) == len(places) and [places[at[name]][0] for name in "abcde"] == [0, 1, 2, 3, 1]
     assert {edge: len(way) for edge, way in ways.items() if way} == {(at["a"], at["d"]): 2, (at["b"], at["d"]): 1}
+
+
+@pytest.mark.long("seconds", runs_in="ci")
+def test_each_situation_of_the_pictures_has_its_sentence_and_its_command() -> None:
+    said = {
+        "overview": "4 stale. Checkpoint 6 can't be used, because checkpoint 10 later changed the result of",
+        "overview-clicks": "try 3 of 4 of task process",
+        "overview-orders": "3 missing. The first interval was due, but has no run and no checkpoint.",
+        "overview-visits": "1 failed, 1 quarantined. Checkpoint 8 is quarantined: full validation: 2 findings.",
+        "overview-weather": "A run is due, but Airflow has not created it. Check that the scheduler is running.",
+    }
+    with pictures.served(pictures.situations()) as url:
+        shown = {}
+        for name, path in pictures.views().items():
+            request = urllib.request.Request(url + path, headers={"Cookie": "_token=admin"})
+            with urllib.request.urlopen(request) as answer:
+                shown[name] = html.unescape(text(answer.read().decode()))
+    for name, sentence in said.items():
+        assert sentence in shown[name], (name, shown[name])
+        assert "cairn heal --root gs://shop-data/state --pipeline" in shown[name]
+    assert "On time" in shown["overview-rides"] and "cairn heal" not in shown["overview-rides"]
+    assert "5 of 33 need you." in shown["pipelines"]

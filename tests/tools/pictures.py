@@ -1,0 +1,201 @@
+"""Take the pictures of the Checkpoints pages, in a headless browser and without Airflow.
+
+    make pictures                                # those of the docs
+    python -m tests.tools.pictures FOLDER --all  # ten views, light and dark, 1,440 and 390 px wide
+
+Six pipelines are in different situations at noon of 10 January 2024, and 27 more are well. A picture says nothing about
+Airflow or a storage: what they would answer is made up here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+from unittest import mock
+from urllib.parse import quote
+
+from cairn_ui import airflow_database, database_runs, page_of_overview, page_of_pipelines, page_of_run, shown_page
+from cairn_ui.pipelines_of_dags import PipelineRef
+from state_backend.adapters.memory_storage import MemoryStorage
+from state_backend.ports.storage import Storage
+from state_backend.values.airflow_runs import DagRun, DagSchedule, FailingTask, TaskTry
+from state_backend.values.intervals import to_ms
+from tests.support.browser import browser, save_picture
+from tests.support.checkpoints import day
+from tests.support.shown_app import shown_app
+from tests.support.shown_pipelines import STATES, ShownFolder, run_id
+
+ROOT = "gs://shop-data/state"
+NOW = day(9).end + timedelta(hours=12)
+STATE = (STATES[0],)
+REASON = "ProcessorError: pipeline 'clicks': handleInputRows, key ('ann',), interval [2024-01-09, 2024-01-10): KeyError: 'b' (clicks.py:54)"
+
+
+@dataclass
+class Shown:
+    """What Airflow and the storage say about a pipeline."""
+
+    name: str
+    days: int = 9
+    runs: list[DagRun] = field(default_factory=list)
+    changes: dict[str, Any] = field(default_factory=dict)
+    failing: tuple[FailingTask, ...] = ()
+    tries: tuple[TaskTry, ...] = ()
+
+    def __post_init__(self) -> None:
+        self.now = day(1).end
+        self.storage = MemoryStorage(f"{ROOT}/{self.name}", now_ms=lambda: to_ms(self.now))
+        self.folder = ShownFolder(self.storage)
+        for number in range(1, self.days + 1):
+            self.commit(number)
+        self.runs = [run_of(n) for n in range(1, self.days + 1)] + self.runs
+
+    def commit(
+        self, number: int, attempt: str | None = None, after: timedelta = timedelta(minutes=4), **more: Any
+    ) -> None:
+        self.now = day(number).end + after
+        self.folder.day(number, attempt, states=STATE, **more)
+
+    @property
+    def schedule(self) -> DagSchedule:
+        said = {"asked_end": day(9).end, "next_due": day(10).end, "running": sum(run.unfinished for run in self.runs)}
+        return DagSchedule(**({"paused": False} | said | self.changes))
+
+
+def run_of(number: int, state: str = "success") -> DagRun:
+    began = day(number).end + timedelta(minutes=1)
+    return DagRun(
+        run_id=run_id(number),
+        state=state,
+        start=day(number).start,
+        end=day(number).end,
+        due=day(number).end,
+        queued=began - timedelta(seconds=8),
+        began=began,
+        ended=None if state == "running" else began + timedelta(minutes=2 + number % 3),
+    )
+
+
+def situations() -> list[Shown]:
+    corrected = Shown("sales")
+    corrected.commit(5, "corrected", timedelta(days=4, hours=11), clear_number=1)
+    ends = [NOW - timedelta(minutes=11 - 5 * n) for n in range(3)]
+    failing = Shown("clicks", 8, [run_of(9, "running")])
+    failing.failing = (
+        FailingTask(
+            dag_id="clicks", run_id=run_id(9), interval=day(9), task_id="process", try_number=3, tries=4, ended=ends[2]
+        ),
+    )
+    failing.tries = tuple(
+        TaskTry(
+            task_id="process", try_number=n, state="failed", began=at - timedelta(minutes=2), ended=at, most_retries=3
+        )
+        for n, at in enumerate(ends, 1)
+    )
+    missing = Shown("orders", 5, [run_of(9, "running")], {"waiting": frozenset({run_id(9)})})
+    refused = Shown("visits", 8, [run_of(9, "failed")])
+    refused.now = day(8).end + timedelta(minutes=6)
+    found = ("total: 14 of 2,162 values of n are not between 0 and 10,000", "total: n is missing in 3 rows")
+    refused.folder.coordinator.quarantine(8, "full validation: 2 findings", found)
+    late = Shown("weather", 6, changes={"asked_end": day(6).end, "next_due": day(7).end})
+    return [corrected, failing, missing, refused, late, Shown("rides"), *(Shown(f"team_{n:02}") for n in range(27))]
+
+
+class _Noon(datetime):
+    @classmethod
+    def now(cls, tz: Any = None) -> Any:
+        return NOW
+
+
+@contextmanager
+def served(shown: list[Shown]) -> Iterator[str]:
+    """Serve the pages, and yield the URL of the list."""
+    import uvicorn
+
+    of = {one.name: one for one in shown}
+    refs = [PipelineRef(name=name, root=ROOT, dag_id=name, code=f"shop:{name.upper()}") for name in of]
+    storages: dict[str, Storage] = {name: one.storage for name, one in of.items()}
+    said: dict[tuple[Any, str], Any] = {
+        (airflow_database, "schedules_of"): lambda ids: {name: of[name].schedule for name in ids},
+        (airflow_database, "last_savepoint"): lambda *_: None,
+        (airflow_database, "airflow_url"): lambda _: "https://airflow.shop.example",
+        (database_runs, "last_runs"): lambda ids, most: {name: tuple(of[name].runs[-most:]) for name in ids},
+        (database_runs, "runs_after"): lambda name, at, _: tuple(
+            r for r in of[name].runs if at is None or r.start >= at
+        ),
+        (database_runs, "failing_tasks"): lambda ids: {name: [*of[name].failing] for name in ids if of[name].failing},
+        (database_runs, "tries_of"): lambda name, _: of[name].tries,
+        (database_runs, "run_of"): lambda name, run_id: next(r for r in of[name].runs if r.run_id == run_id),
+        (database_runs, "runs_there"): lambda _, run_ids: {*run_ids},
+        (database_runs, "scheduled_by_assets"): lambda: (
+            {"cairn://sales": ["report"]},
+            {"report": ["s3://reports/day"]},
+        ),
+        (shown_page.reasons, "reason"): lambda *_: REASON,
+    }
+    with ExitStack() as stack:
+        app = stack.enter_context(shown_app(storages, refs, refused={}))
+        for (where, name), answer in said.items():
+            stack.enter_context(mock.patch.object(where, name, answer))
+        for module in (page_of_overview, page_of_pipelines, page_of_run, shown_page):
+            stack.enter_context(mock.patch.object(module, "datetime", _Noon))
+        server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error"))
+        thread = threading.Thread(target=server.run, daemon=True)
+        thread.start()
+        while not server.started:
+            time.sleep(0.05)
+        (socket,) = server.servers[0].sockets
+        yield f"http://127.0.0.1:{socket.getsockname()[1]}/cairn/checkpoints"
+        server.should_exit = True
+        thread.join()
+
+
+def views() -> dict[str, str]:
+    """Return the path of each view, by the name of its picture."""
+    at = {
+        name: f"/p/{quote(PipelineRef(name=name, root=ROOT, dag_id=name).key)}"
+        for name in ("sales", "clicks", "orders", "visits", "weather", "rides")
+    }
+    return {
+        "pipelines": "/",
+        "overview": f"{at['sales']}/",
+        **{f"overview-{name}": f"{path}/" for name, path in at.items() if name != "sales"},
+        "history": f"{at['sales']}/history",
+        "lineage": f"{at['sales']}/lineage",
+        "trends": f"{at['rides']}/trends",
+        "compare": f"{at['sales']}/compare?first=5&second=10",
+        "detail": f"{at['rides']}/checkpoint/9",
+        "task": f"/task/sales/checkpoint/{quote(run_id(9), safe='')}",
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--all", action="store_true", help="all views, at both widths")
+    options = parser.parse_args()
+    options.folder.mkdir(parents=True, exist_ok=True)
+    with served(situations()) as url:
+        for width in (1440, 390) if options.all else (1280,):
+            with browser(width, 900) as chrome:
+                chrome.get(f"{url}/static/cairn.css")
+                chrome.add_cookie({"name": "_token", "value": "admin", "path": "/"})
+                for theme in ("light", "dark"):
+                    chrome.execute_script("localStorage.setItem('theme', arguments[0])", theme)
+                    for name, path in views().items():
+                        if options.all or not name.startswith("overview-"):
+                            chrome.get(f"{url}{path}")
+                            time.sleep(0.3)  # The script writes the times.
+                            size = f"-{width}" if options.all else ""
+                            save_picture(chrome, options.folder / f"checkpoints-{name}{size}-{theme}.png", colours=256)
+
+
+if __name__ == "__main__":
+    main()
