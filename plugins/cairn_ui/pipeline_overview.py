@@ -154,6 +154,8 @@ def overview_row(
 ) -> OverviewRow:
     reading, facts = look.reading, facts_of(look, airflow, now)
     health = findings(facts)
+    if ref.unreadable:  # The root is a Jinja template. Nothing failed.
+        health = (Finding("info", "not read here", ref.unreadable),)
     if reading is None:
         return OverviewRow(ref=ref, look=look, health=health)
     newest, usable = furthest(reading), latest_usable(reading)
@@ -172,15 +174,11 @@ def overview_row(
 
 
 def worst_first(rows: list[OverviewRow]) -> list[OverviewRow]:
-    """Sort pipelines by the worst that there is to say about them, then by name.
-
-    A root that is a Jinja template can't be read, but nothing failed.
-    """
+    """Sort pipelines by the worst that there is to say about them, then by name."""
     tones = ("bad", "warn", "info", "good")
 
     def rank(row: OverviewRow) -> int:
-        worst = row.health[0].tone if row.health else "info"
-        return 1 if row.ref.unreadable and worst == "bad" else tones.index(worst)
+        return tones.index(row.health[0].tone if row.health else "info")
 
     return sorted(rows, key=lambda row: (rank(row), row.look.reading is not None, row.ref.name))
 

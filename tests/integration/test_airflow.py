@@ -794,6 +794,23 @@ def test_a_cleared_day_with_another_result_makes_tomorrow_wait_with_the_command(
     assert days.mine() == days.undisturbed(last + 1)
 
 
+def test_a_run_over_a_gap_is_refused_with_the_command_that_closes_it(
+    airflow: AirflowServer, five_days: tuple[Tally, list[Record]]
+) -> None:
+    days, _ = five_days
+    last = last_day(days)
+    for n in (last + 1, last + 2):
+        days.input(n, {"every": n})
+    run = days.trigger(f"{day_of(last + 3)[:10]}T00:00:01+00:00")
+    assert days.client.wait_for_runs("tally", [run], timeout_s=90) == {run: "failed"}
+    text = "\n".join(days.client.log("tally", run, "process", 1))
+    (heal,) = dict.fromkeys(printed_commands(text))
+    assert "StateGapError" in text and heal.endswith(f"--to {day_of(last + 2)[:10]}T00:00:00Z --dag tally")
+    assert run_as_printed(airflow, heal).splitlines()[-1].startswith("tally is healthy up to ")
+    assert last_day(days) == last + 2
+    assert days.mine() == days.undisturbed(last + 2)
+
+
 @pytest.mark.long("fifteen seconds")
 def test_the_command_that_replaces_output_of_another_cut_does_so(
     airflow: AirflowServer, tally: Callable[[str], Tally]
