@@ -222,11 +222,7 @@ def test_latest_is_what_it_was_when_the_table_was_loaded(
 def test_what_is_missing_is_said(spark: SparkSession, tmp_path: Path, counted: tuple[Path, Any]) -> None:
     root, record = counted
     for options, says in (
-        ({}, "root and pipeline"),
         ({"path": str(root)}, 'option "state", one of: total, items, amounts, .timers'),
-        ({"path": str(root), "state": "none"}, "no state 'none'\nIts states: total, items"),
-        ({"path": str(root), "state": "total", "checkpoint": "7"}, "no usable checkpoint 7"),
-        ({"path": str(tmp_path), "state": "total"}, "is not a savepoint"),
         ({"path": str(root), "state": "total", "key": "ann"}, "is not JSON"),
         ({"path": str(root), "state": "total", "key": '{"user": [7]}'}, "is no text; write it in quotes; expected"),
     ):

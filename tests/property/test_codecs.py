@@ -14,6 +14,7 @@ from state_backend.formats.row_codec import RowCodec
 from state_backend.formats.spark_hash import key_group, key_hasher
 from state_backend.formats.types import parse_struct
 from state_backend.values.errors import CorruptFile, UnsupportedFormat
+from tests.support.schema_json import array, field, mapping, struct_of
 
 # Time is no law: a loaded machine must not fail a test.
 laws = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -24,18 +25,9 @@ decimals = st.integers(1, 38).flatmap(lambda p: st.integers(0, p).map(lambda s: 
 atomic = st.sampled_from(ATOMIC) | decimals
 
 
-def array(element, contains_null=True):
-    return {"type": "array", "elementType": element, "containsNull": contains_null}
-
-
 def struct(types, nullables=()):
     nullable = [*nullables, *[True] * len(types)]
-    fields = [{"name": f"c{i}", "type": t, "nullable": nullable[i], "metadata": {}} for i, t in enumerate(types)]
-    return {"type": "struct", "fields": fields}
-
-
-def mapping(key, value, contains_null):
-    return {"type": "map", "keyType": key, "valueType": value, "valueContainsNull": contains_null}
+    return struct_of(*(field(f"c{i}", t, nullable[i]) for i, t in enumerate(types)))
 
 
 def structs(of):

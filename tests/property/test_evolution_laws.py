@@ -20,6 +20,7 @@ from state_backend.formats.types import parse_struct
 from state_backend.state.plan_state_schemas import plan_states
 from state_backend.values.errors import StateSchemaError
 from state_backend.values.records import SchemaVersion, StateDescriptor
+from tests.support.schema_json import array, field, mapping, struct_of
 
 laws = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
@@ -65,15 +66,12 @@ def to_json(of: Any) -> Any:
         case Atom(name):
             return name
         case Array(element, contains_null):
-            return {"type": "array", "elementType": to_json(element), "containsNull": contains_null}
+            return array(to_json(element), contains_null)
         case Map(struct_keys, value, contains_null):
             key = to_json(Struct((Member(0, "k", Atom("long"), False),))) if struct_keys else "string"
-            return {"type": "map", "keyType": key, "valueType": to_json(value), "valueContainsNull": contains_null}
+            return mapping(key, to_json(value), contains_null)
         case Struct(members):
-            fields = [
-                {"name": m.name, "type": to_json(m.type), "nullable": m.nullable, "metadata": {}} for m in members
-            ]
-            return {"type": "struct", "fields": fields}
+            return struct_of(*(field(m.name, to_json(m.type), m.nullable) for m in members))
 
 
 def remember(value: Any, of: Any) -> Any:
@@ -292,8 +290,8 @@ def test_columns_of_mixed_versions_read_as_their_rows_do(data: st.DataObject) ->
     read = row_reader("s", recorded[0].versions)
     rows = [(None,) * len(arrow_schema) if row is None else read(row) for row in shuffled[start:]]
     assert (columns.schema, columns.num_rows) == (arrow_schema, len(rows))
-    for i, field in enumerate(arrow_schema):
-        assert columns.column(i).equals(pa.array([row[i] for row in rows], field.type))
+    for i, column in enumerate(arrow_schema):
+        assert columns.column(i).equals(pa.array([row[i] for row in rows], column.type))
 
 
 @laws

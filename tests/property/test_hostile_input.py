@@ -50,6 +50,8 @@ from state_backend.values.key_groups import KeyGroupRange
 from state_backend.values.records import FiledShard, InlineFile, ShardManifest
 from tests.support.chains import Chain
 from tests.support.hostile_store import Opener
+from tests.support.schema_json import array, mapping
+from tests.support.schema_json import struct as struct_of
 from tests.support.shards import KEY_SCHEMA, STATES
 from tests.support.version_edits import log_of
 from tests.unit.test_record_codec import ALL, VALUES
@@ -484,7 +486,7 @@ json_values = st.recursive(
 @given(json_values)
 def test_any_json_is_a_schema_or_none(value: Any) -> None:
     with suppress(StateSchemaError):
-        parse_struct({"type": "struct", "fields": [{"name": "a", "type": value, "nullable": True}]})
+        parse_struct(struct_of(a=value))
     with suppress(StateSchemaError):
         parse_struct(value)
 
@@ -493,25 +495,12 @@ def test_any_json_is_a_schema_or_none(value: Any) -> None:
 def test_a_schema_of_a_thousand_floors_is_none() -> None:
     value: Any = "long"
     for _ in range(5_000):
-        value = {"type": "array", "elementType": value, "containsNull": True}
+        value = array(value)
     with pytest.raises(StateSchemaError):
-        parse_struct({"type": "struct", "fields": [{"name": "a", "type": value, "nullable": True}]})
+        parse_struct(struct_of(a=value))
 
 
-ROWS = parse_struct(
-    {
-        "type": "struct",
-        "fields": [
-            {"name": n, "type": t, "nullable": True, "metadata": {}}
-            for n, t in {
-                "a": {"type": "array", "elementType": "long", "containsNull": True},
-                "m": {"type": "map", "keyType": "string", "valueType": "binary", "valueContainsNull": True},
-                "d": "decimal(38,2)",
-                "s": "string",
-            }.items()
-        ],
-    }
-)
+ROWS = parse_struct(struct_of(a=array("long"), m=mapping("string", "binary"), d="decimal(38,2)", s="string"))
 
 
 @hostile

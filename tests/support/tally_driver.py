@@ -37,17 +37,12 @@ from state_backend.values.records import InlineShard, LogicalTime, OutputFile, P
 from tests.support.chains import Chain
 from tests.support.checkpoints import START, content, start_ms
 from tests.support.coordinator import Coordinator
+from tests.support.schema_json import struct
 from tests.support.shards import KEY_SCHEMA, KEYS, descriptor
 
 STATES = (descriptor("value", "value", 1),)
 MAX_PARALLELISM = 16
-OUTPUT_SCHEMA = {
-    "type": "struct",
-    "fields": [
-        {"name": name, "type": kind, "nullable": True, "metadata": {}}
-        for name, kind in (("key", "string"), ("total", "long"), ("day", "string"))
-    ],
-}
+OUTPUT_SCHEMA = struct(key="string", total="long", day="string")
 
 
 def prepare(

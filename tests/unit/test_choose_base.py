@@ -21,6 +21,7 @@ from state_backend.values.marks import Quarantine
 from state_backend.values.records import Permissions, Record
 from tests.support.checkpoints import DAY, PIPELINE, content, day, record, start_ms
 from tests.support.log_in_memory import log_in_memory
+from tests.support.schema_json import array, field, struct_of
 
 GAP = Permissions(allow_gap=True)
 STALE = Permissions(allow_stale_base=True)
@@ -228,16 +229,11 @@ def test_whatever_differs_makes_it_none(what: str) -> None:
     assert reproduces(log_of(*DAYS_1_TO_3), different) is None
 
 
-def array_of(element: Any, contains_null: bool) -> dict[str, Any]:
-    return {"type": "array", "elementType": element, "containsNull": contains_null}
+def key_schema(data_type: Any, nullable: bool = True, **metadata: str) -> dict[str, Any]:
+    return struct_of(field("k", data_type, nullable, **metadata))
 
 
-def key_schema(data_type: Any, nullable: bool = True, comment: str | None = None) -> dict[str, Any]:
-    metadata = {} if comment is None else {"comment": comment}
-    return {"type": "struct", "fields": [{"name": "k", "type": data_type, "nullable": nullable, "metadata": metadata}]}
-
-
-PLAIN_KEY = key_schema(array_of("string", True))
+PLAIN_KEY = key_schema(array("string", True))
 
 
 @pytest.mark.parametrize("before", ["whole", "a tombstone"])
@@ -245,10 +241,10 @@ PLAIN_KEY = key_schema(array_of("string", True))
     ("key", "same"),
     [
         (PLAIN_KEY, True),
-        (key_schema(array_of("string", False)), True),
-        (key_schema(array_of("string", True), nullable=False), True),
-        (key_schema(array_of("string", True), comment="who"), True),
-        (key_schema(array_of("long", True)), False),
+        (key_schema(array("string", False)), True),
+        (key_schema(array("string", True), nullable=False), True),
+        (key_schema(array("string", True), comment="who"), True),
+        (key_schema(array("long", True)), False),
     ],
 )
 def test_a_comment_or_not_null_on_the_key_is_no_other_result(before: str, key: dict[str, Any], same: bool) -> None:

@@ -10,6 +10,7 @@ from state_backend.formats.compiled_rows import compiled_decoder, compiled_encod
 from state_backend.formats.row_codec import RowCodec, _columns
 from state_backend.formats.types import parse_struct
 from state_backend.values.zones import zone_of
+from tests.support.schema_json import struct as struct_json
 
 TYPES = {
     "long": 7,
@@ -30,8 +31,7 @@ SHAPES = [
 
 
 def schema_of(types):
-    fields = [{"name": f"f{n}", "type": kind, "nullable": True, "metadata": {}} for n, kind in enumerate(types)]
-    return parse_struct({"type": "struct", "fields": fields})
+    return parse_struct(struct_json(**{f"f{n}": kind for n, kind in enumerate(types)}))
 
 
 @pytest.mark.parametrize("types", SHAPES, ids=len)

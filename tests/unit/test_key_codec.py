@@ -11,7 +11,7 @@ from state_backend.formats.key_codec import KeyCodec
 from state_backend.formats.spark_hash import key_group
 from state_backend.formats.types import names_and_types, parse_struct, with_nulls_of
 from state_backend.values.errors import CorruptFile, KeyTypeError, StateTypeError
-from tests.support.schema_json import array, field, struct
+from tests.support.schema_json import array, field, mapping, struct, struct_of
 
 D, INF, NAN = Decimal, math.inf, math.nan
 
@@ -127,7 +127,7 @@ def test_layout(of, value, expected):
 @pytest.mark.parametrize(
     ("of", "why"),
     [
-        ({"type": "map", "keyType": "string", "valueType": "long", "valueContainsNull": True}, "map<string, bigint>"),
+        (mapping("string", "long"), "map<string, bigint>"),
         ("variant", "variant"),
         ("interval day to second", "interval day to second"),
         ("interval year to month", "interval year to month"),
@@ -144,10 +144,7 @@ def test_refused_types(of, why):
 
 
 def test_refuses_collations_that_spark_hides_in_metadata():
-    json = {
-        "type": "struct",
-        "fields": [field("a", "string") | {"metadata": {"__COLLATIONS": {"a": "icu.UNICODE_CI"}}}],
-    }
+    json = struct_of(field("a", "string", __COLLATIONS={"a": "icu.UNICODE_CI"}))
     with pytest.raises(KeyTypeError, match=r"key column 'a': string collate icu\.UNICODE_CI can't be a key"):
         KeyCodec(parse_struct(json))
     json["fields"][0] |= {"type": array("string"), "metadata": {"__COLLATIONS": {"a.element": "spark.UTF8_LCASE"}}}
@@ -213,16 +210,12 @@ def test_nested_structs_come_from_the_factory():
 # --- what tells two keys apart -------------------------------------------------------------------------------------------------
 
 
-def one(data_type, nullable=True, comment=None, name="k"):
-    metadata = {"comment": comment} if comment else {}
-    return parse_struct({"type": "struct", "fields": [{**field(name, data_type, nullable), "metadata": metadata}]})
+def one(data_type, nullable=True, key="k", **metadata):
+    return parse_struct(struct_of(field(key, data_type, nullable, **metadata)))
 
 
-INNER = {"type": "struct", "fields": [field("a", array("string"))]}
-INNER_NOT_NULL = {
-    "type": "struct",
-    "fields": [{**field("a", array("string", False), False), "metadata": {"comment": "x"}}],
-}
+INNER = struct(a=array("string"))
+INNER_NOT_NULL = struct_of(field("a", array("string", False), False, comment="x"))
 
 
 @pytest.mark.parametrize(
@@ -254,9 +247,9 @@ def test_what_may_be_null_keeps_the_comments_of_now():
     ("first", "second"),
     [
         (one("long"), one("integer")),
-        (one("long"), one("long", name="other")),
+        (one("long"), one("long", key="other")),
         (one(array("long")), one(array("integer"))),
-        (one(INNER), one({"type": "struct", "fields": [field("b", array("string"))]})),
+        (one(INNER), one(struct(b=array("string")))),
     ],
 )
 def test_names_and_types_make_another_key(first, second):

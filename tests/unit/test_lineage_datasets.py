@@ -12,6 +12,7 @@ from cairn_operators.lineage_datasets import Dataset, Field, checkpoint_facet, d
 from state_backend.values.handles import Handle
 from state_backend.values.records import OutputFile
 from tests.support.checkpoints import day, record
+from tests.support.schema_json import array, mapping, struct
 
 NAMES: list[tuple[str, Any]] = [
     ("file:///data/clicks/", named.LocalFileSystem("/data/clicks")),
@@ -85,27 +86,12 @@ def test_inputs_are_the_urls_of_the_position(
     assert [(one.namespace, one.name, one.version) for one in inputs_of(position)] == expected
 
 
-SCHEMA = {
-    "type": "struct",
-    "fields": [
-        {"name": "user", "type": "string", "nullable": True, "metadata": {}},
-        {
-            "name": "pages",
-            "type": {
-                "type": "array",
-                "elementType": {"type": "struct", "fields": [{"name": "url", "type": "string", "nullable": True}]},
-                "containsNull": True,
-            },
-            "nullable": True,
-        },
-        {
-            "name": "sums",
-            "type": {"type": "map", "keyType": "string", "valueType": "decimal(10,2)", "valueContainsNull": True},
-            "nullable": True,
-        },
-        {"name": "other", "type": {"type": "udt", "class": "C"}, "nullable": True},
-    ],
-}
+SCHEMA = struct(
+    user="string",
+    pages=array(struct(url="string")),
+    sums=mapping("string", "decimal(10,2)"),
+    other={"type": "udt", "class": "C"},
+)
 COLUMNS = (
     Field(name="user", type="string"),
     Field(
@@ -127,7 +113,7 @@ def output(name: str, size_bytes: int, rows: int, *, late: bool = False) -> Outp
 
 def test_outputs_are_the_folder_and_the_tables() -> None:
     outputs = (output("a", 10, 2), output("b", 5, 1), output("c", 7, 9, late=True))
-    made = replace(record(4, day(2), 3, outputs=outputs), output_schemas=({"type": "struct", "fields": []}, SCHEMA))
+    made = replace(record(4, day(2), 3, outputs=outputs), output_schemas=(struct(), SCHEMA))
     tables = [("postgres://db:5432/shop/public/clicks", False), ("bigquery://shop/web/late", True)]
     folder, table, late = outputs_of(made, "s3://lake/state/clicks", tables)
     assert folder == Dataset(

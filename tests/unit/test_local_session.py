@@ -15,12 +15,9 @@ from cairn.replay.local_session import LocalFrame, LocalSession, NeedsSpark
 from state_backend.formats.types import parse_struct
 from state_backend.inspection.key_entries import SearchedKey
 from state_backend.values.errors import StateTypeError
+from tests.support.schema_json import struct
 
-KEY = SearchedKey.of(
-    ("ann",),
-    parse_struct({"type": "struct", "fields": [{"name": "k", "type": "string", "nullable": True, "metadata": {}}]}),
-    16,
-)
+KEY = SearchedKey.of(("ann",), parse_struct(struct(k="string")), 16)
 SESSION = LocalSession("UTC")
 
 

@@ -17,14 +17,9 @@ from state_backend.formats.spark_nulls import MismatchCounts, nulling_encoder
 from state_backend.formats.types import parse_struct
 from state_backend.values.errors import ProcessorError, StateTypeError, UsageError
 from tests.support.bare_pipeline import bare_pipeline
+from tests.support.schema_json import array, mapping, struct
 
-NESTED = {
-    "type": "struct",
-    "fields": [
-        {"name": "a", "type": "integer", "nullable": True, "metadata": {}},
-        {"name": "s", "type": "string", "nullable": True, "metadata": {}},
-    ],
-}
+NESTED = struct(a="integer", s="string")
 TYPES: dict[str, Any] = {
     "n": "integer",
     "b": "binary",
@@ -32,8 +27,8 @@ TYPES: dict[str, Any] = {
     "d": "decimal(10,2)",
     "s": "string",
     "day": "date",
-    "list": {"type": "array", "elementType": "integer", "containsNull": True},
-    "map": {"type": "map", "keyType": "string", "valueType": "integer", "valueContainsNull": True},
+    "list": array("integer"),
+    "map": mapping("string", "integer"),
     "row": NESTED,
 }
 
