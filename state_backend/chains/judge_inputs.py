@@ -332,8 +332,10 @@ class Chains:
         node.log.entries.load(outputs.values())
         for interval, n in outputs.items():
             verdict = self._judge(root, pipeline, node.log.entries[n])
-            if verdict is not None and verdict.kind == "unreadable" and not self._still_reads(root, pipeline, verdict):
-                verdict = Verdict(kind="unknown", why=f"{verdict.why}; newer intervals do not read it")
+            if verdict is not None and verdict.kind == "unreadable":
+                edges = [read.edge for read in self.inputs(root, pipeline)]
+                if verdict.cause not in {Cause(root_of_edge(edge.root, root), edge.pipeline, None) for edge in edges}:
+                    verdict = Verdict(kind="unknown", why=f"{verdict.why}; newer intervals do not read it")
             if (by := node.restored) is not None and interval.start < by.interval.end and n < by.id:
                 # A person has made another state current, as the pipeline's own log has it too.
                 if verdict is not None:
@@ -347,11 +349,6 @@ class Chains:
                 if verdict.kind != "unknown":
                     first = first or interval
         return found
-
-    def _still_reads(self, root: str, pipeline: str, verdict: Verdict) -> bool:
-        reads = self.inputs(root, pipeline)
-        there = {Cause(root_of_edge(read.edge.root, root), read.edge.pipeline, None) for read in reads}
-        return verdict.cause in there
 
     def _unsettled(self, root: str, pipeline: str, followed: Followed) -> datetime | None:
         """Return the start of the first interval of an upstream whose readers may be out of date; None without one.

@@ -116,6 +116,8 @@ LAYOUT = [
     (struct(a=array("string")), ([],), "01 03 00 04000000 00000000"),
     (struct(a=mapping("string", "byte")), ({"b": 1, "a": None},),
      "01 03 00 16000000 02000000 00 01000000 61 01000000 62 02000000 01 0001"),
+    (struct(a=mapping("short", "byte")), ({2: 1, 1: 2},),
+     "01 03 00 10000000 02000000 00 0100 0200 02000000 00 02 01"),
     (struct(a=struct(x="byte", y="string")), ((7, None),), "01 03 00 02000000 02 07"),
     (struct(**{f"c{i}": "boolean" for i in range(9)}), (*[True] * 8, None), "01 03 0001 01010101010101 01 00"),
     (struct(), (), "01 03"),

@@ -29,7 +29,6 @@ from operator import itemgetter
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -213,7 +212,8 @@ def _passes_of_bytes(column: pa.Array) -> Iterator[_Pass]:
             begin = starts[rows] + number * _PIECE_BYTES
             left = np.clip(sizes[rows] - number * _PIECE_BYTES, 0, _PIECE_BYTES)
             if everywhere is None:
-                return np.array([int.from_bytes(_pad(raw, b, n)) for b, n in zip(begin, left, strict=True)], np.uint64)
+                pieces = [raw[b : b + n].tobytes() for b, n in zip(begin, left, strict=True)]
+                return np.array([int.from_bytes(p.ljust(_PIECE_BYTES, b"\0")) for p in pieces], np.uint64)
             # Near the end of the data, eight bytes are read from an earlier offset. The bytes before the value are
             # shifted out.
             read = np.minimum(begin, last)
@@ -238,10 +238,6 @@ def _passes_of_bytes(column: pa.Array) -> Iterator[_Pass]:
         return ranks
 
     yield rest
-
-
-def _pad(raw: npt.NDArray[np.uint8], begin: int, size: int) -> bytes:
-    return raw[begin : begin + size].tobytes().ljust(_PIECE_BYTES, b"\0")
 
 
 def _zero_where_null(values: Array, column: pa.Array) -> Array:

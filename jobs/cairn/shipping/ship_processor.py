@@ -87,7 +87,9 @@ class ShippedProcessor:
                 _check_distributions(self.distributions)
                 import_as_shipped(self.modules)
                 form = cloudpickle.loads(self.by_reference)
-                _remember_installed(self.modules)
+                for module in self.modules:
+                    if module.kind == "installed" and module.name in sys.modules:
+                        _LOADED[module.name] = (sys.modules[module.name], module.digest)
                 return form
             except (UsageError, UserCodeError):
                 raise
@@ -427,12 +429,6 @@ def _version(package: InstalledDistribution) -> str:
     return f"{package.version} ({package.digest[:12] or 'no RECORD'})"
 
 
-def _remember_installed(modules: Sequence[UserModule]) -> None:
-    for module in modules:
-        if module.kind == "installed" and module.name in sys.modules:
-            _LOADED[module.name] = (sys.modules[module.name], module.digest)
-
-
 def _others() -> list[Any]:
     """Return the import finders in `sys.meta_path`, without Cairn's finder of shipped modules."""
     return [finder for finder in sys.meta_path if finder is not _FINDER and hasattr(finder, "find_spec")]
@@ -450,7 +446,11 @@ class _Finder(MetaPathFinder):
             return None
         here = spec_here(fullname, path, _others())
         if module.kind == "namespace":
-            return None if here is not None else _namespace(module)
+            if here is not None:
+                return None
+            spec = ModuleSpec(module.name, None, is_package=True)
+            spec.submodule_search_locations = list(module.folders or ())
+            return spec
         source = zlib.decompress(module.source)
         file, folders, inner = module.file, list(module.folders or ()), None
         if here is not None and _is_file_of(here, source):
@@ -468,12 +468,6 @@ def _is_file_of(spec: ModuleSpec, source: bytes) -> bool:
         return spec.has_location and bytes_of(spec) == source
     except (UsageError, UserCodeError):
         return False
-
-
-def _namespace(module: UserModule) -> ModuleSpec:
-    spec = ModuleSpec(module.name, None, is_package=True)
-    spec.submodule_search_locations = list(module.folders or ())
-    return spec
 
 
 class _Loader(Loader):

@@ -155,7 +155,8 @@ def connect(
                     f"the Spark Connect server at {where} does not let a session set {name}: {_first_line(error)}\nSet it "
                     "where the server is started"
                 ) from None
-            if _is_refused(error):
+            refusals = ("UNAUTHENTICATED", "PERMISSION_DENIED", "Invalid authentication token")
+            if any(word in str(error) for word in refusals):
                 raise UsageError(
                     f"the Spark Connect server at {where} refuses {'this token' if token else 'a session without a token'}: "
                     f"{_first_line(error)}\nSet the server's token as the password of the connection, or in the environment variable "
@@ -429,10 +430,6 @@ def _release(client: Any) -> None:
     with suppress(Exception):
         set_retries(client, max_retries=0)
         client.release_session()
-
-
-def _is_refused(error: Exception) -> bool:
-    return any(word in str(error) for word in ("UNAUTHENTICATED", "PERMISSION_DENIED", "Invalid authentication token"))
 
 
 def end_session(where: str, session_id: str, *, token: str | None = None) -> None:

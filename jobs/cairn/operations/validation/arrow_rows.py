@@ -8,7 +8,7 @@ name of the engine's class, so its own pandas engine stays as it is.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -87,60 +87,45 @@ def _series(mask: conditions.Mask, column: Any) -> Any:
     return pd.Series(np.asarray(mask, np.bool_), index=column.index)
 
 
-class _Between(ColumnMapMetricProvider):  # type: ignore[misc]
-    condition_metric_name = "column_values.between"
-    condition_value_keys = ("min_value", "max_value", "strict_min", "strict_max")
+def _evaluate(name: str, keys: tuple[str, ...], mask: Callable[..., conditions.Mask]) -> None:
+    """Let Great Expectations evaluate a condition on one column with `mask`, which gets the column and the `keys`."""
 
-    @column_condition_partial(engine=ArrowEngine)
-    def met(cls, column, min_value=None, max_value=None, strict_min=None, strict_max=None, **more):  # type: ignore[no-untyped-def]  # noqa: N805
-        strict = {"strict_low": bool(strict_min), "strict_high": bool(strict_max)}
-        return _series(conditions.between(_array(column), min_value, max_value, **strict), column)
+    class _Condition(ColumnMapMetricProvider):  # type: ignore[misc]
+        condition_metric_name = name
+        condition_value_keys = keys
 
-
-class _InSet(ColumnMapMetricProvider):  # type: ignore[misc]
-    condition_metric_name = "column_values.in_set"
-    condition_value_keys = ("value_set",)
-
-    @column_condition_partial(engine=ArrowEngine)
-    def met(cls, column, value_set, **more):  # type: ignore[no-untyped-def]  # noqa: N805
-        return _series(conditions.in_set(_array(column), list(value_set)), column)
+        @column_condition_partial(engine=ArrowEngine)
+        def met(cls, column, **given):  # type: ignore[no-untyped-def]  # noqa: N805
+            return _series(mask(_array(column), *map(given.get, keys)), column)
 
 
-class _NotInSet(ColumnMapMetricProvider):  # type: ignore[misc]
-    condition_metric_name = "column_values.not_in_set"
-    condition_value_keys = ("value_set",)
+def _evaluate_pair(name: str, keys: tuple[str, ...], mask: Callable[..., conditions.Mask]) -> None:
+    class _Condition(ColumnPairMapMetricProvider):  # type: ignore[misc]
+        condition_metric_name = name
+        condition_domain_keys = (
+            *("batch_id", "table", "column_A", "column_B"),
+            *("row_condition", "condition_parser", "ignore_row_if"),
+        )
+        condition_value_keys = keys
 
-    @column_condition_partial(engine=ArrowEngine)
-    def met(cls, column, value_set, **more):  # type: ignore[no-untyped-def]  # noqa: N805
-        return _series(~conditions.in_set(_array(column), list(value_set)), column)
-
-
-class _Unique(ColumnMapMetricProvider):  # type: ignore[misc]
-    condition_metric_name = "column_values.unique"
-
-    @column_condition_partial(engine=ArrowEngine)
-    def met(cls, column, **more):  # type: ignore[no-untyped-def]  # noqa: N805
-        return _series(conditions.unique(_array(column)), column)
+        @column_pair_condition_partial(engine=ArrowEngine)
+        def met(cls, column_A, column_B, **given):  # type: ignore[no-untyped-def]  # noqa: N805
+            return _series(mask(_array(column_A), _array(column_B), *map(given.get, keys)), column_A)
 
 
-_PAIR = ("batch_id", "table", "column_A", "column_B", "row_condition", "condition_parser", "ignore_row_if")
-
-
-class _Equal(ColumnPairMapMetricProvider):  # type: ignore[misc]
-    condition_metric_name = "column_pair_values.equal"
-    condition_domain_keys = _PAIR
-    condition_value_keys = ()
-
-    @column_pair_condition_partial(engine=ArrowEngine)
-    def met(cls, column_A, column_B, **more):  # type: ignore[no-untyped-def]  # noqa: N805
-        return _series(conditions.equal(_array(column_A), _array(column_B)), column_A)
-
-
-class _Greater(ColumnPairMapMetricProvider):  # type: ignore[misc]
-    condition_metric_name = "column_pair_values.a_greater_than_b"
-    condition_domain_keys = _PAIR
-    condition_value_keys = ("or_equal",)
-
-    @column_pair_condition_partial(engine=ArrowEngine)
-    def met(cls, column_A, column_B, or_equal=None, **more):  # type: ignore[no-untyped-def]  # noqa: N805
-        return _series(conditions.greater(_array(column_A), _array(column_B), or_equal=bool(or_equal)), column_A)
+_evaluate(
+    "column_values.between",
+    ("min_value", "max_value", "strict_min", "strict_max"),
+    lambda column, low, high, strict_low, strict_high: conditions.between(
+        column, low, high, strict_low=bool(strict_low), strict_high=bool(strict_high)
+    ),
+)
+_evaluate("column_values.in_set", ("value_set",), lambda column, values: conditions.in_set(column, list(values)))
+_evaluate("column_values.not_in_set", ("value_set",), lambda column, values: ~conditions.in_set(column, list(values)))
+_evaluate("column_values.unique", (), conditions.unique)
+_evaluate_pair("column_pair_values.equal", (), conditions.equal)
+_evaluate_pair(
+    "column_pair_values.a_greater_than_b",
+    ("or_equal",),
+    lambda first, second, or_equal: conditions.greater(first, second, or_equal=bool(or_equal)),
+)
