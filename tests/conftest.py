@@ -9,6 +9,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from importlib.metadata import version
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -132,3 +133,12 @@ def spark() -> Iterator[SparkSession]:
         session = connect("local[2]", "cairn tests", conf=conf)
         yield session
         session.stop()
+
+
+@pytest.fixture
+def temp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder for temporary files of this process."""
+    folder = tmp_path / "temp"
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    return folder

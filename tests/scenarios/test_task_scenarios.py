@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from pathlib import Path
 
 import pytest
@@ -19,14 +18,6 @@ from tests.support.crash_matrix import HOME, SAVED, Surveyor, Try, live_files, t
 from tests.support.faulty_storage import Fault, FaultyStorage
 from tests.support.real_shards import RealPipeline
 from tests.support.savepoints import Format, SmallPipeline, restore
-
-
-@pytest.fixture
-def temp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    folder = tmp_path / "temp"
-    folder.mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(folder))
-    return folder
 
 
 def left_in(temp: Path) -> list[Path]:

@@ -155,6 +155,11 @@ class Folder:
         for n in range(1, days + 1):
             self.run(day(n), f"a{n}")
 
+    @property
+    def memory(self) -> MemoryStorage:
+        assert isinstance(self.storage, MemoryStorage)
+        return self.storage
+
     def over(self, storage: Storage) -> Coordinator:
         """Another process, over the same or a faulty storage."""
         return Coordinator(storage, PIPELINE, **self.options)

@@ -53,11 +53,6 @@ def begin(folder: Folder, n: int, **permissions: bool) -> Any:
     return folder.coordinator.begin(day(n), permissions=Permissions(**permissions), pipeline_start_ms=start_ms())
 
 
-def memory(folder: Folder) -> MemoryStorage:
-    assert isinstance(folder.storage, MemoryStorage)
-    return folder.storage
-
-
 # --- begin, prepare -------------------------------------------------------------------------------------------------------------
 
 
@@ -193,7 +188,7 @@ def test_a_clean_up_whose_manifest_went_meanwhile_looks_again(head_moves: bool) 
         folder.run(day(3), "a3")
         folder.publish_and_clean_up()
 
-    slow = folder.over(Before(memory(folder), manifest_path, others))
+    slow = folder.over(Before(folder.memory, manifest_path, others))
     if head_moves:
         assert slow.clean_up().shrunk == ()
         assert folder.paths(paths.SHARED) == {sst("a3"), paths.shared("a3", 0, 0, 0, "manifest")}
@@ -352,10 +347,10 @@ def test_clean_up_shrinks_records_and_does_it_once() -> None:
     first = folder.coordinator.clean_up()
     assert first.shrunk == (1, 2, 3)
     assert first.deleted_files > 0
-    before = state_of(memory(folder))
+    before = state_of(folder.memory)
     again = folder.coordinator.clean_up()
     assert (again.deleted_files, again.shrunk) == (0, ())
-    assert state_of(memory(folder)) == before
+    assert state_of(folder.memory) == before
     assert all(len(before[paths.record(i)]) < 1024 for i in (1, 2, 3))
 
 

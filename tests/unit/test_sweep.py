@@ -61,11 +61,6 @@ def folder_with_clock(clock: Clock, **options: Any) -> Folder:
     return Folder(MemoryStorage(now_ms=clock), **options)
 
 
-def memory(folder: Folder) -> MemoryStorage:
-    assert isinstance(folder.storage, MemoryStorage)
-    return folder.storage
-
-
 def copy_of(storage: MemoryStorage, clock: Clock) -> MemoryStorage:
     """Another storage with the same files and ages."""
     then = Clock()
@@ -133,7 +128,7 @@ def test_a_sweep_takes_all_orphans_and_nothing_else(inline: bool) -> None:
 def test_a_dry_run_plans_and_touches_nothing() -> None:
     clock = Clock()
     folder, _ = scenario(clock, inline=False)
-    watched = FaultyStorage(memory(folder), {})
+    watched = FaultyStorage(folder.memory, {})
     result = make(watched, clock, dry_run=True)
     assert result.plan.abandon == ("crashed", "silent")
     assert (result.record, result.deleted_files) == (None, 0)
@@ -147,12 +142,12 @@ def test_a_dry_run_plans_and_touches_nothing() -> None:
 def test_a_lost_answer_at_any_write_deletes_nothing_that_is_not_abandoned(when: When) -> None:
     clock = Clock()
     folder, needed = scenario(clock, inline=False)
-    whole = FaultyStorage(copy_of(memory(folder), clock), {})
+    whole = FaultyStorage(copy_of(folder.memory, clock), {})
     make(whole, clock)
     for at, (method, path) in enumerate(whole.calls):
         if method not in ("create", "replace"):
             continue
-        storage = copy_of(memory(folder), clock)
+        storage = copy_of(folder.memory, clock)
         faulty = FaultyStorage(storage, lost_answer_at(at, when))
         if path == paths.HEAD or (method == "create" and when == "after"):
             assert make(faulty, clock).record is not None  # the log shows that it arrived
@@ -169,10 +164,10 @@ def test_a_lost_answer_at_any_write_deletes_nothing_that_is_not_abandoned(when: 
 def test_an_outage_at_any_call_is_told_and_made_good() -> None:
     clock = Clock()
     folder, needed = scenario(clock, inline=False)
-    whole = FaultyStorage(copy_of(memory(folder), clock), {})
+    whole = FaultyStorage(copy_of(folder.memory, clock), {})
     make(whole, clock)
     for at in range(len(whole.calls)):
-        storage = copy_of(memory(folder), clock)
+        storage = copy_of(folder.memory, clock)
         with pytest.raises(StorageUnavailable, match="outage"):
             make(FaultyStorage(storage, {at: Fault(error=StorageUnavailable("outage"), when="before")}), clock)
         check_all_there(storage, needed)
