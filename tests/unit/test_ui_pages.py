@@ -79,7 +79,7 @@ def text(page: str) -> str:
 VIEWS = {
     "/p/{rides}/": [
         "1 quarantined. Checkpoint 14 is quarantined: ",
-        "Remove the cause. To run the intervals again in order, the last one included:",
+        "Remove the cause. To run the intervals again in order (--to is the start of the last one):",
         "2 DAGs wait for it: report, secret.",
         "cairn heal --root",
         "--pipeline rides --to",
@@ -120,7 +120,7 @@ VIEWS = {
     "/p/{rides}/trials": ["No trial yet", "cairn try --code m:X --from 2024-01-09T00:00:00Z"],
     "/p/{damaged}/": ["could not be read", "which checkpoints are usable", "cairn status --root"],
     "/": ["rides", "damaged", "no problems", "unowned"],
-    "/dag/rides_restore": ["Remove the cause. To run the intervals again in order, the last one included:"],
+    "/dag/rides_restore": ["Remove the cause. To run the intervals again in order (--to is the start of the last one):"],
     f"/run/rides/{quote(run_id(9))}": [
         "Committed: checkpoint 14",
         "Committed by an earlier try: checkpoint 12",
@@ -551,8 +551,8 @@ def test_each_situation_of_the_pictures_has_its_sentence_and_its_command() -> No
     said = {
         "overview": "4 stale. Checkpoint 6 can't be used, because checkpoint 10 later changed the result of",
         "overview-clicks": "try 3 of 4 of task process",
-        "overview-orders": "3 missing. The first interval was due, but has no run and no checkpoint.",
-        "overview-visits": "1 failed, 1 quarantined. Checkpoint 8 is quarantined: full validation: 2 findings.",
+        "overview-orders": "3 missing. The first interval was due, but has no run and no checkpoint. The run of 2024-01-09",
+        "overview-visits": "is quarantined: full validation: 2 findings. total: 14 of 2,162 values of n are not between 0",
         "overview-weather": "A run is due, but Airflow has not created it. Check that the scheduler is running.",
     }
     with pictures.served(pictures.situations()) as url:

@@ -361,6 +361,8 @@ class _Range:
         # True: the source is asked for several intervals at once. `_schema`: the columns of its last single answer.
         self._asks_together = isinstance(self.pipeline.source, RangeSource) and self._why_alone is None
         self._schema: Any = None
+        # Intervals for which the thread `reading` asks a `RangeSource` at once: as many as the next chunk probably has.
+        self._ahead_together: Sequence[Interval] = ()
 
     def run_all(self, intervals: Sequence[Interval], on_outcome: OnOutcome | None, named: bool) -> list[Outcome]:
         outcomes: list[Outcome] = []
@@ -529,8 +531,13 @@ class _Range:
         if not plans:
             self._no_chunk(why or "the source failed, or may read what the pipeline writes")
             return
-        if len(plans) == len(intervals) and plans[0].inputs.together is None:
-            self._read_ahead(ahead[: 2 * len(plans)])
+        if len(plans) == len(intervals):
+            following = ahead[: 2 * len(plans)]
+            if plans[0].inputs.together is None:
+                self._read_ahead(following)
+            elif following := following[: self.limits.intervals]:
+                self._ahead_together = following
+                self.reading.begin(self._in_thread(partial(self._ask_together, following)))
         name, planned_s = self.pipeline.name, time.monotonic()
         try:
             plans = plan_watermarks(self.spark, plans)
@@ -577,9 +584,9 @@ class _Range:
         """Return what a `RangeSource` says of the intervals; nothing if it must be asked for each of them."""
         if not self._asks_together or any(one in self.known for one in intervals):
             return {}
-        self._take_answers()
+        early, answer = self._ahead_together, self._take_answers()
         try:
-            reads = read_range(self.spark, self.pipeline, intervals)
+            reads = answer if early == intervals and answer else read_range(self.spark, self.pipeline, intervals)
         except Exception as error:
             if is_lost(error):
                 raise
@@ -589,6 +596,14 @@ class _Range:
                 "for several intervals, its columns, types or nullability are others than for one"
             )
         return dict(zip(intervals, reads, strict=True)) if self._may_read_ahead(reads[0]) else {}
+
+    def _ask_together(self, intervals: Sequence[Interval]) -> list[Read] | None:
+        """Ask the source early. What it needs may be there when the turn of the intervals has come."""
+        try:
+            return read_range(self.spark, self.pipeline, intervals)
+        except Exception as error:
+            log.debug("%s: the source was asked early: %s", intervals[0], error)
+            return None
 
     def _ask_for_each(self, why: object) -> dict[Interval, Read]:
         self._asks_together = False
@@ -649,11 +664,16 @@ class _Range:
             self._ahead = asked
             self.reading.begin(self._in_thread(partial(self._ask_all, asked)))
 
-    def _take_answers(self) -> None:
-        """Wait for the thread `reading`, and take its answers."""
+    def _take_answers(self) -> list[Read] | None:
+        """Wait for the thread `reading`, and take its answers. Return the answer of a `RangeSource`, if it was asked."""
+        if self._ahead_together:
+            self._ahead_together = ()
+            together: list[Read] | None = self.reading.wait()
+            return together
         if self._ahead:
             self._ahead = ()
             self._answers |= self.reading.wait()
+        return None
 
     def _ask_all(self, intervals: Sequence[Interval]) -> dict[Interval, Read]:
         answers: dict[Interval, Read] = {}
