@@ -7,17 +7,20 @@ import logging
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Sequence
 from datetime import timedelta
 from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import pytest
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from cairn.operations.intervals.plan_chunk import ChunkLimits
+from cairn.operations.intervals.read_source import read_range
 from cairn.operations.intervals.run_intervals import run_intervals
 from cairn.pipeline import Interval
 from cairn.range_sources import range_source
@@ -87,7 +90,17 @@ def test_days_of_files_are_what_they_are_one_by_one(
     pipeline = pipeline_over(tmp_path, ranged)
     run_intervals(spark, pipeline, DAYS, str(tmp_path / "alone"), limits=ChunkLimits(intervals=1))
     assert IN_CHUNKS not in caplog.text
-    run_intervals(spark, pipeline, DAYS, str(tmp_path / "together"), limits=ChunkLimits(seconds=60))
+    asked: list[tuple[Sequence[Interval], bool]] = []
+
+    def ask(spark: Any, pipeline: Any, intervals: Sequence[Interval]) -> Any:
+        asked.append((intervals, "cairn-range" in threading.current_thread().name))
+        return read_range(spark, pipeline, intervals)
+
+    with mock.patch("cairn.operations.intervals.run_intervals.read_range", ask):
+        run_intervals(spark, pipeline, DAYS, str(tmp_path / "together"), limits=ChunkLimits(seconds=60))
+    # The source is asked for the next chunk while a job runs, and once for each.
+    assert [early for _, early in asked] == [False, *[True] * (len(asked) - 1)] if ranged else asked == []
+    assert sorted(one for intervals, _ in asked for one in intervals) == (DAYS[1:] if ranged else [])
     assert [f"{IN_CHUNKS} {n} intervals" in caplog.text for n in (2, 4)] == [True, True]
     assert "one by one" not in caplog.text
     assert results(pipeline, tmp_path / "together") == results(pipeline, tmp_path / "alone")

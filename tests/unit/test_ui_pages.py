@@ -120,7 +120,9 @@ VIEWS = {
     "/p/{rides}/trials": ["No trial yet", "cairn try --code m:X --from 2024-01-09T00:00:00Z"],
     "/p/{damaged}/": ["could not be read", "which checkpoints are usable", "cairn status --root"],
     "/": ["rides", "damaged", "no problems", "unowned"],
-    "/dag/rides_restore": ["Remove the cause. To run the intervals again in order (--to is the start of the last one):"],
+    "/dag/rides_restore": [
+        "Remove the cause. To run the intervals again in order (--to is the start of the last one):"
+    ],
     f"/run/rides/{quote(run_id(9))}": [
         "Committed: checkpoint 14",
         "Committed by an earlier try: checkpoint 12",
