@@ -779,7 +779,9 @@ def test_a_cleared_day_with_another_result_makes_tomorrow_wait_with_the_command(
     text = "\n".join(days.client.log("tally", run, "process", 1))
     assert f"its base, checkpoint {head - 1}, is stale" in text
     (heal,) = dict.fromkeys(printed_commands(text))
-    assert heal.startswith("cairn heal --root ") and heal.endswith(f"--to {day_of(last)[:10]}T00:00:00Z --dag tally")
+    assert heal.startswith("cairn heal --root ") and heal.endswith(
+        f"--to {day_of(last)[:10]}T00:00:00Z --dag tally --airflow {airflow.client.url}"
+    )
     assert days.log().head_id == head
 
     # The command, as it is printed. The run that waits goes on by itself.
@@ -805,7 +807,7 @@ def test_a_run_over_a_gap_is_refused_with_the_command_that_closes_it(
     assert days.client.wait_for_runs("tally", [run], timeout_s=90) == {run: "failed"}
     text = "\n".join(days.client.log("tally", run, "process", 1))
     (heal,) = dict.fromkeys(printed_commands(text))
-    assert "StateGapError" in text and heal.endswith(f"--to {day_of(last + 2)[:10]}T00:00:00Z --dag tally")
+    assert "StateGapError" in text and f"--to {day_of(last + 2)[:10]}T00:00:00Z --dag tally --airflow " in heal
     assert run_as_printed(airflow, heal).splitlines()[-1].startswith("tally is healthy up to ")
     assert last_day(days) == last + 2
     assert days.mine() == days.undisturbed(last + 2)
