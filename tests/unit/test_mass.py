@@ -21,7 +21,7 @@ BUDGETS = {
     "jobs/cairn/data_sources": (565, 3_698),
     "jobs/cairn/driver": (745, 4_335),
     "jobs/cairn/operations": (956, 6_215),
-    "jobs/cairn/operations/intervals": (3_950, 27_189),
+    "jobs/cairn/operations/intervals": (3_970, 27_349),
     "jobs/cairn/operations/savepoints": (881, 5_922),
     "jobs/cairn/operations/validation": (1_934, 14_678),
     "jobs/cairn/processors": (3_312, 27_299),
