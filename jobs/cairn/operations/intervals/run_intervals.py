@@ -665,7 +665,7 @@ class _Range:
             self.reading.begin(self._in_thread(partial(self._ask_all, asked)))
 
     def _take_answers(self) -> list[Read] | None:
-        """Wait for the thread `reading`, and take its answers. Return the answer of a `RangeSource`, if there is one."""
+        """Wait for the thread `reading`, and take its answers. Return what a `RangeSource` has answered, if asked."""
         if self._ahead_together:
             self._ahead_together = ()
             together: list[Read] | None = self.reading.wait()
