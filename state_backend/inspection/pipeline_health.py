@@ -109,9 +109,10 @@ def due_intervals(log: Log, last: Interval | None, schedule: DagSchedule | None,
 
 
 def findings(facts: Facts) -> tuple[Finding, ...]:
-    """Return what there is to say about a pipeline, the worst first. The first one is the pipeline's health.
+    """Return what there is to say about a pipeline, the most severe first. The first one is the pipeline's health.
 
-    It is never good while an interval that was due has no usable checkpoint, a task fails, or the log can't be read.
+    Without a problem it has the tone `good`. It has another tone while an interval that was due has no usable
+    checkpoint, a task has failed, or the pipeline's log can't be read.
     """
     found = [*_findings(facts)]
     if not found and not facts.begun:
@@ -199,10 +200,10 @@ def _behind(facts: Facts) -> datetime | None:
 
 
 def troubles(facts: Facts) -> list[Trouble]:
-    """Return the intervals after the newest usable state that are in trouble, in the order of time.
+    """Return the intervals after the newest usable checkpoint that are in trouble, in the order of time.
 
-    An interval that is in progress for the first time is not in trouble. Nor is an interval without a run if Airflow is
-    about to create it: the DAG is paused, or its earlier runs are in progress.
+    An interval whose first run is in progress is not in trouble. Nor is an interval that has no run because the DAG is
+    paused or earlier runs are in progress.
     """
     newest = {one.interval: one for one in sorted(facts.unusable, key=lambda one: one.checkpoint)}
     of_interval: dict[Interval, list[DagRun]] = {}
