@@ -51,7 +51,7 @@ class Totals(RunningAggregate):
 
 
 def commit_hours(spark: SparkSession, pipeline: Pipeline, at: Location, count: int) -> None:
-    """Commit hours that follow the newest one and change nothing in its state."""
+    """Commit further hours without rows. The state stays that of the newest hour before them."""
     log = read_newest(at.storage)
     with mock.patch.object(os, "fsync"):
         for _ in range(count):

@@ -13,7 +13,7 @@ from state_backend.values.intervals import Interval
 
 # Largest number of cells, without that of the next interval.
 MOST = 30
-# Height of the highest cell, and of the lowest one, in pixels. The lowest one can still be seen and hit by a finger.
+# Heights in pixels of the tallest and of the shortest cell. A finger can still hit the shortest one.
 HIGHEST, LOWEST = 48, 8
 
 Tone = Literal["good", "info", "warn", "bad", "waits", "stale", "next"]

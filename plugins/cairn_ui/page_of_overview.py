@@ -9,7 +9,7 @@ from typing import Any
 from fastapi.responses import Response
 
 from cairn_ui import airflow_database, database_runs, shown_page
-from cairn_ui.broken_since import lag_of, mark_of, run_to_explain
+from cairn_ui.health_facts import lag_of, mark_of, run_to_explain
 from cairn_ui.interval_strip import MOST
 from cairn_ui.page_of_run import failed_tries
 from cairn_ui.pipeline_overview import FromAirflow, Overview, facts_of, furthest, latest_usable, overview

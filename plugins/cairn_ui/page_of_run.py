@@ -12,7 +12,7 @@ from fastapi.responses import Response
 
 from cairn_ui import database_runs, next_steps, shown_page
 from cairn_ui.access import Asks, Rights
-from cairn_ui.broken_since import tries_to_explain
+from cairn_ui.health_facts import tries_to_explain
 from cairn_ui.log_pages import ids_of_run
 from cairn_ui.pipelines_of_dags import PipelineRef
 from cairn_ui.read_logs import Look, NotAnswered

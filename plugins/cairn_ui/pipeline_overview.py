@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 
-from cairn_ui.broken_since import lag_of, newest_results, unusable_checkpoints
+from cairn_ui.health_facts import lag_of, newest_results, unusable_checkpoints
 from cairn_ui.interval_strip import Strip, strip_of
 from cairn_ui.next_steps import Step, after_failed_read
 from cairn_ui.pipelines_of_dags import PipelineRef

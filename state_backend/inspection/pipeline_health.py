@@ -115,9 +115,10 @@ def findings(facts: Facts) -> tuple[Finding, ...]:
     checkpoint, a task has failed, or the pipeline's log can't be read.
     """
     found = [*_findings(facts)]
-    if not found and not facts.begun:
-        found.append(Finding("info", "no checkpoint yet"))
-    elif {one.tone for one in found} <= {"info"} and not _behind(facts):
+    well = {one.tone for one in found} <= {"info"} and not _behind(facts)
+    if well and not facts.begun:
+        found.insert(0, Finding("info", "no checkpoint yet"))
+    elif well:
         on_time = Finding("good", "on time", "Each interval that was due has a checkpoint")
         scheduled = facts.schedule is not None and facts.schedule.next_due is not None
         found.append(on_time if scheduled else Finding("good", "no problems"))

@@ -68,7 +68,7 @@ class StateSource:
         return what if self.savepoint is None else f"the {self.savepoint.format} savepoint of {what} in {self.url}"
 
     def descriptor(self, state: str) -> StateDescriptor | None:
-        """Return the descriptor of a state by its name; None for the timers."""
+        """Return the descriptor of a state by its name, and None for `$timers`. An unknown name raises `UsageError`."""
         if state == layout.TIMERS_NAME:
             return None
         for descriptor in self.content.states:

@@ -110,7 +110,7 @@ class FailingTask:
     ended: datetime | None
 
     def words(self, now: datetime) -> str:
-        """Return a clause such as "try 2 of 4 of process failed 40 s ago"."""
+        """Return a clause such as "try 2 of 4 of task process failed 40 s ago", with the run's interval."""
         ago = "" if self.ended is None else f" {span((now - self.ended).total_seconds())} ago"
         of = "" if self.interval is None else f" of {self.interval}"
         return f"try {self.try_number} of {self.tries} of task {self.task_id}{of} failed{ago}"

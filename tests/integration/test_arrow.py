@@ -1,4 +1,4 @@
-"""The vectorised API through Spark: a hot key. What the API refuses is in tests/unit/test_pipeline_tester.py."""
+"""The vectorised API through Spark, for a key whose rows span several batches. What the API refuses is in tests/unit/test_pipeline_tester.py."""
 
 from __future__ import annotations
 

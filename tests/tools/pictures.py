@@ -149,12 +149,16 @@ def served(shown: list[Shown]) -> Iterator[str]:
         server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error"))
         thread = threading.Thread(target=server.run, daemon=True)
         thread.start()
+        until_s = time.monotonic() + 30
         while not server.started:
+            assert thread.is_alive() and time.monotonic() < until_s, "the server did not start"
             time.sleep(0.05)
         (socket,) = server.servers[0].sockets
-        yield f"http://127.0.0.1:{socket.getsockname()[1]}/cairn/checkpoints"
-        server.should_exit = True
-        thread.join()
+        try:
+            yield f"http://127.0.0.1:{socket.getsockname()[1]}/cairn/checkpoints"
+        finally:
+            server.should_exit = True
+            thread.join(30)
 
 
 def views() -> dict[str, str]:

@@ -10,7 +10,7 @@ import ast
 from state_backend.values.parse_source import parse_source
 from tests.tools.mass import FOLDERS, ROOT, mass
 
-MOST_METHODS, MOST_LINES_OF_A_MODULE, MOST_LINES_OF_TESTS = 25, 800, 82_277
+MOST_METHODS, MOST_LINES_OF_A_MODULE, MOST_LINES_OF_TESTS = 25, 800, 82_286
 
 # For each room, the most lines of its files, and the most tokens without comments and docstrings.
 BUDGETS = {
@@ -43,7 +43,7 @@ BUDGETS = {
     "state_backend/chains": (997, 8_870),
     "state_backend/checkpoint": (5_874, 37_919),
     "state_backend/formats": (5_984, 39_837),
-    "state_backend/inspection": (3_853, 31_015),
+    "state_backend/inspection": (3_855, 31_019),
     "state_backend/ports": (200, 378),
     "state_backend/shard": (1_604, 9_468),
     "state_backend/state": (3_101, 26_232),

@@ -85,6 +85,11 @@ def facts(until: int = 9, schedule: DagSchedule | None = None, now: datetime = N
         (Facts(now=NOW, status=WELL, begun=False), "info", ["no checkpoint yet"]),
         (Facts(now=NOW, status=WELL, begun=False, schedule=plan()), "bad", ["late by 30 min"]),
         (
+            Facts(now=NOW, status=WELL, begun=False, schedule=plan(asked_end=None, next_due=None)),
+            "info",
+            ["no checkpoint yet", "no run due"],
+        ),
+        (
             facts(9, plan(waiting=frozenset({"r"})), unvalidated=(2, 7)),
             "good",
             ["on time", "waiting", "2 not validated"],

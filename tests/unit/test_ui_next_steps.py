@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from cairn_ui import next_steps
-from cairn_ui.broken_since import mark_of, newest_results, run_to_explain, tries_to_explain, unusable_checkpoints
+from cairn_ui.health_facts import mark_of, newest_results, run_to_explain, tries_to_explain, unusable_checkpoints
 from cairn_ui.interval_strip import Result
 from cairn_ui.pipelines_of_dags import PipelineRef
 from state_backend.adapters.memory_storage import MemoryStorage

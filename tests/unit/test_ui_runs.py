@@ -12,7 +12,7 @@ from airflow.utils.state import DagRunState
 from airflow.utils.types import DagRunType
 
 from cairn_operators.failures import exit_failure
-from cairn_ui.broken_since import lag_of
+from cairn_ui.health_facts import lag_of
 from cairn_ui.interval_strip import HIGHEST, LOWEST, Result, strip_of
 from cairn_ui.run_timeline import timeline_of
 from cairn_ui.try_reason import LogLine, reason_of
