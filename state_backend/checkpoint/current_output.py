@@ -26,7 +26,10 @@ class CurrentOutput:
 
     def list_files(self, *, late: bool) -> list[OutputFile]:
         """Return the files of the output or of the late rows, in the order of their intervals."""
-        return [file for files in self.files.values() for file in files if file.late == late]
+        return [file for _, file in self.files_by_interval(late=late)]
+
+    def files_by_interval(self, *, late: bool) -> list[tuple[Interval, OutputFile]]:
+        return [(interval, file) for interval, files in self.files.items() for file in files if file.late == late]
 
     def notice(self, root: str, pipeline: str) -> str | None:
         """Return a text about the intervals whose result is not valid; None if there are none."""

@@ -16,16 +16,21 @@ from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 import pytest
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as F
+from pyspark.sql.streaming import StatefulProcessor
 
 from cairn.operations.intervals.plan_chunk import ChunkLimits
 from cairn.operations.intervals.read_source import read_range
 from cairn.operations.intervals.run_intervals import run_intervals
 from cairn.pipeline import Interval
 from cairn.range_sources import range_source
-from state_backend.values.errors import SourceError
+from cairn.upstream_sources import upstream, upstreams
+from state_backend.chains.judge_inputs import Chains
+from state_backend.values.errors import InputNotReady, SourceError
+from state_backend.values.records import Content
 from state_backend.values.retention import KeepLast
+from tests.support.coordinator import coordinator_of
 from tests.support.counting import INPUT_SCHEMA, counting, day
 from tests.support.every_processor import SCHEMA, declared, row
 from tests.support.in_chunks import results
@@ -87,14 +92,15 @@ def test_days_of_files_are_what_they_are_one_by_one(
 ) -> None:
     caplog.set_level(logging.INFO, "cairn")
     write_days(tmp_path)
-    pipeline = pipeline_over(tmp_path, ranged)
+    sunk: list[tuple[Interval, int]] = []
+    pipeline = pipeline_over(tmp_path, ranged, sink=lambda _, paths, interval, n: sunk.append((interval, n)))
     run_intervals(spark, pipeline, DAYS, str(tmp_path / "alone"), limits=ChunkLimits(intervals=1))
     assert IN_CHUNKS not in caplog.text
     asked: list[tuple[Sequence[Interval], bool]] = []
 
-    def ask(spark: Any, pipeline: Any, intervals: Sequence[Interval]) -> Any:
+    def ask(spark: Any, pipeline: Any, intervals: Sequence[Interval], root: str) -> Any:
         asked.append((intervals, "cairn-range" in threading.current_thread().name))
-        return read_range(spark, pipeline, intervals)
+        return read_range(spark, pipeline, intervals, root)
 
     with mock.patch("cairn.operations.intervals.run_intervals.read_range", ask):
         run_intervals(spark, pipeline, DAYS, str(tmp_path / "together"), limits=ChunkLimits(seconds=60))
@@ -104,6 +110,7 @@ def test_days_of_files_are_what_they_are_one_by_one(
     assert [f"{IN_CHUNKS} {n} intervals" in caplog.text for n in (2, 4)] == [True, True]
     assert "one by one" not in caplog.text
     assert results(pipeline, tmp_path / "together") == results(pipeline, tmp_path / "alone")
+    assert sunk == [(one, n) for n, one in enumerate(DAYS, 1)] * 2
 
 
 @pytest.mark.parametrize("of_time", ["timestamp", "timestamp_ntz", "range"])
@@ -193,7 +200,14 @@ def test_a_range_source_whose_rows_may_differ_is_asked_for_each_interval(
     assert [sum(o[2] for o in r["outputs"]) for r in results(pipeline, tmp_path / "root")] == [1] * 7
 
 
-@pytest.mark.parametrize("reads", ["a union", "its own output"])
+WHY_ALONE = {
+    "a union": "one by one: the source's query has a union",
+    "its own output": "seems to read what this pipeline writes",
+    "its sink's table": "one by one: the source may read what the pipeline's sink wrote",
+}
+
+
+@pytest.mark.parametrize("reads", WHY_ALONE)
 def test_a_source_is_run_one_by_one(
     reads: str, spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -205,15 +219,91 @@ def test_a_source_is_run_one_by_one(
         rows, position = read_day(spark, tmp_path, DAYS.index(interval))
         if reads == "a union":
             return rows.where("amount < 5").union(rows.where("amount >= 5")), position
-        own = spark.read.schema("user string").option("recursiveFileLookup", True).parquet(str(written))
-        return rows.join(own.limit(0), "user", "left_anti")
+        at = written if reads == "its own output" else tmp_path / "table"
+        own = spark.read.schema("user string").option("recursiveFileLookup", True).parquet(str(at))
+        return rows.join(own.limit(0), "user", "left_anti"), position
 
-    pipeline = pipeline_over(tmp_path, source=source)
+    (tmp_path / "table").mkdir()
+    pipeline = pipeline_over(tmp_path, source=source, sink=(lambda *_: None) if "sink" in reads else None)
     run_intervals(spark, pipeline, DAYS[:5], str(tmp_path / "together"), limits=ChunkLimits(seconds=60))
     assert IN_CHUNKS not in caplog.text
-    assert ("one by one" if reads == "a union" else "seems to read what this pipeline writes") in caplog.text
+    assert WHY_ALONE[reads] in caplog.text
     run_intervals(spark, pipeline, DAYS[:5], str(tmp_path / "alone"), limits=ChunkLimits(intervals=1))
     assert results(pipeline, tmp_path / "together") == results(pipeline, tmp_path / "alone")
+
+
+class Seen(StatefulProcessor):
+    """Count the rows of each key."""
+
+    def init(self, handle: Any) -> None:
+        self._count = handle.getValueState("count", "rows long")
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Any:
+        (before,) = self._count.get() or (0,)
+        self._count.update((before + sum(1 for _ in rows),))
+        yield Row(user=key[0], rows=self._count.get()[0])
+
+
+COUNTS: dict[str, Any] = {"processor": Seen, "output_schema": "user string, rows long"}
+PAIRS = [Interval(DAYS[n].start, DAYS[n + 1].end) for n in range(0, 10, 2)]
+READS = {
+    "rows": lambda root: upstream("counting", root=root),
+    "late rows": lambda root: upstream("counting", root=root, late=True),
+    "rows of a function": lambda root: upstreams(lambda _, __, up: up.where("rows > 0"), up=READS["rows"](root)),
+    "a state": lambda root: upstreams(
+        lambda _, __, up: up.selectExpr("key.user", "value.rows"),
+        up=upstream("counting", root=root, state="count"),
+    ),
+}
+
+
+def pairs_of_days(folder: Path, reads: str) -> Any:
+    """A pipeline that reads pairs of days of another one, which has not run yet."""
+    source = READS[reads](str(folder / "days"))
+    return counting(name="pairs", source=source, order_by=[], retention=KeepLast(50), **COUNTS)
+
+
+@pytest.mark.parametrize("reads", READS)
+def test_what_another_pipeline_made_is_read_as_one_by_one(
+    reads: str, spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "cairn")
+    write_days(tmp_path)
+    days, pipeline = pipeline_over(tmp_path, **COUNTS), pairs_of_days(tmp_path, reads)
+    run_intervals(spark, days, DAYS[:9], str(tmp_path / "days"))
+    found = {}
+    for name, limits in (("alone", ChunkLimits(intervals=1)), ("together", ChunkLimits(seconds=60))):
+        caplog.clear()
+        with pytest.raises(InputNotReady, match="has not committed it" if reads != "a state" else "no checkpoint ends"):
+            run_intervals(spark, pipeline, PAIRS, str(tmp_path / name), limits=limits)
+        found[name] = results(pipeline, tmp_path / name)
+        assert len(found[name]) == 4
+    assert f"{IN_CHUNKS} 2 intervals" in caplog.text
+    assert found["alone"] == found["together"]
+    ends = [coordinator_of(pipeline, str(tmp_path / name)).log().completed()[-1].content.fresh_at for name in found]
+    assert all(ends) and ends[0].upstreams == ends[1].upstreams
+
+
+@pytest.mark.parametrize("reads", ["rows", "rows of a function"])
+def test_a_correction_of_another_pipeline_ends_the_chunk_that_has_read_the_rows_before(
+    reads: str, spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_days(tmp_path)
+    days, pipeline = pipeline_over(tmp_path, **COUNTS), pairs_of_days(tmp_path, reads)
+    run_intervals(spark, days, DAYS[:10], str(tmp_path / "days"))
+
+    def correct(content: Content) -> None:
+        if content.interval == PAIRS[3]:
+            (tmp_path / "9.json").write_text('{"user": "new", "item": "i", "amount": 1}\n')
+            run_intervals(spark, days, DAYS[9:10], str(tmp_path / "days"))
+
+    root = str(tmp_path / "together")
+    run_intervals(spark, pipeline, PAIRS, root, limits=ChunkLimits(seconds=60), before_commit=correct)
+    assert "another pipeline has changed what they read. Nothing of it is committed" in caplog.text
+    assert Chains().judged(root, "pairs") == {}
+    run_intervals(spark, pipeline, PAIRS, str(tmp_path / "alone"), limits=ChunkLimits(intervals=1))
+    one, other = (results(pipeline, tmp_path / name)[-1] for name in ("alone", "together"))
+    assert one["outputs"] == other["outputs"] and one["digest"] == other["digest"]
 
 
 @pytest.mark.long("half a minute of Spark")

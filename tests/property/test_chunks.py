@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
@@ -55,8 +55,26 @@ NEXT_FORM = {"row": "pandas", "pandas": "arrow", "arrow": "row"}
 CASES = [TTL, *FORMS, "Deduplicate, last", "TumblingWindow, lateness", *READY_MADE]
 
 
+# By root. The histories do not hold them, since a source's hash covers the object that it is a method of.
+TABLES: dict[Path, Table] = {}
+
+
 class Killed(BaseException):
     """The end of a process."""
+
+
+@dataclass
+class Table:
+    """What a sink got last for each interval, in the order of these calls. Some calls fail after that."""
+
+    rows: dict[Interval, Any] = field(default_factory=dict)
+    fails: random.Random | None = None
+
+    def put(self, _: Any, paths: Sequence[str], interval: Interval, checkpoint_id: int) -> None:
+        self.rows.pop(interval, None)
+        self.rows[interval] = (checkpoint_id, [Path(path).read_bytes() for path in paths])
+        if self.fails and self.fails.random() < 0.1:
+            raise Killed
 
 
 @dataclass
@@ -83,7 +101,10 @@ class History:
         version = self.versions.get(number, 0)
         rows = rows_of(number + self.seed, version) if self.case == TTL else self._events(interval, number, version)
         schema = INPUT_SCHEMA if self.case == TTL else SCHEMA.format("timestamp")
-        return LocalRows(rows, parse_ddl_locally(schema), zone_of("UTC"), "the input"), {"version": version}
+        return LocalRows(rows, parse_ddl_locally(schema), zone_of("UTC"), "the input"), {
+            "version": version,
+            "files": [],
+        }
 
     def _events(self, interval: Interval, number: int, version: int) -> list[Any]:
         """Rows of the interval and of hours before it, of which some are late."""
@@ -155,6 +176,8 @@ def dying(chosen: random.Random, dies: bool) -> Iterator[ExitStack]:
 def run(history: History, root: Path, chosen: random.Random, most: int, kills: int) -> int:
     """Call `run_intervals` until it ends. Return the number of jobs of several intervals, which are `most` at most."""
     pipeline, died, jobs = history.pipeline(), 0, 0
+    if history.seed % 4 in (1, 2):
+        pipeline = replace(pipeline, sink=TABLES[root].put)
     sizes = in_chunks.chunk_on_shards
     intervals, touched = history.wanted, history.touched
 
@@ -221,9 +244,11 @@ def _compare(case: str, seed: int, tmp_path: Path, kills: int) -> int:
     pipeline, chunks, end = history.pipeline(), 0, chosen.randint(6, 8)
     # Chunks of 2, 4 and more intervals go on after one of these, unless the process dies before.
     history.wanted, history.touched = history.intervals[:end], history.intervals[chosen.choice([1, 3, 4, 5])]
+    TABLES.update({alone: Table(), together: Table(fails=random.Random(seed) if kills else None)})
     for history.turn in range(2):
         assert run(history, alone, chosen, 1, 0) == 0
         chunks += run(history, together, chosen, 7, kills)
+        assert [*TABLES[alone].rows.items()] == [*TABLES[together].rows.items()]
         first, which = end, -chosen.randint(1, 4)
         if not history.turn and chosen.random() < 0.5:
             first, _ = (history.touch(root, which) for root in (alone, together))

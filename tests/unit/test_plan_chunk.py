@@ -114,11 +114,11 @@ def test_what_is_computed_one_by_one() -> None:
     of_events = {"time_mode": "event", "event_time": "at", "watermark_delay": timedelta(hours=1)}
     assert why_never(plain, "incremental") is None
     assert why_never(counting(**of_events, watermark="observed"), "full") is None
+    assert why_never(counting(source=upstream("b")), "incremental") is None
     for pipeline, mode in (
         (plain, "changelog"),
         (counting(read_ahead=False), "incremental"),
-        (counting(sink=mock.Mock()), "incremental"),
-        (counting(source=upstreams(lambda *_, **__: None, a=upstream("b"))), "incremental"),
+        (counting(source=upstreams(lambda *_, **__: None, a=upstream("b", back=1))), "incremental"),
     ):
         assert why_never(pipeline, mode) is not None
 
@@ -451,13 +451,25 @@ def test_a_union_in_a_query(plan: str, found: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("names", "position", "union", "alone"),
-    [(False, {}, True, False), (False, FILES, False, False), (False, FILES, True, True), (True, {}, False, True)],
+    ("found", "position", "alone"),
+    [
+        ({"a union"}, {}, False),
+        ({}, FILES, False),
+        ({"a union"}, FILES, True),
+        ({"a name"}, {}, True),
+        ({"a sink"}, {}, True),
+        ({"a sink"}, FILES, False),
+        ({"a sink"}, {"files": []}, False),
+        ({"a sink", "a join"}, FILES, True),
+        ({"a sink", "an upstream", "a join"}, {}, False),
+    ],
 )
-def test_an_interval_that_is_in_no_chunk(names: bool, position: Any, union: bool, alone: bool) -> None:
-    plan: Any = mock.Mock(**{"job.content.source_position": position})
-    with mock.patch.multiple(plan_chunk, looks_up_names=lambda _: names, has_union=lambda _: union):
-        assert (plan_chunk.why_not_any(plan, None) is not None) == alone
+def test_an_interval_that_is_in_no_chunk(found: Any, position: Any, alone: bool) -> None:
+    plan: Any = mock.Mock(**{"job.content.source_position": position, "job.content.inputs": "an upstream" in found})
+    reads = {"looks_up_names": "a name" in found, "has_union": "a union" in found, "reads_once": "a join" not in found}
+    with mock.patch.multiple(plan_chunk, **{name: lambda _, of=of: of for name, of in reads.items()}):
+        pipeline = counting(sink=mock.Mock() if "a sink" in found else None)
+        assert (plan_chunk.why_not_any(pipeline, plan, None) is not None) == alone
 
 
 @pytest.mark.parametrize(
@@ -495,7 +507,7 @@ def test_a_source_that_reads_its_output_now_and_then_is_asked_after_the_commit_b
 def test_names_are_looked_for_in_every_plan(tmp_path: Path) -> None:
     why = {DAYS[3]: "the plan names a table"}
     with (
-        mock.patch.object(process_chunk, "why_not_any", lambda p, _: why.get(p.job.content.interval)),
+        mock.patch.object(process_chunk, "why_not_any", lambda _, p, __: why.get(p.job.content.interval)),
         sizes() as found,
     ):
         run(tmp_path, days=DAYS[:7])

@@ -11,6 +11,7 @@ Options:
                       is that of other checkpoints, the query fails.
     group             Name of the pipeline's group, or a marker of `group_marker`. Only intervals up to which the
                       results of all members fit together are read.
+    interval_column   Name of a further column, the last one: the start of the row's interval, a TIMESTAMP.
 
 The checkpoint log says, when the query is planned, which files are current. So a query never sees half an interval,
 even on storage that can't replace a folder in one step.
@@ -31,7 +32,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
-from pyspark.sql.types import StructType
+from pyspark.sql.types import StructType, TimestampType
 
 from cairn.data_sources.check_options import check_options
 from cairn.data_sources.state_selection import parse_numbers
@@ -57,15 +58,18 @@ from state_backend.values.errors import (
     UsageError,
 )
 from state_backend.values.handles import Handle
+from state_backend.values.intervals import Interval
 from state_backend.values.records import OutputFile
 
 logger = logging.getLogger("cairn")
 
-_OPTIONS = frozenset({"root", "pipeline", "late", "start", "end", "valid", "checkpoints", "group"})
+_INSTANT = pa.timestamp("us", "UTC")
+_OPTIONS = frozenset({"root", "pipeline", "late", "start", "end", "valid", "checkpoints", "group", "interval_column"})
 
 
 @dataclass
 class _File(InputPartition):
+    interval: Interval
     file: OutputFile
 
 
@@ -81,10 +85,16 @@ class KeyedOutput(DataSource):
         log = self._log()
         if (notice := self._spoilt(log)) is not None:
             logger.warning("%s", notice)
-        return from_record(self._schema(log), self._root())
+        schema = from_record(self._schema(log), self._root())
+        if (column := self.options.get("interval_column")) is not None:
+            if column.lower() in map(str.lower, schema.names):
+                raise UsageError(f"interval_column {column!r}: the output has a column of this name; give another name")
+            schema.add(column, TimestampType())
+        return schema
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        log, planned = self._log(), parse_struct(recorded_schema(schema.jsonValue()))
+        of_files = StructType(schema.fields[: len(schema) - ("interval_column" in self.options)])
+        log, planned = self._log(), parse_struct(recorded_schema(of_files.jsonValue()))
         self._spoilt(log)
         schema_now = self._schema(log)
         now = parse_struct(schema_now)
@@ -93,7 +103,8 @@ class KeyedOutput(DataSource):
                 f"the output of pipeline {self._option('pipeline')!r} now has the columns {now}, but the query was planned for {planned}\n"
                 "Run the query again, without a schema of your own"
             )
-        return _OutputReader(self._root(), self._files(log), schema_now)
+        files = [_File(interval, file) for interval, file in self._current(log).files_by_interval(late=self._late())]
+        return _OutputReader(self._root(), files, schema_now, self.options.get("interval_column"))
 
     def _schema(self, log: Log) -> dict[str, Any]:
         """Return the schema of the table.
@@ -199,13 +210,14 @@ class KeyedOutput(DataSource):
 
 
 class _OutputReader(DataSourceReader):
-    def __init__(self, root: str, files: list[OutputFile], schema: dict[str, Any]) -> None:
+    def __init__(self, root: str, files: list[_File], schema: dict[str, Any], interval_column: str | None) -> None:
         self._root = root
         self._files = files
         self._schema = schema
+        self._interval_column = interval_column
 
     def partitions(self) -> Sequence[InputPartition]:
-        return [_File(file) for file in self._files]
+        return self._files
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if not isinstance(partition, _File):
@@ -222,8 +234,10 @@ class _OutputReader(DataSourceReader):
                     f"{file.handle.path} in {storage.url} has {rows.metadata.num_rows} rows, but its record says {file.rows}; put the file "
                     "back from a copy, or run its interval again"
                 )
-            convert = batch_converter(arrow_schema(self._schema))
-            yield from map(convert, rows.iter_batches(batch_size=10_000))
+            convert, starts = batch_converter(arrow_schema(self._schema)), pa.scalar(partition.interval.start, _INSTANT)
+            for made in map(convert, rows.iter_batches(batch_size=10_000)):
+                column = self._interval_column
+                yield made if column is None else made.append_column(column, pa.repeat(starts, made.num_rows))
 
 
 def _gone(handle: Handle, storage: Storage) -> CairnError:

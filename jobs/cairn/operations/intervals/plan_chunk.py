@@ -12,7 +12,7 @@ from cairn.operations.intervals.plan_interval import IntervalPlan, event_time_af
 from cairn.operations.intervals.plan_range import Compute, Reprocess, keep_or_compute
 from cairn.operations.intervals.prove_read import recorded_lengths
 from cairn.operations.intervals.read_source import Read
-from cairn.operations.intervals.untracked_reads import has_union, looks_up_names
+from cairn.operations.intervals.untracked_reads import has_union, looks_up_names, reads_once
 from cairn.pipeline import Interval, Pipeline
 from cairn.rows.arrange_rows import Arrangement, plan_arrangement
 from cairn.rows.routing import Inputs
@@ -128,10 +128,8 @@ def surely_computed(
 
 def why_never(pipeline: Pipeline, mode: str) -> str | None:
     """Return why each interval needs a job of its own; None if intervals of the pipeline may be computed together."""
-    if isinstance(pipeline.source, Upstreams):
-        return "the source reads other pipelines"
-    if pipeline.sink is not None:
-        return "the source may read what the pipeline's sink wrote"
+    if isinstance(pipeline.source, Upstreams) and any(edge.back for edge in pipeline.source.edges.values()):
+        return "another pipeline's earlier interval may read this pipeline's interval before"
     if not pipeline.read_ahead:
         return "the source reads the pipeline's own output"
     if mode == "changelog":
@@ -139,14 +137,20 @@ def why_never(pipeline: Pipeline, mode: str) -> str | None:
     return None
 
 
-def why_not_any(plan: IntervalPlan, read: Read | None) -> str | None:
+def why_not_any(pipeline: Pipeline, plan: IntervalPlan, read: Read | None) -> str | None:
     """Return why the interval can't be in a chunk, whatever its place. `read`: What the source has answered."""
+    position = plan.job.content.source_position
+    listed = recorded_lengths(position) is not None
+    # The rows of upstreams, and those of listed files alone, are known not to be the sink's.
+    named = plan.job.content.inputs or ((listed or position.get("files") == []) and reads_once(plan.inputs.rows))
+    if pipeline.sink is not None and not named:
+        return "the source may read what the pipeline's sink wrote, since its position does not list all that it reads"
     if looks_up_names(plan.inputs.rows):
         return "the source names a table or view, which may be another one when the query runs"
     if read is not None and read.together is not None:
         return None
     # Spark makes one union of the unions of all intervals, so the plan would not tell which branch is whose.
-    if recorded_lengths(plan.job.content.source_position) is not None and has_union(plan.inputs.rows):
+    if listed and has_union(plan.inputs.rows):
         return "the source's query has a union"
     return None
 
@@ -160,9 +164,13 @@ def why_not_first(plan: IntervalPlan) -> str | None:
         return "the state is empty, or was stored with another number of shards"
     if job.initial_schema is not None or job.returning or job.dropped:
         return "the interval reads initial state, or removes keys or states"
-    if job.content.inputs or job.content.untracked:
-        return "the source reads the output of a pipeline"
-    return None
+    if any(one.erased for one in job.content.followed):
+        return "keys were erased from what another pipeline made"
+    return _why_not_untracked(job.content)
+
+
+def _why_not_untracked(content: Content) -> str | None:
+    return "the source reads the output of a pipeline" if content.untracked else None
 
 
 def arrangement_of(inputs: Inputs, groups_each: int | None = None) -> Arrangement | None:
@@ -178,8 +186,8 @@ def why_not_next(first: IntervalJob, job: IntervalJob, log: Log) -> str | None:
     `job`: The job of the interval, whose base is not committed yet. `log`: The log when the chunk began.
     """
     content, begun = job.content, first.content
-    if content.inputs or content.untracked:
-        return "the source reads the output of a pipeline"
+    if (why := _why_not_untracked(content)) is not None:
+        return why
     if overlapping_outputs(log, content.interval):
         return "output of an interval with other boundaries overlaps the interval"
     if returning_keys(log, content.interval.start_ms, first.content.base_id):
@@ -203,7 +211,7 @@ def of_interval(first: Content, content: Content) -> Content:
 
     If the copy equals `content`, the job sends the copy: it shares its schemas with `first`, so the job is smaller.
     """
-    names = ("interval", "attempt", "base_id", "time", "source_position", "retention", "input_hash")
+    names = ("interval", "attempt", "base_id", "time", "source_position", "retention", "input_hash", "inputs")
     return replace(first, **{name: getattr(content, name) for name in names})
 
 

@@ -176,7 +176,7 @@ def plan_next(pipeline: Pipeline, attempt: Attempt, begun: Begun, last: Interval
     The input has the columns of `last`, so only what each interval has of its own is planned.
     """
     read, job, content = attempt.read, last.job, last.job.content
-    if read is None or read.inputs or read.untracked or begun.returning or begun.base is None:
+    if read is None or read.untracked or begun.returning or begun.base is None:
         return None
     if read.rows.schema != last.inputs.rows.schema or attempt.permissions != content.permissions:
         return None
@@ -193,6 +193,9 @@ def plan_next(pipeline: Pipeline, attempt: Attempt, begun: Begun, last: Interval
             watermark_ms=event_time.base_ms if event_time is not None else None,
         ),
         source_position=read.position,
+        inputs=read.inputs,
+        followed=followed_after(content.followed, read.inputs),
+        fresh_at=None,
         retention=pipeline.retention_of(attempt.interval),
         input_hash=input_hash(
             pipeline, content.code_hash, read.position, job.input_schema, job.output_schema, zone, attempt.permissions

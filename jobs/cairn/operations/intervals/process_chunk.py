@@ -21,7 +21,7 @@ from cairn.operations.intervals.plan_chunk import (
     with_watermarks,
 )
 from cairn.operations.intervals.plan_interval import Attempt, IntervalPlan
-from cairn.operations.intervals.process_interval import check_read, plan_begun
+from cairn.operations.intervals.process_interval import chains_at, check_read, plan_begun
 from cairn.operations.intervals.prove_read import recorded_lengths, unproven
 from cairn.pipeline import Interval, Pipeline
 from cairn.range_sources import INTERVAL, number_of_interval
@@ -32,9 +32,12 @@ from cairn.shard_jobs.run_on_shards import run_on_shards
 from cairn.spark.file_scans import scans_of, scans_of_each
 from cairn.spark.session import collect_once, is_lost
 from cairn.spark_versions import is_connect
+from state_backend.chains.judge_inputs import Chains
 from state_backend.checkpoint.begin_attempt import Begun
 from state_backend.checkpoint.location import Location
+from state_backend.checkpoint.log import Log
 from state_backend.checkpoint.prepare_content import ShardAck
+from state_backend.values.inputs import InputRead
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -60,8 +63,10 @@ def plan_together(
     assert before is not None
     for attempt in attempts:
         try:
+            if not plans:
+                chains_at(pipeline, at, attempt, begun)
             plan = plan_begun(spark, pipeline, at, attempt, begun, last=plans[-1] if plans else None)
-            why = why_not_any(plan, attempt.read) or (
+            why = why_not_any(pipeline, plan, attempt.read) or (
                 why_not_next(plans[0].job, plan.job, before) if plans else why_not_first(plan)
             )
         except Exception as error:  # Planned alone, the attempt raises it again.
@@ -107,6 +112,27 @@ def _newest_events(spark: SparkSession, inputs: Sequence[Inputs], column: str) -
         at if not isinstance(at, datetime) else (at - _EPOCH) // _MICROSECOND
         for at in map(found.get, range(len(inputs)))
     ]
+
+
+def have_changed(at: Location, log: Log, inputs: Sequence[InputRead], chains: Chains | None = None) -> bool:
+    """Return True if an upstream no longer has what an interval has read. `log`: The pipeline's own."""
+    chains = chains or Chains()
+    chains.log(at.root, at.pipeline, log)
+    judged = [chains.judge_read(at.root, at.pipeline, read) for read in inputs if read.edge.tracked]
+    return any(verdict is not None and verdict.kind != "unknown" for verdict in judged)
+
+
+def as_it_is_now(at: Location, log: Log, job: IntervalJob) -> IntervalJob | None:
+    """Return the job of an interval that is committed next, with where the logs of its upstreams end now.
+
+    Return None if an upstream no longer has what the interval has read.
+    """
+    content, chains = job.content, Chains()
+    if not content.inputs:
+        return job
+    if have_changed(at, log, content.inputs, chains):
+        return None
+    return replace(job, content=replace(content, fresh_at=chains.fresh_at(at.root, at.pipeline, content.inputs)))
 
 
 def process_chunk(spark: SparkSession, plans: Sequence[IntervalPlan], limits: ChunkLimits) -> list[list[ShardAck]]:

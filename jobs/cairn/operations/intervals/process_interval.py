@@ -69,14 +69,7 @@ def process_interval(
             schedule=pipeline.declared_schedule,
             log=before,
         )
-        chains: Chains | None = None
-        if isinstance(pipeline.source, Upstreams) and begun.log is not None:
-            chains = Chains()
-            chains.log(at.root, at.pipeline, begun.log)
-            if not attempt.permissions.allow_stale_base:
-                reader = Reader(root=at.root, pipeline=at.pipeline, interval=attempt.interval, schedule=None)
-                check_earlier(chains, reader, begun.log)
-        plan = plan_begun(spark, pipeline, at, attempt, begun, chains)
+        plan = plan_begun(spark, pipeline, at, attempt, begun, chains_at(pipeline, at, attempt, begun))
         if attempt.earlier is not None:
             reused = _reuse(at, plan.job, plan.options, *attempt.earlier)
             if reused is not None:
@@ -85,6 +78,18 @@ def process_interval(
             on_begin(plan.options)
         with offering_intact(at.storage, begun.base):
             return _compute(spark, plan, at, on_shards or _on_spark, started_ns)
+
+
+def chains_at(pipeline: Pipeline, at: Location, attempt: Attempt, begun: Begun) -> Chains | None:
+    """Return the logs of a pipeline that reads others. Raise `StaleStateError` if its base is out of date by them."""
+    if not isinstance(pipeline.source, Upstreams) or begun.log is None:
+        return None
+    chains = Chains()
+    chains.log(at.root, at.pipeline, begun.log)
+    if not attempt.permissions.allow_stale_base:
+        reader = Reader(root=at.root, pipeline=at.pipeline, interval=attempt.interval, schedule=None)
+        check_earlier(chains, reader, begun.log)
+    return chains
 
 
 def plan_begun(

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.types import CalendarIntervalType, DataType, StructType, YearMonthIntervalType
 
-from cairn.operations.intervals.read_upstreams import read_upstreams
+from cairn.operations.intervals.read_upstreams import output_alone, read_output, read_upstreams
 from cairn.operations.intervals.stateful_source import warn_of_stateful_source
 from cairn.operations.intervals.untracked_reads import combines_rows, untracked_in
 from cairn.operations.output_files import noticing
@@ -70,8 +70,7 @@ def read_source(
     inputs: tuple[InputRead, ...] = ()
     with _asking(pipeline, interval) as (where, noticed):
         if isinstance(pipeline.source, Upstreams):
-            schedule, start = pipeline.declared_schedule, pipeline.start
-            reader = Reader(root=root, pipeline=pipeline.name, interval=interval, schedule=schedule, start=start)
+            reader = _reader(pipeline, interval, root)
             read, inputs = read_upstreams(spark, pipeline.source, reader, pipeline.output_schema, chains or Chains())
         else:
             read = pipeline.source(spark, interval)
@@ -85,23 +84,38 @@ def read_source(
     return Read(rows=rows, position=_shown(position, where), inputs=inputs, untracked=_untracked(rows, noticed))
 
 
-def read_range(spark: SparkSession, pipeline: Pipeline, intervals: Sequence[Interval]) -> list[Read]:
-    """Ask a `RangeSource` for intervals that follow each other. Return what it says of each.
+def reads_ranges(source: object) -> bool:
+    """Return True if one query of a source has the rows of several intervals."""
+    return isinstance(source, RangeSource) or (isinstance(source, Upstreams) and output_alone(source) is not None)
 
-    Raise `SourceError` if its query combines rows, since these may be rows of different intervals.
+
+def read_range(spark: SparkSession, pipeline: Pipeline, intervals: Sequence[Interval], root: str) -> list[Read]:
+    """Ask a source for intervals that follow each other. Return what it says of each.
+
+    Of another pipeline, they end before the first interval that it has not committed. Raise `SourceError` if a query
+    combines rows, since these may be rows of different intervals.
     """
-    assert isinstance(pipeline.source, RangeSource)
     with _asking(pipeline, intervals[0]) as (where, noticed):
-        rows, positions = pipeline.source.read(spark, intervals)
+        if isinstance(pipeline.source, Upstreams):
+            rows, read = read_output(spark, pipeline.source, [_reader(pipeline, one, root) for one in intervals])
+        else:
+            assert isinstance(pipeline.source, RangeSource)
+            rows, positions = pipeline.source.read(spark, intervals)
+            read = [(position, ()) for position in positions]
+            if combines_rows(rows):
+                raise SourceError("an aggregate, a join or a limit in its query can combine rows of several intervals")
         inner = rows.drop(INTERVAL)
-        if combines_rows(rows):
-            raise SourceError("an aggregate, a join or a limit in its query can combine rows of several intervals")
     _check_rows(pipeline, inner, inner.schema, where)
-    untracked = _untracked(rows, noticed)
+    untracked, together = _untracked(rows, noticed), (intervals[: len(read)], rows)
     return [
-        Read(rows=inner, position=_shown(position, where), untracked=untracked, together=(intervals, rows))
-        for position in positions
+        Read(rows=inner, position=_shown(position, where), inputs=inputs, untracked=untracked, together=together)
+        for position, inputs in read
     ]
+
+
+def _reader(pipeline: Pipeline, interval: Interval, root: str) -> Reader:
+    schedule, start = pipeline.declared_schedule, pipeline.start
+    return Reader(root=root, pipeline=pipeline.name, interval=interval, schedule=schedule, start=start)
 
 
 @contextmanager

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import reduce
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from cairn.data_sources.register import register_data_sources
+from cairn.range_sources import INTERVAL
 from cairn.upstream_sources import Upstreams
 from state_backend.chains.judge_inputs import Chains
-from state_backend.chains.pin_inputs import Pinned, Reader, pin_each, position_of
+from state_backend.chains.pin_inputs import Pinned, Reader, pin, pin_each, position_of
 from state_backend.checkpoint.newest_state import newest_state
 from state_backend.checkpoint.trials import production_root
-from state_backend.values.errors import UsageError
-from state_backend.values.inputs import InputRead
-from state_backend.values.intervals import format_instant
+from state_backend.values.errors import InputNotReady, UsageError
+from state_backend.values.inputs import Edge, InputRead
+from state_backend.values.intervals import Interval, format_instant
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -44,16 +46,58 @@ def read_upstreams(
             raise UsageError(f"{reader}: a pipeline that reads its own output needs output_schema")
         else:
             frames[name] = spark.createDataFrame([], own_schema)
-    position: dict[str, Any] = {"upstreams": {name: position_of(read) for name, read in reads.items()}}
     if source.function is not None:
-        return (source.function(spark, reader.interval, **frames), position), tuple(chain(*reads.values()))
-    (parts,), (rows,) = reads.values(), frames.values()
-    if parts[0].edge.reads != "state":
+        return (source.function(spark, reader.interval, **frames), _position(reads)), tuple(chain(*reads.values()))
+    (rows,) = frames.values()
+    position, plain = _of_one(reads)
+    return (rows, position), plain
+
+
+def output_alone(source: Upstreams) -> Edge | None:
+    """Return the edge of a source that reads only the rows of one pipeline's intervals within its own ones."""
+    edges = [*source.edges.values()]
+    if len(edges) != 1 or source.function is not None or source.states or source.tried:
+        return None
+    return edges[0] if edges[0].mapping == "within" and not edges[0].back else None
+
+
+def read_output(
+    spark: SparkSession, source: Upstreams, readers: Sequence[Reader]
+) -> tuple[DataFrame, list[tuple[dict[str, Any], tuple[InputRead, ...]]]]:
+    """Return the rows of all intervals, with the column that tells them apart, and position and reads of each.
+
+    The intervals end before the first one that the upstream has not committed. If that is the first, raise the error.
+    """
+    register_data_sources(spark)
+    readers = [replace(reader, root=production_root(reader.root)) for reader in readers]
+    ((name, edge),) = source.edges.items()
+    chains, pinned = Chains(), list[Pinned]()
+    for reader in readers:
+        try:
+            pinned.append(pin(chains, reader, edge))
+        except InputNotReady:
+            if not pinned:
+                raise
+            break
+    reads, span = [read for read, _ in pinned], Interval(pinned[0][0].span.start, pinned[-1][0].span.end)
+    whole = replace(reads[0], span=span), tuple(n for _, ids in pinned for n in ids)
+    return _frame(spark, readers[0], whole, None, interval_column=INTERVAL), [_of_one({name: [read]}) for read in reads]
+
+
+def _position(reads: Mapping[str, Sequence[InputRead]]) -> dict[str, Any]:
+    return {"upstreams": {name: position_of(read) for name, read in reads.items()}}
+
+
+def _of_one(reads: Mapping[str, Sequence[InputRead]]) -> tuple[dict[str, Any], tuple[InputRead, ...]]:
+    """Return position and reads of a source whose rows are those of one upstream as they are."""
+    position, (parts,) = _position(reads), reads.values()
+    plain = parts[0].edge.reads != "state"
+    if plain:
         position["counts"] = {"rows": sum(part.rows for read in parts for part in read.parts)}
-    return (rows, position), tuple(replace(read, plain=read.edge.reads != "state") for read in parts)
+    return position, tuple(replace(read, plain=plain) for read in parts)
 
 
-def _frame(spark: SparkSession, reader: Reader, pinned: Pinned, state: str | None) -> DataFrame:
+def _frame(spark: SparkSession, reader: Reader, pinned: Pinned, state: str | None, **more: str) -> DataFrame:
     read, ids = pinned
     options: dict[str, Any] = {"root": read.edge.root or reader.root, "pipeline": read.edge.pipeline}
     if state is not None:
@@ -66,6 +110,6 @@ def _frame(spark: SparkSession, reader: Reader, pinned: Pinned, state: str | Non
     late = "true" if read.edge.reads == "late" else "false"
     return (
         spark.read.format("keyed_output")
-        .options(**options, **span, late=late, checkpoints=",".join(map(str, ids)))
+        .options(**options, **span, **more, late=late, checkpoints=",".join(map(str, ids)))
         .load()
     )

@@ -50,14 +50,20 @@ from cairn.operations.intervals.plan_range import (
     keep_or_compute,
     plan_by_input,
 )
-from cairn.operations.intervals.process_chunk import Unproven, plan_together, plan_watermarks, process_chunk
+from cairn.operations.intervals.process_chunk import (
+    Unproven,
+    as_it_is_now,
+    have_changed,
+    plan_together,
+    plan_watermarks,
+    process_chunk,
+)
 from cairn.operations.intervals.process_interval import OnShards, finish_attempt, process_interval
-from cairn.operations.intervals.read_source import Read, read_range, read_source
+from cairn.operations.intervals.read_source import Read, read_range, read_source, reads_ranges
 from cairn.operations.intervals.run_interval import finish_commit
 from cairn.operations.intervals.untracked_reads import reads_below
 from cairn.operations.intervals.what_changed import MadeOf
 from cairn.pipeline import Interval, Pipeline
-from cairn.range_sources import RangeSource
 from cairn.shipping.ship_processor import code_of_one_call
 from cairn.spark.session import check_running, is_lost, use_this_python
 from cairn.upstream_sources import Upstreams
@@ -69,7 +75,7 @@ from state_backend.checkpoint.interval_results import Result, results_of, spoilt
 from state_backend.checkpoint.location import locate
 from state_backend.checkpoint.log import Log, read_newest
 from state_backend.checkpoint.publish_output import unpublished
-from state_backend.values.errors import BaseMoved, NotAsTried, UsageError
+from state_backend.values.errors import BaseMoved, InputNotReady, NotAsTried, UsageError
 from state_backend.values.intervals import to_ms
 from state_backend.values.records import NO_PERMISSIONS, Content, Permissions, Prepared, Record, RunRef, own_run
 
@@ -359,7 +365,7 @@ class _Range:
             else why_never(self.pipeline, self.mode)
         )
         # True: the source is asked for several intervals at once. `_schema`: the columns of its last single answer.
-        self._asks_together = isinstance(self.pipeline.source, RangeSource) and self._why_alone is None
+        self._asks_together = reads_ranges(self.pipeline.source) and self._why_alone is None
         self._schema: Any = None
         # Intervals for which the thread `reading` asks a `RangeSource` at once: as many as the next chunk probably has.
         self._ahead_together: Sequence[Interval] = ()
@@ -461,8 +467,12 @@ class _Range:
         )
 
     def _compute(self, interval: Interval, permissions: Permissions, following: Sequence[Interval]) -> Record:
-        began_s, attempt = time.monotonic(), self._attempt(interval, permissions)
+        began_s, read = time.monotonic(), self._read(interval)
         before = read_newest(self._at.storage, self._log)
+        if have_changed(self._at, before, read.inputs):  # since the source was asked, perhaps some intervals ago
+            self._answers.clear()
+            read = self._read(interval)
+        attempt = self._attempt(interval, permissions, read)
         if before.retained:  # Else a source that reads what the pipeline writes finds nothing to read.
             self._read_ahead(() if self._asks_together else following)
         prepared = process_interval(
@@ -519,7 +529,9 @@ class _Range:
         )
         attempts: list[Attempt] = []
         plans, why = list[IntervalPlan](), None
-        for together in (self._read_together(intervals), {}):
+        at_once = self._read_together(intervals)
+        intervals = intervals[: len(at_once) or len(intervals)]  # An upstream may not have committed more yet.
+        for together in (at_once, {}):
             attempts.clear()
             asked = self._attempts(intervals, permissions, attempts, together)
             plans, why = plan_together(self.spark, self.pipeline, self._at, asked, begun)
@@ -558,11 +570,13 @@ class _Range:
         for plan, of_shards in zip(plans, acks, strict=False):
             began_commit_s = time.monotonic()
             if done and not begins_with(plan.job, done[-1].content.time):
-                for one in plans[len(done) :]:  # Ask for them again: the old answers may list files that have changed.
-                    self._answers.pop(one.job.content.interval, None)
-                self._no_chunk("their input changed while it was read. Nothing of it is committed", logging.WARNING)
+                self._ask_again("their input changed while it was read")
                 return
-            prepared = finish_attempt(replace(plan.job, base=shards), self._at, of_shards, *each)
+            job = as_it_is_now(self._at, before, plan.job)
+            if job is None:
+                self._ask_again("another pipeline has changed what they read")
+                return
+            prepared = finish_attempt(replace(job, base=shards), self._at, of_shards, *each)
             try:
                 committed = self._commit(prepared, before)
             except BaseMoved as error:
@@ -586,21 +600,22 @@ class _Range:
             return {}
         early, answer = self._ahead_together, self._take_answers()
         try:
-            reads = answer if early == intervals and answer else read_range(self.spark, self.pipeline, intervals)
+            reads = answer if early == intervals else None
+            reads = reads or read_range(self.spark, self.pipeline, intervals, self.root)
         except Exception as error:
-            if is_lost(error):
+            if is_lost(error) or isinstance(error, InputNotReady):
                 raise
             return self._ask_for_each(error)
         if reads[0].rows.schema != self._schema:
             return self._ask_for_each(
                 "for several intervals, its columns, types or nullability are others than for one"
             )
-        return dict(zip(intervals, reads, strict=True)) if self._may_read_ahead(reads[0]) else {}
+        return dict(zip(intervals, reads, strict=False)) if self._may_read_ahead(reads[0]) else {}
 
     def _ask_together(self, intervals: Sequence[Interval]) -> list[Read] | None:
         """Ask the source early. What it needs may be there when the turn of the intervals has come."""
         try:
-            return read_range(self.spark, self.pipeline, intervals)
+            return read_range(self.spark, self.pipeline, intervals, self.root)
         except Exception as error:
             log.debug("%s: the source was asked early: %s", intervals[0], error)
             return None
@@ -637,6 +652,11 @@ class _Range:
         """Keep the source's answers for the next plan, except those whose rows are also those of other intervals."""
         reads = {one.interval: one.read for one in attempts if one.read is not None}
         self._answers |= {interval: read for interval, read in reads.items() if read.together is None}
+
+    def _ask_again(self, why: str) -> None:
+        """Commit nothing more of a chunk. The source is asked again, because its answers are out of date."""
+        self._answers.clear()
+        self._no_chunk(f"{why}. Nothing of it is committed", logging.WARNING)
 
     def _no_chunk(self, why: str, level: int = logging.INFO) -> None:
         """Note that intervals can't be computed together. After a few times in a row, stop to try."""

@@ -53,6 +53,16 @@ def has_union(rows: Any) -> bool:
     return _UNION.search(analyzed_plan(rows).toString()) is not None
 
 
+def reads_once(rows: Any) -> bool:
+    """Return True if a query reads one table or set of files at most. Views and SQL of Spark Connect may read more."""
+    if isinstance(rows, LocalRows):
+        return True
+    if is_connect(rows):
+        found = [one.DESCRIPTOR.name for one in _messages(connect_plan(rows), ".connect.Read", ".connect.SQL")]
+        return found in ([], ["Read"])
+    return len([*_leaves(analyzed_plan(rows))]) == 1
+
+
 def combines_rows(rows: Any) -> bool:
     """Return True if a query may combine rows, or choose among them. A view of Spark Connect stays unknown."""
     if is_connect(rows):
