@@ -453,6 +453,7 @@ class _Range:
                 yield from self._drain(before)
                 raise
             if not (yield from self._drain(before)) or chunk is None:
+                self._alone += bool(self._alone and before)  # After a chunk, the caller counts one interval more.
                 return
             chunk.follows = before is not None
             self._begin_commits(chunk)
