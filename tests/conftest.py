@@ -16,16 +16,7 @@ import pytest
 from hypothesis import settings
 
 from tests.support import time_limits
-from tests.support.messages import (
-    Made,
-    Recorder,
-    Site,
-    as_plain,
-    from_plain,
-    is_whole_run,
-    missing,
-    sites,
-)
+from tests.support.messages import Made, Recorder, Site, as_plain, from_plain, is_whole_run, missing, sites
 from tests.support.random_order import SEED, shuffle_tests
 from tests.support.tiers import ALL, TIER, at_tier, choose_tests, missing_software, remember_errors, remember_passed
 

@@ -11,22 +11,10 @@ import pytest
 
 import cairn
 from cairn.operations.intervals.run_intervals import OnOutcome
-from tests.support.layout import REPOSITORY
+from tests.support.layout import PUBLIC, REPOSITORY
 
-PUBLIC = {
-    "cairn",
-    "cairn.aggregates",
-    "cairn.arrow_processor",
-    "cairn.errors",
-    "cairn.pandas_with_state",
-    "cairn.processors",
-    "cairn.sinks",
-    "cairn.testing",
-    "cairn_operators",
-}
 OURS = re.compile(
-    r"^[ >]*(?:from|import) ((?:cairn|state_backend|local_stack)[\w.]*)(?: import ([\w, ]+))?",
-    re.MULTILINE,
+    r"^[ >]*(?:from|import) ((?:cairn|state_backend|local_stack)[\w.]*)(?: import ([\w, ]+))?", re.MULTILINE
 )
 # docs/design.md explains the inside.
 TEXTS = [

@@ -201,10 +201,7 @@ def test_under_transform_with_state(spark: SparkSession, tmp_path: Path) -> None
 @pytest.mark.long("minutes: Spark's own streaming queries")
 @pytest.mark.spark
 def test_without_timeouts(spark: SparkSession, tmp_path: Path) -> None:
-    batches: list[Rows] = [
-        rows((1, UPDATE), (1, SOON), (2, "state.setTimeoutTimestamp(5)")),
-        rows((1, "state.get")),
-    ]
+    batches: list[Rows] = [rows((1, UPDATE), (1, SOON), (2, "state.setTimeoutTimestamp(5)")), rows((1, "state.get"))]
     check(*run(spark, case_of(untimed, batches), "NoTimeout", tmp_path / "untimed"), set())
 
 

@@ -25,11 +25,11 @@ from state_backend.values.errors import SinkFailed, StorageUnavailable
 from state_backend.values.inputs import Edge
 from state_backend.values.intervals import Interval
 from state_backend.values.records import Permissions
-from tests.contract.test_sinks import CALLS, SECONDS, server  # noqa: F401  # `server` is a fixture
+from tests.support.chain_world import DAYS, SEEDS, World, play
 from tests.support.checkpoints import DAY, START, day
 from tests.support.clicks_table import Killed, die_at
+from tests.support.sink_calls import CALLS, SECONDS
 from tests.support.tiers import ALL
-from tests.unit.test_chains import DAYS, SEEDS, World, play
 
 Table = dict[int, tuple[int, list[int]]]
 

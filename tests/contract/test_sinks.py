@@ -74,21 +74,12 @@ from tests.support.clicks_table import (
     sink_of,
 )
 from tests.support.coordinator import Coordinator, coordinator_of
-from tests.support.postgres_server import postgres_server
 from tests.support.s3_server import BUCKET, SEAWEEDFS, s3_server
+from tests.support.sink_calls import CALLS, SECONDS
 from tests.support.tiers import ALL, REPOSITORY, at_tier
 
 LATE = Owner("clicks/late", "here")
 ANYTHING = Permissions(allow_stale_base=True, allow_gap=True, replace_overlapping=True)
-# `make test-fast` runs the tests of Delta only.
-SECONDS = pytest.mark.long("seconds for some tests of this table format", runs_in="ci")
-# The methods of each sink that talk to the other system.
-CALLS = {
-    "bigquery": ["_read_stored", "_create_ids", "_fit", "_stage", "_write", "_drop"],
-    "delta": ["_table", "_write"],
-    "iceberg": ["_table", "_create", "_write"],
-    "postgres": ["_lock", "_create_ids", "_read_stored", "_delete", "_fit", "_insert", "_store"],
-}
 
 
 class Clicks(StatefulProcessor):  # type: ignore[misc]
@@ -112,12 +103,6 @@ def pipeline(sink: Any, **changes: Any) -> Pipeline:
         sink=sink,
     )
     return replace(declared, **changes)
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[str]:
-    with postgres_server() as address:
-        yield address
 
 
 @pytest.fixture(scope="module")

@@ -38,11 +38,7 @@ KILLS = 6  # the tests that kill
 
 
 @pytest.fixture(
-    scope="module",
-    params=[
-        "warm",
-        pytest.param("cold", marks=pytest.mark.long("the same kills without warm drivers")),
-    ],
+    scope="module", params=["warm", pytest.param("cold", marks=pytest.mark.long("the same kills without warm drivers"))]
 )
 def drivers(request: pytest.FixtureRequest) -> str:
     """Whether tasks start drivers, or have them forked by a warm process."""

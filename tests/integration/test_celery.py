@@ -31,11 +31,7 @@ from tests.support.local_stack import AirflowServer, running_drivers
 from tests.support.reading import unnamed_files
 from tests.support.waiting import wait_until
 
-pytestmark = [
-    pytest.mark.airflow,
-    pytest.mark.spark,
-    pytest.mark.long("seven minutes: installs Celery and Redis"),
-]
+pytestmark = [pytest.mark.airflow, pytest.mark.spark, pytest.mark.long("seven minutes: installs Celery and Redis")]
 
 ROOT = Path(__file__).resolve().parents[2]
 FAR_MS = 4_102_444_800_000  # the year 2100: what nobody needs is old

@@ -88,10 +88,7 @@ def test_modes_follow_each_other_over_rescaling(spark: SparkSession, tmp_path: P
             7: [*users(range(1), "kiwi"), (None, "fig", 1)],
         }
     )
-    thresholds = {
-        "default": ChangelogOptions(),
-        "low": ChangelogOptions(max_bytes=4_000, max_segments=2),
-    }
+    thresholds = {"default": ChangelogOptions(), "low": ChangelogOptions(max_bytes=4_000, max_segments=2)}
     for n, (mode, parallelism) in enumerate(PROGRAM):
         steady = run_interval(spark, counting(), day(n), str(tmp_path / "steady"))
         for name, options in thresholds.items():

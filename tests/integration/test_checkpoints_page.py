@@ -23,11 +23,7 @@ from tests.support.shown_airflow import HOSTILE, ShownAirflow, shown_airflow
 from tests.support.shown_pipelines import run_id
 from tests.support.trials import production_and_trial
 
-pytestmark = [
-    pytest.mark.airflow,
-    pytest.mark.browser,
-    pytest.mark.long("two minutes"),
-]
+pytestmark = [pytest.mark.airflow, pytest.mark.browser, pytest.mark.long("two minutes")]
 RUN = quote(run_id(9), safe="")
 DAG_TAB = "/dags/rides/plugin/cairn-checkpoints-dag"
 ALL = "/plugin/cairn-checkpoints"

@@ -12,11 +12,7 @@ from selenium.webdriver.common.by import By
 from tests.support.browser import browser, wait_for
 from tests.support.shown_airflow import shown_airflow
 
-pytestmark = [
-    pytest.mark.airflow,
-    pytest.mark.browser,
-    pytest.mark.long("starts Airflow and a browser"),
-]
+pytestmark = [pytest.mark.airflow, pytest.mark.browser, pytest.mark.long("starts Airflow and a browser")]
 
 
 def test_the_form_of_spark_connect(tmp_path: Path) -> None:

@@ -17,13 +17,7 @@ from pyspark.sql.types import Row
 
 from state_backend.values.intervals import from_ms
 from tests.support.both_engines import Both, run_both
-from tests.support.differential_processors import (
-    KEY,
-    RESULT_SCHEMA,
-    SCRIPT_SCHEMA,
-    SCRIPT_STATES,
-    Scripted,
-)
+from tests.support.differential_processors import KEY, RESULT_SCHEMA, SCRIPT_SCHEMA, SCRIPT_STATES, Scripted
 from tests.support.spark_streaming import Case, Rows
 
 if TYPE_CHECKING:

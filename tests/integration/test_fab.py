@@ -14,10 +14,7 @@ from tests.support.environments import environment_with
 from tests.support.layout import REPOSITORY
 from tests.support.shown_airflow import SET_UP, ShownAirflow, shown_airflow
 
-pytestmark = [
-    pytest.mark.airflow,
-    pytest.mark.long("installs FAB"),
-]
+pytestmark = [pytest.mark.airflow, pytest.mark.long("installs FAB")]
 
 ROLES = {"ada": "Admin", "vera": "Viewer", "riku": "Riders", "pia": "Public"}
 PAGES = ("", "history", "lineage", "trends", "checkpoint/2", "compare?first=1&second=2")
@@ -42,9 +39,7 @@ def airflow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ShownAirflow]:
         python=environment_with(folder, REPOSITORY / "tests/support/fab.lock"),
         users=ROLES,
         set_up=SET_UP + USERS_AND_ROLES,
-        more_env={
-            "AIRFLOW__CORE__AUTH_MANAGER": "airflow.providers.fab.auth_manager.fab_auth_manager.FabAuthManager",
-        },
+        more_env={"AIRFLOW__CORE__AUTH_MANAGER": "airflow.providers.fab.auth_manager.fab_auth_manager.FabAuthManager"},
     ) as server:
         yield server
 

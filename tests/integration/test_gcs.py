@@ -120,10 +120,7 @@ def test_an_upload_whose_session_is_gone_can_be_begun_again(
             server.forget_sessions()
         return False
 
-    with (
-        server.broken("500", only=forgotten),
-        pytest.raises(StorageUnavailable, match="lost the upload"),
-    ):
+    with server.broken("500", only=forgotten), pytest.raises(StorageUnavailable, match="lost the upload"):
         storage.upload("a", tmp_path / "file")
     assert storage.stat("a") is None
     assert storage.upload("a", tmp_path / "file") == handle_of("a", LARGE)

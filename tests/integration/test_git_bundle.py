@@ -67,15 +67,7 @@ def folder() -> Iterator[Path]:
 @pytest.mark.long("minutes: installs a provider and starts Airflow")
 def test_a_run_takes_the_code_of_its_version(folder: Path) -> None:
     provider, repository, root = folder / "provider", folder / "repository", folder / "state"
-    uv = [
-        str(Path(sys.executable).with_name("uv")),
-        "pip",
-        "install",
-        "-q",
-        "--no-deps",
-        "--python",
-        sys.executable,
-    ]
+    uv = [str(Path(sys.executable).with_name("uv")), "pip", "install", "-q", "--no-deps", "--python", sys.executable]
     wanted = ["apache-airflow-providers-git", "gitpython", "gitdb", "smmap"]
     subprocess.run([*uv, "--target", str(provider), *wanted], check=True, env={**os.environ, "UV_SYSTEM_CERTS": "true"})
     (repository / "team").mkdir(parents=True)

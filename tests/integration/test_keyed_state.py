@@ -23,13 +23,7 @@ from state_backend.values.retention import KeepLast
 from tests.support.both_engines import NAME, comparable, read_states
 from tests.support.coordinator import coordinator_of
 from tests.support.counting import DAYS, START, counting, day
-from tests.support.differential_processors import (
-    TYPED_KEY,
-    TYPED_RESULT,
-    TYPED_SCHEMA,
-    EveryType,
-    typed_rows,
-)
+from tests.support.differential_processors import TYPED_KEY, TYPED_RESULT, TYPED_SCHEMA, EveryType, typed_rows
 from tests.support.spark_streaming import ddl
 
 if TYPE_CHECKING:

@@ -57,10 +57,7 @@ def test_state_is_carried_from_interval_to_interval(spark: SparkSession, tmp_pat
         (r.key.user, r.value.amount, r.pos)
         for r in state_table(spark, tmp_path, "amounts").collect()
         if r.key.user == "bob"
-    ] == [
-        ("bob", 5, 0),
-        ("bob", 1, 1),
-    ]
+    ] == [("bob", 5, 0), ("bob", 1, 1)]
     assert state_table(spark, tmp_path, "items").collect() == []
     assert {(r.key.user, r.user_key.item) for r in state_table(spark, tmp_path, "items", checkpoint="3").collect()} == {
         ("ann", "fig"),

@@ -132,10 +132,7 @@ def test_a_processor_with_other_schemas_goes_on_with_the_state(
     for file in second.content.outputs:
         for row in spark.read.parquet(str(tmp_path / "counting" / file.handle.path)).collect():
             outputs[row.user] = (row.kind, row["items"], row.last)
-    assert outputs == {
-        "ann": ("(2.0, None, 'fig')", ["fig", "pear"], [1, 2, 2**40]),
-        "cid": ("None", ["kiwi"], [3]),
-    }
+    assert outputs == {"ann": ("(2.0, None, 'fig')", ["fig", "pear"], [1, 2, 2**40]), "cid": ("None", ["kiwi"], [3])}
     for record in (first, second):
         validation = validate_checkpoint(spark, counting(), str(tmp_path), record)
         assert (validation.findings, validation.entries) == ((), record.content.totals.entries)

@@ -17,14 +17,7 @@ from cairn.pipeline import Interval, Pipeline
 from pipelines.aircraft import AIRCRAFT
 from pipelines.flying_weather import flying_weather
 from pipelines.land_flights import ARCHIVE, find_file, land, write_file
-from pipelines.land_weather import (
-    FIRST_HOUR,
-    HOUR,
-    OBSERVATIONS,
-    hour_file,
-    land_weather,
-    read_observations,
-)
+from pipelines.land_weather import FIRST_HOUR, HOUR, OBSERVATIONS, hour_file, land_weather, read_observations
 from pipelines.weather import RECORDS, WEATHER
 from state_backend.values.errors import SourceError, UsageError
 from state_backend.values.records import Record

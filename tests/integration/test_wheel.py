@@ -119,11 +119,7 @@ def test_three_days_of_the_wheel_in_a_blank_airflow(tmp_path: Path, python: str)
         for name, value in os.environ.items()
         if not name.startswith(("AIRFLOW", "CAIRN", "PYTHON", "PYSPARK", "SPARK"))
     }
-    env |= {
-        "AIRFLOW_HOME": str(home),
-        "PATH": f"{venv / 'bin'}:{env['PATH']}",
-        "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
-    }
+    env |= {"AIRFLOW_HOME": str(home), "PATH": f"{venv / 'bin'}:{env['PATH']}", "AIRFLOW__CORE__LOAD_EXAMPLES": "False"}
     airflow = venv / "bin/airflow"
     ran(airflow, "db", "migrate", cwd=tmp_path, env=env)
     assert "cairn" in ran(airflow, "providers", "list", cwd=tmp_path, env=env)

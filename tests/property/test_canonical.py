@@ -28,8 +28,8 @@ from state_backend.state.state_variables import ListState, MapState, ValueState
 from state_backend.state.timers import register_timer
 from state_backend.values.key_groups import range_of
 from state_backend.values.records import KeyGroupState, SchemaVersion, ShardManifest, StateDescriptor
-from tests.property.test_codecs import all_types, key_types, struct, structs, values
 from tests.support.tiers import at_tier
+from tests.support.typed_values import all_types, key_types, struct, structs, values
 
 laws = settings(
     deadline=None, max_examples=at_tier(fast=8, ci=15, all=60), suppress_health_check=[HealthCheck.too_slow]

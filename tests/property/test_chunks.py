@@ -43,6 +43,7 @@ from tests.support.coordinator import coordinator_of
 from tests.support.counting import DAY
 from tests.support.counting import START as FIRST_DAY
 from tests.support.every_processor import FORMS, HOUR, READY_MADE, SCHEMA, declared, row
+from tests.support.faulty_storage import StopHere
 from tests.support.history_pipeline import INPUT_SCHEMA, pipeline_of, rows_of
 from tests.support.in_process import run_here
 from tests.support.tiers import at_tier, long_after
@@ -60,10 +61,6 @@ CASES = [TTL, *FORMS, "Deduplicate, last", "TumblingWindow, lateness", *READY_MA
 TABLES: dict[Path, Table] = {}
 
 
-class Killed(BaseException):
-    """The end of a process."""
-
-
 @dataclass
 class Table:
     """What a sink got last for each interval, in the order of these calls. Some calls fail after that."""
@@ -75,7 +72,7 @@ class Table:
         self.rows.pop(interval, None)
         self.rows[interval] = (checkpoint_id, [Path(path).read_bytes() for path in paths])
         if self.fails and self.fails.random() < 0.1:
-            raise Killed
+            raise StopHere
 
 
 @dataclass
@@ -158,11 +155,11 @@ def dying(chosen: random.Random, dies: bool) -> Iterator[ExitStack]:
             left -= 1
             if dead or (not left and not after):
                 dead = True
-                raise Killed
+                raise StopHere
             found = real(*given, **options)
             if not left:
                 dead = True
-                raise Killed
+                raise StopHere
             return found
 
         return call
@@ -189,7 +186,7 @@ def run(history: History, root: Path, chosen: random.Random, most: int, kills: i
 
     def stop(_: Any) -> None:
         if died < kills and chosen.random() < 0.1:
-            raise Killed
+            raise StopHere
 
     def on_outcome(outcome: Outcome, _: Any) -> None:
         nonlocal intervals, touched
@@ -218,7 +215,7 @@ def run(history: History, root: Path, chosen: random.Random, most: int, kills: i
                     on_outcome=on_outcome,
                     limits=limits,
                 )
-        except Killed:
+        except StopHere:
             died += 1
         else:
             return jobs

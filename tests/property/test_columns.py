@@ -27,19 +27,9 @@ from state_backend.values.errors import (
     StateTypeError,
     UnsupportedFormat,
 )
-from tests.property.test_codecs import (
-    ATOMIC,
-    all_types,
-    array,
-    atomic,
-    key_types,
-    mapping,
-    same,
-    struct,
-    structs,
-    values,
-)
+from tests.support.schema_json import array, mapping
 from tests.support.tiers import at_tier
+from tests.support.typed_values import ATOMIC, all_types, atomic, key_types, same, struct, structs, values
 
 laws = settings(
     deadline=None, max_examples=at_tier(fast=10, ci=25, all=100), suppress_health_check=[HealthCheck.too_slow]

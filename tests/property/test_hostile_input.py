@@ -50,11 +50,11 @@ from state_backend.values.key_groups import KeyGroupRange
 from state_backend.values.records import FiledShard, InlineFile, ShardManifest
 from tests.support.chains import Chain
 from tests.support.hostile_store import Opener
+from tests.support.record_examples import ALL, VALUES
 from tests.support.schema_json import array, mapping
 from tests.support.schema_json import struct as struct_of
 from tests.support.shards import KEY_SCHEMA, STATES
 from tests.support.version_edits import log_of
-from tests.unit.test_record_codec import ALL, VALUES
 
 EXAMPLES = int(os.environ.get("CAIRN_EXAMPLES", "60"))
 hostile = settings(

@@ -376,14 +376,7 @@ class History:
 
     def forget(self, log: Log) -> None:
         self.forgetting = self.random.choice(USERS)
-        asked = [
-            "erase",
-            *self.where(),
-            json.dumps({"user": self.forgetting}),
-            "--on-rerun",
-            "filter",
-            "--yes",
-        ]
+        asked = ["erase", *self.where(), json.dumps({"user": self.forgetting}), "--on-rerun", "filter", "--yes"]
         CliRunner().invoke(app, asked)
 
     def consolidate(self, log: Log) -> None:

@@ -23,10 +23,7 @@ from state_backend.formats.types import parse_struct
 from state_backend.shard.changelog_store import ChangelogOptions, ShardChangelog
 from state_backend.shard.consolidation import count_bytes
 from state_backend.shard.restore import RestoredShard, restore_shard
-from state_backend.shard.snapshot import (
-    Snapshot,
-    take_snapshot,
-)
+from state_backend.shard.snapshot import Snapshot, take_snapshot
 from state_backend.state import shard_state, state_variables, stored_entries
 from state_backend.state.check_shard import verify_shard
 from state_backend.state.expiry import expire

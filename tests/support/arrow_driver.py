@@ -11,6 +11,7 @@ import pyarrow as pa
 from pyspark.sql.streaming.stateful_processor import TimerValues
 from pyspark.sql.types import StructType
 
+from cairn.aggregates import ApproxDistinct, Count, First, Last, Max, Mean, Min, RunningAggregate, StdDev, Sum, Variance
 from cairn.arrow_processor import ArrowProcessor, KeyedBatch
 from cairn.spark_versions import from_arrow_schema, to_arrow_schema
 
@@ -83,3 +84,34 @@ class ArrowDriver:
         for name, schema in self.handle.states.items():
             nothing = dict.fromkeys(schema.names)
             yield name, pa.Table.from_pylist([self.stored[name].get(key, nothing) for key in keys], schema)
+
+
+TYPES = {
+    "flag": pa.bool_(),
+    "tiny": pa.int8(),
+    "small": pa.int16(),
+    "whole": pa.int32(),
+    "big": pa.int64(),
+    "single": pa.float32(),
+    "double": pa.float64(),
+    "price": pa.decimal128(9, 2),
+    "wide": pa.decimal128(38, 10),
+    "text": pa.string(),
+    "raw": pa.binary(),
+    "day": pa.date32(),
+    "instant": pa.timestamp("us", "UTC"),
+    "local": pa.timestamp("us"),
+}
+SCHEMA = pa.schema([("origin", pa.string()), ("flight", pa.int64()), *TYPES.items()])
+KEYS = ["origin", "flight"]
+NUMBERS = ("tiny", "small", "whole", "big", "single", "double", "price", "wide")
+EVERYTHING: dict[str, Any] = {"rows": Count()}
+for _column in TYPES:
+    for _kind in (Count, Min, Max, First, Last, ApproxDistinct):
+        EVERYTHING[f"{_kind.__name__}_{_column}"] = _kind(_column)
+    for _kind in (First, Last):
+        EVERYTHING[f"Some{_kind.__name__}_{_column}"] = _kind(_column, ignore_nulls=True)
+for _column in NUMBERS:
+    for _kind in (Sum, Mean, Variance, StdDev):
+        EVERYTHING[f"{_kind.__name__}_{_column}"] = _kind(_column)
+Everything = type("Everything", (RunningAggregate,), EVERYTHING)

@@ -56,11 +56,7 @@ _PARQUET = {
     "TIMESTAMP": pa.timestamp("us", "UTC"),
     "DATETIME": pa.timestamp("us"),
 }
-_WIDER = {
-    "INTEGER": ("NUMERIC", "BIGNUMERIC", "FLOAT"),
-    "NUMERIC": ("BIGNUMERIC", "FLOAT"),
-    "BIGNUMERIC": ("FLOAT",),
-}
+_WIDER = {"INTEGER": ("NUMERIC", "BIGNUMERIC", "FLOAT"), "NUMERIC": ("BIGNUMERIC", "FLOAT"), "BIGNUMERIC": ("FLOAT",)}
 _OF_SQL = {"INT64": "INTEGER", "FLOAT64": "FLOAT"}
 _T, _C = rf"`{PROJECT}\.{DATASET}\.([\w-]+)`", r"(?:`[^`]+`|interval_start|interval_end)"
 _NEAR = r"interval_start = @start\d* AND interval_end = @end\d*"

@@ -14,10 +14,7 @@ from state_backend.shard.changelog_store import ChangelogOptions, ShardChangelog
 from state_backend.shard.consolidation import Consolidation, consolidate, count_bytes, most_bytes
 from state_backend.shard.file_cache import FileCache
 from state_backend.shard.restore import RestoredShard, restore_shard
-from state_backend.shard.snapshot import (
-    Snapshot,
-    take_snapshot,
-)
+from state_backend.shard.snapshot import Snapshot, take_snapshot
 from state_backend.state.shard_state import ShardState
 from state_backend.values.key_groups import KeyGroupRange, check_whole, range_of
 from state_backend.values.records import ShardManifest, StateDescriptor

@@ -34,12 +34,7 @@ class Clicks(RunningAggregate):
 
 def clicks(sink: Any) -> Pipeline:
     return Pipeline(
-        name="clicks",
-        start=START,
-        source=lambda spark, interval: None,
-        key=["user"],
-        processor=Clicks,
-        sink=sink,
+        name="clicks", start=START, source=lambda spark, interval: None, key=["user"], processor=Clicks, sink=sink
     )
 
 

@@ -289,10 +289,7 @@ SCENARIOS = (
         faults=1,
     ),
     Scenario(
-        name="two attempts, one lost answer",
-        scene=partial(scene, 2, [X, Y]),
-        actors=(task("x"), task("y")),
-        faults=1,
+        name="two attempts, one lost answer", scene=partial(scene, 2, [X, Y]), actors=(task("x"), task("y")), faults=1
     ),
     Scenario(
         name="a commit and a clean-up, any one answer lost",
@@ -311,11 +308,7 @@ SCENARIOS = (
         scene=partial(scene, 2, [X, ("s", day(1), run("rs"), content(day(1), "a1").digest)]),
         actors=(task("x", policy=KeepLast(3)), task("s", policy=KeepLast(3))),
     ),
-    Scenario(
-        name="a file that was acked is not there",
-        scene=lost_file,
-        actors=(refused("x"), quarantiner(2)),
-    ),
+    Scenario(name="a file that was acked is not there", scene=lost_file, actors=(refused("x"), quarantiner(2))),
     Scenario(
         name="two attempts, a third committer, a quarantine",
         scene=partial(scene, 2, [X, Y, RERUN], outputs=False),
@@ -447,10 +440,7 @@ SCENARIOS = (
     Scenario(
         name="one that remembers while its interval is run again",
         scene=partial(scene, 2, [X]),
-        actors=(
-            remembering("x", policy=KeepLast(3)),
-            whole_interval("again", day(3), "y", KeepLast(3)),
-        ),
+        actors=(remembering("x", policy=KeepLast(3)), whole_interval("again", day(3), "y", KeepLast(3))),
     ),
     Scenario(
         name="one that remembers, a sweeper that takes it for dead, and a reader of what it drops",
@@ -532,11 +522,7 @@ SCENARIOS = (
     Scenario(
         name="two forgets of one state, and who holds its files",
         scene=partial(scene, 2, outputs=False),
-        actors=(
-            forgetter("one", "f", TIGHT, drops=True),
-            forgetter("other", "g", TIGHT, drops=True),
-            reader(2),
-        ),
+        actors=(forgetter("one", "f", TIGHT, drops=True), forgetter("other", "g", TIGHT, drops=True), reader(2)),
     ),
     Scenario(
         name="stale listings: two attempts at one interval, and the next day",

@@ -52,12 +52,7 @@ class AirflowClient(airflow_server.AirflowClient):
         self.call("PATCH", path, {"new_state": "failed"})
 
     def wait_for_runs(
-        self,
-        dag_id: str,
-        run_ids: Iterable[str],
-        *,
-        timeout_s: float,
-        check: Callable[[], None] = lambda: None,
+        self, dag_id: str, run_ids: Iterable[str], *, timeout_s: float, check: Callable[[], None] = lambda: None
     ) -> dict[str, str]:
         """Wait until all given runs have ended."""
         wanted, deadline_s = set(run_ids), time.monotonic() + timeout_s

@@ -10,6 +10,10 @@ from typing import Any
 from jsonschema import Draft202012Validator, FormatChecker
 from referencing import Registry, Resource
 
+from state_backend.values.handles import Handle
+from state_backend.values.records import OutputFile
+from tests.support.schema_json import array, mapping, struct
+
 _OURS = Path(__file__).resolve().parent / "openlineage"
 EVENT = "https://openlineage.io/spec/2-0-2/OpenLineage.json#/$defs/RunEvent"
 
@@ -44,3 +48,15 @@ def _facets(event: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     for part in (event["run"], event["job"], *event["inputs"], *event["outputs"]):
         for key in ("facets", "inputFacets", "outputFacets"):
             yield from part.get(key, {}).items()
+
+
+SCHEMA = struct(
+    user="string",
+    pages=array(struct(url="string")),
+    sums=mapping("string", "decimal(10,2)"),
+    other={"type": "udt", "class": "C"},
+)
+
+
+def output(name: str, size_bytes: int, rows: int, *, late: bool = False) -> OutputFile:
+    return OutputFile(handle=Handle(path=name, size_bytes=size_bytes, crc32c=0), rows=rows, late=late)

@@ -14,17 +14,26 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from cairn.pipeline import Interval
 from cairn.spark.ddl import parse_ddl_locally
 from cairn.spark_versions import has
-from tests.support.accounts import DAY, IDLE_MS, Broken, Random, accounts, days_of, position_of, read_days
+from tests.support.accounts import (
+    DAY,
+    IDLE_MS,
+    SCHEMA,
+    Accounts,
+    Broken,
+    Random,
+    accounts,
+    days_of,
+    position_of,
+    read_days,
+)
 
 
 def read_moved(spark: Any, interval: Interval) -> Any:
-    from tests.support.accounts import SCHEMA
 
     return spark.createDataFrame(days_of(interval)[1:], SCHEMA), {"day": "moved"}
 
 
 def read_forgetful(spark: Any, interval: Interval) -> Any:
-    from tests.support.accounts import SCHEMA
 
     return spark.createDataFrame(days_of(interval)[1:], SCHEMA), position_of(interval)
 
@@ -61,8 +70,6 @@ VALUES: list[tuple[Any, ...]] = [
     (2**31 - 1, 127, -32768, -0.0, -math.inf, "", b"", False, date(9999, 12, 30), datetime(1969, 12, 31, 23, 59, 59, 999999, tzinfo=UTC),
      datetime(1, 1, 3), Decimal("-0.0001"), (None, None), [], []),
 ]  # fmt: skip
-
-
 AT, AT_TYPE = (time(1, 2, 3, 4), t.TimeType()) if has("time") else (date(1, 2, 3), t.DateType())
 
 
@@ -110,3 +117,20 @@ TYPED = accounts(
         ]
     ),
 )
+
+
+class Wider(Accounts):
+    """Has one more field in its value state, and no map."""
+
+    def init(self, handle: Any) -> None:
+        self._handle = handle
+        self._balance = handle.getValueState("balance", "total long, due_ms long, note string")
+        self._amounts = handle.getListState("amounts", "amount long")
+        handle.deleteIfExists("days")
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Any:
+        (total, _, _), count = self._balance.get() or (0, None, None), 0
+        for row in rows:
+            total, count = total + row.amount, count + 1
+        self._balance.update((total, None, "new"))
+        yield Row(account=key[0], kind="row", balance=total, rows=count)

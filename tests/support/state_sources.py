@@ -10,12 +10,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from cairn.data_sources.state_selection import ReadPlan, plan_read
 from state_backend.adapters.local_storage import LocalStorage
 from state_backend.adapters.open_storage import open_storage
 from state_backend.adapters.rocks import EngineOptions
 from state_backend.formats.spark_hash import key_group
 from state_backend.formats.types import parse_struct
 from state_backend.inspection.state_source import StateSource
+from state_backend.inspection.state_table import read_table, table_schema
 from state_backend.ports.storage import Storage
 from state_backend.state.expiry import expire
 from state_backend.state.shard_state import ShardState
@@ -180,3 +182,19 @@ class CountingStorage:
 
 def paths_of(reads: Sequence[tuple[str, int]]) -> set[str]:
     return {path for path, _ in reads}
+
+
+NAMES = [*(d.name for d in STATES), "$timers"]
+
+
+def rows(source: StateSource, state: str, work: Path, plan: ReadPlan | None = None, storage: Any = None) -> list[Any]:
+    plan = plan or plan_read(source.content)
+    storage = storage or CountingStorage(source.url)
+    found: list[Any] = []
+    for shard in plan.shards:
+        folder = work / f"{state}-{random.getrandbits(64):x}"
+        folder.mkdir()
+        for table in read_table(source, state, shard, storage, folder, plan.part_of(shard, source.content)):
+            assert table.schema == table_schema(source, state)
+            found += table.to_pylist()
+    return found

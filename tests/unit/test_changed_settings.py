@@ -108,10 +108,7 @@ class TwoHours(Deduplicate):
     horizon = 2 * HOUR
 
 
-@pytest.mark.parametrize(
-    ("new", "hours"),
-    [(EightHours, [8]), (TwoHours, [2, 4, 6, 8])],
-)
+@pytest.mark.parametrize(("new", "hours"), [(EightHours, [8]), (TwoHours, [2, 4, 6, 8])])
 def test_a_new_horizon_holds_for_keys_that_are_remembered(new: type, hours: list[int], tmp_path: Path) -> None:
     after = [[("a", at(n, 30), n, 0)] if n in (2, 4, 6, 8) else [] for n in range(1, 10)]
     found = outputs(tmp_path, FourHours, new, [[("a", at(0), 0, 0)]], after, **TIMED)

@@ -21,11 +21,7 @@ from state_backend.formats import changelog, record_codec
 from state_backend.shard.changelog_store import ChangelogOptions, ShardChangelog
 from state_backend.shard.manifest import INLINE_MANIFESTS_BYTES, apply_changes, changes_since, manifest_of, plan_ref
 from state_backend.shard.restore import restore_shard
-from state_backend.shard.snapshot import (
-    INLINE_FILE_BYTES,
-    Snapshot,
-    take_snapshot,
-)
+from state_backend.shard.snapshot import INLINE_FILE_BYTES, Snapshot, take_snapshot
 from state_backend.values.errors import CorruptFile, InvariantViolated, UsageError
 from state_backend.values.handles import Handle
 from state_backend.values.key_groups import KeyGroupRange

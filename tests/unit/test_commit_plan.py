@@ -57,12 +57,7 @@ def test_what_was_committed_before_the_begin_does_not_fence() -> None:
 
 @pytest.mark.parametrize(
     ("kind", "base", "reproduces", "fenced"),
-    [
-        ("interval", 2, None, True),
-        ("interval", 1, 2, False),
-        ("restore", 2, None, True),
-        ("consolidate", 2, 2, False),
-    ],
+    [("interval", 2, None, True), ("interval", 1, 2, False), ("restore", 2, None, True), ("consolidate", 2, 2, False)],
 )
 def test_only_other_results_and_rewinds_fence(kind: str, base: int, reproduces: int | None, fenced: bool) -> None:
     other = record(3, day(2), base, kind=kind, reproduces=reproduces)

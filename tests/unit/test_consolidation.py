@@ -321,12 +321,7 @@ def test_expired_entries_leave_the_files(tmp_path: Path) -> None:
         expire(state)
         groups = state.key_group_states()
         consolidate(
-            restored.store,
-            key_groups=groups,
-            options=EngineOptions(),
-            shard=0,
-            parallelism=1,
-            sequence=interval,
+            restored.store, key_groups=groups, options=EngineOptions(), shard=0, parallelism=1, sequence=interval
         )
         snapshot = take_snapshot(
             restored.store,

@@ -18,12 +18,7 @@ from cairn.data_sources.keyed_output import _File, _OutputReader
 from state_backend.adapters.local_storage import LocalStorage
 from state_backend.checkpoint.log import read_log
 from state_backend.checkpoint.rewind import fork, rewind
-from state_backend.checkpoint.savepoints import (
-    claim_savepoint,
-    delete_savepoint,
-    read_savepoint,
-    remove_leftovers,
-)
+from state_backend.checkpoint.savepoints import claim_savepoint, delete_savepoint, read_savepoint, remove_leftovers
 from state_backend.checkpoint.sweep_files import sweep
 from state_backend.checkpoint.trials import (
     create_trial,
@@ -42,8 +37,8 @@ from state_backend.values.retention import KeepLast
 from tests.support.checkpoints import PIPELINE, day, run, trial_of
 from tests.support.coordinator import Coordinator
 from tests.support.crash_matrix import FAR_MS, HOME, NEW, SAVED, Try, live_files, restore, take, values_of
+from tests.support.layout import flip
 from tests.support.real_shards import RealPipeline
-from tests.unit.test_every_file import flip
 
 OTHER = "other savepoint"
 NO_COLUMNS: dict[str, Any] = {"type": "struct", "fields": []}

@@ -8,9 +8,8 @@ from cairn.arrow_processor import ArrowProcessor, BatchResult
 from cairn.errors import ProcessorError, UsageError
 from cairn.spark_versions import to_arrow_schema
 from cairn.testing import PipelineTester
-from tests.support.arrow_driver import ArrowDriver, Handle
+from tests.support.arrow_driver import KEYS, SCHEMA, ArrowDriver, Everything, Handle
 from tests.support.bare_pipeline import bare_pipeline
-from tests.unit.test_running_aggregate import KEYS, SCHEMA, Everything
 
 
 class Clicks(RunningAggregate):

@@ -21,7 +21,7 @@ from cairn.pipeline import Pipeline
 from cairn_operators.driver_operator import DriverOperator
 from local_stack.api_page import with_signatures
 from state_backend.values.parse_source import parse_source
-from tests.architecture.test_public_entrance import PUBLIC
+from tests.support.layout import PUBLIC
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "dags").glob("*.py"))]

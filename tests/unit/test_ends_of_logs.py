@@ -19,8 +19,8 @@ from state_backend.values.errors import CorruptRecord
 from state_backend.values.inputs import Edge, LogMark, followed_after
 from state_backend.values.records import Permissions, own_run
 from state_backend.values.retention import KeepLast
+from tests.support.chain_world import ROOT, World
 from tests.support.checkpoints import Folder, day
-from tests.unit.test_chains import ROOT, World
 
 UP, GONE = Edge(pipeline="up"), Edge(pipeline="gone")
 READER = Reader(root=ROOT, pipeline="down", interval=day(3), schedule=None)

@@ -29,6 +29,7 @@ from state_backend.values.retention import AnyOf, KeepLast, KeepQuarantined
 from tests.support.checkpoints import PIPELINE, day, trial_of
 from tests.support.coordinator import Coordinator
 from tests.support.crash_matrix import FAR_MS, HOME, NEW, SAVED, Try, restore, take, values_of
+from tests.support.layout import flip
 from tests.support.real_shards import RealPipeline
 
 TAKEN = "taken"
@@ -99,12 +100,6 @@ def zero(file: Path, _: Path) -> None:
 
 def empty(file: Path, _: Path) -> None:
     file.write_bytes(b"")
-
-
-def flip(file: Path, _: Path) -> None:
-    data = bytearray(file.read_bytes())
-    data[len(data) // 2] ^= 1
-    file.write_bytes(bytes(data))
 
 
 def link(file: Path, outside: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from cairn.errors import ProcessorError, UsageError
 from cairn.processors import Funnel
-from tests.unit.test_ready_made import HOUR, TIMED, at, declared, ready
+from tests.support.ready_made import HOUR, TIMED, at, declared, ready
 
 STEPS: dict[str, Any] = {"step": "page", "steps": ("cart", "address", "payment"), "within": HOUR}
 CLICKS = "user string, seq int, at timestamp, page string"

@@ -737,10 +737,7 @@ def test_an_error_that_is_not_the_users_stays_as_it_is(shard: Shard, error: erro
     [
         (ValueError("bad"), "ValueError: bad"),
         (errors.UsageError("bad"), "bad"),
-        (
-            SystemExit(3),
-            "SystemExit: 3; a processor must not end its process: raise an exception instead",
-        ),
+        (SystemExit(3), "SystemExit: 3; a processor must not end its process: raise an exception instead"),
         (KeyboardInterrupt(), "KeyboardInterrupt: ; a processor must not end"),
         (GeneratorExit("x"), "GeneratorExit: x; a processor must not end"),
         (StopIteration("x"), "StopIteration: x"),

@@ -28,9 +28,9 @@ from state_backend.values.errors import Rerun
 from state_backend.values.inputs import Edge
 from state_backend.values.operation_parameters import Heal
 from state_backend.values.schedule import Cron, Every, Schedule
+from tests.support.chain_world import World
 from tests.support.checkpoints import PIPELINE, START, Folder, day, run
 from tests.support.counting import counting
-from tests.unit.test_chains import World
 
 ROOT = "memory://heal"
 

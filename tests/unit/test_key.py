@@ -28,9 +28,8 @@ from tests.support.accounts import read_only
 from tests.support.checkpoints import PIPELINE
 from tests.support.layout import REPOSITORY
 from tests.support.real_shards import RealPipeline
-from tests.support.state_sources import USERS, StateChain, random_changes
+from tests.support.state_sources import NAMES, USERS, StateChain, random_changes, rows
 from tests.unit import test_replay_cases as cases
-from tests.unit.test_state_table import NAMES, rows
 
 
 def schema_of(columns: str) -> StructType:

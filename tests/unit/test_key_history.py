@@ -26,7 +26,7 @@ from state_backend.values.records import RunRef
 from state_backend.values.retention import AnyOf, KeepLast, KeepPerDay
 from tests.support.accounts import DAY, DAYS, SCHEMA, START, accounts, at, day, read_only
 from tests.support.coordinator import Coordinator
-from tests.unit.test_replay_cases import Wider
+from tests.support.replayed import Wider
 
 
 def on_disk(folder: Path, **settings: Any) -> PipelineTester:

@@ -9,10 +9,9 @@ import pytest
 from openlineage.client.naming import dataset as named
 
 from cairn_operators.lineage_datasets import Dataset, Field, checkpoint_facet, dataset_of, inputs_of, outputs_of
-from state_backend.values.handles import Handle
-from state_backend.values.records import OutputFile
 from tests.support.checkpoints import day, record
-from tests.support.schema_json import array, mapping, struct
+from tests.support.openlineage_schemas import SCHEMA, output
+from tests.support.schema_json import struct
 
 NAMES: list[tuple[str, Any]] = [
     ("file:///data/clicks/", named.LocalFileSystem("/data/clicks")),
@@ -86,12 +85,6 @@ def test_inputs_are_the_urls_of_the_position(
     assert [(one.namespace, one.name, one.version) for one in inputs_of(position)] == expected
 
 
-SCHEMA = struct(
-    user="string",
-    pages=array(struct(url="string")),
-    sums=mapping("string", "decimal(10,2)"),
-    other={"type": "udt", "class": "C"},
-)
 COLUMNS = (
     Field(name="user", type="string"),
     Field(
@@ -107,29 +100,16 @@ COLUMNS = (
 INTERVAL = (Field(name="interval_start", type="timestamp"), Field(name="interval_end", type="timestamp"))
 
 
-def output(name: str, size_bytes: int, rows: int, *, late: bool = False) -> OutputFile:
-    return OutputFile(handle=Handle(path=name, size_bytes=size_bytes, crc32c=0), rows=rows, late=late)
-
-
 def test_outputs_are_the_folder_and_the_tables() -> None:
     outputs = (output("a", 10, 2), output("b", 5, 1), output("c", 7, 9, late=True))
     made = replace(record(4, day(2), 3, outputs=outputs), output_schemas=(struct(), SCHEMA))
     tables = [("postgres://db:5432/shop/public/clicks", False), ("bigquery://shop/web/late", True)]
     folder, table, late = outputs_of(made, "s3://lake/state/clicks", tables)
     assert folder == Dataset(
-        namespace="s3://lake",
-        name="state/clicks/output",
-        version="4",
-        fields=COLUMNS,
-        rows=3,
-        size_bytes=15,
-        files=2,
+        namespace="s3://lake", name="state/clicks/output", version="4", fields=COLUMNS, rows=3, size_bytes=15, files=2
     )
     assert table == Dataset(
-        namespace="postgres://db:5432",
-        name="shop.public.clicks",
-        fields=(*COLUMNS, *INTERVAL),
-        rows=3,
+        namespace="postgres://db:5432", name="shop.public.clicks", fields=(*COLUMNS, *INTERVAL), rows=3
     )
     assert late == Dataset(namespace="bigquery", name="shop.web.late", rows=9)
 

@@ -30,10 +30,9 @@ from state_backend.values.inputs import Edge, InputPart, InputRead, Untracked
 from state_backend.values.records import Record
 from tests.support.checkpoints import day, record
 from tests.support.layout import REPOSITORY
-from tests.support.openlineage_schemas import check_event
-from tests.unit.test_lineage_datasets import SCHEMA as COLUMNS
-from tests.unit.test_lineage_datasets import output
-from tests.unit.test_operators import context, run
+from tests.support.openlineage_schemas import SCHEMA as COLUMNS
+from tests.support.openlineage_schemas import check_event, output
+from tests.support.operator_calls import context, run
 
 AIRFLOW = "http://localhost:8080"
 FACET = {f"{AIRFLOW}{SCHEMA}": json.loads((STATIC / SCHEMA.rpartition("/")[2]).read_text())}
@@ -70,13 +69,7 @@ def test_the_event_fits_the_schemas_of_openlineage_and_of_the_facet() -> None:
     event = event_of(
         lineage_of(committed(), "s3://lake/state/counting", [("postgres://db:5432/shop/public/clicks", False)])
     )
-    assert check_event(event, FACET) == {
-        "cairn_checkpoint",
-        "dataSource",
-        "outputStatistics",
-        "schema",
-        "version",
-    }
+    assert check_event(event, FACET) == {"cairn_checkpoint", "dataSource", "outputStatistics", "schema", "version"}
     assert names(event["inputs"]) == [("s3://lake", "orders"), ("file", "/landed")]
     assert event["inputs"][0]["facets"]["version"]["datasetVersion"] == "41"
     folder, table = event["outputs"]

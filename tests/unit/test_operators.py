@@ -24,13 +24,7 @@ from zoneinfo import ZoneInfo
 import boto3
 import pendulum
 import pytest
-from airflow.sdk import (
-    DAG,
-    Asset,
-    AssetAlias,
-    BaseHook,
-    BaseOperator,
-)
+from airflow.sdk import DAG, Asset, AssetAlias, BaseHook, BaseOperator
 from airflow.sdk.execution_time.task_runner import _serialize_rendered_fields
 from moto import mock_aws
 
@@ -84,41 +78,9 @@ from state_backend.values.schedule import Cron
 from tests.support.airflow_names import DagSerialization, as_object, needs
 from tests.support.airflow_schedule import timetable
 from tests.support.drivers import words_of
+from tests.support.operator_calls import END, FAKE_DRIVER, START, Events, context, gone, pids, run
 
 AZURE = "spark.hadoop.fs.azure.account.key.store.dfs.core.windows.net"
-START, END = datetime(2013, 1, 5, tzinfo=UTC), datetime(2013, 1, 6, tzinfo=UTC)
-
-# Does what FAKE_DRIVER says, and leaves its arguments and process ids in FAKE_DRIVER_DIR.
-FAKE_DRIVER = """
-import json, os, signal, subprocess, sys, time
-from pathlib import Path
-what, folder = os.environ["FAKE_DRIVER"], Path(os.environ["FAKE_DRIVER_DIR"])
-(folder / "arguments.json").write_text(json.dumps(sys.argv[1:]))
-result = Path(sys.argv[sys.argv.index("--result") + 1])
-print("a line", flush=True)
-print('@cairn begun {"attempt": "a7", "options": {"mode": "full"}}', flush=True)
-print("half a", end=" ", flush=True)
-print("line\\nto stderr", file=sys.stderr, flush=True)
-print("no newline", end="", flush=True)
-kind, _, text = what.partition(" ")
-if kind == "ok":
-    result.write_text(json.dumps({"ok": {"sink": "", **json.loads(text)}}))
-elif kind == "error":
-    result.write_text(json.dumps({"error": {"type": text, "message": "what went wrong"}}))
-    sys.exit(1)
-elif kind == "kill":
-    result.write_text("{")
-    os.kill(os.getpid(), signal.SIGKILL)
-elif kind == "hang":
-    if text == "stubborn":
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    child = subprocess.Popen(["sleep", "100"])
-    (folder / "pids.tmp").write_text(f"{os.getpid()} {child.pid}")
-    (folder / "pids.tmp").rename(folder / "pids")
-    time.sleep(100)
-elif kind == "exit":
-    sys.exit(int(text))
-"""
 
 
 @pytest.fixture
@@ -138,32 +100,12 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Pat
     return behave
 
 
-def context(**more: Any) -> dict[str, Any]:
-    run = SimpleNamespace(run_id="r1", dag_id="aircraft", clear_number=2, logical_date=START)
-    return {
-        "data_interval_start": START,
-        "data_interval_end": END,
-        "dag_run": run,
-        "dag": SimpleNamespace(start_date=datetime(2013, 1, 1, tzinfo=UTC)),
-        "task": SimpleNamespace(task_id="process", downstream_list=[]),
-        "ti": SimpleNamespace(
-            try_number=3, xcom_push=lambda **_: None, get_task_states=lambda **_: {}, get_dr_count=lambda **_: 0
-        ),
-        **more,
-    }
-
-
 def micro_batch(**more: Any) -> ProcessIntervalOperator:
     return ProcessIntervalOperator(task_id="process", code="m:P", pipeline="p", root="memory://operators", **more)
 
 
 def pipeline_dag(**more: Any) -> DAG:
     return stateful_pipeline("p", "m:P", "file:///r", **{"schedule": "@daily", "start_date": START, **more})
-
-
-def run(operator: Any, where: dict[str, Any] | None = None) -> Any:
-    # Past the decorator that warns about calls outside of a task runner.
-    return type(operator).execute.__wrapped__(operator, where or context())
 
 
 # --- what the driver is asked, and its answer ---------------------------------------------------------------------------
@@ -414,28 +356,6 @@ def test_a_permission_is_a_clear_yes() -> None:
 
 
 # --- the driver never outlives the task -----------------------------------------------------------------------------------
-
-
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except OSError:
-        return False
-
-
-def pids(folder: Path, timeout_s: float = 20) -> list[int]:
-    deadline_s = time.monotonic() + timeout_s
-    while not (folder / "pids").exists():
-        assert time.monotonic() < deadline_s, "the fake driver did not start"
-        time.sleep(0.02)
-    return [int(pid) for pid in (folder / "pids").read_text().split()]
-
-
-def gone(processes: list[int], timeout_s: float = 3) -> bool:
-    deadline_s = time.monotonic() + timeout_s
-    while any(alive(pid) for pid in processes) and time.monotonic() < deadline_s:
-        time.sleep(0.02)
-    return not any(alive(pid) for pid in processes)
 
 
 @pytest.fixture
@@ -780,15 +700,6 @@ def backfill_task(**more: Any) -> Any:
     task.first, task.last, task.reprocess = "2013-01-01", "2013-01-05T00:00+00:00", "none"
     task.permissions, task.only_plan = {"replace_overlapping": "False"}, "False"
     return task
-
-
-class Events(dict[str, Any]):
-    """As Airflow's accessor of outlets. The name is the key: an asset of Airflow 3.1 can't be hashed."""
-
-    def __getitem__(self, outlet: Any) -> Any:
-        told: list[Any] = []
-        event = SimpleNamespace(add=lambda asset, extra: told.append((asset.uri, extra)), told=told, extra=None)
-        return self.setdefault(outlet.name, event)
 
 
 def test_a_range_goes_through_one_driver_and_tells_each_checkpoint(fake: Callable[[str], Path]) -> None:

@@ -244,10 +244,7 @@ END = f"none of its runs is for {days(2)}, which comes first"
             3,
             [run(1, "success"), run(2, "failed"), run(3, "queued")],
             {"seen": {"day2": None}, "backfills": [backfill(2, 3)]},
-            [
-                f"end {backfill(2, 3)}: its runs come after {days(2)}",
-                f"stop: run day2 of {days(2)} failed",
-            ],
+            [f"end {backfill(2, 3)}: its runs come after {days(2)}", f"stop: run day2 of {days(2)} failed"],
         ),
         (
             MISSING_2,

@@ -10,10 +10,7 @@ from hypothesis import strategies as st
 
 from state_backend.shard.changelog_store import ChangelogOptions, kept_segments, plan_changelog
 from state_backend.shard.restore import plan_restore
-from state_backend.shard.snapshot import (
-    INLINE_FILE_BYTES,
-    plan_snapshot,
-)
+from state_backend.shard.snapshot import INLINE_FILE_BYTES, plan_snapshot
 from state_backend.values.errors import InvariantViolated, StateUnusable, UsageError
 from state_backend.values.handles import Handle
 from state_backend.values.key_groups import KeyGroupRange, check_parallelism, check_whole, range_of, shard_of

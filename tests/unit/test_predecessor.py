@@ -17,7 +17,6 @@ from cairn_operators.airflow_versions import AirflowFailException
 from cairn_operators.predecessor import Go, PredecessorRun, Refuse, Wait, plan_start
 from cairn_operators.previous_checkpoint_trigger import PreviousCheckpointTrigger
 from cairn_operators.process_data_interval import before_us
-from state_backend.adapters.open_storage import open_storage
 from state_backend.checkpoint.log import Log
 from state_backend.formats import paths
 from state_backend.values.airflow_runs import DagRun, read_run
@@ -29,21 +28,13 @@ from state_backend.values.schedule import Cron, encode
 from tests.support.airflow_names import TaskDeferred
 from tests.support.checkpoints import DAY, PIPELINE, Folder, day, record, run
 from tests.support.log_in_memory import log_in_memory
+from tests.support.predecessor import MINUTE, NOW_S, TASKS, URL, Airflow, before, folder
 
-TASKS = ("process", "checkpoint")
-MINUTE = timedelta(minutes=1)
+__all__ = ["folder"]  # a fixture
 
 
 def log_of(*records: Record) -> Log:
     return log_in_memory(entries={entry.id: entry for entry in records})
-
-
-def before(
-    state: str, process: str | None, checkpoint: str | None, *, clear: int = 0, run_id: str = "day2"
-) -> PredecessorRun:
-    """The run of day 2, which day 3 starts from."""
-    tasks = {"process": process, "checkpoint": checkpoint}
-    return PredecessorRun(run_id=run_id, state=state, clear_number=clear, wanted=TASKS, tasks=tasks)
 
 
 # Day 2 was committed by run day2, before any clear.
@@ -273,10 +264,7 @@ def test_predecessors(
         return {run_id: {"process": "running", "checkpoint": None} for run_id in run_ids}
 
     monkeypatch.setattr(earlier_runs, "_previous", previous)
-    context = {
-        "dag_run": SimpleNamespace(dag_id="d", run_id=own),
-        "ti": SimpleNamespace(get_task_states=task_states),
-    }
+    context = {"dag_run": SimpleNamespace(dag_id="d", run_id=own), "ti": SimpleNamespace(get_task_states=task_states)}
     found = earlier_runs.predecessor_runs(context, interval.start, interval.end, TASKS)
     assert [run.run_id for run in found] == expected
     assert all(run.pending and run.clear_number == 0 for run in found)
@@ -426,51 +414,6 @@ def test_the_time_before_the_task_is_told_where_it_is_known(
 
 # --- the operator ---------------------------------------------------------------------------------------------------------
 
-NOW_S = 1_700_000_000.0
-
-
-class Airflow:
-    """What the operator asks and is told, and a clock. The pipeline has days 1 and 2; the run is that of day 3."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, folder: Folder) -> None:
-        self.runs = [before("running", "running", None, clear=1)]
-        self.earlier_running = self.earlier_blocked = False
-        self.now_s = NOW_S
-        folder.run(day(2), "a2", run=run("day2"))
-        monkeypatch.setattr(earlier_runs, "predecessor_runs", lambda *_: self.runs)
-        monkeypatch.setattr(earlier_runs, "is_earlier_running", lambda *_: self.earlier_running)
-        monkeypatch.setattr(earlier_runs, "is_earlier_blocked", lambda *_: self.earlier_blocked)
-        monkeypatch.setattr("cairn_operators.process_data_interval._now_ms", lambda: int(self.now_s * 1000))
-        monkeypatch.setattr(ProcessIntervalOperator, "run_driver", lambda *_, **__: {"ran": True, "sink": ""})
-        self.operator = self.made()
-        self.context = {
-            "data_interval_start": day(3).start,
-            "data_interval_end": day(3).end,
-            "dag_run": SimpleNamespace(dag_id="d", run_id="day3", clear_number=0, logical_date=day(3).start),
-            "ti": SimpleNamespace(try_number=1, xcom_push=lambda **_: None),
-            "task": SimpleNamespace(downstream_list=[]),
-        }
-
-    def made(self) -> ProcessIntervalOperator:
-        return ProcessIntervalOperator(
-            task_id="process",
-            code="m:P",
-            pipeline=PIPELINE,
-            root="memory://predecessor",
-            wait_timeout=timedelta(hours=1),
-            wait_in_slot=timedelta(0),
-            start_patience=2 * MINUTE,
-        )
-
-    def begin(self) -> Any:
-        return type(self.operator).execute.__wrapped__(self.operator, self.context)
-
-    def resume(self, deferred: TaskDeferred, after_s: float, why: str = "") -> Any:
-        self.now_s += after_s
-        # Airflow goes on in another process, with a task made anew.
-        self.operator = self.made()
-        return getattr(self.operator, deferred.method_name)(self.context, {"why": why}, **deferred.kwargs)
-
 
 @pytest.fixture
 def airflow(monkeypatch: pytest.MonkeyPatch, folder: Folder) -> Airflow:
@@ -603,18 +546,6 @@ def test_a_gap_is_refused_before_spark_is_started(airflow: Airflow, monkeypatch:
 
 
 # --- the trigger ----------------------------------------------------------------------------------------------------------
-
-URL = f"memory://predecessor/{PIPELINE}"
-
-
-@pytest.fixture
-def folder() -> Folder:
-    """Day 1 is committed; the trigger waits for run day2."""
-    storage = open_storage(URL)
-    for info in list(storage.list("")):
-        storage.delete(info.path)
-    made = Folder(storage, days=1)
-    return made
 
 
 @pytest.fixture

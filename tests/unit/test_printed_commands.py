@@ -506,10 +506,7 @@ def test_a_new_pipeline_asks_what_it_needs(tmp_path: Path, monkeypatch: pytest.M
             "give one --key\nTo add key columns later, change the pipeline's module",
         ),
         (["--key", "site,device"], "give one --key\nTo add key columns later, change the pipeline's module"),
-        (
-            ["--schedule", "15min"],
-            "2. In dags/clicks.py change schedule=, as in schedule='*/15 * * * *'",
-        ),
+        (["--schedule", "15min"], "2. In dags/clicks.py change schedule=, as in schedule='*/15 * * * *'"),
     ],
 )
 def test_a_new_pipeline_that_is_not_written_says_how_to_come_to_it(

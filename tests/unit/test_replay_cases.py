@@ -23,6 +23,7 @@ from state_backend.values.records import RunRef
 from state_backend.values.retention import KeepLast
 from tests.support.accounts import DAYS, SCHEMA, Accounts, accounts, at, day, position_of, read_only
 from tests.support.coordinator import Coordinator, coordinator_of
+from tests.support.replayed import Wider
 
 RUN = RunRef(run_id="by-hand", clear_number=0, try_number=1)
 
@@ -107,23 +108,6 @@ class Anonymous(Accounts):
             yield Row(balance=row.balance)
 
 
-class Wider(Accounts):
-    """Has one more field in its value state, and no map."""
-
-    def init(self, handle: Any) -> None:
-        self._handle = handle
-        self._balance = handle.getValueState("balance", "total long, due_ms long, note string")
-        self._amounts = handle.getListState("amounts", "amount long")
-        handle.deleteIfExists("days")
-
-    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Any:
-        (total, _, _), count = self._balance.get() or (0, None, None), 0
-        for row in rows:
-            total, count = total + row.amount, count + 1
-        self._balance.update((total, None, "new"))
-        yield Row(account=key[0], kind="row", balance=total, rows=count)
-
-
 def new_schema(history: History) -> None:
     history.run(1)
     history.deploy(processor=Wider)
@@ -149,11 +133,7 @@ CASES: dict[str, tuple[Callable[[History], None], dict[str, Any], str, str, Any]
         {},
         "ann",
         "1",
-        {
-            "same": False,
-            "notes": "checkpoint 1 is replaced by 3",
-            "reasons": "other settings: ",
-        },
+        {"same": False, "notes": "checkpoint 1 is replaced by 3", "reasons": "other settings: "},
     ),
     "the result that replaced it": (rerun, {}, "ann", "3", {"same": True}),
     "the current result of its interval": (rerun, {}, "ann", "2024-01-01", {"id": 3, "same": True}),
@@ -202,13 +182,7 @@ CASES: dict[str, tuple[Callable[[History], None], dict[str, Any], str, str, Any]
         "2",
         {"same": True, "notes": "its base, checkpoint 1, is quarantined"},
     ),
-    "a quarantined result": (
-        quarantined,
-        {},
-        "bob",
-        "1",
-        {"same": True, "notes": "checkpoint 1 is quarantined"},
-    ),
+    "a quarantined result": (quarantined, {}, "bob", "1", {"same": True, "notes": "checkpoint 1 is quarantined"}),
     "a forgotten key": (
         forgotten,
         {},

@@ -22,18 +22,11 @@ from state_backend.values.records import Prepared, Record
 from tests.support.airflow_names import TaskAsking
 from tests.support.checkpoints import PIPELINE, Folder, content, day
 from tests.support.coordinator import Coordinator
-from tests.unit.test_operators import context as task_context
-from tests.unit.test_operators import run
+from tests.support.operator_calls import Store, answer, run
+from tests.support.operator_calls import context as task_context
 
 ROOT = "memory://restore"
 OF_CODE: Any = {"root": ROOT, "code": "m:P", "pipeline": PIPELINE}
-
-
-class Store(dict[str, Any]):
-    """As Airflow's task state store."""
-
-    def set(self, key: str, value: Any) -> None:
-        self[key] = value
 
 
 @pytest.fixture
@@ -72,10 +65,6 @@ def context(**more: Any) -> dict[str, Any]:
     made = task_context(**{"task_state_store": Store(), **more})
     made["ti"].id = "ti"
     return made
-
-
-def answer(option: str) -> dict[str, Any]:
-    return {"chosen_options": [option], "params_input": {}, "responded_by_user": {"id": "1", "name": "ann"}}
 
 
 def park(made: RestoreStateOperator, where: dict[str, Any]) -> TaskAsking:

@@ -17,28 +17,9 @@ from pyspark.sql.types import ArrayType, LongType, StringType, StructField, Stru
 from cairn.aggregates import ApproxDistinct, Count, First, Last, Max, Mean, Min, RunningAggregate, StdDev, Sum, Variance
 from cairn.arrow_processor import KeyedBatch
 from state_backend.values.errors import InvariantViolated, ProcessorError, UsageError
-from tests.support.arrow_driver import ArrowDriver, Handle
+from tests.support.arrow_driver import EVERYTHING, KEYS, NUMBERS, SCHEMA, TYPES, ArrowDriver, Everything, Handle
 
-TYPES = {
-    "flag": pa.bool_(),
-    "tiny": pa.int8(),
-    "small": pa.int16(),
-    "whole": pa.int32(),
-    "big": pa.int64(),
-    "single": pa.float32(),
-    "double": pa.float64(),
-    "price": pa.decimal128(9, 2),
-    "wide": pa.decimal128(38, 10),
-    "text": pa.string(),
-    "raw": pa.binary(),
-    "day": pa.date32(),
-    "instant": pa.timestamp("us", "UTC"),
-    "local": pa.timestamp("us"),
-}
-SCHEMA = pa.schema([("origin", pa.string()), ("flight", pa.int64()), *TYPES.items()])
-KEYS = ["origin", "flight"]
 EXACT = Context(prec=200)  # Python's own has 28 digits
-NUMBERS = ("tiny", "small", "whole", "big", "single", "double", "price", "wide")
 
 
 def some_value(rng, of):
@@ -72,18 +53,6 @@ def some_rows(rng, key_count, null_share):
             values = (None if rng.random() < share else some_value(rng, of) for of in TYPES.values())
             rows.append(dict(zip(SCHEMA.names, (*key, *values), strict=True)))
     return pa.Table.from_pylist(rows, SCHEMA)
-
-
-EVERYTHING = {"rows": Count()}
-for _column in TYPES:
-    for _kind in (Count, Min, Max, First, Last, ApproxDistinct):
-        EVERYTHING[f"{_kind.__name__}_{_column}"] = _kind(_column)
-    for _kind in (First, Last):
-        EVERYTHING[f"Some{_kind.__name__}_{_column}"] = _kind(_column, ignore_nulls=True)
-for _column in NUMBERS:
-    for _kind in (Sum, Mean, Variance, StdDev):
-        EVERYTHING[f"{_kind.__name__}_{_column}"] = _kind(_column)
-Everything = type("Everything", (RunningAggregate,), EVERYTHING)
 
 
 # --- what they should give --------------------------------------------------------------------------------------------

@@ -515,11 +515,7 @@ def open_shard(
 ) -> tuple[ShardState, dict[str, Any]]:
     shard = ShardState(RocksStore(folder), key_groups=groups, descriptors=descriptors, now_ms=now_ms)
     shard.set_key(3, KEY)
-    return shard, {
-        "value": ValueState(shard, "v"),
-        "list": ListState(shard, "l"),
-        "map": MapState(shard, "m"),
-    }
+    return shard, {"value": ValueState(shard, "v"), "list": ListState(shard, "l"), "map": MapState(shard, "m")}
 
 
 def test_entries_keep_their_version_until_they_are_written(tmp_path: Path) -> None:

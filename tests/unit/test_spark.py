@@ -299,10 +299,7 @@ class Frame:
         (None, "the source returned None; it must return a DataFrame"),
         (Frame(streaming=True), "a streaming DataFrame, which has no end; read the interval's rows with spark.read"),
         ((Frame(), "offset 5"), "the source's position must be a dict of JSON values: it is a str"),
-        (
-            (Frame(), {"at": float("nan")}),
-            "the source's position must be a dict of JSON values: Out of range",
-        ),
+        ((Frame(), {"at": float("nan")}), "the source's position must be a dict of JSON values: Out of range"),
         (
             Frame(StructField("m", YearMonthIntervalType(1, 1))),
             "column 'm' is interval month; interval month can't be passed to Python; in the source, drop the column",

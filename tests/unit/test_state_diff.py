@@ -32,9 +32,8 @@ from tests.support.counting import DAYS, day
 from tests.support.real_shards import RealPipeline
 from tests.support.savepoints import SmallPipeline
 from tests.support.shards import STATES, struct
-from tests.support.state_sources import USERS, CountingStorage, StateChain, random_changes
+from tests.support.state_sources import NAMES, USERS, CountingStorage, StateChain, random_changes, rows
 from tests.support.trials import OLD, run
-from tests.unit.test_state_table import NAMES, rows
 
 Place = tuple[str, str, str, int | None]
 

@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from cairn.data_sources.state_selection import ReadPlan, parse_numbers, plan_read
+from cairn.data_sources.state_selection import parse_numbers, plan_read
 from cairn.operations.export_state import export_state
 from cairn.spark.session import SessionOnDemand
 from state_backend.adapters.memory_storage import MemoryStorage
@@ -29,7 +29,6 @@ from state_backend.formats.types import parse_struct
 from state_backend.inspection.describe import plain, self_describing
 from state_backend.inspection.state_diff import manifests_of
 from state_backend.inspection.state_source import Part, StateSource, find_state, needed_for, open_part
-from state_backend.inspection.state_table import read_table, table_schema
 from state_backend.inspection.verify import offering_intact
 from state_backend.shard.restore import restore_shard
 from state_backend.shard.snapshot import take_snapshot
@@ -47,24 +46,20 @@ from tests.support.checkpoints import PIPELINE, content, day
 from tests.support.real_shards import RealPipeline
 from tests.support.savepoints import SmallPipeline
 from tests.support.shards import KEYS, STATES, struct
-from tests.support.state_sources import KEY, USERS, CountingStorage, Seen, StateChain, paths_of, random_changes
+from tests.support.state_sources import (
+    KEY,
+    NAMES,
+    USERS,
+    CountingStorage,
+    Seen,
+    StateChain,
+    paths_of,
+    random_changes,
+    rows,
+)
 from tests.support.validating import validate_checkpoint
 
 COUNTING = bare_pipeline(name=PIPELINE)
-NAMES = [*(d.name for d in STATES), "$timers"]
-
-
-def rows(source: StateSource, state: str, work: Path, plan: ReadPlan | None = None, storage: Any = None) -> list[Any]:
-    plan = plan or plan_read(source.content)
-    storage = storage or CountingStorage(source.url)
-    found: list[Any] = []
-    for shard in plan.shards:
-        folder = work / f"{state}-{random.getrandbits(64):x}"
-        folder.mkdir()
-        for table in read_table(source, state, shard, storage, folder, plan.part_of(shard, source.content)):
-            assert table.schema == table_schema(source, state)
-            found += table.to_pylist()
-    return found
 
 
 def as_seen(state: str, found: list[dict[str, Any]]) -> list[tuple[Any, ...]]:

@@ -342,10 +342,7 @@ def test_a_savepoint_in_the_pipelines_own_folder_stays(inline: bool) -> None:
     kept = folder.storage.create(sst("savepoint"), b"the user's")
     shards = tuple(folder.prepare(day(2), "tmp").content.shards)
     saved = Savepoint(
-        savepoint="savepoint",
-        format="native",
-        checkpoint_id=1,
-        content=content(day(1), "a1", shards=shards),
+        savepoint="savepoint", format="native", checkpoint_id=1, content=content(day(1), "a1", shards=shards)
     )
     folder.storage.create(paths.SAVEPOINT_RECORD, record_codec.encode(saved))
     clock.pass_hours(3)

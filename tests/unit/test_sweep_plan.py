@@ -77,12 +77,7 @@ def test_failing_rows_stay_with_their_checkpoint() -> None:
 
 
 def test_what_outlived_a_dropped_checkpoint_goes() -> None:
-    log = log_in_memory(
-        {
-            1: tombstone_of(record(1, day(1), attempt="x")),
-            2: record(2, day(2), 1, retained={2: None}),
-        }
-    )
+    log = log_in_memory({1: tombstone_of(record(1, day(1), attempt="x")), 2: record(2, day(2), 1, retained={2: None})})
     made = plan([info(SST), info(PREPARED), info(FAILING)], log)
     assert (made.abandon, deleted(made)) == ((), [SST, PREPARED, FAILING])
 

@@ -34,8 +34,8 @@ from state_backend.values.inputs import Edge
 from state_backend.values.intervals import Interval
 from state_backend.values.zones import zone_of
 from tests.support.counting import DAYS, INPUT_SCHEMA, START, day
+from tests.support.faulty_storage import StopHere
 from tests.support.trials import Averaging, Doubling, bytes_of, pipeline_of
-from tests.unit.test_try_code import Killed
 
 CODE, HALF = "tests.unit.test_trial_of_chain", timedelta(hours=12)
 HALVES = [Interval(START + n * HALF, START + (n + 1) * HALF) for n in range(8)]
@@ -53,8 +53,6 @@ def rows_of(*rows: tuple[Any, ...]) -> Rows:
 
 SESSION: Any = testing.PlanningSession("UTC")
 SESSION.createDataFrame = lambda data, schema: rows_of(*data)
-
-
 YESTERDAY = {"yesterday": upstream("report", back=1), "own": upstream("board", back=1)}
 SALES, REPORT = pipeline_of(name="sales"), pipeline_of(name="report", source=upstream("sales"))
 THREE = upstreams(lambda _, __, **of: reduce(Rows.unionByName, of.values()), today=upstream("report"), **YESTERDAY)
@@ -177,12 +175,12 @@ def check_killed_at(root: Path, patched: pytest.MonkeyPatch, scratch: Results, b
             nonlocal calls
             calls += 1
             if calls > at:  # also in the threads that still run
-                raise Killed
+                raise StopHere
             return call(self, *args, **more)
 
         return made
 
-    with patched.context() as patch, suppress(Killed):  # A read changes nothing.
+    with patched.context() as patch, suppress(StopHere):  # A read changes nothing.
         for name in ("create", "upload", "replace", "copy_from", "delete", "remove_all"):
             patch.setattr(LocalStorage, name, counted(getattr(LocalStorage, name)))
         cairn(root, f"{CHAINED} --yes")

@@ -47,6 +47,7 @@ from state_backend.values.records import RunRef
 from state_backend.values.retention import KeepLast
 from tests.support.coordinator import Coordinator, coordinator_of
 from tests.support.counting import DAYS, day, fresh_days, put_days
+from tests.support.faulty_storage import StopHere
 from tests.support.savepoints import take
 from tests.support.trials import SESSION, Averaging, Doubling, Narrowing, bytes_of, pipeline_of, run, try_days
 
@@ -55,8 +56,6 @@ DOUBLED = pipeline_of(processor=Doubling)
 AVERAGED = pipeline_of(processor=Averaging)
 NAME, ON_SHARDS = "counting", partial(testing._on_shards, Averaging)
 RUN = RunRef(run_id="by-hand", clear_number=0, try_number=1)
-
-
 ROWS: Any = {n: [("ann", "pear", n + 1), ("bob", "fig", 5)][: 2 - n % 2] for n in range(6)}
 days = fresh_days(ROWS)
 
@@ -258,10 +257,6 @@ def test_its_time_is_over_and_a_sweep_removes_it(root: Path, monkeypatch: pytest
         find_trial(str(root), NAME, "short")
 
 
-class Killed(BaseException):
-    """No handler of an Exception runs, as after a kill."""
-
-
 def removed_at(root: Path, monkeypatch: pytest.MonkeyPatch, removed: int, killed: int | None) -> bool:
     """Runs a trial of two days that is removed before its write of that number, and killed before another one. True if it came to
     the removal."""
@@ -274,7 +269,7 @@ def removed_at(root: Path, monkeypatch: pytest.MonkeyPatch, removed: int, killed
             if "/.trials/" in self.url and (writes or str(args[0]).startswith("trials/")):
                 writes += 1
                 if writes - 1 == killed:
-                    raise Killed
+                    raise StopHere
                 if writes - 1 == removed:
                     remove_trial(str(root), find_trial(str(root), NAME))
             return call(self, *args, **more)
@@ -284,7 +279,7 @@ def removed_at(root: Path, monkeypatch: pytest.MonkeyPatch, removed: int, killed
     with monkeypatch.context() as patch:
         for name in ("create", "upload", "replace", "copy_from"):
             patch.setattr(LocalStorage, name, counted(getattr(LocalStorage, name)))
-        with suppress(Killed, CairnError):
+        with suppress(StopHere, CairnError):
             try_days(DOUBLED, root, range(2, 4))
             assert writes <= removed, "it did not notice that it was removed"
     return writes > removed
@@ -439,12 +434,12 @@ def test_a_trial_that_is_killed_during_its_fork_leaves_only_a_lease_in_productio
     before = bytes_of(root / NAME)
 
     def killed(*_: Any, **__: Any) -> None:
-        raise Killed
+        raise StopHere
 
     with monkeypatch.context() as patch:
         patch.setattr("state_backend.checkpoint.rewind.take_over", killed)
         patch.setattr("state_backend.checkpoint.leases.give_back", lambda storage, path: None)
-        with pytest.raises(Killed):
+        with pytest.raises(StopHere):
             try_days(DOUBLED, root, [2], trial="same")
     left = bytes_of(root / NAME)
     assert {path.partition("/")[0] for path in {*left} - {*before}} == {"leases"} and left.items() >= before.items()

@@ -25,9 +25,8 @@ from tests.support.airflow_names import TaskAsking
 from tests.support.coordinator import coordinator_of
 from tests.support.counting import DAYS, day
 from tests.support.drivers import driven
+from tests.support.operator_calls import Events, Store, answer, context
 from tests.support.trials import CHANGED, OLD, SESSION, run
-from tests.unit.test_operators import Events, context
-from tests.unit.test_restore_operator import Store, answer
 
 NEXT, PAST, NO = PROMOTE
 OF_CODE: Any = {"root": "file:///r", "code": "m:NEW", "pipeline": "p"}

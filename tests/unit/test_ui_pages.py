@@ -26,10 +26,10 @@ from state_backend.adapters.memory_storage import MemoryStorage
 from state_backend.inspection.chain_of import without_cycles
 from state_backend.values.airflow_runs import TaskTry
 from state_backend.values.inputs import Edge
+from tests.support.chain_world import World, write_code
 from tests.support.shown_airflow import HOSTILE, write_docs
 from tests.support.shown_pipelines import eventful, run_id, steady
 from tests.tools import pictures
-from tests.unit.test_chains import World, write_code
 
 pytestmark = pytest.mark.filterwarnings("ignore:Using `httpx` with")
 BASE = "/cairn/checkpoints"

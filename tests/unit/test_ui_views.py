@@ -605,13 +605,6 @@ def test_templates_escape_and_know_all_their_names() -> None:
         assert "|safe" not in source.replace(" ", "") and "style=" not in source and "onclick" not in source, name
         env.get_template(name)
     html = pages.render(
-        "error.html",
-        base="",
-        ui="",
-        status=404,
-        detail="<script>",
-        refusal=after_error(404),
-        running=False,
-        now=NOW,
+        "error.html", base="", ui="", status=404, detail="<script>", refusal=after_error(404), running=False, now=NOW
     )
     assert "&lt;script&gt;" in html and "<script>" not in html.partition("</head>")[2]

@@ -101,11 +101,7 @@ def page(text: str) -> Iterator[str]:
 )
 @pytest.mark.parametrize("attributes", ['"version" style="margin-right: 15px;"', '"version me-3"'], ids=["4.0", "4.3"])
 def test_a_master_that_does_not_answer(
-    attributes: str,
-    shown: str | None,
-    error: type[Exception],
-    says: str,
-    monkeypatch: pytest.MonkeyPatch,
+    attributes: str, shown: str | None, error: type[Exception], says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As a master of another version, which can't read what the driver says."""
     with page(f"<span class={attributes}>{shown}</span>" if shown else "") as at:

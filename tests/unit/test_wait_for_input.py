@@ -41,7 +41,7 @@ from state_backend.values.inputs import Edge
 from state_backend.values.records import OutputFile
 from tests.support.airflow_names import TaskDeferred
 from tests.support.checkpoints import PIPELINE, Folder, day
-from tests.unit.test_predecessor import Airflow, before, folder
+from tests.support.predecessor import Airflow, before, folder
 
 __all__ = ["folder"]  # a fixture
 ROOT, UP = "memory://predecessor", "memory://upstreams"

@@ -24,8 +24,8 @@ from cairn_operators.driver_process import DriverProcess, repo_root
 from cairn_operators.warm_driver import WarmDriver, _ask, start_host_if_it_pays, start_warm
 from local_stack.owned_process import command_line
 from state_backend.formats import record_codec
+from tests.support.operator_calls import FAKE_DRIVER, alive, gone, pids
 from tests.support.waiting import wait_until
-from tests.unit.test_operators import FAKE_DRIVER, alive, gone, pids
 
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="warm drivers need Linux"),

@@ -17,8 +17,8 @@ from cairn.errors import ProcessorError, UsageError
 from cairn.processors import Funnel, SessionWindow, SlidingWindow, TumblingWindow
 from cairn.spark.ddl import parse_ddl_locally
 from cairn.testing import PipelineTester
+from tests.support.ready_made import DAY, HOUR, TIMED, at, declared, ready, seqs
 from tests.support.tiers import at_tier, long_after
-from tests.unit.test_ready_made import DAY, HOUR, TIMED, at, declared, ready, seqs
 
 MINUTE = timedelta(minutes=1)
 READINGS = "user string, seq int, at timestamp, celsius double"
