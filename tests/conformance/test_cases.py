@@ -86,7 +86,7 @@ LONG = {"pandas-keys", "row-keys", "row-outputs", "row-initial", "pandas-initial
         for name in CASES
     ],
 )
-def test_a_case(spark: SparkSession, tmp_path: Path, name: str) -> None:
+def test_each_case_gives_what_sparks_operator_gives(spark: SparkSession, tmp_path: Path, name: str) -> None:
     if name in ("pandas-initial", "pandas-keys"):
         skip_on("4.0", "elements of lists and keys of frames are NumPy's numbers")
     both = run_both(spark, CASES[name], tmp_path)

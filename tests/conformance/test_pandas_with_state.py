@@ -200,7 +200,7 @@ def test_under_transform_with_state(spark: SparkSession, tmp_path: Path) -> None
 
 @pytest.mark.long("minutes: Spark's own streaming queries")
 @pytest.mark.spark
-def test_without_timeouts(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_pipeline_without_timeouts_gives_what_spark_gives(spark: SparkSession, tmp_path: Path) -> None:
     batches: list[Rows] = [rows((1, UPDATE), (1, SOON), (2, "state.setTimeoutTimestamp(5)")), rows((1, "state.get"))]
     check(*run(spark, case_of(untimed, batches), "NoTimeout", tmp_path / "untimed"), set())
 
@@ -220,7 +220,7 @@ def test_without_timeouts(spark: SparkSession, tmp_path: Path) -> None:
         ([1], ArrayType(IntegerType()), np.array([1], dtype="int32")),
     ],
 )
-def test_parts_of_keys(value: Any, kind: Any, expected: Any) -> None:
+def test_each_part_of_a_key_has_the_type_that_spark_gives(value: Any, kind: Any, expected: Any) -> None:
     found = scalar(value, kind)
     assert type(found) is type(expected) and repr(found) == repr(expected)
 

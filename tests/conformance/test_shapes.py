@@ -96,7 +96,9 @@ CASES = [(api, mode, shape) for api, mode in MUXES for shape in (EVENT_SHAPES if
 
 
 @pytest.mark.parametrize(("api", "mode", "shape"), CASES, ids=lambda v: str(v).replace(" ", "-"))
-def test_a_shape(compared: dict[tuple[str, str], Differences], api: str, mode: str, shape: str) -> None:
+def test_each_shape_of_state_gives_what_sparks_operator_gives(
+    compared: dict[tuple[str, str], Differences], api: str, mode: str, shape: str
+) -> None:
     if shape == "Composite" and WRITTEN_ROWS in DIFFERENT:
         pytest.skip("Spark's operator refuses a Row inside a struct, also one that it gave")
     found = compared[api, mode].get(shape, [])

@@ -857,7 +857,7 @@ def test_urls_that_nothing_serves_are_refused(url: str, says: str) -> None:
         open_storage(url)
 
 
-def test_join_url() -> None:
+def test_a_url_is_joined_and_does_not_leave_its_root() -> None:
     assert join_url("file:///", "a", "b") == "file:///a/b"
     assert join_url("/data/", "a") == "/data/a"
     with pytest.raises(UsageError):

@@ -172,7 +172,7 @@ def test_marked_failed_by_a_person(airflow: AirflowServer, killing: Begin) -> No
     assert len(day.tries()) == 2
 
 
-def test_execution_timeout(killing: Begin) -> None:
+def test_a_driver_ends_with_a_try_that_took_too_long(killing: Begin) -> None:
     """The driver and its operation end with the try that took too long; the next one is quicker."""
     day = killing(DAG_WITH_TIMEOUT)
     wait_until(lambda: not day.drivers(), 70, "the driver is gone")

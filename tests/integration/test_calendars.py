@@ -206,7 +206,7 @@ def test_weekdays_in_berlin_over_the_change_of_clocks(airflow: AirflowServer, fo
     assert str(pipe.log().schedule) == "cron '0 6 * * 1-5' in Europe/Berlin"
 
 
-def test_other_calendars(airflow: AirflowServer, folder: Path, tmp_path: Path) -> None:
+def test_each_calendar_gives_the_intervals_of_the_oracle(airflow: AirflowServer, folder: Path, tmp_path: Path) -> None:
     def played(name: str) -> str:
         try:
             play(pipe_of(name, airflow, folder), tmp_path / name)

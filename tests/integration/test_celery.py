@@ -138,7 +138,7 @@ def parent_of(pid: int) -> int:
 
 
 @pytest.mark.parametrize("killed", ["task process", "supervisor"])
-def test_kill_9(stack: Stack, killed: str) -> None:
+def test_a_driver_ends_with_the_process_that_was_killed(stack: Stack, killed: str) -> None:
     """With the task process, the kernel ends the driver. The supervisor is a process of Celery's pool: the task sees that it is gone and
     stops its driver."""
     day, driver = stack.day(), stack.driver()
@@ -163,7 +163,7 @@ def test_kill_9_of_a_whole_worker(stack: Stack) -> None:
     wait_until(lost.is_ready, 120, f"{lost.name} is back")
 
 
-def test_nothing_is_other_and_nothing_is_left(stack: Stack) -> None:
+def test_state_equals_an_undisturbed_run_and_workers_keep_no_file_or_process(stack: Stack) -> None:
     """A day on each worker first: whoever works on a host removes what killed tasks left there."""
     for worker in stack.workers.values():
         for other in stack.workers.values():

@@ -188,7 +188,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
 FIRST, SECOND = HOSTS
 
 
-def test_nobody_disturbs(stack: Stack) -> None:
+def test_both_hosts_work_and_get_cairn_from_the_driver(stack: Stack) -> None:
     """Executors that lack Cairn get it from the driver, and both hosts work."""
     day = stack.day("plain")
     assert {t.host for t in day.shard_tries()} == set(HOSTS)
@@ -337,7 +337,7 @@ def test_the_connect_server_is_killed(stack: Stack) -> None:
     stack.note("Connect server killed", "another server", day)
 
 
-def test_nothing_is_other_and_nothing_is_left(stack: Stack, tmp_path: Path) -> None:
+def test_state_equals_an_undisturbed_run_and_hosts_keep_no_file_or_process(stack: Stack, tmp_path: Path) -> None:
     stack.connect.stop()
     last = stack.day("plain")  # whoever works on a host removes what killed tasks left there
     last.let_go()

@@ -194,7 +194,7 @@ def test_what_can_not_be_is_refused(layout: Path, arguments: list[str], why: str
     assert (result.exit_code, why in result.stderr) == (2, True)
 
 
-def test_it_asks_little(layout: Path) -> None:
+def test_a_wrong_answer_is_asked_again_with_the_choices(layout: Path) -> None:
     answers = "asked\nweekly\ndaily\ndevice\n\n"
     result = CliRunner().invoke(app, ["new", "--folder", str(layout)], input=answers)
     assert result.exit_code == 0, result.output

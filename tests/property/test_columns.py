@@ -212,7 +212,7 @@ def test_keys_have_the_key_groups_of_the_hasher(drawn, max_parallelism, data):
     assert key_groups(arrays, schema, max_parallelism).tolist() == expected
 
 
-def test_many_keys():
+def test_many_keys_at_once_are_encoded_as_one_by_one():
     """Floats that are equal but for their bytes, zero bytes, nulls, and all widths, in batches that NumPy's loops unroll."""
     schema = schema_of("double", "float", "string", "binary", "decimal(38,0)", "timestamp", "boolean", "byte")
     random = np.random.default_rng(0)
@@ -379,7 +379,7 @@ def test_damaged_rows_are_refused_as_by_the_codec(drawn, data):
     same_for_damaged(RowCodec("x", schema, 1), RowColumns("x", schema, 1).decode, schema, rows, data)
 
 
-def test_many_rows():
+def test_many_rows_at_once_are_encoded_as_one_by_one():
     schema = schema_of(
         "string", "long", "boolean", "decimal(38,2)", "binary", "decimal(18,0)", "date", "double", "byte"
     )

@@ -492,7 +492,7 @@ def test_any_json_is_a_schema_or_none(value: Any) -> None:
 
 
 @pytest.mark.long("half a second", runs_in="ci")
-def test_a_schema_of_a_thousand_floors_is_none() -> None:
+def test_a_schema_nested_too_deeply_is_refused() -> None:
     value: Any = "long"
     for _ in range(5_000):
         value = array(value)

@@ -37,7 +37,7 @@ def group(number: int, size_bytes: int | None, digest: int = 7, **entries: int) 
         ([group(3, 50, total=2)], lambda a: a.resize(3, -51), [group(3, None, total=2)]),
     ],
 )
-def test_an_account_changes(
+def test_each_change_of_a_state_changes_its_counts(
     before: list[KeyGroupState], change: Callable[[Accounts], None], after: list[KeyGroupState]
 ) -> None:
     accounts = Accounts(before)

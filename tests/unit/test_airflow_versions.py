@@ -12,7 +12,7 @@ from tests.support.layout import REPOSITORY
 
 
 @pytest.mark.parametrize(("version", "expected"), [("3.1.8", (3, 1)), ("3.2.2rc1", (3, 2)), ("3.10.0", (3, 10))])
-def test_the_minor_version(version: str, expected: tuple[int, int]) -> None:
+def test_the_minor_version_is_read_from_any_release(version: str, expected: tuple[int, int]) -> None:
     assert minor(version) == expected
 
 

@@ -558,7 +558,7 @@ def test_no_wrong_result_is_fresh_and_none_is_stale_that_was_just_computed() -> 
         ),
     ],
 )
-def test_a_fault_is_found(where: str, fault: object) -> None:
+def test_the_oracle_finds_each_planted_fault(where: str, fault: object) -> None:
     with mock.patch(where, fault), pytest.raises(AssertionError):
         for seed in range(50):
             play(seed)

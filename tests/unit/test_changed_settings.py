@@ -92,7 +92,9 @@ class OtherFunction(RunningAggregate):
         (OtherFunction, ("a", 2, 2)),
     ],
 )
-def test_aggregates(new: type, row: tuple[Any, ...], tmp_path: Path) -> None:
+def test_a_new_aggregate_counts_from_the_first_row_after_the_change(
+    new: type, row: tuple[Any, ...], tmp_path: Path
+) -> None:
     assert outputs(tmp_path, Totals, new, [[("a", at(0), 1, 10)]], [[("a", at(1), 2, 20)]]) == [[row]]
 
 

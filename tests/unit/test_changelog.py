@@ -313,7 +313,7 @@ def packed(*pairs: changelog.Pair) -> bytes:
         (block(changelog.MANIFEST, 1, packed((b"", None))), "the block for the manifest has no manifest"),
     ],
 )
-def test_a_manifest_that_is_none_is_named(blocks: bytes, says: str) -> None:
+def test_a_file_that_is_no_manifest_is_refused(blocks: bytes, says: str) -> None:
     """Its checksums are right: another program wrote it."""
     with pytest.raises(CorruptFile, match=f"shared/x.manifest: {says}"):
         changelog.read_manifest(blocks + block(changelog.END, 0, b""), "shared/x.manifest")

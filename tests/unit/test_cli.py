@@ -317,7 +317,7 @@ def test_a_lost_file_is_written_anew_by_the_command_that_is_printed(root: Path) 
     assert cairn(root, "check", "--fast").exit_code == 0
 
 
-def test_durations() -> None:
+def test_a_duration_is_a_number_and_a_unit() -> None:
     assert [parse_duration(t) for t in ("0s", "90m", "12h", "3d")] == [
         timedelta(0), timedelta(minutes=90), timedelta(hours=12), timedelta(days=3)
     ]  # fmt: skip

@@ -154,7 +154,7 @@ def test_an_expression_is_no_key(column: Any) -> None:
 
 
 @pytest.mark.parametrize(("name", "plain"), [("`a``b`", "a`b"), ("`a`.`b`", "`a`.`b`"), ("a", "a"), ("``", "")])
-def test_unquoted(name: str, plain: str) -> None:
+def test_quotes_of_a_column_name_are_removed(name: str, plain: str) -> None:
     assert remove_quotes(name) == plain
 
 

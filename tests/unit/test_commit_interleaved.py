@@ -89,7 +89,7 @@ def of_tier(scenario: Scenario) -> Any:
 
 
 @pytest.mark.parametrize("scenario", [of_tier(s) for s in SCENARIOS if not s.big])
-def test_all_interleavings(scenario: Scenario) -> None:
+def test_no_interleaving_breaks_a_rule(scenario: Scenario) -> None:
     """F36, F49, F53, F54, F55, S13, S14: whoever crashes, sleeps or loses an answer, wherever."""
     figures = scenario.explore()
     print(f"{scenario.name}: {figures}")
@@ -477,7 +477,7 @@ def a_release_looks_only_before_it_begins(real: Any, at: Any, log: Log, checkpoi
 
 @pytest.mark.parametrize("name", BUGS)
 @pytest.mark.long("seconds", runs_in="ci")
-def test_planted(name: str) -> None:
+def test_each_planted_bug_breaks_a_rule(name: str) -> None:
     """Without the check some interleaving breaks a rule: the checker can fail, and the check is needed."""
     scenario = named(BUGS[name][0])
     # That a process finds a file missing and says so is not what is looked for.
@@ -518,7 +518,7 @@ def own_files_whoever_needs_them() -> Iterator[None]:
 )
 @pytest.mark.parametrize("plant", [shrunk_whatever_is_there, own_files_whoever_needs_them])
 @pytest.mark.long("seconds", runs_in="ci")
-def test_redundant(plant: Any, scenario: str) -> None:
+def test_without_a_second_check_no_rule_breaks(plant: Any, scenario: str) -> None:
     """Two checks that nothing depends on as long as the others are made: no interleaving goes wrong without them."""
     with plant():
         named(scenario).explore()

@@ -79,7 +79,9 @@ def test_only_other_results_and_rewinds_fence(kind: str, base: int, reproduces: 
         (run("r", 0, 3), None, Fenced),  # not from our base
     ],
 )
-def test_order_of_tries(theirs: Any, base_id: int | None, outcome: type) -> None:
+def test_a_result_of_our_interval_is_replaced_adopted_or_fences_us_by_its_try(
+    theirs: Any, base_id: int | None, outcome: type
+) -> None:
     other = record(2, day(2), base_id, run=theirs)
     prepared = mine(day(2), 1, 1, run=run("r", 0, 2))
     if outcome is Fenced:

@@ -251,7 +251,7 @@ def test_without_rows_there_are_still_init_timers_and_close(shard: Shard) -> Non
     assert shard.key_groups == ()
 
 
-def test_clocks(shard: Shard) -> None:
+def test_a_processor_sees_processing_time_and_watermark(shard: Shard) -> None:
     def on_rows(p: Calls, key: Any, rows: Any, timer_values: Any) -> Iterator[Any]:
         yield timer_values.getCurrentProcessingTimeInMs(), timer_values.getCurrentWatermarkInMs()
 
@@ -483,7 +483,7 @@ def test_nulls_are_values(shard: Shard) -> None:
     assert shard.one(call) == (True, (None,), True, Row(n=None))
 
 
-def test_what_maps_give(shard: Shard) -> None:
+def test_maps_give_rows_in_the_order_of_their_keys_as_they_were_at_the_start(shard: Shard) -> None:
     """``getValue`` a Row, iterators tuples, in the order of the user keys, over what was there when they began."""
 
     def call(p: Calls) -> Any:

@@ -93,7 +93,7 @@ def test_values_are_hashed_as_drawn(values, as_bytes):
 # --- bytes ------------------------------------------------------------------------------------------------------------
 
 
-def test_durable_bytes():
+def test_stored_sketches_keep_their_bytes():
     """Of form 1, then of form 2: a later release must read them."""
     hashes = hash_values(pa.array(["UA", "AA", "DL"]))
     assert sketch_of(hashes, 4).encode().to_pylist() == [bytes.fromhex("01010400 01010000 41020000 c1020000")]
@@ -101,7 +101,7 @@ def test_durable_bytes():
     assert sketch_of(letters, 4).encode().to_pylist() == [bytes.fromhex("01020400 04010100 040d0401 00030301 04090002")]
 
 
-def test_empty_columns():
+def test_a_column_without_values_estimates_zero():
     assert nothing(0, 12).encode().to_pylist() == []
     assert nothing(0, 12).estimate().tolist() == []
     assert nothing(2, 12).estimate().tolist() == [0, 0]

@@ -119,7 +119,7 @@ def test_a_row_of_another_kind_stops_the_interval() -> None:
         orders("inner").run([order(0, 1), ("b", "refund", at(0), None, None), ("c", None, at(0), None, None)])
 
 
-def test_times_far_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_times_too_far_apart_for_63_bits_are_joined(monkeypatch: pytest.MonkeyPatch) -> None:
     """Their distance times the number of keys does not fit into 63 bits."""
     rows = [
         (f"k{n}", kind, when, n, n)

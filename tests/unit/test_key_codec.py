@@ -117,7 +117,7 @@ def test_order_is_sparks(of, values):
 
 
 @pytest.mark.parametrize(("of", "value", "expected"), GOLDEN)
-def test_layout(of, value, expected):
+def test_each_type_of_key_keeps_its_bytes(of, value, expected):
     codec = KeyCodec(schema(of))
     assert codec.encode((value,)).hex() == expected
     found = codec.decode(bytes.fromhex(expected))

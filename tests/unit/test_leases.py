@@ -65,7 +65,9 @@ A, B = (paths.lease(n, 10, f"00000000-0000-0000-0000-00000000000{n}") for n in (
         ([lease_at(0, paths.lease(3, 999_999 * 86_400, str(UUID(int=3))))], 99_000, {3}, []),
     ],
 )
-def test_what_leases_say(leases: list[FileInfo], newest_ms: int, held: set[int], ended: list[str]) -> None:
+def test_a_lease_holds_its_checkpoint_until_it_ends(
+    leases: list[FileInfo], newest_ms: int, held: set[int], ended: list[str]
+) -> None:
     found, over = plan_leases(leases, newest_ms)
     assert (found, [info.path for info in over]) == (held, ended)
 

@@ -124,7 +124,7 @@ def test_a_wrong_command_gets_the_right_one(typed: str) -> None:
         ([], ""),
     ],
 )
-def test_the_suggestion(known: list[str], line: str) -> None:
+def test_a_mistyped_name_gets_the_nearest_known_ones(known: list[str], line: str) -> None:
     assert did_you_mean("aircarft", known) == line
 
 

@@ -42,7 +42,7 @@ def test_the_rows_of_a_key_are_read_from_files(tmp_path: Path) -> None:
     assert rows(declared)[1] == {"k": "ann", "n": 3, "gone": None} and len(rows(declared)) == 4
 
 
-def test_rows_in_memory(tmp_path: Path) -> None:
+def test_a_frame_of_rows_keeps_its_types(tmp_path: Path) -> None:
     frame = SESSION.createDataFrame([("ann", Decimal("1.50"), date(2024, 1, 1))], "k string, d decimal(5,2), day date")
     assert rows(frame) == [{"k": "ann", "d": Decimal("1.50"), "day": date(2024, 1, 1)}]
 

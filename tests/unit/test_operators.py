@@ -239,7 +239,9 @@ def test_lines_reach_the_log_whole(fake: Callable[[str], Path], monkeypatch: pyt
         ("exit 0", AirflowException, "the Spark driver ended with code 0 and no result"),
     ],
 )
-def test_failures(fake: Callable[[str], Path], what: str, expected: type, message: str) -> None:
+def test_a_drivers_failure_is_retried_or_final_by_its_kind(
+    fake: Callable[[str], Path], what: str, expected: type, message: str
+) -> None:
     fake(what)
     with pytest.raises(AirflowException) as caught:
         run(micro_batch())
@@ -787,7 +789,7 @@ def test_a_gate_stands_between_process_and_checkpoint() -> None:
         (3, None, True),
     ],
 )
-def test_cadence(days: float, every: timedelta | None, due: bool) -> None:
+def test_a_full_checkpoint_is_due_by_the_days_since_the_start(days: float, every: timedelta | None, due: bool) -> None:
     start = datetime(2013, 1, 1, tzinfo=UTC)
     assert is_due(start + timedelta(days=days), start, every) is due
     assert is_due(pendulum.instance(start + timedelta(days=days)), pendulum.instance(start), every) is due

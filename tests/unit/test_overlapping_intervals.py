@@ -73,7 +73,7 @@ FOLDS: list[tuple[list[tuple[Interval, bool]], list[tuple[Interval, int]]]] = [
 
 @pytest.mark.parametrize("dropped", [False, True])
 @pytest.mark.parametrize(("commits", "expected"), FOLDS)
-def test_what_is_current(
+def test_the_newest_result_of_overlapping_intervals_is_current(
     commits: list[tuple[Interval, bool]], expected: list[tuple[Interval, int]], dropped: bool
 ) -> None:
     records = [

@@ -444,7 +444,7 @@ def test_intervals_read_together_may_share_a_file(read: tuple[int, int], proven:
         ("Unionized [a#1]\n", False),
     ],
 )
-def test_a_union_in_a_query(plan: str, found: bool) -> None:
+def test_a_union_is_found_in_a_plan(plan: str, found: bool) -> None:
     with mock.patch.multiple(
         untracked_reads, is_connect=lambda _: False, analyzed_plan=lambda _: mock.Mock(toString=lambda: plan)
     ):

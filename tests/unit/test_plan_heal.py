@@ -128,7 +128,7 @@ ENDED_3 = [run(1, "success"), run(2, "success"), run(3, "success")]
         pytest.param(log_of(record(1, day(4), None, kind="restore")), 5, [f"run {days(5)}: missing"], id="a fork"),
     ],
 )
-def test_what_the_log_lacks(log: Log, to: int, steps: list[str]) -> None:
+def test_a_plan_runs_the_intervals_that_the_log_lacks(log: Log, to: int, steps: list[str]) -> None:
     assert [str(step) for step in plan(log, to, airflow=False).steps] == steps
     assert [str(step) for step in plan(log, to).steps] == steps
 
@@ -263,7 +263,9 @@ END = f"none of its runs is for {days(2)}, which comes first"
         ),
     ],
 )
-def test_what_airflow_adds(log: Log, to: int, runs: list[AirflowRun], more: dict[str, Any], steps: list[str]) -> None:
+def test_a_plan_repeats_the_failed_runs_that_airflow_knows(
+    log: Log, to: int, runs: list[AirflowRun], more: dict[str, Any], steps: list[str]
+) -> None:
     found = [str(step) for step in plan(log, to, *runs, **more).steps]
     assert found[: len(steps)] == steps
     assert all(step.startswith("run ") for step in found[len(steps) :])

@@ -61,7 +61,7 @@ def decide(log: Log, *runs: PredecessorRun, interval: Interval | None = None, **
         pytest.param(log_of(), [], id="no log: the driver knows where the pipeline starts"),
     ],
 )
-def test_goes(log: Log, runs: list[PredecessorRun]) -> None:
+def test_an_interval_goes_when_nothing_before_it_can_still_change(log: Log, runs: list[PredecessorRun]) -> None:
     assert decide(log, *runs) == Go()
 
 
@@ -85,7 +85,7 @@ def test_goes(log: Log, runs: list[PredecessorRun]) -> None:
         ),
     ],
 )
-def test_waits(log: Log, runs: list[PredecessorRun]) -> None:
+def test_an_interval_waits_for_the_run_before_it(log: Log, runs: list[PredecessorRun]) -> None:
     decision = decide(log, *runs)
     assert isinstance(decision, Wait) and decision.runs == (runs[-1],)
     assert decision.reason.startswith(runs[-1].run_id)
@@ -143,7 +143,9 @@ def test_a_wait_tells_when_the_run_before_can_begin(log: Log, begins: datetime |
         ),
     ],
 )
-def test_refuses(log: Log, runs: list[PredecessorRun], error: str, text: str) -> None:
+def test_an_interval_without_a_base_that_can_still_come_is_refused(
+    log: Log, runs: list[PredecessorRun], error: str, text: str
+) -> None:
     decision = decide(log, *runs)
     assert isinstance(decision, Refuse) and decision.error == error
     assert text in decision.message
@@ -178,7 +180,7 @@ def test_a_stale_base_is_waited_for(
         assert "Run again the interval that starts at 2024-01-02T00:00:00Z" in decision.message
 
 
-def test_permissions_count() -> None:
+def test_a_permission_lets_an_interval_go() -> None:
     assert decide(DAY_1, permissions=Permissions(allow_gap=True)) == Go()
     assert decide(STALE, permissions=Permissions(allow_stale_base=True)) == Go()
 
@@ -250,7 +252,7 @@ NOON = timedelta(hours=12)
         ([*SCHEDULED, dag_run("manual", day(3).start + NOON, day(2), "manual")], "manual", day(2), ["day1"]),
     ],
 )
-def test_predecessors(
+def test_the_predecessor_is_the_newest_run_before_the_interval(
     monkeypatch: pytest.MonkeyPatch, runs: list[Any], own: str, interval: Interval, expected: list[str]
 ) -> None:
     monkeypatch.setattr(earlier_runs, "has", lambda name: True)

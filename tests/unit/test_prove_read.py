@@ -36,7 +36,7 @@ def files(*lengths: Any, name: str = "bytes") -> dict[str, Any]:
         (files(*[1 << 40] * 40), [(1, 1 << n) for n in range(40)]),  # too many sums to try them all
     ],
 )
-def test_a_right_reading(position: dict[str, Any], scans: list[tuple[int, int]]) -> None:
+def test_a_read_that_fits_its_position_is_proven(position: dict[str, Any], scans: list[tuple[int, int]]) -> None:
     assert unproven(position, Scans(files=tuple(scans)), shared_cache=True) is None
 
 

@@ -295,7 +295,7 @@ def test_a_cleared_run_restores_again(folder: Folder, driver: list[Any], asked: 
     ],
 )
 @pytest.mark.usefixtures("folder", "driver")
-def test_refusals(target: str, more: dict[str, Any], message: str) -> None:
+def test_a_restore_that_cannot_be_is_refused(target: str, more: dict[str, Any], message: str) -> None:
     with pytest.raises(AirflowFailException, match=message):
         run(operator(target, **more), context())
 

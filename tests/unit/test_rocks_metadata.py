@@ -309,7 +309,7 @@ def test_tasks_that_start_at_once_leave_each_other_alone(temp: Path) -> None:
         ("p-89abcdef-0-x", "89abcdef", False),
     ],
 )
-def test_whose_lock_tells(name: str, ours: str, locked: bool) -> None:
+def test_a_work_folder_is_locked_by_a_process_of_the_same_kernel_only(name: str, ours: str, locked: bool) -> None:
     assert is_locked_by(name, ours) == locked
 
 

@@ -39,7 +39,7 @@ LEAST_LOG_11 = edit(3) + text((11).to_bytes(8, "little"))
     ],
     ids=["empty", "neighbours", "one key", "two levels", "two epochs", "no epochs", "moved", "a log"],
 )  # fmt: skip
-def test_files_that_fit(edits: list[bytes], files: int) -> None:
+def test_files_that_do_not_overlap_are_accepted(edits: list[bytes], files: int) -> None:
     assert len(live_ssts(log_of(*edits, WHOLE), "it")) == files
 
 

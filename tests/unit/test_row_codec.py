@@ -125,7 +125,7 @@ LAYOUT = [
 
 
 @pytest.mark.parametrize(("json", "row", "expected"), LAYOUT)
-def test_layout(json, row, expected):
+def test_each_type_keeps_its_bytes(json, row, expected):
     coder = RowCodec("x", parse_struct(json), 3)
     data = bytes.fromhex(expected.replace(" ", ""))
     assert coder.encode(row).hex() == data.hex()
@@ -266,7 +266,7 @@ def test_for_ever_reads_in_any_zone():
 
 @pytest.mark.parametrize(("of", "value", "expected"), TAKEN)
 @pytest.mark.parametrize("beside", [None, "text"])
-def test_taken(of, value, expected, beside):
+def test_a_value_of_a_fitting_type_is_taken(of, value, expected, beside):
     coder = codec(a=of, b="string") if beside else codec(a=of)
     row = (value, beside) if beside else [value]
     (found, *_) = coder.decode(coder.encode(row))
@@ -327,7 +327,7 @@ def test_the_nulls_of_pandas_are_null(of, null):
 
 @pytest.mark.parametrize(("of", "value", "message"), REFUSED)
 @pytest.mark.parametrize("beside", [None, "text"])
-def test_refused(of, value, message, beside):
+def test_a_value_of_a_wrong_type_is_refused_with_state_and_field(of, value, message, beside):
     coder = codec(a=of, b="string") if beside else codec(a=of)
     with pytest.raises(
         StateTypeError, match=f"^state 'x' field 'a'(: )?{message}|^state 'x' field 'a': expected.*{message}"
@@ -374,7 +374,7 @@ def test_what_is_no_row(row):
 
 
 @pytest.mark.parametrize("row", [(1,), (1, 2, 3), ()])
-def test_wrong_arity(row):
+def test_a_row_of_a_wrong_length_is_refused(row):
     with pytest.raises(StateTypeError, match=rf"^state 'x' has 2 fields \(a, b\); got {len(row)} values$"):
         codec(a="long", b="long").encode(row)
 

@@ -372,7 +372,7 @@ def test_a_key_that_goes_on_has_no_output_yet():
     assert result.output.to_pylist() == [{"key": 1, "rows": 2}, {"key": 2, "rows": 2}]
 
 
-def test_no_keys():
+def test_a_batch_without_keys_gives_no_rows():
     rows = some_rows(random.Random("none"), 2, 0)
     processor = Everything()
     driver = ArrowDriver(processor, SCHEMA, KEYS)

@@ -54,7 +54,9 @@ def test_every_variable_is_read_by_its_member() -> None:
 
 
 @pytest.mark.parametrize(("value", "given"), [(None, None), ("", None), ("file:///x", "file:///x")])
-def test_an_empty_variable_is_none(value: str | None, given: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_empty_variable_counts_as_absent(
+    value: str | None, given: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if value is None:
         monkeypatch.delenv("CAIRN_ROOT", raising=False)
     else:

@@ -375,7 +375,7 @@ def without_java(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("JAVA_HOME", raising=False)
 
 
-def test_without_java(without_java: None) -> None:
+def test_without_java_the_command_that_installs_it_is_named(without_java: None) -> None:
     with pytest.raises(UsageError, match=r"Spark master 'local\[2\]' needs a Java 17\+ runtime.*\nRun: make java"):
         connect("local[2]", "test")
     result = CliRunner().invoke(app, ["spark"])

@@ -131,7 +131,7 @@ GOLDEN = [
 
 
 @pytest.mark.parametrize(("types", "values", "expected"), GOLDEN)
-def test_equals_spark(types, values, expected):
+def test_the_hash_of_a_key_equals_sparks(types, values, expected):
     assert key_hasher(schema(*types))(values) == expected
     assert key_hasher(schema(*types))(list(values)) == expected
 

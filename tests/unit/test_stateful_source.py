@@ -51,7 +51,7 @@ FRAMES = stateful_frames(frame(Read("events")), frame(Read("others")), F, Window
 
 
 @pytest.mark.parametrize("name", FRAMES)
-def test_a_plan_of_connect(name: str) -> None:
+def test_stateful_operations_are_found_in_a_plan_of_connect(name: str) -> None:
     rows, expected = FRAMES[name]
     assert stateful_operations(rows) == expected
 

@@ -79,7 +79,7 @@ def test_a_run_is_the_same_from_each_api_of_airflow() -> None:
         (day(11).end, day(11).end, plan(), timedelta()),
     ],
 )
-def test_lag(
+def test_the_lag_grows_until_the_schedule_has_run_its_last_interval(
     until: datetime | None, newest: datetime | None, schedule: DagSchedule | None, lag: timedelta | None
 ) -> None:
     assert lag_of(until, newest, schedule, NOW) == lag
@@ -105,7 +105,7 @@ def test_lag(
         ),
     ],
 )
-def test_who_waits(scheduled_by: Any, writes: Any, waiting: list[Any]) -> None:
+def test_dags_that_wait_for_an_asset_are_listed(scheduled_by: Any, writes: Any, waiting: list[Any]) -> None:
     found = waiting_dags("cairn://rides", scheduled_by, writes, "rides")
     assert found == tuple(WaitingDag(dag_id=d, waits_for=tuple(f), writes=tuple(w)) for d, f, w in waiting)
 

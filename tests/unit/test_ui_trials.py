@@ -60,7 +60,7 @@ def text(answer: Any) -> str:
         ((3, 0, 3), "nothing to compare yet"),
     ],
 )
-def test_a_headline(counts: tuple[int, int, int], says: str) -> None:
+def test_the_headline_of_a_trial_counts_results_that_differ(counts: tuple[int, int, int], says: str) -> None:
     assert headline(*counts) == says
 
 

@@ -72,7 +72,7 @@ def rides(storage: Storage) -> Reading:
         (3 << 30, "3.0 GiB"),
     ],
 )
-def test_sizes(count: int | None, said: str) -> None:
+def test_a_size_is_told_in_the_unit_that_fits(count: int | None, said: str) -> None:
     assert words.size(count) == said
 
 
@@ -91,7 +91,7 @@ def test_sizes(count: int | None, said: str) -> None:
         (-5, "−5.0 s"),
     ],
 )
-def test_spans(seconds: float | None, said: str) -> None:
+def test_a_span_is_told_in_the_unit_that_fits(seconds: float | None, said: str) -> None:
     assert words.span(seconds) == said
 
 
@@ -295,7 +295,7 @@ def test_a_run_is_found_by_its_id(rides: Reading) -> None:
         ([(4, 1), (3, None), (2, 1)], {4: 0, 3: 1, 2: 1}),
     ],
 )
-def test_lanes(edges: list[tuple[int, int | None]], lanes: dict[int, int]) -> None:
+def test_each_branch_of_the_lineage_has_a_lane(edges: list[tuple[int, int | None]], lanes: dict[int, int]) -> None:
     placed, widest = lineage_graph.place(edges)
     assert {p.id: p.lane for p in placed} == lanes
     assert widest == max(lanes.values(), default=-1) + 1

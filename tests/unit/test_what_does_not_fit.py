@@ -91,7 +91,7 @@ class FakeSpark:
         ),
     ],
 )
-def test_an_output_schema_that_is_none(schema: Any, says: str) -> None:
+def test_an_invalid_output_schema_is_refused(schema: Any, says: str) -> None:
     spark: Any = FakeSpark(t.IntegerType())
     refused(
         UsageError,
@@ -100,7 +100,7 @@ def test_an_output_schema_that_is_none(schema: Any, says: str) -> None:
     )
 
 
-def test_a_mode_that_is_none() -> None:
+def test_an_unknown_checkpoint_mode_is_refused() -> None:
     def process() -> object:
         return Attempt(id="a", interval=day(1), mode="partial", run=run())
 
@@ -111,7 +111,7 @@ def test_a_mode_that_is_none() -> None:
     ("given", "says"),
     [(fields(at=t.StringType()), "found string"), (fields(other=t.TimestampType()), "found no such column")],
 )
-def test_an_event_time_that_is_none(given: t.StructType, says: str) -> None:
+def test_an_event_time_column_that_is_absent_or_no_timestamp_is_refused(given: t.StructType, says: str) -> None:
     names = ColumnNames(names=tuple(given.names), case_sensitive=False, what="the input")
     if "at" in given.names:
         pipeline = replace(PIPELINE, **EVENT)
@@ -216,7 +216,7 @@ def test_a_savepoint_of_another_pipeline(tmp_path: Path, changes: dict[str, Any]
     refused(UsageError, says, lambda: restore_savepoint(ANY, pipeline, str(tmp_path / "new"), str(tmp_path / "saved")))
 
 
-def test_a_claim_mode_that_is_none() -> None:
+def test_an_unknown_claim_mode_is_refused() -> None:
     taken: Any = "TAKE"
     refused(
         UsageError,

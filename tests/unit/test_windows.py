@@ -192,7 +192,7 @@ def test_a_late_row_merges_two_sessions() -> None:
 
 
 @pytest.mark.parametrize("of", [IntegerType(), DayTimeIntervalType()])
-def test_a_gap_per_row(of: Any) -> None:
+def test_each_row_sets_the_gap_of_its_session(of: Any) -> None:
     schema = parse_ddl_locally("user string, seq int, at timestamp").add("gap", of)
     window = ready(declared(SessionWindow, gap="gap", n=Count()), schema, **NOW)
     minutes = (lambda m: 60 * m) if isinstance(of, IntegerType) else (lambda m: m * MINUTE)
