@@ -6,6 +6,8 @@ VENV := .venv
 PYTHON := $(VENV)/bin/python
 # The Python that the virtual environment is made from: 3.11, 3.12 or 3.13.
 BASE_PYTHON ?= $(shell command -v python3.11 || command -v python3)
+# The packages of the virtual environment. `make test-lowest` makes another lock and another environment.
+LOCK ?= requirements.lock
 export AIRFLOW_HOME := $(CURDIR)
 export TZ := UTC
 
@@ -18,7 +20,7 @@ endif
 endif
 endif
 
-.PHONY: help setup host java demo bench soak test-fast test test-all test-versions lint api docs pictures docs-serve ui spark wheel clean clean-all
+.PHONY: help setup host java lock demo bench soak test-fast test test-all test-versions test-lowest lint fix api docs pictures docs-serve ui spark wheel clean clean-all
 
 # A user's state, and Airflow's runs and connections: nothing can make these again.
 KEPT_BY_CLEAN := data airflow.db* airflow.postgres* .airflow-database .jwt-secret .fernet-key simple_auth_manager_passwords.json.generated
@@ -28,7 +30,7 @@ help:  ## what can be typed here
 
 setup: host java $(VENV)/.ready  ## the Python environment and a Java runtime, if they are missing
 
-$(VENV)/.ready: requirements.lock requirements-bootstrap.lock pyproject.toml
+$(VENV)/.ready: $(LOCK) requirements-bootstrap.lock pyproject.toml
 	@"$(BASE_PYTHON)" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null || { \
 	  echo "Cairn needs Python 3.11, 3.12 or 3.13, and found $$("$(BASE_PYTHON)" --version 2>&1 | head -n 1 | grep . || echo none). Install it, or: make BASE_PYTHON=/path/to/python3.11 $(MAKECMDGOALS)"; exit 1; }
 	@# --clear follows a link, and would empty the environment of another checkout.
@@ -37,10 +39,10 @@ $(VENV)/.ready: requirements.lock requirements-bootstrap.lock pyproject.toml
 	@.ci/with-progress "Python makes the environment" "$(BASE_PYTHON)" -m venv --clear $(VENV)
 	@.ci/with-progress "pip installs uv" $(PYTHON) -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements-bootstrap.lock
 	@# uv trusts its own list of authorities. The second try trusts the machine's, for a network with a proxy that opens TLS.
-	@install() { .ci/with-progress "uv installs the packages" $(VENV)/bin/uv pip sync --quiet --python $(PYTHON) --require-hashes --no-build-isolation --compile-bytecode requirements.lock; }; \
+	@install() { .ci/with-progress "uv installs the packages" $(VENV)/bin/uv pip sync --quiet --python $(PYTHON) --require-hashes --no-build-isolation --compile-bytecode $(LOCK); }; \
 	install || UV_SYSTEM_CERTS=true install \
 	  || { echo "uv could not install the packages; trying pip (slower)"; \
-	       .ci/with-progress "pip installs the packages" $(PYTHON) -m pip install --quiet --require-hashes --no-build-isolation -r requirements.lock; }
+	       .ci/with-progress "pip installs the packages" $(PYTHON) -m pip install --quiet --require-hashes --no-build-isolation -r $(LOCK); }
 	@.ci/with-progress "uv installs Cairn" $(VENV)/bin/uv pip install --quiet --offline --python $(PYTHON) --no-deps --no-build-isolation -e .
 	@# What the build leaves names the package a second time wherever this folder is on the path, and Airflow would load its plugins twice.
 	@rm -rf *.egg-info
@@ -55,6 +57,15 @@ host:
 java:
 	@.ci/java
 
+# uv, and what it asks of pyproject.toml: all extras but celery, which tests/support/celery.lock pins, and all groups.
+COMPILE := $(VENV)/bin/uv pip compile --quiet --universal --generate-hashes --no-annotate --custom-compile-command "make lock" $(if $(UPGRADE),--upgrade)
+EXTRAS := $(addprefix --extra ,airflow spark spark-classic gcs s3 azure delta iceberg postgres bigquery openlineage validation)
+GROUPS := $(addprefix --group ,dev examples database docs build)
+
+lock: setup  ## both lock files from pyproject.toml; versions stay where they fit (UPGRADE=1: the newest versions)
+	@$(COMPILE) $(EXTRAS) $(GROUPS) pyproject.toml --output-file requirements.lock
+	@printf 'pip\nsetuptools\nuv\nwheel\n' | $(COMPILE) --constraint requirements.lock --output-file requirements-bootstrap.lock -
+
 demo: setup  ## the main job: real flights through Airflow, Spark and RocksDB (DAYS=14)
 	@$(PYTHON) -m local_stack.demo
 
@@ -66,8 +77,9 @@ soak: setup  ## weeks of flights, disturbed every few days, against pandas (DAYS
 	@$(PYTHON) -m tests.corrections
 
 # Tests start hundreds of processes: each would compile Cairn again where this variable is set.
+# RESULTS: a file for the results in the XML that CI systems read.
 # A worker that died would run its test again and die again, without end: the run ends instead, and names the test.
-PYTEST = PYTHONDONTWRITEBYTECODE= $(PYTHON) -m pytest -n $(or $(WORKERS),3) --max-worker-restart 0 --dist loadfile --no-loadscope-reorder
+PYTEST = PYTHONDONTWRITEBYTECODE= $(PYTHON) -m pytest -n $(or $(WORKERS),3) --max-worker-restart 0 --dist loadfile --no-loadscope-reorder $(addprefix --junit-xml=,$(RESULTS))
 
 # Few of these tests wait. A third process would only import everything once more.
 test-fast: WORKERS ?= 2
@@ -82,18 +94,33 @@ $(VENV)/.spark-classes: $(VENV)/.ready
 test: setup $(VENV)/.spark-classes  ## each rule once, end to end
 	@CAIRN_TESTS=ci $(PYTEST) $(PYTEST_ARGS)
 
-# A second run of the same commit goes on where the first one stopped.
-test-all: setup $(VENV)/.spark-classes  ## all tests, long ones too; run again, it leaves out tests that passed on this commit
-	@CAIRN_TESTS=all CAIRN_PASSED=$(CURDIR)/.cache/passed $(PYTEST) $(PYTEST_ARGS)
+# A second run of the same commit goes on where the first one stopped. A part begins no test after 50 minutes, and ends within 80.
+test-all: setup $(VENV)/.spark-classes  ## all tests, long ones too; run again, it leaves out tests that passed on this commit (PART=1, then PART=2, …: 80 minutes each)
+	@test -z "$(PART)" || test -z "$$(git status --porcelain)" || { \
+	  echo "A part notes which tests passed on this commit, and there are changes that no commit has. Commit them, then: make test-all PART=$(PART)"; exit 1; }
+	@CAIRN_TESTS=all CAIRN_PART=$(PART) CAIRN_PASSED=$(CURDIR)/.cache/passed $(PYTEST) $(PYTEST_ARGS)
 
 test-versions: setup $(VENV)/.spark-classes  ## tests under PySpark 4.0 to 4.3 and Airflow 3.1 to 3.3 (VERSIONS="pyspark-4.1.4 airflow-3.2.2" SHORT=1: few)
 	@PYTHONDONTWRITEBYTECODE= $(PYTHON) -m tests.versions
+
+# Airflow's own lower bound is not enough for all that it imports, so its version stays; `make test-versions` has its older versions.
+.cache/lowest.lock: requirements.lock pyproject.toml | setup
+	@mkdir -p .cache
+	@$(VENV)/bin/uv pip compile --quiet --universal --generate-hashes --no-annotate --no-header --resolution lowest-direct \
+	  --constraint <($(PYTHON) -m tests.tools.indirect) $(EXTRAS) $(GROUPS) pyproject.toml --output-file $@
+
+test-lowest: .cache/lowest.lock  ## the tests of test-fast with the lowest versions that pyproject.toml allows
+	@$(MAKE) --no-print-directory test-fast VENV=.cache/lowest LOCK=.cache/lowest.lock
 
 lint: setup  ## style, types, and which floor may import which
 	@$(VENV)/bin/ruff check .
 	@$(VENV)/bin/ruff format --check .
 	@$(VENV)/bin/mypy
 	@$(VENV)/bin/lint-imports
+
+fix: setup  ## repairs what lint refuses of the style; types and imports stay yours
+	@$(VENV)/bin/ruff check --fix --exit-zero --quiet .
+	@$(VENV)/bin/ruff format --quiet .
 
 docs: setup  ## the docs site in site/: open site/index.html
 	@$(VENV)/bin/zensical build --clean --strict
