@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import settings
 
-from tests.support import time_limits
+from tests.support import tiers, time_limits
 from tests.support.messages import Made, Recorder, Site, as_plain, from_plain, is_whole_run, missing, sites
 from tests.support.random_order import SEED, shuffle_tests
-from tests.support.tiers import ALL, TIER, at_tier, choose_tests, missing_software, remember_errors, remember_passed
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -38,8 +37,8 @@ MADE = Recorder()
 OF_WORKERS: list[Made] = []
 
 # No deadline for one example: another process may have the processor meanwhile.
-settings.register_profile(TIER, deadline=None, max_examples=at_tier(fast=10, ci=25, all=200))
-settings.load_profile(TIER)
+settings.register_profile(tiers.TIER, deadline=None, max_examples=tiers.at_tier(fast=10, ci=25, all=200))
+settings.load_profile(tiers.TIER)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -80,12 +79,18 @@ def pytest_report_header() -> str | None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out what the tier leaves out, and in `make test-all` what passed before on this commit."""
-    choose_tests(config, items)
+    tiers.choose_tests(config, items)
     shuffle_tests(items)
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_protocol() -> bool | None:
+    """Leave a test to the next part, without a report."""
+    return True if tiers.is_part_over() else None
+
+
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    remember_passed(report)
+    tiers.remember_passed(report)
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
@@ -94,15 +99,18 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     if hasattr(session.config, "workeroutput"):
         session.config.workeroutput["errors_made"] = as_plain(MADE.made)
         return
-    made = remember_errors([*MADE.made, *OF_WORKERS])
-    if is_whole_run(session.config, exitstatus) and (without := missing(made, sites())):
+    made = tiers.remember_errors([*MADE.made, *OF_WORKERS])
+    left = tiers.remember_part(session.testscollected) if tiers.ALL else 0
+    if exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED and tiers.parts():  # All tests passed in the parts before.
+        session.exitstatus = exitstatus = pytest.ExitCode.OK
+    if not left and is_whole_run(session.config, exitstatus) and (without := missing(made, sites())):
         session.config.stash[WITHOUT] = without
-        if ALL:
+        if tiers.ALL:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    for line in missing_software():
+    for line in [*tiers.missing_software(), *tiers.parts()]:
         terminalreporter.write_line(line)
     without = config.stash.get(WITHOUT, [])
     for site in without:

@@ -5,7 +5,8 @@
 Some tests run fewer examples in `fast` and `ci`: they ask `ALL` or `at_tier`.
 
 `make test-all` runs in parts: CAIRN_PASSED names a folder, where each run notes the tests that passed on this commit. A later run of the
-same commit leaves these tests out. With uncommitted changes nothing is noted.
+same commit leaves these tests out. With uncommitted changes nothing is noted. With CAIRN_PART, a run begins no test after 50 minutes, and is
+not whole while tests are left. Each run adds a line to this commit's file of parts, and shows the file.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ import json
 import os
 import shutil
 import subprocess
+import time
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
@@ -38,6 +41,14 @@ SOFTWARE = {
     "airflow": ("java", "make java"),
     "browser": ("chromium", "apt-get install chromium chromium-driver"),
 }
+# No test takes half an hour more, so that a part ends within 80 minutes.
+PART_S = float(os.environ.get("CAIRN_PART_SECONDS") or 50 * 60)
+PART = os.environ.get("CAIRN_PART")
+BEGAN_S = time.time()
+if PART:  # The workers of xdist begin later, and get the end of the process that starts them.
+    os.environ.setdefault("CAIRN_PART_ENDS", str(BEGAN_S + PART_S))
+# How each test ended that this process heard of.
+ENDED: dict[str, str] = {}
 NOT_FAST = ("spark", "airflow", "browser", "cluster", "gcs", "s3", "azure")
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -87,8 +98,14 @@ def _runs(long: pytest.Mark) -> bool:
     return NAMES.index(TIER) >= NAMES.index(long.kwargs.get("runs_in", "all"))
 
 
+def is_part_over() -> bool:
+    return bool(PART) and not STARTED_BY_A_TEST and time.time() >= float(os.environ["CAIRN_PART_ENDS"])
+
+
 def remember_passed(report: pytest.TestReport) -> None:
     """Note a test that passed on this commit. Workers leave the notes to the process that started them."""
+    if report.when == "call" or not report.passed:
+        ENDED[report.nodeid] = "failed" if "failed" in (report.outcome, ENDED.get(report.nodeid)) else report.outcome
     if report.when == "call" and report.passed and "PYTEST_XDIST_WORKER" not in os.environ:
         _note(".passed", [report.nodeid])
 
@@ -97,6 +114,23 @@ def remember_errors(made: Sequence[Made]) -> list[Made]:
     """Note the errors that this run made, and return them with those of earlier runs on this commit."""
     _note(".errors", [json.dumps(one) for one in as_plain(made)])
     return [*made, *from_plain(json.loads(line) for line in _noted(".errors"))]
+
+
+def remember_part(collected: int) -> int:
+    """Note how this run ended, and return how many tests it did not begin."""
+    left, how = collected - len(ENDED), Counter(ENDED.values())
+    begun = time.strftime("%Y-%m-%d %H:%M", time.gmtime(BEGAN_S))
+    ended = [f"{number} {outcome}" for outcome, number in sorted(how.items())] or ["nothing to run"]
+    failed = [f"  failed: {test}" for test, outcome in sorted(ENDED.items()) if outcome == "failed"]
+    minutes = (time.time() - BEGAN_S) / 60
+    name = f"part {PART}" if PART else "without PART"
+    _note(".parts", [f"{name}, {begun}, {minutes:.0f} minutes: {', '.join(ended)}; {left} tests left", *failed])
+    return left
+
+
+def parts() -> list[str]:
+    """Return the lines about the runs on this commit so far."""
+    return [*_noted(".parts")]
 
 
 def missing_software() -> list[str]:
