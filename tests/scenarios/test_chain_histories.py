@@ -34,8 +34,6 @@ from cairn import Pipeline, testing, upstream, upstreams
 from cairn.command import heal, plan
 from cairn.command.cli import app
 from cairn.command.terminal import Terminal
-from cairn.data_sources.keyed_output import KeyedOutput
-from cairn.data_sources.keyed_state import KeyedState
 from cairn.operations.intervals import plan_chain, process_interval
 from cairn.operations.intervals.run_intervals import run_intervals
 from cairn.operations.output_files import output_files
@@ -59,11 +57,10 @@ from state_backend.values.marks import Settled
 from state_backend.values.records import Permissions, Record, Tombstone, own_run
 from state_backend.values.retention import KeepLast
 from state_backend.values.schedule import Cron
-from state_backend.values.zones import zone_of
 from tests.support.faulty_storage import FaultyStorage, StopHere, stop_at
+from tests.support.in_process import SESSION, UTC_ZONE
 from tests.support.tiers import ALL
 
-HERE, ROOTS, UTC_ZONE = sys.modules[__name__], ("memory://chains-a", "memory://chains-b"), zone_of("UTC")
 RAW, ROWS = parse_ddl_locally("k string, n long, at timestamp"), parse_ddl_locally("k string, n long")
 HOUR, DAY = timedelta(hours=1), timedelta(days=1)
 # Days on which clocks change, each with the day before or after.
@@ -93,33 +90,7 @@ def folded(before: int, values: list[int], weight: int, bump: int) -> tuple[int,
     return total, (total + 2 * len(values) + bump) % 4
 
 
-# --- a session without Spark -----------------------------------------------------------------------------------------------------
-
-
-class _Frame(LocalRows):
-    def limit(self, n: int) -> _Frame:
-        return _Frame.of_table(self.table.slice(0, n), self.schema, self.zone)  # type: ignore[return-value]
-
-
-class _Session(testing.PlanningSession):
-    """It reads the two formats by their own data sources, in this process."""
-
-    dataSource = mock.Mock()
-    read = property(lambda self: self)
-
-    def format(self, name: str) -> Any:
-        made: Any = {"keyed_output": KeyedOutput, "keyed_state": KeyedState}[name]
-        given = lambda **options: mock.Mock(load=lambda: self._load(made({n: str(v) for n, v in options.items()})))  # noqa: E731
-        return mock.Mock(options=given)
-
-    def _load(self, source: Any) -> LocalRows:
-        reader = source.reader(schema := source.schema())
-        batches = [batch for part in reader.partitions() for batch in reader.read(part)]
-        arrow = LocalRows([], schema, UTC_ZONE).table.schema
-        return _Frame.of_table(pa.Table.from_batches(batches, None if batches else arrow).cast(arrow), schema, UTC_ZONE)
-
-
-SESSION: Any = _Session("UTC")
+HERE, ROOTS = sys.modules[__name__], ("memory://chains-a", "memory://chains-b")
 IN_TURN = mock.MagicMock()  # in the place of a pool of threads
 IN_TURN.return_value.__enter__.return_value.map = map
 
