@@ -1133,6 +1133,19 @@ def test_a_role_with_another_zone_and_date_style(server: str) -> None:
     assert hash_of_rows(sink.rows(hour(0), rows.schema)) == hash_of_rows(rows)
 
 
+@pytest.mark.parametrize("shared", ["turns", "cairn_publications"], ids=["of the table", "of all tables"])
+def test_a_call_of_postgres_waits_for_the_lock_of_another(shared: str, server: str) -> None:
+    with psycopg.connect(server, autocommit=True) as connection:
+        connection.execute("DROP TABLE IF EXISTS turns, cairn_publications")  # the first call creates them
+    with ThreadPoolExecutor(1) as pool, psycopg.connect(server) as other:
+        other.execute("SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))", (f"cairn {shared}",))
+        called = pool.submit(publish, sinks.postgres("turns", server), hour(0), 1, EVERY_TYPE.select(["at"]))
+        with pytest.raises(TimeoutError):
+            called.result(0.5)
+        other.commit()
+        called.result(60)
+
+
 def test_a_rebuild_keeps_rows_that_the_sink_did_not_write(server: str) -> None:
     with psycopg.connect(server, autocommit=True) as connection:
         connection.execute("DROP TABLE IF EXISTS kept, cairn_publications")

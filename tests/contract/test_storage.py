@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace as changed
 from functools import partial
 from pathlib import Path
+from stat import S_ISDIR
 from types import SimpleNamespace
 from typing import Any
 from uuid import uuid4
@@ -200,6 +201,28 @@ def test_of_many_creators_exactly_one_wins(storage: Storage) -> None:
     for path in (f"checkpoints/{n}" for n in range(20)):
         won = winner_of(8, lambda writer, path=path: storage.create(path, b"%d" % writer), AlreadyExists)  # type: ignore[misc]
         assert storage.read(path) == b"%d" % won
+
+
+def test_in_memory_no_writer_comes_between_the_look_of_another_and_its_write(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Slow(dict[str, Any]):
+        def __contains__(self, key: object) -> bool:
+            return self.get(key) is not None
+
+        def get(self, key: Any, default: Any = None) -> Any:
+            found = super().get(key, default)
+            time.sleep(0.02)  # meanwhile all others look
+            return found
+
+        def __getitem__(self, key: str) -> Any:
+            return self.get(key)
+
+    storage = MemoryStorage()
+    monkeypatch.setattr(storage, "_files", Slow())
+    winner_of(4, lambda writer: storage.create("a", b"%d" % writer), AlreadyExists)
+    known = generation(storage, "a")
+    winner_of(4, lambda writer: storage.replace("a", b"%d" % writer, generation=known), PreconditionFailed)
+    with ThreadPoolExecutor(4) as pool:
+        assert sorted(pool.map(lambda _: storage.delete("a"), range(4))) == [False, False, False, True]
 
 
 def test_what_is_absent_is_told_as_absent(storage: Storage, tmp_path: Path) -> None:
@@ -726,6 +749,35 @@ def test_a_full_or_read_only_disk_is_told_and_leaves_nothing(tmp_path: Path, mon
                 storage.create("a", b"data")
     assert storage.stat("a") is None
     assert list((tmp_path / ".tmp").iterdir()) == []
+
+
+@pytest.mark.parametrize("call", ["create", "replace", "copy"])
+def test_a_file_is_synced_before_it_is_visible_and_its_folder_afterwards(
+    call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a power failure a file that is there is whole. New folders are synced from the root on."""
+    storage, other = LocalStorage(tmp_path / "root"), LocalStorage(tmp_path / "other")
+    storage.create("a/file", b"1")
+    known, handle = generation(storage, "a/file"), other.create("file", b"2")
+    happened: list[Any] = []
+
+    def noted(do: Callable[..., None], *given: Any, **more: Any) -> None:
+        found = os.fstat(given[0]) if isinstance(given[0], int) else None
+        happened.append("visible" if found is None else found.st_ino if S_ISDIR(found.st_mode) else "file")
+        do(*given, **more)
+
+    for name in ("fsync", "link", "rename"):
+        monkeypatch.setattr(os, name, partial(noted, getattr(os, name)))
+    if call == "replace":
+        storage.replace("a/file", b"2", generation=known)
+    else:
+        storage.create("b/c/file", b"2") if call == "create" else storage.copy_from(other, handle, "b/c/file")
+    root = tmp_path / "root"
+    of = {info.stat().st_ino: info.relative_to(root).as_posix() for info in (root, *root.rglob("*")) if info.is_dir()}
+    order = [of.get(each, each) for each in happened]
+    assert [each for each in order if each in ("file", "visible")] == ["file", "visible"]
+    assert order[order.index("visible") + 1 :] == (["a"] if call == "replace" else ["b/c"])
+    assert call == "replace" or [each for each in order if each in (".", "b")] == [".", "b"]
 
 
 def test_a_file_that_is_visible_but_maybe_not_durable_is_an_unknown_outcome(

@@ -35,9 +35,9 @@ class Airflow:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, folder: Folder) -> None:
         self.runs = [before("running", "running", None, clear=1)]
         self.earlier_running = self.earlier_blocked = False
-        self.now_s = NOW_S
+        self.now_s, self.times_asked = NOW_S, 0
         folder.run(day(2), "a2", run=run("day2"))
-        monkeypatch.setattr(earlier_runs, "predecessor_runs", lambda *_: self.runs)
+        monkeypatch.setattr(earlier_runs, "predecessor_runs", self._asked)
         monkeypatch.setattr(earlier_runs, "is_earlier_running", lambda *_: self.earlier_running)
         monkeypatch.setattr(earlier_runs, "is_earlier_blocked", lambda *_: self.earlier_blocked)
         monkeypatch.setattr("cairn_operators.process_data_interval._now_ms", lambda: int(self.now_s * 1000))
@@ -50,6 +50,11 @@ class Airflow:
             "ti": SimpleNamespace(try_number=1, xcom_push=lambda **_: None),
             "task": SimpleNamespace(downstream_list=[]),
         }
+
+    def _asked(self, *_: Any) -> list[PredecessorRun]:
+        self.times_asked += 1
+        assert self.times_asked < 1_000, "the task asks Airflow without end"
+        return self.runs
 
     def made(self) -> ProcessIntervalOperator:
         return ProcessIntervalOperator(

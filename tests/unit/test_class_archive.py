@@ -60,7 +60,7 @@ def test_the_options_of_a_user_stay(home: Path, monkeypatch: pytest.MonkeyPatch,
     assert os.environ.get("SPARK_SUBMIT_OPTS") == before
 
 
-def test_what_a_killed_command_left_is_deleted_an_hour_later(home: Path) -> None:
+def test_what_a_killed_command_left_is_deleted_an_hour_later(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write_archive()
     left, running = (path.parent / f"new-{name}" for name in ("left", "running"))
     for folder in (left, running):
@@ -71,5 +71,8 @@ def test_what_a_killed_command_left_is_deleted_an_hour_later(home: Path) -> None
         assert not left.exists() and running.exists() and folder.parent == path.parent
         (folder / path.name).write_text("new")
         (other := path.with_name("spark-classes-of-another-java.jsa")).touch()
+        synced: list[tuple[str, int]] = []
+        monkeypatch.setattr(os, "fsync", lambda file: synced.append((path.read_text(), os.fstat(file).st_ino)))
         install(folder / path.name, path)
+    assert synced == [("", path.stat().st_ino)], "an archive is on the disk before it has its name"
     assert path.read_text() == "new" and not other.exists() and not folder.exists()

@@ -129,6 +129,11 @@ def forget(root: Path | str, *options: str, key: str = KEY, name: str = NAME) ->
     return found
 
 
+def test_a_pipeline_without_a_usable_state_has_no_key_to_remove(tmp_path: Path) -> None:
+    done = cairn(tmp_path, "erase", KEY, "--yes")
+    assert done.exit_code == 2 and "has no usable state to remove a key from; run an interval first" in done.output
+
+
 def newest(root: Path) -> Record:
     record = coordinator(root).log().newest
     assert record is not None

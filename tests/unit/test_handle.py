@@ -294,8 +294,10 @@ def test_due_timers_fire_by_time_over_all_keys(shard: Shard) -> None:
 
 
 def test_what_a_timer_registers_fires_in_the_next_interval_and_what_it_deletes_does_not(shard: Shard) -> None:
+    """Also at exactly the time up to which timers are due."""
+
     def on_rows(p: Calls, key: Any, rows: Any, timer_values: Any) -> Iterator[Any]:
-        for at in (100, 200, 300):
+        for at in rows:
             p.handle.registerTimer(at)
         return iter([])
 
@@ -303,10 +305,12 @@ def test_what_a_timer_registers_fires_in_the_next_interval_and_what_it_deletes_d
         if info.getExpiryTimeInMs() == 100:
             p.handle.deleteTimer(200)
             p.handle.registerTimer(150)
-        yield info.getExpiryTimeInMs()
+            (p.handle.deleteTimer if key.k == "deletes" else p.handle.registerTimer)(400)
+        yield key.k, info.getExpiryTimeInMs()
 
-    assert shard.run({"k": [0]}, on_rows, on_timer) == [100, 300]
-    assert shard.run({}, on_timer=on_timer) == [150]
+    fired = shard.run({"k": [100, 200, 300], "deletes": [100, 400]}, on_rows, on_timer, now_ms=400)
+    assert sorted(fired) == [("deletes", 100), ("k", 100), ("k", 300)]
+    assert sorted(shard.run({}, on_timer=on_timer, now_ms=400)) == [("deletes", 150), ("k", 150), ("k", 400)]
 
 
 def test_a_timer_that_its_own_handler_registers_again_goes_all_the_same(shard: Shard) -> None:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import html
 import json
 import re
 import shlex
+import sys
 import time
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import quote
 
@@ -438,6 +441,22 @@ def test_no_link_leads_to_a_run_that_airflow_does_not_have(pages: Any) -> None:
         page = pages.get(f"{BASE}/p/{pages.keys['rides']}/checkpoint/{checkpoint}").text
         assert run_id(day_number) in html.unescape(page)
         assert ("/runs/" in page) == linked
+
+
+def test_a_mounted_application_answers_the_request_that_imports_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    from cairn_ui.plugin import Mounted
+
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    async def application(scope: Any, receive: Any, send: Any) -> None:
+        await send(scope)
+
+    monkeypatch.setitem(sys.modules, "mounted_by_a_test", SimpleNamespace(app=application))
+    asyncio.run(Mounted("mounted_by_a_test")("request", send, send))
+    assert sent == ["request"]
 
 
 def test_nothing_is_written(pages: Any) -> None:

@@ -7,6 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -493,6 +494,27 @@ def test_a_root_that_does_not_answer_is_given_up_and_hides_no_other() -> None:
     again = reader.look(refs[0], 0.05)
     assert again.reading is not None and again.reading.read_s == 0.0 and again.problem is not None
     stuck.go.set()
+
+
+def test_two_requests_at_once_share_one_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Slow(dict[Any, Any]):
+        def get(self, key: Any, default: Any = None) -> Any:
+            found = super().get(key, default)
+            time.sleep(0.1)  # meanwhile the other request looks
+            return found
+
+    storage, reads = MemoryStorage("memory://ui/shared"), []
+    reader = Reader(lambda ref: storage)
+    monkeypatch.setattr(reader, "_calls", Slow())
+    ref = PipelineRef(name="shared", root="memory://ui")
+    both = threading.Barrier(2)
+
+    def ask(_: int) -> object:
+        both.wait(10)
+        return reader.ask(ref, "x", lambda storage: time.sleep(0.5) or reads.append(1), 10)
+
+    with ThreadPoolExecutor(2) as pool:
+        assert [*pool.map(ask, range(2))] == [None, None] and reads == [1]
 
 
 def test_a_reading_stays_fresh_while_another_pipeline_takes_all_of_the_time() -> None:
