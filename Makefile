@@ -103,7 +103,6 @@ test-all: setup $(VENV)/.spark-classes  ## all tests, long ones too; run again, 
 test-versions: setup $(VENV)/.spark-classes  ## tests under PySpark 4.0 to 4.3 and Airflow 3.1 to 3.3 (VERSIONS="pyspark-4.1.4 airflow-3.2.2" SHORT=1: few)
 	@PYTHONDONTWRITEBYTECODE= $(PYTHON) -m tests.versions
 
-# Airflow's own lower bound is not enough for all that it imports, so its version stays; `make test-versions` has its older versions.
 .cache/lowest.lock: requirements.lock pyproject.toml | setup
 	@mkdir -p .cache
 	@$(VENV)/bin/uv pip compile --quiet --universal --generate-hashes --no-annotate --no-header --resolution lowest-direct \

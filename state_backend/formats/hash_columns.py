@@ -33,7 +33,7 @@ _BLOCK_ROWS = 16384
 
 def _rotation(bits: Any) -> tuple[Hashes, Hashes]:
     left = np.array(bits, np.uint64)
-    return left, np.array(64 - left)
+    return left, np.array(64 - left, np.uint64)  # NumPy 1 makes a float of a difference without dimensions.
 
 
 # Constants are arrays without dimensions: with numbers of Python, a short call of NumPy takes twice the time.
