@@ -755,10 +755,11 @@ def test_a_full_or_read_only_disk_is_told_and_leaves_nothing(tmp_path: Path, mon
 def test_a_file_is_synced_before_it_is_visible_and_its_folder_afterwards(
     call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After a power failure a file that is there is whole. New folders are synced from the root on."""
-    storage, other = LocalStorage(tmp_path / "root"), LocalStorage(tmp_path / "other")
-    storage.create("a/file", b"1")
-    known, handle = generation(storage, "a/file"), other.create("file", b"2")
+    """After a power failure a file that is there is whole. Each new folder is synced into the one above, also the root."""
+    root = tmp_path / "new/root"
+    storage, other = LocalStorage(root), LocalStorage(tmp_path / "other")
+    handle = other.create("file", b"2")
+    known = storage.create("a/file", b"1") and generation(storage, "a/file") if call == "replace" else 0
     happened: list[Any] = []
 
     def noted(do: Callable[..., None], *given: Any, **more: Any) -> None:
@@ -772,12 +773,17 @@ def test_a_file_is_synced_before_it_is_visible_and_its_folder_afterwards(
         storage.replace("a/file", b"2", generation=known)
     else:
         storage.create("b/c/file", b"2") if call == "create" else storage.copy_from(other, handle, "b/c/file")
-    root = tmp_path / "root"
-    of = {info.stat().st_ino: info.relative_to(root).as_posix() for info in (root, *root.rglob("*")) if info.is_dir()}
+    of = {
+        info.stat().st_ino: str(info.relative_to(tmp_path))
+        for info in (tmp_path, *tmp_path.rglob("*"))
+        if info.is_dir()
+    }
     order = [of.get(each, each) for each in happened]
     assert [each for each in order if each in ("file", "visible")] == ["file", "visible"]
-    assert order[order.index("visible") + 1 :] == (["a"] if call == "replace" else ["b/c"])
-    assert call == "replace" or [each for each in order if each in (".", "b")] == [".", "b"]
+    assert order[order.index("visible") + 1 :] == [f"new/root/{'a' if call == 'replace' else 'b/c'}"]
+    if call != "replace":
+        made = [each for each in order if each in (".", "new", "new/root/b")]
+        assert made == [".", "new", "new/root/b"] and "new/root" in order
 
 
 def test_a_file_that_is_visible_but_maybe_not_durable_is_an_unknown_outcome(
