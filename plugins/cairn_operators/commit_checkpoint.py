@@ -172,11 +172,11 @@ class CommitCheckpointOperator(BaseOperator):  # type: ignore[misc]  # Airflow i
                 self.log.warning("%s", failed)
         except AttemptLost as error:
             raise AirflowFailException(
-                f"{failure_of(error, context['dag_run'].dag_id)}\nThis attempt can't be committed any more. "
+                f"{failure_of(error, self)}\nThis attempt can't be committed any more. "
                 f"Make a new attempt:\n{command_to_clear(context, _maker(context['task']))}"
             ) from error
         except CairnError as error:
-            raise failure_of(error, context["dag_run"].dag_id) from error
+            raise failure_of(error, self) from error
         wall_us = int((time.monotonic() - started_s) * 1e6)
         return self._report(context, committed, phases_us, wall_us)
 

@@ -93,7 +93,7 @@ class DriverOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not type
         with suppress(RuntimeError):  # The operator runs outside of Airflow.
             asked = get_current_context()
             check_conf(getattr(asked.get("dag_run"), "conf", None) or {}, getattr(asked.get("dag"), "params", ()))
-        self._driver = DriverProcess(self.driver_module, self.dag_of_pipeline)
+        self._driver = DriverProcess(self.driver_module, self)
         try:
             spark = spark_location(self.spark_conn_id, self.spark_conf)
             self.log.info("Spark runs at %s", spark.url)

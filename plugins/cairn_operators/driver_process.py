@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from cairn_operators.airflow_versions import AirflowException, conf
-from cairn_operators.failures import exit_failure, failure
+from cairn_operators.failures import exit_failure, failure, repair
 from cairn_operators.warm_driver import WarmDriver, start_host_if_it_pays, start_warm
 
 # Seconds that the driver gets to end after SIGTERM. Airflow kills the task itself 5 s after SIGTERM. So the task can
@@ -38,9 +38,9 @@ class DriverProcess:
     `stop` may be called at any time, also from a signal handler, and more than once.
     """
 
-    def __init__(self, module: str, dag_id: str) -> None:
+    def __init__(self, module: str, task: Any = None) -> None:
         self._module = module
-        self._dag_id = dag_id
+        self._task = task
         self._process: subprocess.Popen[bytes] | WarmDriver | None = None
 
     def run(
@@ -65,7 +65,7 @@ class DriverProcess:
                 return_code = self._process.wait()
             finally:
                 self.stop()
-            return _read_result(result, return_code, self._dag_id)
+            return _read_result(result, return_code, self._task)
 
     def stop(self) -> None:
         """End the driver and all processes of its group: SIGTERM, and SIGKILL after at most 2 s."""
@@ -169,8 +169,7 @@ def _lines(process: subprocess.Popen[bytes] | WarmDriver) -> Iterator[str]:
         yield rest.decode(errors="replace").rstrip()
 
 
-def _read_result(path: Path, return_code: int, dag_id: str) -> dict[str, Any]:
-    from state_backend.values.airflow_commands import with_command
+def _read_result(path: Path, return_code: int, task: Any) -> dict[str, Any]:
     from state_backend.values.errors import Rerun
 
     if return_code < 0 or not path.exists():
@@ -178,8 +177,8 @@ def _read_result(path: Path, return_code: int, dag_id: str) -> dict[str, Any]:
     result = json.loads(path.read_text())
     if "error" in result:
         error = result["error"]
-        again = Rerun.from_json(error["rerun"]) if error.get("rerun") else None
-        raise failure(error["type"], with_command(error["message"], dag_id, again), error.get("awaited"))
+        command = f"\n{repair(task, Rerun.from_json(error['rerun']))}" if error.get("rerun") else ""
+        raise failure(error["type"], error["message"] + command, error.get("awaited"))
     if return_code:
         raise exit_failure(return_code)
     ok: dict[str, Any] = result["ok"]

@@ -5,12 +5,13 @@ from __future__ import annotations
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from cairn_operators.airflow_versions import AirflowException, AirflowFailException
+from cairn_operators.airflow_versions import AirflowException, AirflowFailException, conf
+from cairn_operators.pipeline_source import pipeline_name_of
 
 if TYPE_CHECKING:
-    from state_backend.values.errors import CairnError
+    from state_backend.values.errors import CairnError, Rerun
 
 
 class UserCodeFailed(AirflowException):  # type: ignore[misc]
@@ -32,25 +33,30 @@ class StaleBase(AirflowFailException):  # type: ignore[misc]
     """The exception for a base that is stale, or that read what another pipeline has replaced."""
 
 
-def failure_of(error: CairnError, dag_id: str) -> AirflowException:
-    """Return the exception that a task raises for an error of Cairn.
+def repair(task: Any, again: Rerun, *, chain: bool = False) -> str:
+    """Return the command that repairs the given intervals of a task's pipeline, in the DAG that processes it."""
+    from state_backend.values.airflow_commands import repair_command
 
-    If the error names intervals to run first, the message ends with the command that runs them.
-    """
-    from state_backend.values.airflow_commands import with_command
+    dag_id, airflow = getattr(task, "dag_of_pipeline", task.dag_id), conf.get("api", "base_url", fallback=None)
+    pipeline = getattr(task, "pipeline", None) or pipeline_name_of(task.code, otherwise=dag_id)
+    return repair_command(task.root, pipeline, again, dag_id=dag_id, airflow=airflow, chain=chain)
 
-    return failure(type(error).__name__, with_command(str(error), dag_id, error.rerun))
+
+def failure_of(error: CairnError, task: Any) -> AirflowException:
+    """Return the exception that a task raises for an error of Cairn, with the command that repairs what it names."""
+    command = "" if error.rerun is None else f"\n{repair(task, error.rerun)}"
+    return failure(type(error).__name__, f"{error}{command}")
 
 
 @contextmanager
-def convert_errors(dag_id: str) -> Iterator[None]:
+def convert_errors(task: Any) -> Iterator[None]:
     """Raise what `failure_of` returns for an error of Cairn in the block."""
     from state_backend.values.errors import CairnError
 
     try:
         yield
     except CairnError as error:
-        raise failure_of(error, dag_id) from error
+        raise failure_of(error, task) from error
 
 
 def failure(type_name: str, message: str, awaited: str | None = None) -> AirflowException:
@@ -84,9 +90,6 @@ def exit_failure(return_code: int) -> AirflowException:
     Airflow retries the task. A retry is safe: it takes what the driver committed or prepared, and computes the rest.
     """
     if return_code < 0:
-        try:
-            name = signal.Signals(-return_code).name
-        except ValueError:
-            name = f"signal {-return_code}"
+        name = next((one.name for one in signal.Signals if one == -return_code), f"signal {-return_code}")
         return AirflowException(f"the Spark driver was killed ({name}); a retry is safe")
     return AirflowException(f"the Spark driver ended with code {return_code} and no result; its log is above")

@@ -10,11 +10,11 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
-from cairn_operators.airflow_versions import AirflowFailException, conf, say_lacks, stats
+from cairn_operators.airflow_versions import AirflowFailException, say_lacks, stats
 from cairn_operators.commit_checkpoint import CommitCheckpointOperator, command_to_clear
 from cairn_operators.dag_schedule import schedule_of_dag
 from cairn_operators.data_interval import check_ended, data_interval
-from cairn_operators.failures import InputMissing, StaleBase, convert_errors, failure
+from cairn_operators.failures import InputMissing, StaleBase, convert_errors, failure, repair
 from cairn_operators.pipeline_source import pipeline_name_of
 from cairn_operators.request_of import request_of, run_of
 from cairn_operators.storage_connection import as_storage_identity
@@ -244,7 +244,7 @@ class ProcessIntervalOperator(WaitingOperator):
         permissions = parse_permissions(self.permissions)
         runs = predecessor_runs(context, start, end, self._checkpoint_tasks(context))
         queued = any(run.state == "queued" for run in runs)
-        with convert_errors(context["dag_run"].dag_id):
+        with convert_errors(self):
             # The log is read after Airflow was asked, so it has the commits of all tasks that Airflow reported as
             # succeeded.
             interval = Interval(start, end)
@@ -313,7 +313,7 @@ class ProcessIntervalOperator(WaitingOperator):
         by_input: bool,
     ) -> NoReturn:
         now_ms, deadline_ms = _now_ms(), since_ms + _ms(self.wait_timeout)
-        heal = self._heal_text(context, wait.heal_to, by_input) if wait.heal_to is not None else None
+        heal = self._heal_text(wait.heal_to, by_input) if wait.heal_to is not None else None
         if now_ms >= deadline_ms:
             repair = "Find out why that run is not done." if heal is None else heal
             raise AirflowFailException(
@@ -348,20 +348,17 @@ class ProcessIntervalOperator(WaitingOperator):
         )
         raise AssertionError("deferring raises")
 
-    def _heal_text(self, context: Any, heal_to: datetime, by_input: bool) -> str:
-        from state_backend.values.airflow_commands import heal_command
+    def _heal_text(self, heal_to: datetime, by_input: bool) -> str:
+        from state_backend.values.errors import Rerun
 
-        dag_id, airflow = context["dag_run"].dag_id, conf.get("api", "base_url", fallback=None)
-        command = heal_command(self.root, self.pipeline, heal_to, dag_id, airflow, chain=by_input)
+        command = repair(self, Rerun(first=heal_to, last=heal_to), chain=by_input)
         return f"To run every interval again that is not healthy, in order:\n{command}"
 
     def _repair_text(self, context: Any, again: Rerun | None, start: datetime) -> str:
         """Return the commands after which this interval has run, whose base is missing or refused."""
-        from state_backend.values.airflow_commands import backfill_command
-
         if again is not None and not again.replace_overlapping:
-            return self._heal_text(context, start, by_input=False)  # It runs this interval too.
-        first = "" if again is None else f"{backfill_command(context['dag_run'].dag_id, again)}\n"
+            return self._heal_text(start, by_input=False)  # It runs this interval too.
+        first = "" if again is None else f"{repair(self, again)}\n"
         return f"{first}Then run this interval again:\n{command_to_clear(context, self)}"
 
     def _trigger(

@@ -14,7 +14,7 @@ from cairn_operators.airflow_versions import AirflowFailException
 from cairn_operators.ask_person import agreed_before, ask_person, check_approved
 from cairn_operators.check_dag_arguments import BY_HAND, checked_place
 from cairn_operators.driver_operator import DriverOperator
-from cairn_operators.failures import convert_errors
+from cairn_operators.failures import convert_errors, repair
 from cairn_operators.pipeline_source import pipeline_name_of
 from cairn_operators.request_of import request_of, run_of
 from cairn_operators.storage_connection import as_storage_identity
@@ -191,10 +191,9 @@ class RestoreStateOperator(DriverOperator):
 
     def _plan(self) -> Restoration:
         from state_backend.checkpoint.rewind import fork_state, plan_restore
-        from state_backend.values.airflow_commands import with_command
 
         kind = self._kind()
-        with convert_errors(self.pipeline_dag_id):
+        with convert_errors(self):
             if kind == "savepoint":
                 return self._plan_savepoint(self.target.strip())
             if kind == "fork":
@@ -207,7 +206,7 @@ class RestoreStateOperator(DriverOperator):
             checkpoint=plan.target.id,
             discards=frozenset(d.id for d in plan.discards),
             retracts=frozenset(map(str, plan.retracts)),
-            text=with_command(str(plan), self.pipeline_dag_id, plan.rerun),
+            text=str(plan) if plan.rerun is None else f"{plan}\n{repair(self, plan.rerun)}",
             rewind=plan,
         )
 
@@ -253,7 +252,7 @@ class RestoreStateOperator(DriverOperator):
         request = self._request(context)
         if plan.kind == "savepoint":
             return int(self.run_driver(request)["checkpoint"])
-        with convert_errors(self.pipeline_dag_id):
+        with convert_errors(self):
             if plan.rewind is None:  # "latest" may be another checkpoint by now than the one that was validated.
                 made = fork_state(replace(request, checkpoint=str(plan.checkpoint)))
             else:

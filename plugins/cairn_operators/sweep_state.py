@@ -63,7 +63,7 @@ class SweepStateOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not 
         from state_backend.checkpoint.sweep_files import lines_of_sweep, sweep_all
         from state_backend.values.operation_parameters import Sweep
 
-        with as_storage_identity(self.storage_conn_id), convert_errors(self.dag_id if self.has_dag() else ""):
+        with as_storage_identity(self.storage_conn_id), convert_errors(self):
             swept = sweep_all(request_of(Sweep, self, dry_run=self.only_plan))
         for line in lines_of_sweep(swept, files=True):
             self.log.info("%s", line)

@@ -12,6 +12,7 @@ from cairn_operators.airflow_versions import AirflowFailException, stats
 from cairn_operators.data_docs_link import DataDocsLink
 from cairn_operators.data_interval import is_due_in
 from cairn_operators.driver_operator import DriverOperator
+from cairn_operators.failures import repair
 from cairn_operators.pipeline_asset import pipeline_asset
 from cairn_operators.request_of import request_of
 from cairn_operators.task_order import THEN_VALIDATES
@@ -127,7 +128,6 @@ class ValidateStateOperator(DriverOperator):
             )
         if self.savepoint is not None:
             return f"{head}Do not restore this savepoint. Take another one."
-        from state_backend.values.airflow_commands import with_command
         from state_backend.values.errors import Rerun
 
         published = "\n".join(f"- {one['interval']} (checkpoint {one['id']})" for one in result.get("published", ()))
@@ -138,4 +138,4 @@ class ValidateStateOperator(DriverOperator):
         )
         if not (again := result.get("rerun")):
             return f"{text}."
-        return with_command(f"{text}, or run these intervals again:", self.dag_of_pipeline, Rerun.from_json(again))
+        return f"{text}, or run every interval again that is not healthy:\n{repair(self, Rerun.from_json(again))}"

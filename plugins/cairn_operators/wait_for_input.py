@@ -69,7 +69,7 @@ class WaitingOperator(DriverOperator):
         waited_s = time.time() - since_ms / 1000
         self.log.info("waited %.0f s for another pipeline: %s", waited_s, (event or {}).get("why"))
         if self.storage_conn_id is not None:
-            with convert_errors(context["dag_run"].dag_id), as_storage_identity(self.storage_conn_id):
+            with convert_errors(self), as_storage_identity(self.storage_conn_id):
                 problem = from_json(Awaited, awaited).problem()
             if problem is not None:
                 self.wait_for_input(

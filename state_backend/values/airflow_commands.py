@@ -114,8 +114,3 @@ def clear_command(dag_id: str, task_id: str, logical_date: datetime, others: Col
     if same:
         text += f"\n(this also clears {', '.join(same)}: Airflow clears every task whose id contains {task_id!r})"
     return text
-
-
-def with_command(message: str, dag_id: str, again: Rerun | None) -> str:
-    """Return the message, followed on a new line by the command that runs `again`."""
-    return message if again is None else f"{message}\n{backfill_command(dag_id, again)}"

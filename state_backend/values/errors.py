@@ -184,7 +184,7 @@ class BaseMoved(AttemptLost):
     """The checkpoint that this attempt started from is no longer the base of its interval.
 
     What to do:
-        If the message has a `cairn backfill` command, run that command first. Then run the interval again: clear the
+        If the message has a `cairn heal` command, run that command first. Then run the interval again: clear the
         task `process` of the failed run, with its downstream tasks.
     """
 

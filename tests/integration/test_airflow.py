@@ -590,7 +590,7 @@ def test_going_back_waits_for_a_person(airflow: AirflowServer, data: Path) -> No
     details = f"/api/v2/dags/{dag_id}/dagRuns/{run}/taskInstances/restore/-1/hitlDetails"
     asked = client.call("GET", details)
     assert "newer checkpoint(s)?" in asked["subject"] and f"back to checkpoint {target}" in asked["body"]
-    assert f"cairn backfill --dag {DAG} " in asked["body"]
+    assert f" --dag {DAG}" in asked["body"] and "cairn heal --root " in asked["body"]
 
     # Airflow fails a task whose answer comes before its scheduler has noticed that it waits; no person is that fast.
     time.sleep(3)

@@ -592,7 +592,7 @@ def test_jvm_and_python_workers_die_with_the_task(tmp_path: Path) -> None:
     """kill -9 of the task's process takes the driver, its JVM, Spark's Python daemon, and the worker that is busy."""
     slow = Slow(tmp_path, "local[1]")
     arguments = words_of(interval_of(tmp_path, 1, "attempt-1"), spark="local[1]")
-    code = f"from cairn_operators.driver_process import DriverProcess; DriverProcess('cairn.driver.driver', 'd').run({arguments}, print)"
+    code = f"from cairn_operators.driver_process import DriverProcess; DriverProcess('cairn.driver.driver').run({arguments}, print)"
     path = python_path(tmp_path, ROOT, ROOT / "plugins")
     task = subprocess.Popen(
         [sys.executable, "-c", code],

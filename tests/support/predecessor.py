@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from airflow.sdk import DAG
 
 from cairn_operators import ProcessIntervalOperator, earlier_runs
 from cairn_operators.predecessor import PredecessorRun
@@ -59,6 +60,7 @@ class Airflow:
     def made(self) -> ProcessIntervalOperator:
         return ProcessIntervalOperator(
             task_id="process",
+            dag=DAG("d", schedule=None),
             code="m:P",
             pipeline=PIPELINE,
             root="memory://predecessor",

@@ -6,8 +6,8 @@ from datetime import timedelta
 
 import pytest
 
-from state_backend.values.airflow_commands import backfill_command, clear_command, with_command
-from state_backend.values.errors import Rerun, StaleStateError, UsageError
+from state_backend.values.airflow_commands import backfill_command, clear_command
+from state_backend.values.errors import Rerun, UsageError
 from tests.support.checkpoints import START, day
 
 AGAIN = Rerun(first=day(1).start, last=day(3).start)
@@ -27,12 +27,6 @@ def test_a_clear_names_one_task_in_plain_text() -> None:
     )
     text = clear_command("daily", "process", START, {"process", "preprocess", "publish"})
     assert text.splitlines()[1].startswith("(this also clears preprocess: ")
-
-
-def test_the_command_has_a_line_of_its_own() -> None:
-    error = StaleStateError("it is stale", rerun=AGAIN)
-    assert with_command(str(error), "daily", error.rerun) == f"it is stale\n{backfill_command('daily', AGAIN)}"
-    assert with_command("it is stale", "daily", None) == "it is stale"
 
 
 def test_a_range_is_never_backwards_and_survives_a_result_file() -> None:

@@ -29,6 +29,7 @@ NAMED = {
     "cairn diff",
     "cairn spark",
     "cairn backfill",
+    "cairn heal",
     "cairn trials --remove",
 }
 

@@ -289,7 +289,7 @@ def test_a_driver_s_lines_result_and_title_have_no_credential(tmp_path: Path, mo
     lines: list[str] = []
     sent = words_of(Validate(root="memory://x", code="m:P", checkpoint="1"))
     with pytest.raises(AirflowException) as raised:
-        DriverProcess("leaking_driver", "d").run(sent, lines.append)
+        DriverProcess("leaking_driver").run(sent, lines.append)
     assert "***" in str(raised.value) and "***" in str(lines) and "***" in str(title)
     assert not [text for text in (str(raised.value), *lines, *title) if SECRET in text]
 

@@ -150,7 +150,7 @@ def test_a_pipeline_beside_its_dag_is_found(
         driver.read_text().replace('print("a line"', 'print(os.environ["CAIRN_PYTHON_PATH"])\nprint("a line"')
     )
     lines: list[str] = []
-    process = DriverProcess("fake_driver", "d")
+    process = DriverProcess("fake_driver")
     process.run([], lines.append)
     assert str(bundle) in lines[0].split(os.pathsep)
     assert not [entry for entry in lines[0].split(os.pathsep) if "site-packages" in entry or "lib/python" in entry]
@@ -193,19 +193,20 @@ def test_a_retry_tells_the_driver_of_the_earlier_try(fake: Callable[[str], Path]
     assert request_in(folder).earlier is None
 
 
-def test_commands_in_errors_name_the_dag(fake: Callable[[str], Path]) -> None:
-    """The state backend knows the pipeline's name only; a person needs the DAG's."""
+@pytest.mark.parametrize("overlaps", [False, True])
+def test_commands_in_errors_repair_the_pipeline_in_its_dag(fake: Callable[[str], Path], overlaps: bool) -> None:
+    """The state backend knows the pipeline's name only; a person needs the DAG's. `cairn heal` replaces no other boundaries."""
     fake("error StaleStateError")
-    operator = micro_batch(dag=DAG("aircraft", schedule=None))
+    operator = micro_batch(dag=DAG("daily", schedule=None))
     driver = Path(os.environ["FAKE_DRIVER_DIR"], "fake_driver.py")
-    again = '"rerun": {"first": "2013-01-02T00:00:00+00:00", "last": "2013-01-04T00:00:00+00:00", "replace_overlapping": False}'
-    driver.write_text(driver.read_text().replace('"what went wrong"', f'"what went wrong", {again}'))
+    first, last = "2013-01-02T00:00:00", "2013-01-04T00:00:00"
+    again = {"first": f"{first}+00:00", "last": f"{last}+00:00", "replace_overlapping": overlaps}
+    driver.write_text(driver.read_text().replace('"what went wrong"', f'"what went wrong", "rerun": {again}'))
     with pytest.raises(AirflowFailException) as caught:
         run(operator)
-    assert str(caught.value) == (
-        "StaleStateError: what went wrong\n"
-        "cairn backfill --dag aircraft --from 2013-01-02T00:00:00Z --to 2013-01-04T00:00:00Z"
-    )
+    heal = f"cairn heal --root memory://operators --pipeline p --to {last}Z --dag daily"
+    fill = f"cairn backfill --dag daily --from {first}Z --to {last}Z --replace-overlapping"
+    assert str(caught.value) == f"StaleStateError: what went wrong\n{fill if overlaps else heal}"
 
 
 def test_lines_reach_the_log_whole(fake: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -400,7 +401,7 @@ def test_on_kill_after_the_end_does_nothing(fake: Callable[[str], Path]) -> None
 @pytest.mark.long("seconds", runs_in="ci")
 def test_the_driver_dies_with_a_killed_task(fake: Callable[[str], Path]) -> None:
     folder = fake("hang")
-    code = "from cairn_operators.driver_process import DriverProcess; DriverProcess('fake_driver', 'd').run([], print)"
+    code = "from cairn_operators.driver_process import DriverProcess; DriverProcess('fake_driver').run([], print)"
     task = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.DEVNULL)
     driver, _ = pids(folder)
     task.kill()
@@ -413,7 +414,7 @@ def test_the_driver_dies_with_a_killed_task(fake: Callable[[str], Path]) -> None
 def test_the_task_stops_its_driver_when_its_supervisor_is_gone(fake: Callable[[str], Path]) -> None:
     """kill -9 of the supervisor: the kernel does not kill the task, and another try will be started."""
     folder = fake("hang")
-    task = "from cairn_operators.driver_process import DriverProcess; DriverProcess('fake_driver', 'd').run([], print)"
+    task = "from cairn_operators.driver_process import DriverProcess; DriverProcess('fake_driver').run([], print)"
     code = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {task!r}])"
     supervisor = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     both = pids(folder)
@@ -618,7 +619,7 @@ def test_a_refused_attempt_and_a_refused_checkpoint_say_what_to_do(fake: Callabl
         run(gate)
     assert request_in(folder) == Validate(**OF_CODE, attempt="uuid")
     with pytest.raises(
-        AirflowFailException, match=r"(?s)- \[a, b\) \(checkpoint 5\)\nRemove the cause.*\ncairn backfill "
+        AirflowFailException, match=r"(?s)- \[a, b\) \(checkpoint 5\)\nRemove the cause.*\ncairn heal --root r "
     ):
         run(validate())
     fake('ok {"success": false, "findings": ["f"], "docs": null, "published": [], "rerun": null}')

@@ -86,7 +86,7 @@ def test_a_rewind_asks_validates_and_commits_once(
     assert asked[0]["options"] == ["Approve", "Reject"] and asked[0]["ti_id"] == "ti"
     assert "- `It discards 2 checkpoint(s):`\n  - `3 of" in asked[0]["body"]
     # The DAG that restores is another than the one to run again.
-    assert "cairn backfill --dag daily --from 2024-01-03" in asked[0]["body"]
+    assert "--pipeline counting --to 2024-01-04T00:00:00Z --dag daily" in asked[0]["body"]
     assert asked[0]["params"] == {}
     assert not driver and folder.coordinator.log().head_id == 4
 

@@ -62,14 +62,14 @@ class World(Airflow):
         for module in (wait_for_input, process):
             monkeypatch.setattr(module, "as_storage_identity", lambda _: nullcontext())
 
-        def run_driver(*_: Any, **__: Any) -> dict[str, Any]:
+        def run_driver(task: Any, *_: Any, **__: Any) -> dict[str, Any]:
             self.drivers += 1
             try:
                 check_earlier(Chains(), READER, read_log(folder.storage))
                 pin(Chains(), READER, EDGE)
             except (InputNotReady, StaleStateError) as error:
                 result.write_text(json.dumps({"error": _describe_error(error)}))
-                _read_result(result, 1, "d")
+                _read_result(result, 1, task)
             return {"ran": True, "sink": "", "intervals": [], "checkpoint": 1}
 
         for operator in (ProcessIntervalOperator, RunIntervalsOperator):

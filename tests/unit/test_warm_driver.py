@@ -88,7 +88,7 @@ def task(folder: Path) -> int:
     pid = os.fork()
     if pid == 0:
         try:
-            DriverProcess("warm_fake", "d").run([], lambda _: None)
+            DriverProcess("warm_fake").run([], lambda _: None)
         except AirflowException as error:
             (folder / f"{os.getpid()}.raised").write_text(str(error))
         finally:
@@ -101,7 +101,7 @@ def code(folder: Path, version: str) -> None:
 
 
 def ask(environment: dict[str, str] | None = None, private: dict[str, Any] | None = None) -> dict[str, Any]:
-    return DriverProcess("warm_fake", "d").run(["--more"], print, environment, private)
+    return DriverProcess("warm_fake").run(["--more"], print, environment, private)
 
 
 def test_a_warm_driver_is_as_if_it_had_been_started(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -241,7 +241,7 @@ def test_a_driver_whose_host_is_stopped_ends_with_its_task(fake: Callable[[str],
 @pytest.mark.parametrize("manner", ["", "stubborn"])
 def test_stop_ends_the_whole_group(fake: Callable[[str], Path], manner: str) -> None:
     folder = fake(f"hang {manner}")
-    driver = DriverProcess("warm_fake", "d")
+    driver = DriverProcess("warm_fake")
 
     def stop(*_: object) -> None:
         driver.stop()

@@ -66,11 +66,7 @@ def code_of(error: CairnError) -> int:
 
 
 def _print_error(error: CairnError, options: Mapping[str, object]) -> None:
-    from state_backend.values.airflow_commands import with_command
-
-    dag_id = options.get("dag") or options.get("pipeline")
-    message = with_command(str(error), str(dag_id), error.rerun if dag_id else None)
-    root, pipeline = options.get("root"), options.get("pipeline")
+    root, pipeline, message = options.get("root"), options.get("pipeline"), str(error)
     if isinstance(error, UsageError | NoSuchCheckpoint) and root and pipeline:
         other = _if_wrong(str(root), str(pipeline))
         message += "" if other in message else other
