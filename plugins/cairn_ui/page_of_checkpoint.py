@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import shlex
-from typing import Annotated, Any
+from typing import Any
 
-from fastapi import Query
 from fastapi.responses import Response
 
 from cairn_ui.checkpoint_actions import actions_of
 from cairn_ui.error_pages import NotInPipeline
 from cairn_ui.read_logs import Reading
-from cairn_ui.shown_page import Shown, router, written_ms
+from cairn_ui.shown_page import Number, Shown, router, written_ms
 from state_backend.checkpoint.choose_base import why_stale
 from state_backend.inspection.describe import describe_checkpoint, describe_difference, describe_entry, load_states
 from state_backend.ports.storage import Storage
@@ -52,11 +51,7 @@ def of_checkpoint(page: Shown, number: int) -> Response:
 
 
 @router.get("/p/{key}/compare")
-def compare(
-    page: Shown,
-    first: Annotated[int | None, Query(ge=1)] = None,
-    second: Annotated[int | None, Query(ge=1)] = None,
-) -> Response:
+def compare(page: Shown, first: Number = None, second: Number = None) -> Response:
     """Show the difference between two checkpoints. Without two ids, show a form to choose them."""
 
     def view(reading: Reading) -> dict[str, Any] | None:

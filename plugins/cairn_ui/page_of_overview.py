@@ -20,7 +20,6 @@ from state_backend.inspection.pipeline_health import Broken
 from state_backend.values.airflow_runs import DagRun
 from state_backend.values.errors import CairnError
 from state_backend.values.intervals import from_ms
-from state_backend.values.records import Record
 
 # Number of runs after the last usable checkpoint that the overview looks at. The first failed one is among them.
 _RUNS_AFTER = 50
@@ -38,7 +37,8 @@ def of_overview(page: Shown) -> Response:
             savepoint = airflow_database.last_savepoint(ref.dag_id, ref.savepoint)
 
         usable = page.ask("newest state", lambda _: latest_usable(reading))
-        airflow = _from_airflow(page, usable)
+        until = None if usable is None else usable.content.interval.end
+        airflow = _from_airflow(page, until)
         last = () if ref.dag_id is None else database_runs.last_runs([ref.dag_id], MOST)[ref.dag_id]
 
         def read(_: object) -> Overview:
@@ -48,16 +48,16 @@ def of_overview(page: Shown) -> Response:
             return overview(ref, page.look, facts, last, savepoint, written, page.docs, page.airflow)
 
         view = page.ask("overview", read)
-        return replace(view, runs=_runs(page, reading, usable, airflow, view.broken, last))
+        return replace(view, runs=_runs(page, reading, until, airflow, view.broken, last))
 
     return page.show("overview.html", view, stored=shown_page.reader.find_size(ref))
 
 
-def _from_airflow(page: PipelinePage, usable: Record | None) -> FromAirflow:
+def _from_airflow(page: PipelinePage, until: datetime | None) -> FromAirflow:
     dag_id = page.ref.dag_id
     if dag_id is None:
         return FromAirflow()
-    runs = database_runs.runs_after(dag_id, usable.content.interval.end if usable is not None else None, _RUNS_AFTER)
+    runs = database_runs.runs_after(dag_id, until, _RUNS_AFTER)
     failing = database_runs.failing_tasks([dag_id]).get(dag_id, [])
     return FromAirflow(schedule=page.schedule, runs=runs, failing=tuple(failing))
 
@@ -65,7 +65,7 @@ def _from_airflow(page: PipelinePage, usable: Record | None) -> FromAirflow:
 def _runs(
     page: PipelinePage,
     reading: Reading,
-    usable: Record | None,
+    until: datetime | None,
     airflow: FromAirflow,
     broken: Broken | None,
     last: tuple[DagRun, ...],
@@ -73,7 +73,6 @@ def _runs(
     """Return since when a pipeline is broken, its lag, why tries failed, and who waits for it."""
     now, ref = datetime.now(UTC), page.ref
     asset = f"cairn://{ref.name}"
-    until = usable.content.interval.end if usable is not None else None
     waiting = waiting_dags(asset, *database_runs.scheduled_by_assets(), ref.dag_id)
     run_id = run_to_explain(broken, airflow.failing, last)
     return {

@@ -44,7 +44,7 @@ def _list(request: Request, refs: list[PipelineRef], dag_id: str | None) -> Resp
         dag_id: FromAirflow(schedule=schedules.get(dag_id), runs=runs[dag_id], failing=tuple(failing.get(dag_id, ())))
         for dag_id in dag_ids
     }
-    rows = [_row(ref, looks[ref.key], told.get(ref.dag_id or ""), now) for ref in refs]
+    rows = [_row(ref, looks[ref.key], told.get(ref.dag_id or "", FromAirflow()), now) for ref in refs]
     return shown_page.page_of(
         request,
         "pipelines.html",
@@ -56,18 +56,18 @@ def _list(request: Request, refs: list[PipelineRef], dag_id: str | None) -> Resp
     )
 
 
-def _row(ref: PipelineRef, look: Look, airflow: FromAirflow | None, now: datetime) -> OverviewRow:
-    stored, reading, told = shown_page.reader.find_size(ref), look.reading, airflow or FromAirflow()
+def _row(ref: PipelineRef, look: Look, airflow: FromAirflow, now: datetime) -> OverviewRow:
+    stored, reading = shown_page.reader.find_size(ref), look.reading
     if reading is None:
-        return overview_row(ref, look, told, stored, None, now)
+        return overview_row(ref, look, airflow, stored, None, now)
 
     def row(_: Storage) -> OverviewRow:
         last, log, written = furthest(reading), reading.log, None
         if last is not None and look.problem is None:
             written = shown_page.written_ms(ref, log, [last.id]).get(last.id)
-        return overview_row(ref, look, told, stored, written, now)
+        return overview_row(ref, look, airflow, stored, written, now)
 
     try:  # The row may need reads of earlier records, so they run in a thread with a time limit.
         return shown_page.reader.ask(ref, "overview row", row)
     except (CairnError, NotAnswered) as error:
-        return overview_row(ref, Look(reading=None, problem=str(error)), told, stored, None, now)
+        return overview_row(ref, Look(reading=None, problem=str(error)), airflow, stored, None, now)

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import time
-from typing import Annotated, Any
+from typing import Any
 
-from fastapi import Query
 from fastapi.responses import Response
 
 from cairn_ui.lineage_graph import place
 from cairn_ui.log_pages import ids_of_page
 from cairn_ui.phases import phases_of
 from cairn_ui.read_logs import Reading
-from cairn_ui.shown_page import Shown, router, written_ms
+from cairn_ui.shown_page import Number, Shown, router, written_ms
 from cairn_ui.trends import trends_of
 from state_backend.inspection.describe import describe_log
-
-Number = Annotated[int | None, Query(ge=1)]
 
 
 @router.get("/p/{key}/history")

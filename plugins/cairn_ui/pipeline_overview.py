@@ -15,6 +15,7 @@ from cairn_ui.read_logs import Look, Reading, Stored
 from state_backend.checkpoint.choose_base import why_stale
 from state_backend.checkpoint.log import Log
 from state_backend.checkpoint.newest_state import newest_of, newest_state, valid_states
+from state_backend.checkpoint.quarantine_consequences import plan_consequences
 from state_backend.inspection.describe import describe_entry, load_states, origin_of, state_of
 from state_backend.inspection.pipeline_health import Broken, Facts, Finding, broken, due_intervals, findings
 from state_backend.inspection.pipeline_status import describe_status
@@ -96,6 +97,8 @@ class Overview:
     broken: Broken | None
     # Why the first broken interval's checkpoint is stale, as a clause; None if it is not.
     why: str | None
+    # Number of intervals with current output that was computed from the first broken interval's checkpoint.
+    affected: int
     # Paths of pages of Data Docs, by checkpoint.
     docs: Mapping[int, str]
     # Since when the pipeline is broken, its lag and its last runs; None before they are read.
@@ -175,12 +178,10 @@ def overview_row(
 
 def worst_first(rows: list[OverviewRow]) -> list[OverviewRow]:
     """Sort pipelines by the worst that there is to say about them, then by name."""
-    tones = ("bad", "warn", "info", "good")
-
-    def rank(row: OverviewRow) -> int:
-        return tones.index(row.health[0].tone if row.health else "info")
-
-    return sorted(rows, key=lambda row: (rank(row), row.look.reading is not None, row.ref.name))
+    rank = ("bad", "warn", "info", "good").index
+    return sorted(
+        rows, key=lambda r: (rank(r.health[0].tone if r.health else "info"), r.look.reading is not None, r.ref.name)
+    )
 
 
 def command_of(
@@ -221,13 +222,13 @@ def overview(
     assert reading is not None
     found = broken(facts)
     now_command = command_of(ref, reading, airflow, found)
-    failing = next((one.interval for one in facts.failing if one.interval is not None), None)
-    later = None
+    later, failing = None, next((one.interval for one in facts.failing if one.interval is not None), None)
     if failing is not None and now_command is None:
         again = Rerun(first=failing.start, last=failing.start)
         later = repair_command(ref.root, ref.name, again, dag_id=ref.dag_id, airflow=airflow)
     log, newest, passed = reading.log, furthest(reading), newest_validated(reading)
-    counts = counts_of(log)
+    refused = 0 if found is None else found.first.checkpoint
+    affected = len(plan_consequences(log, refused).published) if refused else 0
     done = {c.id: c for c in log.completed()}
     restored = done.get(max((n for n, c in done.items() if c.content.kind == "restore"), default=0))
 
@@ -236,8 +237,9 @@ def overview(
         ago = f"committed {span(now.timestamp() - written_ms[newest.id] / 1000)} ago"
     by = "" if passed is None else " and ".join(sorted(reading.validated[passed.id])) + " validation"
     completed, validated, back = (None if found is None else found.id for found in (newest, passed, restored))
-    taken = savepoint["checkpoint"] if savepoint and isinstance(savepoint.get("checkpoint"), int) else None
-    where = str(savepoint.get("savepoint") or "") if savepoint else ""
+    saved = savepoint or {}
+    taken = saved["checkpoint"] if isinstance(saved.get("checkpoint"), int) else None
+    where = str(saved.get("savepoint") or "")
     came = "" if restored is None else origin_of(restored) or ""
     # The title of a card, its checkpoint, a remark, and the remark if there is none.
     cards = [
@@ -250,6 +252,7 @@ def overview(
         status=describe_status(reading.status, now_command),
         broken=found,
         why=None if found is None or found.first.by is None else why_stale(log, found.first.by),
+        affected=affected,
         last=newest,
         later=later,
         strip=_strip_of(log, facts, runs),
@@ -257,7 +260,7 @@ def overview(
             Pointer(title, n, describe_entry(log, n) if n in done else None, nothing if n is None else note)
             for title, n, note, nothing in cards
         ),
-        counts=counts,
+        counts=counts_of(log),
         health=findings(facts),
         docs=docs,
     )

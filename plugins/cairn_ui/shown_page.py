@@ -10,7 +10,7 @@ from typing import Annotated, Any, TypeVar
 
 from airflow.api_fastapi.auth.managers.models.resource_details import AccessView
 from airflow.api_fastapi.core_api.security import requires_access_view
-from fastapi import APIRouter, Depends, HTTPException, Request
+from fastapi import APIRouter, Depends, HTTPException, Query, Request
 from fastapi.responses import HTMLResponse, Response
 
 from cairn_operators.data_docs_link import docs_root
@@ -121,3 +121,4 @@ def _pipeline_page(request: Request, rights: Asks, key: str) -> PipelinePage:
 
 
 Shown = Annotated[PipelinePage, Depends(_pipeline_page)]
+Number = Annotated[int | None, Query(ge=1)]

@@ -32,24 +32,18 @@ def describe_consequences(costs: Consequences | None) -> dict[str, Any]:
 
 def plan_consequences(log: Log, refused: int) -> Consequences:
     """Return the current output of checkpoint `refused` and of its descendants, and the intervals to run again."""
-    descends, published, own = {refused}, [], None
-    for checkpoint_id in range(refused, log.head_id + 1):  # a base has a lower id than its descendants
-        entry = log.entries[checkpoint_id]
-        if isinstance(entry, SweepRecord):
-            continue
-        interval = interval_of(entry)
-        if base_of(entry) in descends:
-            descends.add(checkpoint_id)
-        if checkpoint_id == refused:
-            own = interval
-        if checkpoint_id in descends and (interval, checkpoint_id) in log.outputs_near(interval):
-            published.append((interval, checkpoint_id))
-    published.sort()
-    intervals = [interval for interval, _ in published] or ([own] if own is not None else [])
-    if not intervals:
+    entry, descends = log.entries[refused], {refused}
+    if isinstance(entry, SweepRecord):
         return Consequences(published=(), rerun=None)
-    again = Rerun(first=intervals[0].start, last=intervals[-1].start)
-    return Consequences(published=tuple(published), rerun=again)
+    own = interval_of(entry)
+    for later in range(refused + 1, log.head_id + 1):  # a base has a lower id than its descendants
+        entry = log.entries[later]
+        if not isinstance(entry, SweepRecord) and base_of(entry) in descends:
+            descends.add(later)
+    # No descendant ends earlier, so the span of one listing has all of them.
+    published = tuple((interval, n) for interval, n in log.outputs_after(own.start) if n in descends)
+    intervals = [interval for interval, _ in published] or [own]
+    return Consequences(published=published, rerun=Rerun(first=intervals[0].start, last=intervals[-1].start))
 
 
 def computed_without(log: Log, checkpoint_id: int) -> int | None:

@@ -83,7 +83,7 @@ VIEWS = {
     "/p/{rides}/": [
         "1 quarantined. Checkpoint 14 is quarantined: ",
         "Remove the cause. To run the intervals again in order (--to is the start of the last one):",
-        "2 DAGs wait for it: report, secret.",
+        "1 published interval is affected. 2 DAGs wait for it: report, secret.",
         "cairn heal --root",
         "--pipeline rides --to",
         "--airflow http://127.0.0.1:8081",

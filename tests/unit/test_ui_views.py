@@ -210,6 +210,7 @@ def test_the_overview_says_what_the_next_interval_would_do(rides: Reading) -> No
         ("Last savepoint", 3, "file:///s/3"),
     ]
     assert [one["id"] for one in shown.status["quarantined"]] == [14] and shown.docs == {14: "d.html"}
+    assert shown.broken is not None and shown.affected == 1  # the output of the quarantined day 9
     assert dict(shown.counts) == {"completed": 8, "stale": 1, "replaced": 4, "quarantined": 1}
 
 
