@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import os
 import re
@@ -41,9 +42,11 @@ from tests.support.airflow_on_postgres import airflow_on_postgres
 from tests.support.azure_server import BUCKET, VARIABLE, azure_server
 from tests.support.browser import browser, log_in, wait_for
 from tests.support.checkpoints import day as tally_day
+from tests.support.coordinator import Coordinator
 from tests.support.http_listener import http_listener
 from tests.support.local_stack import AirflowClient, AirflowServer, RestError, SparkConnectServer, running_drivers
 from tests.support.reading import read_output, read_state
+from tests.support.shown_airflow import ShownAirflow
 from tests.support.tally import Tally, day_of
 from tests.support.tiers import ALL
 from tests.support.waiting import wait_until
@@ -207,20 +210,8 @@ def airflow(
         VARIABLE: "",
         "PYTHONPATH": python_path(ROOT, ROOT / "plugins", data / "plugins"),
     }
-    dag_ids = [
-        DAG,
-        "killed",
-        "aircraft_restore",
-        "aircraft_range",
-        "tally",
-        "tally_deleted",
-        "tally_whole",
-        "tally_halves",
-        "tally_alarms",
-        "created_0",
-        *CHAIN_OF_DAGS,
-        *(["tally_azure"] if azurite else []),
-    ]
+    own = "killed aircraft_restore aircraft_range tally tally_deleted tally_shown tally_whole tally_halves tally_alarms created_0"
+    dag_ids = [DAG, *own.split(), *CHAIN_OF_DAGS, *(["tally_azure"] if azurite else [])]
     with airflow_on_postgres(data, env, dags=dag_ids) as server:
         yield server
 
@@ -811,6 +802,47 @@ def test_a_run_over_a_gap_is_refused_with_the_command_that_closes_it(
     assert run_as_printed(airflow, heal).splitlines()[-1].startswith("tally is healthy up to ")
     assert last_day(days) == last + 2
     assert days.mine() == days.undisturbed(last + 2)
+
+
+@pytest.mark.long("two minutes: three troubles")
+def test_the_command_of_the_page_repairs_each_trouble(
+    airflow: AirflowServer, data: Path, tally: Callable[[str], Tally]
+) -> None:
+    """A refused checkpoint, a task that fails until somebody lands its input, and a day that never ran."""
+    days = tally("tally_shown")
+    site = ShownAirflow(url=airflow.client.url, tokens={"ada": airflow.client.token()}, data=data, log=data)
+
+    def commands() -> list[str]:
+        status, text = site.get(f"/cairn/checkpoints/dag/{days.name}", "ada")
+        assert status == 200, text
+        return [html.unescape(one) for one in re.findall(r'<pre tabindex="0">(cairn [^<]*)</pre>', text)]
+
+    def repair(last: int) -> None:
+        (heal,) = wait_for(commands, 60)
+        to = f"--to {day_of(last)[:10]}T00:00:00Z"
+        assert heal.startswith("cairn heal --root ") and f"{to} --dag {days.name} --airflow " in heal
+        assert run_as_printed(airflow, heal).splitlines()[-1].startswith(f"{days.name} is healthy up to ")
+        assert days.mine() == days.undisturbed(last) and last_day(days) == last
+        wait_until(lambda: commands() == [], 60, "the page has no command any more")
+
+    for n in (1, 2, 4, 5):
+        days.input(n, {"every": n})
+    days.backfill(1, 2)
+    assert days.wait([1, 2]) == {"success"}
+    where = open_storage(f"file://{days.base}/state/{days.name}")
+    Coordinator(where, days.name).quarantine(days.log().head_id, "a sum is wrong")
+    repair(2)
+
+    days.backfill(3, 3)
+    (later,) = wait_for(commands, 60)
+    assert days.wait([3]) == {"failed"}
+    days.input(3, {"every": 3})
+    assert [later] == commands()
+    repair(3)
+
+    days.backfill(5, 5)
+    assert days.wait([5]) == {"failed"}
+    repair(5)
 
 
 @pytest.mark.long("fifteen seconds")

@@ -34,6 +34,8 @@ def tally(name: str, **more: object) -> DAG:
 by_hand = tally("tally", max_active_runs=4)
 # Its end has passed, so the scheduler makes no run of its own after the DAG has come back.
 deleted = tally("tally_deleted", end_date=START + timedelta(days=3))
+# Its page is read after each trouble.
+shown = tally("tally_shown", end_date=START + timedelta(days=20), max_active_runs=4)
 # One pipeline with two schedules: days, and halves of days.
 whole = tally("tally_whole")
 halves = tally(
