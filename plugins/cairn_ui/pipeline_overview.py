@@ -12,6 +12,7 @@ from cairn_ui.interval_strip import Strip, strip_of
 from cairn_ui.next_steps import Step, after_failed_read
 from cairn_ui.pipelines_of_dags import PipelineRef
 from cairn_ui.read_logs import Look, Reading, Stored
+from cairn_ui.trends import Figures, figures_of
 from state_backend.checkpoint.choose_base import why_stale
 from state_backend.checkpoint.log import Log
 from state_backend.checkpoint.newest_state import newest_of, newest_state, valid_states
@@ -90,6 +91,8 @@ class Overview:
     # The command for after the last try of a failing task; None if no task fails, or if `status` has a command.
     later: str | None
     strip: Strip
+    # The bars below the cells of the strip.
+    figures: Figures
     pointers: tuple[Pointer, ...]
     counts: tuple[tuple[str, int], ...]
     # The worst first.
@@ -227,6 +230,7 @@ def overview(
         again = Rerun(first=failing.start, last=failing.start)
         later = repair_command(ref.root, ref.name, again, dag_id=ref.dag_id, airflow=airflow)
     log, newest, passed = reading.log, furthest(reading), newest_validated(reading)
+    strip = _strip_of(log, facts, runs)
     refused = 0 if found is None else found.first.checkpoint
     affected = len(plan_consequences(log, refused).published) if refused else 0
     done = {c.id: c for c in log.completed()}
@@ -255,7 +259,8 @@ def overview(
         affected=affected,
         last=newest,
         later=later,
-        strip=_strip_of(log, facts, runs),
+        strip=strip,
+        figures=figures_of([done[cell.checkpoint] for cell in strip.cells if cell.checkpoint]),
         pointers=tuple(
             Pointer(title, n, describe_entry(log, n) if n in done else None, nothing if n is None else note)
             for title, n, note, nothing in cards

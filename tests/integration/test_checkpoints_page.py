@@ -85,7 +85,7 @@ def test_the_tab_of_a_dag_leads_through_all_views_and_out_to_airflow(airflow: Sh
     for view, shows in (
         ("History", "replaced by 13"),
         ("Lineage", "went back to checkpoint 11"),
-        ("Trends", "Bytes: new and full"),
+        ("Trends", "From top to bottom"),
         ("Compare", "Choose two retained checkpoints"),
         ("Overview", "Latest validated"),
     ):
@@ -129,11 +129,11 @@ def test_the_graph_shows_branches_and_leads_to_the_detail(airflow: ShownAirflow,
 def test_a_chart_says_figures_and_zooms(airflow: ShownAirflow, vera: Chrome) -> None:
     vera.get(f"{airflow.url}/cairn/checkpoints/p/{key_of(airflow, 'clicks')}/trends")
     # On a busy host, the storage may not answer in time, and the page asks again.
-    drawn = wait_for(lambda: vera.find_elements(By.CSS_SELECTOR, "[data-chart=bytes] .spot"))
+    drawn = wait_for(lambda: vera.find_elements(By.CSS_SELECTOR, ".chart [data-id]"))
     spots = {int(spot.get_attribute("data-id")): spot for spot in drawn}
     assert len(spots) == 30
     ActionChains(vera).move_to_element(spots[12]).perform()
-    assert "full: 52 MiB" in wait_for(lambda: vera.find_element(By.CSS_SELECTOR, "[data-chart=bytes] .tip").text)
+    assert "state: 52 MiB" in wait_for(lambda: vera.find_element(By.CSS_SELECTOR, ".chart .tip").text)
     ActionChains(vera).move_to_element(spots[10]).click_and_hold().move_to_element(spots[20]).release().perform()
     wait_for(lambda: "11 checkpoints" in said(vera))
     assert "first=10&last=20" in vera.current_url

@@ -98,7 +98,7 @@ VIEWS = {
     "/p/{rides}/history": ["quarantined", "stale by 13", "replaced by 7", "Data Docs", "781 KiB", "5 + 11"],
     "/p/{rides}/history?before=3": ["2024-01-01 00:00 UTC", "newer"],
     "/p/{rides}/lineage": ["went back to checkpoint 11"],
-    "/p/{rides}/trends": ["Bytes: new and full", "State files"],
+    "/p/{rides}/trends": ["From top to bottom: state up to", "files"],
     "/p/{rides}/trends?first=3&last=5": ["3 checkpoints"],
     "/p/{rides}/checkpoint/11": [
         "<i>visits</i>",

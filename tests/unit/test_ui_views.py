@@ -334,35 +334,29 @@ def test_where_a_checkpoint_came_from_in_words(base: int | None, changes: dict[s
 # --- trends ------------------------------------------------------------------------------------------------------------------------------
 
 
-def test_trends_draw_within_the_chart_and_say_the_figures(rides: Reading) -> None:
+def test_trends_draw_within_their_columns_and_say_the_figures(rides: Reading) -> None:
     shown = trends.trends_of(rides)
-    assert [c.key for c in shown.charts] == ["bytes", "duration", "files", "keys", "rows", "restore"]
-    for chart in shown.charts:
-        for series in chart.drawn:
-            assert all(trends.LEFT <= x <= trends.WIDTH and 0 <= y <= trends.HEIGHT for x, y in series.dots), chart.key
-        assert all(0 <= tick.at <= trends.HEIGHT for tick in chart.ticks) and len(chart.ticks) > 1
-        assert len(chart.spots) == len(shown.points) == 9
-        spots = [(spot.left, spot.left + spot.width) for spot in chart.spots]
-        assert all(left == pytest.approx(right, abs=0.2) for (_, left), (right, _) in itertools.pairwise(spots))
-    assert "full: 42 MiB\nnew: 718 KiB" in next(s.text for s in shown.charts[0].spots if s.id == 2)
-    assert shown.heading[:2] == ("full", "new") and shown.table[0][:2] == ("41 MiB", "709 KiB")
     # Of each interval, the newest checkpoint is drawn: days 4 to 8 have two, day 9 also.
     assert [n for n, _ in shown.points] == [1, 2, 3, 7, 8, 9, 10, 13, 14] and shown.replaced == 5
-    assert shown.charts[0].times == (day(1).start, day(5).start, day(9).start)
+    columns = [shown.figures.columns[n] for n, _ in shown.points]
+    for rows in zip(*(column.rows for column in columns), strict=True):
+        assert all(bar.y >= 0 and bar.y + bar.height <= 100.1 for row in rows for bar in row)
+        assert max(sum(bar.height for bar in row) for row in rows) >= 99.9  # one scale for all columns
+    assert "state: 42 MiB, new: 718 KiB\n" in columns[1].text and "rows: 43,400 in, 10,850 out" in columns[1].text
+    assert shown.heading[:2] == ("full", "new") and shown.table[0][:2] == ("41 MiB", "709 KiB")
     zoomed = trends.trends_of(rides, 3, 5)
     assert [n for n, _ in zoomed.points] == [3, 4, 5]
 
 
-@pytest.mark.parametrize("values", [[], [0], [5], [0, 0.3], [1, 10, 1e12], [7, None, 3]])
-@pytest.mark.parametrize("scale", ["linear", "log"])
-def test_any_figures_can_be_drawn(values: list[float | None], scale: Any, rides: Reading) -> None:
-    records = rides.log.completed()[: len(values)]
-    chart = trends.chart_of("k", "t", records, [trends.Series(name="s", values=tuple(values))], str, scale)
-    heights = [y for series in chart.drawn for _, y in series.dots]
-    assert len(heights) == sum(v is not None for v in values)
-    assert all(trends.TOP <= y <= trends.HEIGHT - trends.BOTTOM for y in heights)
-    if None in values:
-        assert chart.drawn[0].path.count("M") == 2
+def test_a_mark_stands_where_the_code_changed_and_nothing_can_be_drawn(rides: Reading) -> None:
+    one, two, three = rides.log.completed()[:3]
+    other = replace(two, content=replace(two.content, code_hash="0" * 64))
+    columns = trends.figures_of([one, other, three]).columns
+    assert [column.changed for column in columns.values()] == [False, True, True]
+    assert columns[other.id].text.endswith("\nthe code changed here")
+    none = replace(one.content, totals=replace(one.content.totals, input_rows=0, output_rows=0), durations_us={})
+    assert {bar.height for bar in trends.figures_of([replace(one, content=none)]).columns[one.id].rows[2]} == {0.0}
+    assert trends.figures_of([]).columns == {}
 
 
 # --- detail and difference -----------------------------------------------------------------------------------------------------------------

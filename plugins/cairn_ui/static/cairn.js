@@ -106,17 +106,15 @@
 
   function charts(within) {
     for (const figure of within.querySelectorAll(".chart")) {
-      const spots = [...figure.querySelectorAll(".spot")];
-      if (!spots.length) continue;
+      const spots = [...figure.querySelectorAll("[data-tip]")];
       const tip = document.createElement("div");
-      tip.className = "tip";
       tip.hidden = true;
       figure.append(tip);
       let from = null;
       const show = (spot) => {
         tip.textContent = local(spot.dataset.tip);
         tip.hidden = false;
-        tip.className = Number(spot.dataset.x) < 350 ? "tip right" : "tip left";
+        tip.className = spot.offsetLeft < figure.clientWidth / 2 ? "tip right" : "tip left";
         const a = spots.indexOf(from || spot), b = spots.indexOf(spot);
         spots.forEach((s, n) => s.classList.toggle("on", n >= Math.min(a, b) && n <= Math.max(a, b)));
       };
@@ -127,6 +125,7 @@
       };
       for (const spot of spots) {
         spot.addEventListener("pointerenter", () => show(spot));
+        if (!("zoom" in figure.dataset)) continue;
         spot.addEventListener("pointerdown", (event) => { from = spot; event.preventDefault(); });
         spot.addEventListener("pointerup", () => {
           if (from && from !== spot) {
