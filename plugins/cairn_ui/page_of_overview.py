@@ -38,8 +38,8 @@ def of_overview(page: Shown) -> Response:
 
         usable = page.ask("newest state", lambda _: latest_usable(reading))
         until = None if usable is None else usable.content.interval.end
-        airflow = _from_airflow(page, until)
         last = () if ref.dag_id is None else database_runs.last_runs([ref.dag_id], MOST)[ref.dag_id]
+        airflow = _from_airflow(page, until, last)
 
         def read(_: object) -> Overview:
             best = furthest(reading)
@@ -53,13 +53,13 @@ def of_overview(page: Shown) -> Response:
     return page.show("overview.html", view, stored=shown_page.reader.find_size(ref))
 
 
-def _from_airflow(page: PipelinePage, until: datetime | None) -> FromAirflow:
+def _from_airflow(page: PipelinePage, until: datetime | None, last: tuple[DagRun, ...]) -> FromAirflow:
     dag_id = page.ref.dag_id
     if dag_id is None:
         return FromAirflow()
-    runs = database_runs.runs_after(dag_id, until, _RUNS_AFTER)
+    runs = {one.run_id: one for one in (*last, *database_runs.runs_after(dag_id, until, _RUNS_AFTER))}
     failing = database_runs.failing_tasks([dag_id]).get(dag_id, [])
-    return FromAirflow(schedule=page.schedule, runs=runs, failing=tuple(failing))
+    return FromAirflow(schedule=page.schedule, runs=tuple(runs.values()), failing=tuple(failing))
 
 
 def _runs(

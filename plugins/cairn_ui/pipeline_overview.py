@@ -35,7 +35,7 @@ class FromAirflow:
     """What Airflow's database says about a pipeline's DAG; empty without a DAG."""
 
     schedule: DagSchedule | None = None
-    # The first runs after the newest usable state.
+    # The last runs, and on the overview the first ones after the newest usable state.
     runs: tuple[DagRun, ...] = ()
     failing: tuple[FailingTask, ...] = ()
 

@@ -79,8 +79,8 @@ class Facts:
     unusable: Sequence[Trouble] = ()
     # How many valid checkpoints are newer than the newest validated state, and its id; None without valid ones.
     unvalidated: tuple[int, int | None] | None = None
-    # The schedule of the DAG, its runs after `until`, and the failing tasks of its unfinished runs. None and empty for
-    # a pipeline without a DAG, or if Airflow was not asked.
+    # The schedule of the DAG, its last runs and its first ones after `until`, and the failing tasks of its unfinished
+    # runs. None and empty for a pipeline without a DAG, or if Airflow was not asked.
     schedule: DagSchedule | None = None
     runs: Sequence[DagRun] = ()
     failing: Sequence[FailingTask] = ()
@@ -157,6 +157,9 @@ def _of_runs(facts: Facts) -> Iterator[Finding]:
     schedule, found = facts.schedule, troubles(facts)
     if failed := [one.interval for one in found if one.why == "failed"]:
         yield Finding("bad", f"{len(failed)} failed", f"The run of {failed[0]} failed, and Airflow does not try again")
+    if kept := sorted(i for i, runs in _by_interval(facts, after=False).items() if _find_failed(i, runs)):
+        title = f"The run of {kept[0]} failed. An earlier result of this interval stays in use"
+        yield Finding("warn", f"{plural(len(kept), 'run')} failed, results kept", title)
     if facts.failing:
         first = facts.failing[0]
         more = f", and {plural(len(facts.failing) - 1, 'other task')} failed" if len(facts.failing) > 1 else ""
@@ -207,10 +210,7 @@ def troubles(facts: Facts) -> list[Trouble]:
     paused or earlier runs are in progress.
     """
     newest = {one.interval: one for one in sorted(facts.unusable, key=lambda one: one.checkpoint)}
-    of_interval: dict[Interval, list[DagRun]] = {}
-    for run in facts.runs:
-        if run.interval is not None:
-            of_interval.setdefault(run.interval, []).append(run)
+    of_interval = _by_interval(facts, after=True)
     known = sorted({*newest, *of_interval})
     found = [one for i in known if (one := newest.get(i) or _find_failed(i, of_interval[i])) is not None]
     schedule = facts.schedule
@@ -223,6 +223,15 @@ def troubles(facts: Facts) -> list[Trouble]:
         if not covered and (asked or not comes):
             found.append(Trouble(interval=interval, why="missing", since=interval.end))
     return sorted(found, key=lambda one: one.interval)
+
+
+def _by_interval(facts: Facts, *, after: bool) -> dict[Interval, list[DagRun]]:
+    """Return the runs of each interval: of those after the newest usable checkpoint, or of those up to it."""
+    found: dict[Interval, list[DagRun]] = {}
+    for run in facts.runs:
+        if (i := run.interval) is not None and (facts.until is None or i.start >= facts.until) is after:
+            found.setdefault(i, []).append(run)
+    return found
 
 
 def broken(facts: Facts) -> Broken | None:

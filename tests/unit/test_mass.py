@@ -10,14 +10,14 @@ import ast
 from state_backend.values.parse_source import parse_source
 from tests.tools.mass import FOLDERS, ROOT, mass
 
-MOST_METHODS, MOST_LINES_OF_A_MODULE, MOST_LINES_OF_TESTS = 25, 800, 82_286
+MOST_METHODS, MOST_LINES_OF_A_MODULE, MOST_LINES_OF_TESTS = 25, 800, 82_358
 
 # For each room, the most lines of its files, and the most tokens without comments and docstrings.
 BUDGETS = {
     "dags": (148, 552),
     "jobs/cairn": (2_630, 13_692),
     "jobs/cairn/aggregates": (1_074, 7_225),
-    "jobs/cairn/command": (4_803, 32_683),
+    "jobs/cairn/command": (4_799, 32_645),
     "jobs/cairn/data_sources": (565, 3_698),
     "jobs/cairn/driver": (745, 4_335),
     "jobs/cairn/operations": (956, 6_215),
@@ -35,19 +35,19 @@ BUDGETS = {
     "jobs/cairn/trials": (1_153, 8_165),
     "jobs/local_stack": (1_654, 9_482),
     "jobs/pipelines": (964, 5_600),
-    "plugins/cairn_operators": (5_138, 28_347),
+    "plugins/cairn_operators": (5_136, 28_342),
     "plugins/cairn_provider": (89, 321),
-    "plugins/cairn_ui": (3_491, 25_597),
+    "plugins/cairn_ui": (3_425, 24_900),
     "state_backend": (5, 0),
     "state_backend/adapters": (4_015, 25_970),
     "state_backend/chains": (997, 8_870),
-    "state_backend/checkpoint": (5_874, 37_919),
+    "state_backend/checkpoint": (5_868, 37_894),
     "state_backend/formats": (5_984, 39_837),
-    "state_backend/inspection": (3_855, 31_019),
+    "state_backend/inspection": (3_864, 31_119),
     "state_backend/ports": (200, 378),
     "state_backend/shard": (1_604, 9_468),
     "state_backend/state": (3_101, 26_232),
-    "state_backend/values": (3_852, 14_112),
+    "state_backend/values": (3_847, 14_084),
 }
 
 

@@ -1,14 +1,29 @@
-"""How well a pipeline is: one rule, as a table and over random worlds of intervals, runs, pauses and checkpoints."""
+"""How well a pipeline is: one rule, as a table and over random histories of intervals, runs, pauses and checkpoints."""
 
 from __future__ import annotations
 
+import random
+from collections.abc import Iterator
+from contextlib import nullcontext, suppress
 from datetime import datetime, timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from airflow.models import import_all_models
+from airflow.models.base import metadata
+from airflow.models.dag import DagModel
+from airflow.models.dagrun import DagRun as Row
+from airflow.models.taskinstance import TaskInstance
+from sqlalchemy import create_engine, insert, update
+from sqlalchemy.orm import Session
+from sqlalchemy.pool import StaticPool
 
+from cairn_ui import airflow_database, database_runs
+from cairn_ui.pipeline_overview import FromAirflow, facts_of, latest_usable
+from cairn_ui.pipelines_of_dags import PipelineRef
+from cairn_ui.read_logs import Reader
+from state_backend.adapters.memory_storage import MemoryStorage
 from state_backend.inspection.pipeline_health import (
     GRACE,
     Facts,
@@ -17,13 +32,14 @@ from state_backend.inspection.pipeline_health import (
     broken,
     due_intervals,
     findings,
-    troubles,
 )
 from state_backend.inspection.pipeline_status import Status
 from state_backend.values.airflow_runs import DagRun, DagSchedule, FailingTask
+from state_backend.values.errors import CairnError
 from state_backend.values.intervals import Interval
-from tests.support.checkpoints import day
+from tests.support.checkpoints import PIPELINE, Folder, day
 from tests.support.log_in_memory import log_in_memory
+from tests.support.tiers import at_tier
 
 NOW = day(9).end + timedelta(minutes=30)
 HOUR = timedelta(hours=1)
@@ -169,70 +185,170 @@ def test_an_interval_is_missing_only_after_ten_minutes() -> None:
     assert said == [False, False, True]
 
 
-states = st.sampled_from(["none", "success", "failed", "running", "queued", "failed then running"])
-worlds = st.fixed_dictionaries(
-    {
-        "usable": st.integers(1, 9),
-        "states": st.lists(states, min_size=8, max_size=8),
-        "bad": st.sets(st.integers(2, 9), max_size=3),
-        "paused": st.booleans(),
-        "ended": st.booleans(),
-        "failing": st.booleans(),
-        "blocked": st.booleans(),
-        "unreadable": st.booleans(),
-        "hours": st.integers(0, 60),
-    }
-)
+class History:
+    """A pipeline under Airflow. What happens goes to a real log and to Airflow's tables; the oracle keeps its own record of each day."""
+
+    def __init__(self, chance: random.Random, session: Session) -> None:
+        self.chance, self.session, self.dag_id = chance, session, f"d{chance.random()}"
+        self.folder, self.now = Folder(MemoryStorage(f"memory://{self.dag_id}/x")), day(1).end
+        self.next, self.paused, self.made = 1, False, 0
+        self.runs: dict[int, str] = {}  # by day: running, failing, success or failed
+        # Of each commit: day, digest, id of the base, and whether it is stale or refused.
+        self.commits: dict[int, SimpleNamespace] = {}
+        bundle = {
+            "bundle_name": "b",
+            "max_active_tasks": 1,
+            "max_consecutive_failed_dag_runs": 0,
+            "has_task_concurrency_limits": False,
+        }
+        session.execute(
+            insert(DagModel).values(dag_id=self.dag_id, is_paused=False, next_dagrun_create_after=self.now, **bundle)
+        )
+
+    def happen(self) -> None:
+        """Let one thing happen."""
+        ended = [n for n, state in self.runs.items() if state in ("success", "failed")]
+        open_ = [n for n in self.runs if n not in ended]
+        kind = self.chance.choice(
+            ["tick", "create", "create", "end", "end", "end", "retry", "clear", "refuse", "pause"]
+        )
+        if kind == "tick":
+            self.now += timedelta(minutes=self.chance.choice([5, 60, 24 * 60]))
+        elif kind == "create" and not self.paused and day(self.next).end <= self.now:
+            self.next += self.chance.random() < 0.1  # a day that Airflow leaves out, as without catchup
+            self.create(self.next)
+        elif kind == "end" and open_:
+            self.end(self.chance.choice(open_))
+        elif kind == "retry" and open_:
+            self.retry(self.chance.choice(open_))
+        elif kind == "clear" and ended and self.chance.random() < 0.6:
+            self.clear(self.chance.choice(ended))
+        elif kind == "refuse" and self.commits and self.chance.random() < 0.3:
+            refused = self.chance.choice([n for n in self.commits if self.newest(self.commits[n].day) == n])
+            self.folder.coordinator.quarantine(refused, "a sum is wrong")
+            self.commits[refused].refused = True
+        elif kind == "pause" and self.chance.random() < 0.3:
+            self.paused = not self.paused
+        said = {"is_paused": self.paused, "next_dagrun_create_after": day(self.next).end}
+        self.session.execute(update(DagModel).where(DagModel.dag_id == self.dag_id).values(**said))
+
+    def create(self, n: int) -> None:
+        run = {"dag_id": self.dag_id, "run_id": f"r{n}", "run_type": "scheduled", "logical_date": day(n).start}
+        run |= {"data_interval_start": day(n).start, "data_interval_end": day(n).end, "start_date": self.now}
+        self.session.execute(insert(Row).values(state="running", run_after=day(n).end, **run))
+        task = {"dag_id": self.dag_id, "run_id": f"r{n}", "task_id": "process", "pool": "p", "max_tries": 3}
+        self.session.execute(insert(TaskInstance).values(state="running", try_number=1, map_index=-1, **task))
+        self.runs[n], self.next = "running", self.next + 1
+
+    def end(self, n: int) -> None:
+        """The run commits, with the result of before or another one, or fails, as it does if Cairn refuses it."""
+        self.made += 1
+        digest = self.chance.choice([n, 100 + self.made])
+        state = "failed"
+        with suppress(CairnError):
+            if self.chance.random() < 0.75:
+                base = self.usable(n - 1)
+                made = self.folder.run(day(n), f"a{self.made}", digest=digest).id
+                self.folder.coordinator.publish(None)
+                self.remember(made, n, digest, base)
+                state = "success"
+        self.say(n, state, state, end=self.now)
+        self.runs[n] = state
+
+    def remember(self, made: int, n: int, digest: int, base: int | None) -> None:
+        of_day = [one for one in self.commits.values() if one.day == n]
+        usable = [one for one in of_day if not self.is_refused(one)]
+        if not of_day or any(one.digest != digest for one in (of_day[-1], *usable[-1:])):
+            for one in self.commits.values():
+                one.stale |= one.day > n
+        self.commits[made] = SimpleNamespace(day=n, digest=digest, base=base, stale=False, refused=False)
+
+    def retry(self, n: int) -> None:
+        self.say(n, "running", "up_for_retry", end=self.now)
+        self.runs[n] = "failing"
+
+    def clear(self, n: int) -> None:
+        self.say(n, "queued", None, end=None, max_tries=9)
+        self.runs[n] = "running"
+
+    def say(self, n: int, run: str, task: str | None, end: datetime | None, **more: Any) -> None:
+        key = {"dag_id": self.dag_id, "run_id": f"r{n}"}
+        ended = None if run in ("running", "queued") else end
+        self.session.execute(update(Row).filter_by(**key).values(state=run, end_date=ended))
+        self.session.execute(update(TaskInstance).filter_by(**key).values(state=task, end_date=end, **more))
+
+    # --- the oracle -------------------------------------------------------------------------------------------------------
+
+    def is_refused(self, one: SimpleNamespace | None) -> bool:
+        return one is not None and (one.refused or self.is_refused(self.commits.get(one.base)))
+
+    def newest(self, n: int) -> int | None:
+        """The commit of a day that counts: the newest one that is not refused, else the newest one."""
+        of_day = [i for i, one in self.commits.items() if one.day == n]
+        return max([i for i in of_day if not self.is_refused(self.commits[i])] or of_day, default=None)
+
+    def usable(self, n: int) -> int | None:
+        found = self.newest(n)
+        one = None if found is None else self.commits[found]
+        return None if one is None or one.stale or self.is_refused(one) else found
+
+    def check(self) -> None:
+        known = self.known()
+        until = max((n for n in range(1, self.next + 1) if self.usable(n)), default=0)
+        assert known.until == (day(until).end if until else None)
+        asked = max(self.runs, default=0)
+        last = 99 if day(self.next).end <= self.now else asked
+        lacking = [n for n in range(until + 1, last + 1) if day(n).end <= self.now - GRACE]
+        of_day = {n: self.commits[i] for n in range(1, self.next + 1) if (i := self.newest(n))}
+        unusable = {n: one for n, one in of_day.items() if one.stale or self.is_refused(one)}
+        # A refused checkpoint is told until its day has a newer result, also if an older one counts again.
+        refused = [i for i, one in self.commits.items() if one.refused and (self.newest(one.day) or 0) <= i]
+        failing = [n for n, state in self.runs.items() if state == "failing"]
+        failed = [n for n, state in self.runs.items() if state == "failed"]
+        found = findings(known)
+        wrong = bool(lacking or unusable or refused or failing or failed or self.paused)
+        assert not wrong or found[0].tone != "good", found
+        assert wrong or found[0].tone == ("good" if self.commits else "info"), found
+        running = any(state in ("running", "failing") for state in self.runs.values())
+        gone = [n for n in lacking if until and n not in self.runs and (n <= asked or not (self.paused or running))]
+        first = min(
+            [*(n for n in unusable if n > until), *(n for n in failed if n > until and n not in unusable), *gone],
+            default=None,
+        )
+        said = broken(known)
+        assert (None if said is None else said.first.interval) == (None if first is None else day(first)), (said, first)
+
+    def known(self) -> Facts:
+        """What the overview knows: the log, and the answers to its queries."""
+        look = Reader(lambda _: self.folder.storage).look(PipelineRef(name=PIPELINE, root="memory://x"))
+        usable = None if look.reading is None else latest_usable(look.reading)
+        runs = database_runs.runs_after(self.dag_id, usable and usable.content.interval.end, 50)
+        airflow = FromAirflow(
+            schedule=airflow_database.schedules_of({self.dag_id})[self.dag_id],
+            runs=(*runs, *(one for one in database_runs.last_runs([self.dag_id], 30)[self.dag_id] if one not in runs)),
+            failing=tuple(database_runs.failing_tasks([self.dag_id]).get(self.dag_id, ())),
+        )
+        return facts_of(look, airflow, self.now)
 
 
-@given(worlds)
-def test_it_is_never_green_while_something_is_wrong(world: dict[str, Any]) -> None:
-    """The oracle counts days: it knows neither `due_intervals` nor `troubles`."""
-    now = day(9).end + world["hours"] * HOUR
-    runs: list[DagRun] = []
-    for number, state in enumerate(world["states"], 2):
-        if state != "none" and number > world["usable"]:
-            runs += [
-                run_of(number, one, None if one in ("running", "queued") else 0.1) for one in state.split(" then ")
-            ]
-    unfinished = [one for one in runs if one.unfinished]
-    asked = max((one.interval for one in runs if one.interval), default=day(world["usable"]))
-    schedule = plan(
-        paused=world["paused"],
-        asked_end=asked.end,
-        next_due=None if world["ended"] else day(10).end,
-        running=len(unfinished),
-    )
-    known = facts(
-        world["usable"],
-        schedule,
-        now,
-        runs=runs,
-        unusable=[bad(n, n, "stale", 99) for n in sorted(world["bad"]) if n > world["usable"]],
-        failing=[FAILING] if world["failing"] and unfinished else [],
-        status=Status(
-            **{name: getattr(WELL, name) for name in WELL.__slots__} | {"problem": "it" if world["blocked"] else None}
-        ),
-        unreadable="away" if world["unreadable"] else None,
-    )
-    until = now if not world["ended"] and day(10).end <= now else asked.end
-    lacking = [n for n in range(world["usable"] + 1, 14) if day(n).end <= min(until, now - GRACE)]
-    overdue = not world["ended"] and now - day(10).end > GRACE and not lacking
-    wrong = (
-        bool(lacking) or overdue or bool(known.failing) or world["blocked"] or world["unreadable"] or world["paused"]
-    )
-    found = findings(known)
-    assert (found[0].tone != "good") == (wrong or bool(troubles(known))), found
-    # Without a person nothing gets right: the pipeline is broken from the first such interval up to the last one.
-    of_day = {n: [one.state for one in runs if one.interval == day(n)] for n in range(2, 14)}
-    failed = [n for n, of in of_day.items() if "failed" in of and not {"running", "queued"} & {*of}]
-    said = broken(known)
-    for n in {*failed, *(n for n in world["bad"] if n > world["usable"])}:
-        assert said is not None and said.first.interval <= day(n) <= said.last
-    if lacking and said is not None:
-        assert said.last == max(day(lacking[-1]), *(one.interval for one in troubles(known)))
-    if lacking and not unfinished and not world["paused"] and not of_day[lacking[0]] and lacking[0] not in world["bad"]:
-        assert said is not None and said.first.interval <= day(lacking[0])
+@pytest.fixture(scope="module")
+def session() -> Iterator[Session]:
+    """Airflow's tables in SQLite, for the queries of the pages."""
+    engine = create_engine("sqlite://", poolclass=StaticPool, connect_args={"check_same_thread": False})
+    import_all_models()
+    metadata.create_all(engine)
+    with Session(engine) as opened, pytest.MonkeyPatch.context() as patch:
+        for module in (airflow_database, database_runs):
+            patch.setattr(module, "create_session", lambda: nullcontext(opened))
+        yield opened
+
+
+@pytest.mark.parametrize("seed", range(at_tier(fast=3, ci=10, all=200)))
+def test_the_pages_agree_with_an_oracle_over_airflows_database(session: Session, seed: int) -> None:
+    history = History(random.Random(seed), session)
+    for _ in range(40):
+        history.happen()
+        history.check()
 
 
 def test_airflow_has_asked_for_nothing_without_a_schedule() -> None:
