@@ -29,6 +29,7 @@ from state_backend.adapters.memory_storage import MemoryStorage
 from state_backend.inspection.chain_of import without_cycles
 from state_backend.values.airflow_runs import TaskTry
 from state_backend.values.inputs import Edge
+from tests.support.browser import browser
 from tests.support.chain_world import World, write_code
 from tests.support.shown_airflow import HOSTILE, write_docs
 from tests.support.shown_pipelines import eventful, run_id, steady
@@ -587,3 +588,15 @@ def test_each_situation_of_the_pictures_has_its_sentence_and_its_command() -> No
         assert "cairn heal --root gs://shop-data/state --pipeline" in shown[name]
     assert "On time" in shown["overview-rides"] and "cairn heal" not in shown["overview-rides"]
     assert "5 of 33 need you." in shown["pipelines"]
+
+
+@pytest.mark.browser
+def test_the_list_of_33_pipelines_fits_into_one_screen_and_each_trouble_has_a_sign() -> None:
+    with pictures.served(pictures.situations()) as url, browser(1440, 900) as chrome:
+        chrome.get(f"{url}/static/cairn.css")
+        chrome.add_cookie({"name": "_token", "value": "admin", "path": "/"})
+        chrome.get(f"{url}/")
+        assert chrome.execute_script("return document.documentElement.scrollHeight") <= 900
+        count = "return document.querySelectorAll(arguments[0]).length"
+        signs, bars = (chrome.execute_script(count, one) for one in (".signed", ".run.bad, .run.warn, .run.waits"))
+        assert signs == bars > 5
