@@ -3,20 +3,23 @@
     make pictures                                # those of the docs
     python -m tests.tools.pictures FOLDER --all  # ten views, light and dark, 1,440 and 390 px wide
 
-Six pipelines are in different situations at noon of 10 January 2024, and 27 more are well. A picture says nothing about
-Airflow or a storage: what they would answer is made up here.
+Six pipelines are in different situations at noon of 10 January 2024, and 27 more are well. With `--all`, three further
+roots have a pipeline without checkpoints, one with 400, and a chain. A picture says nothing about Airflow or a storage:
+what they would answer is made up here.
 """
 
 from __future__ import annotations
 
 import argparse
+import re
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 from unittest import mock
 from urllib.parse import quote
@@ -24,13 +27,16 @@ from urllib.parse import quote
 from cairn_ui import airflow_database, database_runs, page_of_overview, page_of_pipelines, page_of_run, shown_page
 from cairn_ui.pipelines_of_dags import PipelineRef
 from state_backend.adapters.memory_storage import MemoryStorage
+from state_backend.adapters.open_storage import open_storage
 from state_backend.ports.storage import Storage
 from state_backend.values.airflow_runs import DagRun, DagSchedule, FailingTask, TaskTry
+from state_backend.values.inputs import Edge
 from state_backend.values.intervals import to_ms
 from tests.support.browser import browser, save_picture
 from tests.support.checkpoints import day
 from tests.support.shown_app import shown_app
 from tests.support.shown_pipelines import STATES, ShownFolder, run_id
+from tests.unit.test_chains import World
 
 ROOT = "gs://shop-data/state"
 NOW = day(9).end + timedelta(hours=12)
@@ -48,14 +54,22 @@ class Shown:
     changes: dict[str, Any] = field(default_factory=dict)
     failing: tuple[FailingTask, ...] = ()
     tries: tuple[TaskTry, ...] = ()
+    root: str = ROOT
+    # The last day that has ended.
+    today: int = 9
 
     def __post_init__(self) -> None:
         self.now = day(1).end
-        self.storage = MemoryStorage(f"{ROOT}/{self.name}", now_ms=lambda: to_ms(self.now))
+        self.storage: Storage = MemoryStorage(f"{ROOT}/{self.name}", now_ms=lambda: to_ms(self.now))
+        if self.root != ROOT:
+            self.storage, self.days = open_storage(f"{self.root}/{self.name}"), 0
+            stat, at = self.storage.stat, to_ms(NOW) - 3_600_000
+            dated = lambda path: (found := stat(path)) and replace(found, modified_ms=at)  # noqa: E731
+            mock.patch.object(self.storage, "stat", dated).start()
         self.folder = ShownFolder(self.storage)
         for number in range(1, self.days + 1):
             self.commit(number)
-        self.runs = [run_of(n) for n in range(1, self.days + 1)] + self.runs
+        self.runs = [run_of(n) for n in range(1, (self.days or 9 * (self.root != ROOT)) + 1)] + self.runs
 
     def commit(
         self, number: int, attempt: str | None = None, after: timedelta = timedelta(minutes=4), **more: Any
@@ -65,8 +79,8 @@ class Shown:
 
     @property
     def schedule(self) -> DagSchedule:
-        said = {"asked_end": day(9).end, "next_due": day(10).end, "running": sum(run.unfinished for run in self.runs)}
-        return DagSchedule(**({"paused": False} | said | self.changes))
+        said = {"asked_end": day(self.today).end, "next_due": day(self.today + 1).end, "paused": False}
+        return DagSchedule(**(said | {"running": sum(run.unfinished for run in self.runs)} | self.changes))
 
 
 def run_of(number: int, state: str = "success") -> DagRun:
@@ -108,10 +122,30 @@ def situations() -> list[Shown]:
     return [corrected, failing, missing, refused, late, Shown("rides"), *(Shown(f"team_{n:02}") for n in range(27))]
 
 
+def chain(folder: Path) -> list[Shown]:
+    """Return three pipelines that read each other. A day of the first one was corrected."""
+    names = ("sales", "report", "mail")
+    edges = {
+        name: tuple(Edge(pipeline=up) for up in ups)
+        for name, ups in zip(names, ([], names[:1], names[1:2]), strict=True)
+    }
+    world = World(edges, root=f"file://{folder}", code="shop")
+    for name in names:
+        for number in range(1, 10):
+            world.run(name, number)
+    world.raw["sales", 5] = 4
+    world.run("sales", 5)
+    for name in names:
+        world.folders[name].coordinator.publish(None)
+    return [Shown(name, root=world.root) for name in names]
+
+
 class _Noon(datetime):
+    ended = 9
+
     @classmethod
     def now(cls, tz: Any = None) -> Any:
-        return NOW
+        return day(cls.ended).end + timedelta(hours=12)
 
 
 @contextmanager
@@ -120,7 +154,7 @@ def served(shown: list[Shown]) -> Iterator[str]:
     import uvicorn
 
     of = {one.name: one for one in shown}
-    refs = [PipelineRef(name=name, root=ROOT, dag_id=name, code=f"shop:{name.upper()}") for name in of]
+    refs = [PipelineRef(name=name, root=one.root, dag_id=name, code=f"shop:{name.upper()}") for name, one in of.items()]
     storages: dict[str, Storage] = {name: one.storage for name, one in of.items()}
     said: dict[tuple[Any, str], Any] = {
         (airflow_database, "schedules_of"): lambda ids: {name: of[name].schedule for name in ids},
@@ -141,6 +175,7 @@ def served(shown: list[Shown]) -> Iterator[str]:
         (shown_page.reasons, "reason"): lambda *_: REASON,
     }
     with ExitStack() as stack:
+        stack.enter_context(mock.patch.object(_Noon, "ended", shown[0].today))
         app = stack.enter_context(shown_app(storages, refs, refused={}))
         for (where, name), answer in said.items():
             stack.enter_context(mock.patch.object(where, name, answer))
@@ -186,19 +221,47 @@ def main() -> None:
     parser.add_argument("--all", action="store_true", help="all views, at both widths")
     options = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
-    with served(situations()) as url:
-        for width in (1440, 390) if options.all else (1280,):
+    if not options.all:
+        take(
+            situations(),
+            {name: path for name, path in views().items() if not name.startswith("overview-")},
+            options.folder,
+        )
+        return
+    with TemporaryDirectory() as root:
+        for shown, paths in (situations(), views()), *extremes(Path(root)):
+            take(shown, paths, options.folder, widths=(1440, 390))
+
+
+def extremes(folder: Path, many: int = 400) -> list[tuple[list[Shown], dict[str, str]]]:
+    """Return pipelines without checkpoints, with many, and in a chain; and the paths of the views to take of them."""
+    empty, long, chained = [Shown("empty", 0)], [Shown("long", many, today=many)], chain(folder)
+    at = [
+        f"/p/{quote(PipelineRef(name=one.name, root=one.root, dag_id=one.name).key)}"
+        for one in (empty[0], long[0], chained[1])
+    ]
+    of_long = ("", "history", "lineage", "trends", f"checkpoint/{many}", f"compare?first={many - 1}&second={many}")
+    return [
+        (empty, {"pipelines-empty": "/", "overview-empty": f"{at[0]}/", "trends-empty": f"{at[0]}/trends"}),
+        (long, {f"{re.split('[/?]', path)[0] or 'overview'}-many": f"{at[1]}/{path}" for path in of_long}),
+        (chained, {"pipelines-chain": "/", "overview-chain": f"{at[2]}/"}),
+    ]
+
+
+def take(shown: list[Shown], paths: dict[str, str], folder: Path, widths: Sequence[int] = ()) -> None:
+    """Take a picture of each view in both themes, at each width or else 1,280 px wide."""
+    with served(shown) as url:
+        for width in widths or (1280,):
             with browser(width, 900) as chrome:
                 chrome.get(f"{url}/static/cairn.css")
                 chrome.add_cookie({"name": "_token", "value": "admin", "path": "/"})
                 for theme in ("light", "dark"):
                     chrome.execute_script("localStorage.setItem('theme', arguments[0])", theme)
-                    for name, path in views().items():
-                        if options.all or not name.startswith("overview-"):
-                            chrome.get(f"{url}{path}")
-                            time.sleep(0.3)  # The script writes the times.
-                            size = f"-{width}" if options.all else ""
-                            save_picture(chrome, options.folder / f"checkpoints-{name}{size}-{theme}.png", colours=256)
+                    for name, path in paths.items():
+                        chrome.get(f"{url}{path}")
+                        time.sleep(0.3)  # The script writes the times.
+                        size = f"-{width}" if widths else ""
+                        save_picture(chrome, folder / f"checkpoints-{name}{size}-{theme}.png", colours=256)
 
 
 if __name__ == "__main__":

@@ -24,15 +24,7 @@ from cairn_ui.pipeline_overview import FromAirflow, facts_of, latest_usable
 from cairn_ui.pipelines_of_dags import PipelineRef
 from cairn_ui.read_logs import Reader
 from state_backend.adapters.memory_storage import MemoryStorage
-from state_backend.inspection.pipeline_health import (
-    GRACE,
-    Facts,
-    Trouble,
-    asked_until,
-    broken,
-    due_intervals,
-    findings,
-)
+from state_backend.inspection.pipeline_health import GRACE, Facts, Trouble, asked_until, broken, due_intervals, findings
 from state_backend.inspection.pipeline_status import Status
 from state_backend.values.airflow_runs import DagRun, DagSchedule, FailingTask
 from state_backend.values.errors import CairnError

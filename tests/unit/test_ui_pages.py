@@ -569,7 +569,7 @@ def test_a_wide_graph_has_no_line_through_a_pipeline() -> None:
 
 
 @pytest.mark.long("seconds", runs_in="ci")
-def test_each_situation_of_the_pictures_has_its_sentence_and_its_command() -> None:
+def test_each_situation_of_the_pictures_has_its_sentence_and_its_command(tmp_path: Path) -> None:
     said = {
         "overview": "4 stale. Checkpoint 6 can't be used, because checkpoint 10 later changed the result of",
         "overview-clicks": "try 3 of 4 of task process",
@@ -577,17 +577,20 @@ def test_each_situation_of_the_pictures_has_its_sentence_and_its_command() -> No
         "overview-visits": "is quarantined: full validation: 2 findings. total: 14 of 2,162 values of n are not between 0",
         "overview-weather": "A run is due, but Airflow has not created it. Check that the scheduler is running.",
     }
-    with pictures.served(pictures.situations()) as url:
-        shown = {}
-        for name, path in pictures.views().items():
-            request = urllib.request.Request(url + path, headers={"Cookie": "_token=admin"})
-            with urllib.request.urlopen(request) as answer:
-                shown[name] = html.unescape(text(answer.read().decode()))
+    shown = {}
+    for served, paths in (pictures.situations(), pictures.views()), *pictures.extremes(tmp_path, many=40):
+        with pictures.served(served) as url:
+            for name, path in paths.items():
+                request = urllib.request.Request(url + path, headers={"Cookie": "_token=admin"})
+                with urllib.request.urlopen(request) as answer:
+                    shown[name] = html.unescape(text(answer.read().decode()))
     for name, sentence in said.items():
         assert sentence in shown[name], (name, shown[name])
         assert "cairn heal --root gs://shop-data/state --pipeline" in shown[name]
     assert "On time" in shown["overview-rides"] and "cairn heal" not in shown["overview-rides"]
     assert "5 of 33 need you." in shown["pipelines"]
+    assert "report 1 stale, 4 pending" in shown["pipelines-chain"]
+    assert "No checkpoint was committed yet" in shown["overview-empty"] and "30 done" in shown["overview-many"]
 
 
 @pytest.mark.browser
