@@ -27,6 +27,8 @@ _STATES: dict[str, tuple[str, Tone, str]] = {
     "descends": ("from a quarantined one", "bad", "!"),
     "stale": ("stale", "stale", "~"),
     "replaced": ("replaced", "stale", "~"),
+    "pending": ("pending", "stale", "~"),
+    "unknown": ("unknown by inputs", "stale", "~"),
     "deferred": ("waiting", "waits", "‖"),
     "running": ("running", "info", "…"),
     "queued": ("queued", "info", "–"),

@@ -131,7 +131,12 @@ def facts_of(look: Look, airflow: FromAirflow, now: datetime) -> Facts:
 
 
 def _strip_of(log: Log, facts: Facts, runs: tuple[DagRun, ...]) -> Strip:
-    return strip_of(facts, newest_results(log, unusable_checkpoints(log)), runs)
+    results = newest_results(log, unusable_checkpoints(log))
+    # By its inputs, a result may be out of date although its own log says nothing.
+    for interval, verdict in () if facts.status is None else facts.status.outdated:
+        if interval in results and not results[interval].trouble:
+            results[interval] = results[interval]._replace(trouble=verdict.kind)
+    return strip_of(facts, results, runs)
 
 
 def unvalidated_since(reading: Reading) -> tuple[int, int | None] | None:

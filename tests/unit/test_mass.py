@@ -37,7 +37,7 @@ BUDGETS = {
     "jobs/pipelines": (964, 5_600),
     "plugins/cairn_operators": (5_136, 28_342),
     "plugins/cairn_provider": (89, 321),
-    "plugins/cairn_ui": (3_425, 24_900),
+    "plugins/cairn_ui": (3_432, 24_975),
     "state_backend": (5, 0),
     "state_backend/adapters": (4_015, 25_970),
     "state_backend/chains": (997, 8_870),

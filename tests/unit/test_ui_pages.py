@@ -590,6 +590,7 @@ def test_each_situation_of_the_pictures_has_its_sentence_and_its_command(tmp_pat
     assert "On time" in shown["overview-rides"] and "cairn heal" not in shown["overview-rides"]
     assert "5 of 33 need you." in shown["pipelines"]
     assert "report 1 stale, 4 pending" in shown["pipelines-chain"]
+    assert "✓ 4 done" in shown["overview-chain"] and "~ 4 pending" in shown["overview-chain"]
     assert "No checkpoint was committed yet" in shown["overview-empty"] and "30 done" in shown["overview-many"]
 
 
