@@ -12,13 +12,14 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import select
 import signal
 import subprocess
 import sys
 import sysconfig
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,11 @@ from cairn_operators.warm_driver import WarmDriver, start_host_if_it_pays, start
 # kill the driver's process group before that.
 _GRACE_S = 2.0
 _POLL_S = 1.0
+# Lines of Spark's JVM about its own work: log4j's below ERROR, and what it says before log4j begins.
+_JVM = re.compile(
+    r"\d\d/\d\d/\d\d [\d:]{8} (TRACE|DEBUG|INFO|WARN) |WARNING: |Using Spark's default log4j|Setting default log level"
+    r"|To adjust logging level|Picked up |\[Stage |:: "
+)
 
 
 class DriverProcess:
@@ -59,7 +65,7 @@ class DriverProcess:
             result = folder / "result.json"
             try:
                 self._process = _start(self._module, [*arguments, "--result", str(result)], environment or {}, private)
-                for line in _lines(self._process):
+                for line in _in_groups(_lines(self._process)):
                     # Lines of Cairn itself are JSON for `log_line`.
                     log_line(line if line.startswith("@cairn ") else hide(line))
                 return_code = self._process.wait()
@@ -167,6 +173,19 @@ def _lines(process: subprocess.Popen[bytes] | WarmDriver) -> Iterator[str]:
                 )
     if rest:
         yield rest.decode(errors="replace").rstrip()
+
+
+def _in_groups(lines: Iterable[str]) -> Iterator[str]:
+    """Yield the lines, and put those of Spark's JVM below its errors into groups, which Airflow's UI collapses."""
+    grouped = False
+    for line in lines:
+        of_jvm = _JVM.match(line) is not None or (grouped and line.startswith("\t"))
+        if of_jvm is not grouped:
+            yield "::group::Spark" if of_jvm else "::endgroup::"
+            grouped = of_jvm
+        yield line
+    if grouped:
+        yield "::endgroup::"
 
 
 def _read_result(path: Path, return_code: int, task: Any) -> dict[str, Any]:

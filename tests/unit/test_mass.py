@@ -35,7 +35,7 @@ BUDGETS = {
     "jobs/cairn/trials": (1_153, 8_165),
     "jobs/local_stack": (1_654, 9_482),
     "jobs/pipelines": (964, 5_600),
-    "plugins/cairn_operators": (5_136, 28_342),
+    "plugins/cairn_operators": (5_155, 28_426),
     "plugins/cairn_provider": (89, 321),
     "plugins/cairn_ui": (3_432, 24_975),
     "state_backend": (5, 0),

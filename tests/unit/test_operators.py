@@ -54,7 +54,7 @@ from cairn_operators.airflow_versions import (
 )
 from cairn_operators.data_interval import check_ended, data_interval, is_due
 from cairn_operators.driver_operator import _sessions
-from cairn_operators.driver_process import DriverProcess
+from cairn_operators.driver_process import DriverProcess, _in_groups
 from cairn_operators.failures import exit_failure, failure
 from cairn_operators.hidden_settings import hide_secrets
 from cairn_operators.pipeline_source import pipeline_name_of
@@ -219,6 +219,14 @@ def test_lines_reach_the_log_whole(fake: Callable[[str], Path], monkeypatch: pyt
     said = [line for line in lines if not line.startswith("Airflow ")]  # what an old Airflow lacks
     assert said[1:-1] == ["a line", "half a line", "to stderr", "no newline"]
     assert re.fullmatch(r"p: [0-9.]+ s: start [0-9.]+, order [0-9.]+", lines[-1])  # where the time went, last
+
+
+def test_lines_of_sparks_jvm_stand_in_groups_and_its_errors_do_not() -> None:
+    warn, error = "26/11/30 05:13:52 WARN Utils: x", "26/11/30 05:13:52 ERROR Utils: y"
+    lines = ["::group::Spark", 'Setting default log level to "WARN".', warn, "\tat a.b", "::endgroup::"]
+    assert [*_in_groups([*lines[1:4], error, "\tat c", "p: done", warn])] == [
+        *lines, error, "\tat c", "p: done", "::group::Spark", warn, "::endgroup::"
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
