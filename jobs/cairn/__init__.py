@@ -15,10 +15,9 @@ if TYPE_CHECKING:
     from cairn.data_sources.register import register_data_sources
     from cairn.operations.copy_output import copy_output
     from cairn.operations.intervals.plan_chunk import ChunkLimits
-    from cairn.operations.intervals.plan_outcomes import Outcome
     from cairn.operations.intervals.plan_range import Progress
     from cairn.operations.intervals.run_interval import run_interval
-    from cairn.operations.intervals.run_intervals import run_intervals
+    from cairn.operations.intervals.run_intervals import Outcome, run_intervals
     from cairn.operations.output_files import output_files
     from cairn.operations.read_log import read_log
     from cairn.operations.savepoints.streaming import (
@@ -80,7 +79,7 @@ _MODULES = {
     "Cron": "state_backend.values.schedule",
     "EngineOptions": "state_backend.adapters.rocks",
     "Interval": "cairn.pipeline",
-    "Outcome": "cairn.operations.intervals.plan_outcomes",
+    "Outcome": "cairn.operations.intervals.run_intervals",
     "Pipeline": "cairn.pipeline",
     "Progress": "cairn.operations.intervals.plan_range",
     "compare_trial": "cairn.trials.compare_trial",

@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any
 import pyarrow.parquet as pq
 import pytest
 
-from cairn.operations.intervals.plan_outcomes import Outcome
 from cairn.operations.intervals.plan_range import Progress
 from cairn.operations.intervals.run_interval import run_interval
-from cairn.operations.intervals.run_intervals import run_intervals
+from cairn.operations.intervals.run_intervals import Outcome, run_intervals
 from cairn.pipeline import Interval
 from pipelines.aircraft import AIRCRAFT
 from pipelines.land_flights import land

@@ -13,9 +13,8 @@ import pytest
 from typer.testing import CliRunner
 
 from cairn.command.cli import app
-from cairn.operations.intervals.plan_outcomes import plan_intervals
 from cairn.operations.intervals.run_interval import run_interval
-from cairn.operations.intervals.run_intervals import run_intervals
+from cairn.operations.intervals.run_intervals import plan_intervals, run_intervals
 from cairn.pipeline import Interval
 from cairn.spark.session import collect_once
 from state_backend.values.operation_parameters import ProcessInterval

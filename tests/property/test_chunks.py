@@ -19,8 +19,7 @@ from cairn.operations.erase_keys import erase_keys
 from cairn.operations.intervals import plan_chunk
 from cairn.operations.intervals.plan_chunk import ChunkLimits
 from cairn.operations.intervals.plan_interval import event_time_after
-from cairn.operations.intervals.plan_outcomes import Outcome
-from cairn.operations.intervals.run_intervals import run_intervals
+from cairn.operations.intervals.run_intervals import Outcome, run_intervals
 from cairn.operations.savepoints import restore_savepoint, take_savepoint
 from cairn.pipeline import Interval, Pipeline
 from cairn.rows.local_rows import LocalRows

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from cairn.operations.intervals.plan_outcomes import Outcome
+from cairn.operations.intervals.run_intervals import Outcome
 from cairn.pipeline import Pipeline
 from tests.support.coordinator import coordinator_of
 

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from cairn import testing
-from cairn.operations.intervals.plan_outcomes import Outcome
-from cairn.operations.intervals.run_intervals import run_intervals
+from cairn.operations.intervals.run_intervals import Outcome, run_intervals
 from cairn.pipeline import Interval, Pipeline
 from cairn.rows.local_rows import LocalRows
 from cairn.spark.ddl import parse_ddl_locally

@@ -18,7 +18,7 @@ import pytest
 from cairn import testing
 from cairn.operations.intervals import plan_chunk, process_chunk, run_intervals, untracked_reads
 from cairn.operations.intervals.plan_chunk import Chunk, ChunkLimits, narrowed, next_size, surely_computed, why_never
-from cairn.operations.intervals.plan_outcomes import Outcome
+from cairn.operations.intervals.run_intervals import Outcome
 from cairn.pipeline import Interval, Pipeline
 from cairn.rows.local_rows import LocalRows
 from cairn.shard_jobs.interval import IntervalJob
@@ -178,7 +178,6 @@ def range_of(root: Path, pipeline: Pipeline, stack: ExitStack) -> Any:
         first=run_intervals.NO_PERMISSIONS,
         reading=aside(stack),
         finishing=aside(stack),
-        committing=aside(stack),
     )
 
 

@@ -14,7 +14,6 @@ import pytest
 from typer.testing import CliRunner
 
 from cairn.command.cli import app
-from cairn.operations.intervals.plan_outcomes import Outcome
 from cairn.operations.intervals.plan_range import (
     AskSource,
     Compute,
@@ -27,6 +26,7 @@ from cairn.operations.intervals.plan_range import (
     named_intervals,
     plan_by_input,
 )
+from cairn.operations.intervals.run_intervals import Outcome
 from cairn.operations.intervals.what_changed import MadeOf
 from cairn.testing import PipelineTester
 from pipelines.aircraft import AIRCRAFT, READ_SCHEMA

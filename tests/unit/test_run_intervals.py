@@ -13,11 +13,10 @@ import pytest
 
 from cairn import testing
 from cairn.operations.intervals.plan_interval import Attempt
-from cairn.operations.intervals.plan_outcomes import Outcome, committed_alike, plan_intervals
 from cairn.operations.intervals.plan_range import Progress
 from cairn.operations.intervals.process_interval import process_interval
 from cairn.operations.intervals.run_interval import finish_commit
-from cairn.operations.intervals.run_intervals import run_intervals
+from cairn.operations.intervals.run_intervals import Outcome, committed_alike, plan_intervals, run_intervals
 from cairn.pipeline import Interval, Pipeline
 from cairn.rows.local_rows import LocalRows
 from cairn.spark.ddl import parse_ddl_locally

@@ -53,8 +53,8 @@ from state_backend.values.schedule import decode
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from cairn.operations.intervals.plan_outcomes import Outcome
     from cairn.operations.intervals.plan_range import Progress
+    from cairn.operations.intervals.run_intervals import Outcome
 
 log = logging.getLogger("cairn")
 
@@ -178,8 +178,8 @@ def process(request: ProcessInterval, place: Driver) -> dict[str, Any]:
     """
     from cairn.operations.intervals.first_start import with_choices
     from cairn.operations.intervals.plan_interval import Attempt
-    from cairn.operations.intervals.plan_outcomes import committed_alike
     from cairn.operations.intervals.process_interval import process_interval
+    from cairn.operations.intervals.run_intervals import committed_alike
     from state_backend.checkpoint.location import locate
     from state_backend.checkpoint.log import read_newest
 

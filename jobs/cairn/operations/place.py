@@ -13,8 +13,8 @@ from state_backend.values.operation_parameters import OfCode
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from cairn.operations.intervals.plan_outcomes import Outcome
     from cairn.operations.intervals.plan_range import Progress
+    from cairn.operations.intervals.run_intervals import Outcome
 
 
 class Place(Protocol):

@@ -12,10 +12,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from cairn.operations.intervals.plan_interval import check_fits, in_zone_of
-from cairn.operations.intervals.plan_outcomes import Outcome
 from cairn.operations.intervals.process_interval import OnShards
 from cairn.operations.intervals.read_source import read_source
-from cairn.operations.intervals.run_intervals import OnOutcome, run_intervals
+from cairn.operations.intervals.run_intervals import OnOutcome, Outcome, run_intervals
 from cairn.operations.intervals.what_changed import made_of, what_changed
 from cairn.operations.place import Place
 from cairn.pipeline import Interval, Pipeline

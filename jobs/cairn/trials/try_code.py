@@ -23,11 +23,10 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from cairn.operations.intervals.plan_interval import check_fits, in_zone_of
-from cairn.operations.intervals.plan_outcomes import Outcome
 from cairn.operations.intervals.plan_range import boundaries_of, check_in_order, named_intervals
 from cairn.operations.intervals.process_interval import OnShards
 from cairn.operations.intervals.read_source import Read, read_source
-from cairn.operations.intervals.run_intervals import OnOutcome, run_intervals
+from cairn.operations.intervals.run_intervals import OnOutcome, Outcome, run_intervals
 from cairn.operations.place import Place
 from cairn.pipeline import Interval, Pipeline
 from cairn.shipping.code_version import code_version

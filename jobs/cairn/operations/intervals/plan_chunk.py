@@ -23,9 +23,8 @@ from state_backend.checkpoint.choose_base import overlapping_outputs
 from state_backend.checkpoint.forgotten_keys import returning_keys
 from state_backend.checkpoint.interval_results import Result
 from state_backend.checkpoint.log import Log
-from state_backend.checkpoint.prepare_content import ShardAck
 from state_backend.values.frozen import frozen
-from state_backend.values.records import Content, LogicalTime, Record, RunRef, Totals
+from state_backend.values.records import Content, LogicalTime, Prepared, Record, RunRef
 
 MIB = 1024 * 1024
 # The most intervals of a chunk after one with fewer rows than intervals: these are too few to estimate the next one.
@@ -71,10 +70,10 @@ class Chunk:
     seconds: float
 
 
-def chunk_of(done: Sequence[ShardAck | Totals], *, count: int, seconds: float) -> Chunk:
-    """Return the chunk of `count` intervals that did this."""
-    rows, uploaded_bytes = sum(one.input_rows for one in done), sum(one.uploaded_bytes for one in done)
-    return Chunk(planned=count, committed=count, rows=rows, uploaded_bytes=uploaded_bytes, seconds=seconds)
+def chunk_of(done: Sequence[Prepared], *, planned: int, seconds: float) -> Chunk:
+    totals = [prepared.content.totals for prepared in done]
+    rows, uploaded_bytes = sum(one.input_rows for one in totals), sum(one.uploaded_bytes for one in totals)
+    return Chunk(planned=planned, committed=len(done), rows=rows, uploaded_bytes=uploaded_bytes, seconds=seconds)
 
 
 def next_size(last: Chunk | None, limits: ChunkLimits, parallelism: int) -> int:
@@ -216,13 +215,13 @@ def of_interval(first: Content, content: Content) -> Content:
     return replace(first, **{name: getattr(content, name) for name in names})
 
 
-def following(begun: Begun, job: IntervalJob, content: Content | None = None) -> Begun:
+def following(begun: Begun, job: IntervalJob) -> Begun:
     """Return the `Begun` of the next interval, assuming that the attempt of `job` is committed next.
 
-    `content`: What the attempt has prepared. Before, its shards are not known; planning takes the rest from the job.
+    The content has all that planning an interval takes from a base. Its shards are not known yet.
     """
-    content = content or replace(job.content, time=job.time_after(None))
-    record = Record(id=job.h0 + 1, retained=(), reproduces=None, content=content)
+    content = replace(job.content, time=job.time_after(None))
+    record = Record(id=begun.h0 + 1, retained=(), reproduces=None, content=content)
     return replace(begun, h0=record.id, base=record)
 
 

@@ -19,12 +19,12 @@ from __future__ import annotations
 import logging
 import time
 import uuid
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from datetime import timedelta
 from functools import partial
-from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from cairn.operations.intervals.plan_chunk import (
@@ -33,20 +33,20 @@ from cairn.operations.intervals.plan_chunk import (
     ChunkLimits,
     begins_with,
     chunk_of,
-    following,
     narrowed,
     next_size,
     surely_computed,
     why_never,
 )
 from cairn.operations.intervals.plan_interval import Attempt, IntervalPlan, in_zone_of, would_be_made_of
-from cairn.operations.intervals.plan_outcomes import Outcome, check_range, kept, of_later, results_there
 from cairn.operations.intervals.plan_range import (
+    REPROCESS,
     AskSource,
     Compute,
     Keep,
     Progress,
     Reprocess,
+    check_in_order,
     keep_or_compute,
     plan_by_input,
 )
@@ -62,19 +62,20 @@ from cairn.operations.intervals.process_interval import OnShards, finish_attempt
 from cairn.operations.intervals.read_source import Read, read_range, read_source, reads_ranges
 from cairn.operations.intervals.run_interval import finish_commit
 from cairn.operations.intervals.untracked_reads import reads_below
+from cairn.operations.intervals.what_changed import MadeOf
 from cairn.pipeline import Interval, Pipeline
 from cairn.shipping.ship_processor import code_of_one_call
 from cairn.spark.session import check_running, is_lost, use_this_python
 from cairn.upstream_sources import Upstreams
-from state_backend.checkpoint.begin_attempt import Begun, begin
+from state_backend.chains.judge_inputs import Chains
+from state_backend.checkpoint.begin_attempt import begin
 from state_backend.checkpoint.commit_attempt import CommitResult, commit
 from state_backend.checkpoint.find_checkpoint import record_of
-from state_backend.checkpoint.interval_results import spoilt_by
+from state_backend.checkpoint.interval_results import Result, results_of, spoilt_by
 from state_backend.checkpoint.location import locate
 from state_backend.checkpoint.log import Log, read_newest
-from state_backend.checkpoint.prepare_content import ShardAck
 from state_backend.checkpoint.publish_output import unpublished
-from state_backend.values.errors import BaseMoved, InputNotReady, NotAsTried
+from state_backend.values.errors import BaseMoved, InputNotReady, NotAsTried, UsageError
 from state_backend.values.intervals import to_ms
 from state_backend.values.records import NO_PERMISSIONS, Content, Permissions, Prepared, Record, RunRef, own_run
 
@@ -85,6 +86,28 @@ log = logging.getLogger("cairn")
 
 # After this many chunks in a row that could not be computed, each interval has a job of its own.
 _VAIN_CHUNKS = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """The result of one interval.
+
+    Attributes:
+        interval: The interval.
+        computed: True if this call computed the interval, False if an earlier result stays.
+        ours: True if this run committed the checkpoint, now or in an earlier try.
+        checkpoint: Id of the checkpoint; None if a dry run would compute the interval.
+        record: The record, if this run committed it, now or in an earlier try. Only `on_outcome` gets it. The outcomes
+            that `run_intervals` returns have None, since the records of a long range would fill the memory.
+        why: A sentence for the log.
+    """
+
+    interval: Interval
+    computed: bool
+    why: str
+    ours: bool = True
+    checkpoint: int | None = None
+    record: Record | None = None
 
 
 OnOutcome = Callable[[Outcome, Progress], None]
@@ -143,7 +166,7 @@ def run_intervals(
         hours = [Interval(start + n * timedelta(hours=1), start + (n + 1) * timedelta(hours=1)) for n in range(24)]
         run_intervals(spark, CLICKS, hours, "file:///data/state")
     """
-    check_range(intervals, reprocess)
+    _check(intervals, reprocess)
     named = run is not None
     run = run or own_run(f"direct__{uuid.uuid4()}")
     check_running(spark)
@@ -160,7 +183,6 @@ def run_intervals(
             first=permissions,
             reading=_Aside(stack),
             finishing=_Aside(stack),
-            committing=_Aside(stack),
             on_shards=on_shards,
             before_commit=before_commit,
             known=asked or {},
@@ -169,10 +191,105 @@ def run_intervals(
         return made.run_all(intervals, on_outcome, named)
 
 
+@code_of_one_call()
+def plan_intervals(
+    spark: SparkSession | None,
+    pipeline: Pipeline,
+    intervals: Sequence[Interval],
+    root: str,
+    *,
+    reprocess: Reprocess = "changed",
+    permissions: Permissions = NO_PERMISSIONS,
+    run: RunRef | None = None,
+) -> list[Outcome]:
+    """Return what `run_intervals` would do now with each interval, and why. Write nothing.
+
+    A re-run may give another result. Then `run_intervals` also computes later intervals that this plan keeps; their
+    outcome says so.
+    """
+    _check(intervals, reprocess)
+    run = run or own_run(f"direct__{uuid.uuid4()}")
+    _, there = _results(pipeline, root, intervals)
+    outcomes, again = list[Outcome](), None
+    for interval in intervals:
+        result = there.get(interval)
+        decision = keep_or_compute(result, reprocess, run)
+        if isinstance(decision, AskSource):
+            assert result is not None
+            if spark is None:
+                decision = Compute(why=f"except if code and input are the same as for checkpoint {result.id}")
+            else:
+                with in_zone_of(spark, pipeline.time_zone):
+                    decision = plan_by_input(result, _made_of_now(spark, pipeline, interval, root, permissions))
+        if isinstance(decision, Keep):
+            why = (
+                decision.why
+                if again is None
+                else f"{decision.why}; computed again if the new result of {again} differs"
+            )
+            outcomes.append(_kept(interval, decision, why))
+        else:
+            again = again or (interval if result is not None else None)
+            permissions = _of_later(permissions)
+            outcomes.append(Outcome(interval=interval, computed=True, why=decision.why))
+    return outcomes
+
+
+def _kept(interval: Interval, decision: Keep, why: str) -> Outcome:
+    return Outcome(interval=interval, computed=False, ours=decision.ours, checkpoint=decision.checkpoint, why=why)
+
+
 def _made(record: Record, decision: Keep | Compute | AskSource) -> Outcome:
     assert isinstance(decision, Compute)
     why = f"checkpoint {record.id}, because {decision.why}"
     return Outcome(interval=record.content.interval, computed=True, checkpoint=record.id, record=record, why=why)
+
+
+def _of_later(permissions: Permissions) -> Permissions:
+    """Return the permissions of the intervals after a computed interval.
+
+    They start from its checkpoint, so they need no permission for the first interval's base.
+    """
+    return Permissions(replace_overlapping=permissions.replace_overlapping)
+
+
+def _made_of_now(
+    spark: SparkSession, pipeline: Pipeline, interval: Interval, root: str, permissions: Permissions
+) -> MadeOf:
+    return would_be_made_of(spark, pipeline, interval, read_source(spark, pipeline, interval, root), permissions)
+
+
+def committed_alike(
+    spark: SparkSession, pipeline: Pipeline, interval: Interval, root: str, *, run: RunRef, permissions: Permissions
+) -> tuple[Result | None, Read | None]:
+    """Return another run's committed result of an interval if the same code computed it from the same input.
+
+    A run that was cleared gets no result, since a user clears a run to compute it again.
+    """
+    there = None if run.clear_number else _results(pipeline, root, [interval])[1].get(interval)
+    if there is None or there.input_hash is None or not isinstance(keep_or_compute(there, "changed", run), AskSource):
+        return None, None
+    with in_zone_of(spark, pipeline.time_zone):
+        read = read_source(spark, pipeline, interval, root)
+        alike = isinstance(plan_by_input(there, would_be_made_of(spark, pipeline, interval, read, permissions)), Keep)
+    return there if alike else None, read
+
+
+def _check(intervals: Sequence[Interval], reprocess: str) -> None:
+    if reprocess not in REPROCESS:
+        raise UsageError(f"reprocess {reprocess!r} is not one of {', '.join(REPROCESS)}")
+    check_in_order(intervals)
+
+
+def _results(pipeline: Pipeline, root: str, intervals: Sequence[Interval]) -> tuple[Log, dict[Interval, Result]]:
+    start = Interval(pipeline.start, pipeline.start + timedelta(milliseconds=1))
+    log = read_newest(locate(root, pipeline.name).storage)
+    found = results_of(log, intervals, start)
+    if isinstance(pipeline.source, Upstreams):
+        for interval, verdict in Chains().judged(root, pipeline.name, log).items():
+            if interval in found and verdict.kind == "stale" and found[interval].spoilt is None:
+                found[interval] = replace(found[interval], spoilt=verdict.why)
+    return log, found
 
 
 def _how_far(outcomes: Sequence[Outcome], intervals: Sequence[Interval]) -> str:
@@ -203,40 +320,6 @@ class _Aside:
         under_way, self._under_way = self._under_way, None
         return None if under_way is None else under_way.result()
 
-    def raised(self) -> BaseException | None:
-        """Wait for the function that the thread runs, and return the exception that it raised."""
-        under_way, self._under_way = self._under_way, None
-        return None if under_way is None else under_way.exception()
-
-
-class _Cut(Exception):
-    """The rest of a chunk is not committed. `outdated`: the source is asked for it again."""
-
-    def __init__(self, why: str, outdated: bool = False) -> None:
-        super().__init__(why)
-        self.outdated = outdated
-
-
-@dataclass(kw_only=True)
-class _Computed:
-    """A chunk whose job has ended."""
-
-    plans: Sequence[IntervalPlan]
-    # Those of each interval's shards. Intervals at the end may have none.
-    acks: Sequence[list[ShardAck]]
-    # For each interval, its share of the time.
-    plan_s: float
-    spark_s: float
-    # True: this call committed the chunk before.
-    follows: bool = False
-    preparing: Iterator[Prepared] = iter(())
-    commits: Iterator[tuple[Record, float]] = iter(())
-    # What was prepared before the first commit, and what failed after that.
-    prepared: list[Prepared] = field(default_factory=list)
-    failed: Exception | None = None
-    # Records that the thread has committed.
-    done: list[tuple[Record, float]] = field(default_factory=list)
-
 
 @dataclass(kw_only=True)
 class _Range:
@@ -254,7 +337,6 @@ class _Range:
     first: Permissions
     reading: _Aside
     finishing: _Aside
-    committing: _Aside
     on_shards: OnShards | None
     before_commit: Callable[[Content], None] | None
     known: Mapping[Interval, Read]
@@ -316,7 +398,7 @@ class _Range:
 
         An interval either keeps its committed result, or is computed and committed before its outcome is yielded.
         """
-        self._log, there = results_there(self.pipeline, self.root, intervals)
+        self._log, there = _results(self.pipeline, self.root, intervals)
         permissions, n = self.first, 0
         waiting: set[int] | None = None
         if self._why_alone is not None and len(intervals) > 1:
@@ -342,11 +424,11 @@ class _Range:
                     finish_commit(self.spark, self.pipeline, self._at, decision.checkpoint)
                 why = f"keeps checkpoint {decision.checkpoint}: {decision.why}"
                 record = self._record(decision.checkpoint) if decision.ours else None
-                yield replace(kept(interval, decision, why), record=record), time.monotonic() - started
+                yield replace(_kept(interval, decision, why), record=record), time.monotonic() - started
                 n += 1
                 continue
             size = self._size() if read is None else 1
-            surely = surely_computed(intervals[n:], there, self.reprocess, self.run) if size > 1 else 1
+            surely = surely_computed(intervals[n : n + 3 * size], there, self.reprocess, self.run) if size > 1 else 1
             if (size := min(surely, size)) > 1:
                 first = n
                 chunk, ahead = intervals[n : n + size], intervals[n + size : n + surely]
@@ -365,7 +447,7 @@ class _Range:
                 self._answers[interval] = read
             record = self._compute(interval, permissions, following)
             yield _made(record, decision), time.monotonic() - started
-            there, n, permissions = spoilt_by(there, record), n + 1, of_later(permissions)
+            there, n, permissions = spoilt_by(there, record), n + 1, _of_later(permissions)
         self.finishing.wait()
 
     def _record(self, checkpoint_id: int) -> Record | None:
@@ -397,7 +479,7 @@ class _Range:
             self.spark, self.pipeline, self._at, attempt, before=before, on_shards=self.on_shards
         )
         committed = self._commit(prepared, before)
-        self._last = chunk_of([prepared.content.totals], count=1, seconds=time.monotonic() - began_s)
+        self._last = chunk_of([prepared], planned=1, seconds=time.monotonic() - began_s)
         return committed.record or record_of(self._at, committed.id)
 
     def _commit(self, prepared: Prepared, before: Log) -> CommitResult:
@@ -429,45 +511,22 @@ class _Range:
     def _compute_together(
         self, intervals: Sequence[Interval], ahead: Sequence[Interval], permissions: Permissions
     ) -> Iterator[tuple[Record, float]]:
-        """Compute chunks, each by one Spark job, and commit their intervals. Yield each record and its seconds.
+        """Compute intervals by one Spark job, then commit them in their order. Yield each record and its seconds.
 
-        A thread commits a chunk while the job of the next one runs. The caller plans all intervals again whose records
-        are not yielded.
+        The caller plans all intervals again whose records are not yielded: at the end of the chunk, or all.
 
-        `ahead`: The intervals after the first chunk that are surely computed.
+        `ahead`: The intervals after the chunk that are surely computed.
         """
-        self._log = read_newest(self._at.storage, self._log)
+        began_s = time.monotonic()
+        before = read_newest(self._at.storage, self._log)
         begun = begin(
             self._at,
             intervals[0],
             permissions=permissions,
             pipeline_start_ms=to_ms(self.pipeline.start),
             schedule=self.pipeline.declared_schedule,
-            log=self._log,
+            log=before,
         )
-        before: _Computed | None = None
-        while True:
-            try:
-                chunk = self._compute_chunk(intervals, ahead, permissions, begun)
-            except Exception:
-                yield from self._drain(before)
-                raise
-            if not (yield from self._drain(before)) or chunk is None:
-                self._alone += bool(self._alone and before)  # After a chunk, the caller counts one interval more.
-                return
-            chunk.follows = before is not None
-            self._begin_commits(chunk)
-            if len(chunk.prepared) < len(intervals) or len(intervals := ahead[: self._size()]) < 2:
-                yield from self._drain(chunk)
-                return
-            begun = following(begun, chunk.plans[-1].job, chunk.prepared[-1].content)
-            before, ahead = chunk, ahead[len(intervals) :]
-
-    def _compute_chunk(
-        self, intervals: Sequence[Interval], ahead: Sequence[Interval], permissions: Permissions, begun: Begun
-    ) -> _Computed | None:
-        """Compute the first intervals by one Spark job. Return None if no two can be computed together."""
-        began_s = time.monotonic()
         attempts: list[Attempt] = []
         plans, why = list[IntervalPlan](), None
         at_once = self._read_together(intervals)
@@ -483,7 +542,7 @@ class _Range:
         self._keep_reads(attempts[len(plans) :])
         if not plans:
             self._no_chunk(why or "the source failed, or may read what the pipeline writes")
-            return None
+            return
         if len(plans) == len(intervals):
             following = ahead[: 2 * len(plans)]
             if plans[0].inputs.together is None:
@@ -491,7 +550,7 @@ class _Range:
             elif following := following[: self.limits.intervals]:
                 self._ahead_together = following
                 self.reading.begin(self._in_thread(partial(self._ask_together, following)))
-        planned_s = time.monotonic()
+        name, planned_s = self.pipeline.name, time.monotonic()
         try:
             plans = plan_watermarks(self.spark, plans)
             acks = process_chunk(self.spark, plans, self.limits)
@@ -503,87 +562,37 @@ class _Range:
             if isinstance(error, Unproven):
                 self._why_alone = str(error)
             self._no_chunk(f"the job of {len(plans)} intervals failed: {error}", logging.WARNING)
-            return None
-        self._keep_reads(attempts[: len(plans)])  # A cut chunk leaves intervals to the next one.
-        ended_s = time.monotonic()
-        self._last = chunk_of([*chain(*acks)], count=len(acks), seconds=ended_s - began_s)
-        return _Computed(
-            plans=plans, acks=acks, plan_s=(planned_s - began_s) / len(acks), spark_s=(ended_s - planned_s) / len(acks)
-        )
-
-    def _begin_commits(self, chunk: _Computed) -> None:
-        """Let a thread commit the intervals of a chunk, unless something must happen in this thread between them."""
-        chunk.preparing = self._prepare_each(chunk)
-        chunk.commits = self._commit_each(chunk)
-        if self.pipeline.sink is not None or self.before_commit is not None or chunk.plans[0].job.content.inputs:
             return
-        try:
-            chunk.prepared.extend(chunk.preparing)
-        except Exception as error:  # It is raised after the commits of the intervals before.
-            chunk.failed = error
-        self.committing.begin(partial(self._commit_aside, chunk))
-
-    def _commit_aside(self, chunk: _Computed) -> None:
-        for done in chunk.commits:
-            chunk.done.append(done)
-            if self._stopped:
+        self._keep_reads(attempts[: len(plans)])  # A cut chunk leaves intervals to the next one.
+        done: list[Prepared] = []
+        each = (planned_s - began_s) / len(acks), (time.monotonic() - planned_s) / len(acks)
+        shards = plans[0].job.base
+        for plan, of_shards in zip(plans, acks, strict=False):
+            began_commit_s = time.monotonic()
+            if done and not begins_with(plan.job, done[-1].content.time):
+                self._ask_again("their input changed while it was read")
                 return
-
-    def _drain(self, chunk: _Computed | None) -> Generator[tuple[Record, float], None, bool]:
-        """Yield what is committed of a chunk, at its end. Return False if the rest must be planned again."""
-        if chunk is None:
-            return True
-        raised = self.committing.raised()
-        try:
-            for done in chain(chunk.done, chunk.commits):
-                self._answers.pop(done[0].content.interval, None)
-                yield done
-            if raised is not None:
-                raise raised
-        except _Cut as cut:
-            assert self._last is not None
-            self._last = replace(self._last, committed=0)
-            if cut.outdated:
-                self._answers.clear()
-                self._no_chunk(f"{cut}. Nothing of it is committed", logging.WARNING)
-            else:
-                log.warning("%s: the rest of the chunk is planned again%s", self.pipeline.name, cut)
-            return False
-        self._vain = 0
-        return True
-
-    def _prepare_each(self, chunk: _Computed) -> Iterator[Prepared]:
-        """Prepare the intervals of a chunk in order. Raise `_Cut` if the rest must be planned again."""
-        last: Prepared | None = None
-        for plan, acks in zip(chunk.plans, chunk.acks, strict=False):
-            if last is not None and not begins_with(plan.job, last.content.time):
-                raise _Cut("their input changed while it was read", outdated=True)
-            assert self._log is not None
-            job = as_it_is_now(self._at, self._log, plan.job)
+            job = as_it_is_now(self._at, before, plan.job)
             if job is None:
-                raise _Cut("another pipeline has changed what they read", outdated=True)
-            job = job if last is None else replace(job, base=last.content.shards)
-            last = finish_attempt(job, self._at, acks, chunk.plan_s, chunk.spark_s)
-            yield last
-
-    def _commit_each(self, chunk: _Computed) -> Iterator[tuple[Record, float]]:
-        """Commit the intervals of a chunk in order. Raise `_Cut` if the rest must be planned again."""
-        began_s = time.monotonic()
-        for prepared, plan in zip(chain(chunk.prepared, chunk.preparing), chunk.plans, strict=False):
-            assert self._log is not None
+                self._ask_again("another pipeline has changed what they read")
+                return
+            prepared = finish_attempt(replace(job, base=shards), self._at, of_shards, *each)
             try:
-                committed = self._commit(prepared, self._log)
+                committed = self._commit(prepared, before)
             except BaseMoved as error:
-                if plan is chunk.plans[0] and not chunk.follows:
+                if not done:
                     raise
-                raise _Cut(f": {error}") from error
-            seconds = chunk.plan_s + chunk.spark_s + time.monotonic() - began_s
-            yield committed.record or record_of(self._at, committed.id), seconds
+                log.warning("%s: the rest of the chunk is planned again: %s", name, error)
+                return
+            done.append(prepared)
+            self._answers.pop(plan.job.content.interval, None)
+            self._last = chunk_of(done, planned=len(acks), seconds=time.monotonic() - began_s)
+            yield committed.record or record_of(self._at, committed.id), sum(each) + time.monotonic() - began_commit_s
             if not committed.created(plan.job.h0 + 1):
-                raise _Cut(", because another commit came between")
-            began_s = time.monotonic()
-        if chunk.failed is not None:
-            raise chunk.failed
+                log.warning("%s: the rest of the chunk is planned again, because another commit came between", name)
+                return
+            before, shards = self._log or before, prepared.content.shards
+        self._vain = 0
 
     def _read_together(self, intervals: Sequence[Interval]) -> dict[Interval, Read]:
         """Return what a `RangeSource` says of the intervals; nothing if it must be asked for each of them."""
@@ -643,6 +652,11 @@ class _Range:
         """Keep the source's answers for the next plan, except those whose rows are also those of other intervals."""
         reads = {one.interval: one.read for one in attempts if one.read is not None}
         self._answers |= {interval: read for interval, read in reads.items() if read.together is None}
+
+    def _ask_again(self, why: str) -> None:
+        """Commit nothing more of a chunk. The source is asked again, because its answers are out of date."""
+        self._answers.clear()
+        self._no_chunk(f"{why}. Nothing of it is committed", logging.WARNING)
 
     def _no_chunk(self, why: str, level: int = logging.INFO) -> None:
         """Note that intervals can't be computed together. After a few times in a row, stop to try."""

@@ -7,9 +7,8 @@ from dataclasses import replace
 from datetime import UTC, timedelta
 from typing import Any
 
-from cairn.operations.intervals.plan_outcomes import Outcome, plan_intervals
 from cairn.operations.intervals.plan_range import boundaries_of, intervals_between, named_intervals
-from cairn.operations.intervals.run_intervals import run_intervals
+from cairn.operations.intervals.run_intervals import Outcome, plan_intervals, run_intervals
 from cairn.operations.place import Place
 from cairn.pipeline import Interval, Pipeline
 from state_backend.checkpoint.location import locate
