@@ -7,6 +7,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from decimal import Decimal
+from functools import partialmethod
 from pathlib import Path
 from typing import Any
 from zoneinfo import ZoneInfo
@@ -298,6 +299,7 @@ def test_what_a_timer_registers_fires_in_the_next_interval_and_what_it_deletes_d
 ) -> None:
     """Also at exactly the time up to which timers are due, and though later timers are read after the handler ran."""
     monkeypatch.setattr("state_backend.state.timers._DUE_TIMERS", 1)
+    monkeypatch.setattr(RocksStore, "chunks", partialmethod(RocksStore.chunks, rows=1))
 
     def on_rows(p: Calls, key: Any, rows: Any, timer_values: Any) -> Iterator[Any]:
         for at in rows:
