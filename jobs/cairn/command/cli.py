@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 
 from cairn.command.lazy_group import LazyGroup, Row
-from cairn.command.progress import CHANGED_NOTHING, REMOVE_FIRST
+from cairn.command.progress import CHANGED_NOTHING, CONTINUES, REMOVE_FIRST
 from state_backend.values.hide_secrets import hide_title
 
 HELP = """
@@ -24,151 +24,51 @@ Most commands need neither Spark nor Airflow. Only run, heal --code, try, promot
 
 Exit codes: 0 success, 1 the command found a problem or can't use the state, the input or the pipeline's code, 2 the call is wrong, 3 the storage failed or refused.
 """
-LOOK, RUN, REPAIR, COPY, TRY = "Look", "Run", "Repair", "Copy", "Try"
-
-# Each command: what the user types, the function, the group in `cairn --help`, and its help; the function's docstring
-# is the rest of `cairn COMMAND --help`.
-COMMANDS = (
-    Row(
-        "status",
-        "status:status",
-        LOOK,
-        "Show the next interval, whether it can start, all stale, quarantined and unpublished intervals, and the command that repairs them; or list all pipelines of the root, those with problems first.",
-        CHANGED_NOTHING,
-    ),
-    Row(
-        "checkpoints",
-        "list_checkpoints:checkpoints",
-        LOOK,
-        "List the checkpoints, newest first; or show everything that Cairn has recorded about one.",
-        CHANGED_NOTHING,
-    ),
-    Row(
-        "key",
-        "key:key",
-        LOOK,
-        "Show all states and timers of one key, or with --history the checkpoints that changed the key.",
-        CHANGED_NOTHING,
-    ),
-    Row(
-        "replay",
-        "replay:replay",
-        LOOK,
-        "Run one key of one committed interval again in this process, and compare the result with the committed one.",
-        CHANGED_NOTHING,
-    ),
-    Row(
-        "diff",
-        "diff:diff",
-        LOOK,
-        "Show what changed from one checkpoint to another: totals, states, key groups, files, and keys.",
-        CHANGED_NOTHING,
-    ),
-    Row(
-        "check",
-        "check:check",
-        LOOK,
-        "Check the log, every file that it names, and the state in the files. Change nothing.",
-        CHANGED_NOTHING,
-    ),
-    Row(
-        "plan",
-        "plan:plan",
-        LOOK,
-        "Show which intervals of which pipelines would run, in order, why, and what they cost: those that are open now, and those that an assumed change adds. Run nothing.",
-        CHANGED_NOTHING,
-    ),
-    Row(
-        "new",
-        "new_pipeline:new",
-        RUN,
-        "Write a new pipeline that can run at once: code, DAG, tests and sample data. Never overwrite a file.",
-    ),
-    Row("run", "run:run", RUN, "Process and commit intervals of a pipeline here and now, without Airflow."),
-    Row(
-        "backfill",
-        "backfill:backfill",
-        RUN,
-        "Run a chosen range of a DAG's intervals in order, again if they ran before, by a backfill of Airflow. Unpause the DAG.",
-    ),
-    Row(
-        "spark",
-        "spark_server:spark",
-        RUN,
-        "Run a Spark Connect server in the foreground, until Ctrl-C; or with --prepare make Spark start faster.",
-    ),
-    Row(
-        "publish",
-        "publish:publish",
-        REPAIR,
-        "Call the sink for output that it has not accepted yet; or mark such output as published (--skip), compare the sink's table with the output (--check), or fill the table again (--rebuild).",
-    ),
-    Row(
-        "heal", "heal:heal", REPAIR, "Run every stale, failed, quarantined and missing interval up to a date, in order."
-    ),
-    Row(
-        "validate",
-        "validate:validate",
-        REPAIR,
-        "Validate a checkpoint: files, restored state, and the expectations of the pipeline's code. Quarantine it if there are findings.",
-    ),
-    Row(
-        "quarantine",
-        "validate:quarantine",
-        REPAIR,
-        "Quarantine a checkpoint, so that no interval starts from it or from its descendants; or end its quarantine (--release), or let its state be deleted (--drop).",
-    ),
-    Row(
-        "restore",
-        "state_commands:restore",
-        REPAIR,
-        "Make a savepoint or an earlier checkpoint the state that the next interval starts from.",
-    ),
-    Row("sweep", "sweep:sweep", REPAIR, "Delete the files of attempts that died, and expired trials."),
-    Row(
-        "erase",
-        "erase:erase",
-        REPAIR,
-        "Remove keys from the newest state and its timers, and list the places that may still hold the keys.",
-    ),
-    Row(
-        "savepoint",
-        "state_commands:savepoint",
-        COPY,
-        "Copy a checkpoint into a folder of its own, which needs no other file and which retention never deletes.",
-    ),
-    Row(
-        "fork",
-        "state_commands:fork",
-        COPY,
-        "Give a checkpoint or a native savepoint to a new pipeline, of another name or in another root.",
-    ),
-    Row("export", "export:export", COPY, "Write state as Parquet files, one folder for each state.", REMOVE_FIRST),
-    Row(
-        "try",
-        "trial_commands:try_",
-        TRY,
-        "Run intervals with other code beside production, from production's state before them. Production does not change.",
-    ),
-    Row(
-        "compare",
-        "trial_commands:compare",
-        TRY,
-        "Show what a trial changes: output rows, late rows and states beside production's, interval by interval.",
-        CHANGED_NOTHING,
-    ),
-    Row(
-        "promote",
-        "trial_commands:promote",
-        TRY,
-        "Check that a trial's code can continue from production's state; with --past, also run the trial's intervals again in production.",
-    ),
-    Row(
-        "trials",
-        "trial_commands:trials",
-        TRY,
-        "List the trials of a pipeline with their intervals, code and end; or with --remove delete one.",
-    ),
+# Each command: its function, whose name is the command's, and its help in the groups of `cairn --help`. The function's
+# docstring is the rest of `cairn COMMAND --help`.
+_TABLE = {
+    "Look": {
+        "status:status": "Show the next interval, whether it can start, all stale, quarantined and unpublished intervals, and the command that repairs them; or list all pipelines of the root, those with problems first.",
+        "list_checkpoints:checkpoints": "List the checkpoints, newest first; or show everything that Cairn has recorded about one.",
+        "key:key": "Show all states and timers of one key, or with --history the checkpoints that changed the key.",
+        "replay:replay": "Run one key of one committed interval again in this process, and compare the result with the committed one.",
+        "diff:diff": "Show what changed from one checkpoint to another: totals, states, key groups, files, and keys.",
+        "check:check": "Check the log, every file that it names, and the state in the files. Change nothing.",
+        "plan:plan": "Show which intervals of which pipelines would run, in order, why, and what they cost: those that are open now, and those that an assumed change adds. Run nothing.",
+    },
+    "Run": {
+        "new_pipeline:new": "Write a new pipeline that can run at once: code, DAG, tests and sample data. Never overwrite a file.",
+        "run:run": "Process and commit intervals of a pipeline here and now, without Airflow.",
+        "backfill:backfill": "Run a chosen range of a DAG's intervals in order, again if they ran before, by a backfill of Airflow. Unpause the DAG.",
+        "spark_server:spark": "Run a Spark Connect server in the foreground, until Ctrl-C; or with --prepare make Spark start faster.",
+    },
+    "Repair": {
+        "publish:publish": "Call the sink for output that it has not accepted yet; or mark such output as published (--skip), compare the sink's table with the output (--check), or fill the table again (--rebuild).",
+        "heal:heal": "Run every stale, failed, quarantined and missing interval up to a date, in order.",
+        "validate:validate": "Validate a checkpoint: files, restored state, and the expectations of the pipeline's code. Quarantine it if there are findings.",
+        "validate:quarantine": "Quarantine a checkpoint, so that no interval starts from it or from its descendants; or end its quarantine (--release), or let its state be deleted (--drop).",
+        "state_commands:restore": "Make a savepoint or an earlier checkpoint the state that the next interval starts from.",
+        "sweep:sweep": "Delete the files of attempts that died, and expired trials.",
+        "erase:erase": "Remove keys from the newest state and its timers, and list the places that may still hold the keys.",
+    },
+    "Copy": {
+        "state_commands:savepoint": "Copy a checkpoint into a folder of its own, which needs no other file and which retention never deletes.",
+        "state_commands:fork": "Give a checkpoint or a native savepoint to a new pipeline, of another name or in another root.",
+        "export:export": "Write state as Parquet files, one folder for each state.",
+    },
+    "Try": {
+        "trial_commands:try_": "Run intervals with other code beside production, from production's state before them. Production does not change.",
+        "trial_commands:compare": "Show what a trial changes: output rows, late rows and states beside production's, interval by interval.",
+        "trial_commands:promote": "Check that a trial's code can continue from production's state; with --past, also run the trial's intervals again in production.",
+        "trial_commands:trials": "List the trials of a pipeline with their intervals, code and end; or with --remove delete one.",
+    },
+}
+# What a stopped command leaves. The other commands continue.
+_LEAVES = {"Look": CHANGED_NOTHING, "trial_commands:compare": CHANGED_NOTHING, "export:export": REMOVE_FIRST}
+COMMANDS = tuple(
+    Row(function, panel, text, _LEAVES.get(function) or _LEAVES.get(panel, CONTINUES))
+    for panel, commands in _TABLE.items()
+    for function, text in commands.items()
 )
 
 

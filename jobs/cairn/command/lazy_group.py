@@ -16,17 +16,20 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from cairn.command.exit_codes import exit_codes
-from cairn.command.progress import CONTINUES
 from state_backend.values.hide_secrets import hide_in
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    name: str
+    # `module:function`. The name of the command is that of the function, without the `_` behind a word of Python.
     function: str
     panel: str
     help: str
-    leaves: str = CONTINUES
+    leaves: str
+
+    @property
+    def name(self) -> str:
+        return self.function.partition(":")[2].rstrip("_")
 
     def load(self) -> Callable[..., int]:
         module, _, function = self.function.partition(":")
