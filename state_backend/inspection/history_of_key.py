@@ -226,9 +226,7 @@ class _Steps:
         if base is None:
             return None, 0, None
         while base is not None and base not in self._log.retained:
-            if base < first:
-                return None, 0, f"the base, checkpoint {content.base_id}, is dropped"
-            entry = self._log.entry(base)
+            entry = self._log.entry(base) if base > first else None
             base = base_of(entry) if isinstance(entry, Tombstone) else None
             between += 1
         if base is None:

@@ -10,8 +10,7 @@ RocksDB's MANIFEST orders the SSTs: a lower level is newer, and within level 0 a
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from hashlib import blake2b
 from pathlib import Path
 from typing import TypeVar
@@ -73,12 +72,25 @@ class KeyVersions:
         """Read the SSTs and segments of some checkpoints, in parallel. Files that were read before are not read
         again."""
         every = [*files]
-        self._fetch(self._ssts, self._fetched_sst, (source for f in every for source, _, _ in f.ssts))
-        self._fetch(self._segments, self._fetched_segment, (source for f in every for source in f.segments))
+        self._fetch(self._ssts, lambda file, _: self._versions_in(file), (s for f in every for s, _, _ in f.ssts))
+        self._fetch(
+            self._segments,
+            lambda file, path: self._blocks(io.BytesIO(file), path),
+            (s for f in every for s in f.segments),
+        )
 
-    def _fetch(self, known: dict[Source, T], read: Callable[[Handle], T], sources: Iterable[Source]) -> None:
+    def _fetch(self, known: dict[Source, T], read: Callable[[memoryview, str], T], sources: Iterable[Source]) -> None:
+        """Add what `read` returns for the content and the path of each file that is not known yet."""
+
+        def fetched(handle: Handle) -> T:
+            try:
+                with content_of(self._storage, handle, self._work) as content:
+                    return read(content, handle.path)
+            except NotFound as error:
+                raise CorruptFile(f"a file of the checkpoint is missing from {self._storage.url}: {error}") from error
+
         missing = dict.fromkeys(s for s in sources if isinstance(s, Handle) and s not in known)
-        known.update(zip(missing, at_once(read, missing), strict=True))
+        known.update(zip(missing, at_once(fetched, missing), strict=True))
 
     def forget_all_but(self, files: Iterable[KeyFiles]) -> None:
         """Drop the versions in files that none of these checkpoints has. Inline files stay, since they are small."""
@@ -127,27 +139,11 @@ class KeyVersions:
             self._segments[name] = self._blocks(io.BytesIO(segment.data), "an inline segment")
         return name
 
-    def _fetched_sst(self, handle: Handle) -> Versions | None:
-        with self._content(handle) as content:
-            return self._versions_in(content)
-
     def _versions_in(self, table: memoryview) -> Versions | None:
         try:
             return versions_in(table, self._spans)
         except UnknownTable:
             return None
-
-    def _fetched_segment(self, handle: Handle) -> list[tuple[int, list[changelog.Pair]]]:
-        with self._content(handle) as content:
-            return self._blocks(io.BytesIO(content), handle.path)
-
-    @contextmanager
-    def _content(self, handle: Handle) -> Iterator[memoryview]:
-        try:
-            with content_of(self._storage, handle, self._work) as content:
-                yield content
-        except NotFound as error:
-            raise CorruptFile(f"a file of the checkpoint is missing from {self._storage.url}: {error}") from error
 
     def _blocks(self, file: io.BytesIO, name: str) -> list[tuple[int, list[changelog.Pair]]]:
         """Return those blocks of a segment's pairs that concern the key."""

@@ -174,12 +174,11 @@ def _lost_marks(storage: Storage, log: Log) -> Iterator[str]:
     The mark of a released checkpoint does not count in `log.quarantined`, but its file exists.
     """
     for checkpoint_id in sorted({*log.summary.marks} - log.quarantined.keys()):
-        if storage.stat(paths.quarantine(checkpoint_id)) is not None:
-            continue
-        yield (
-            f"{paths.quarantine(checkpoint_id)} is missing: checkpoint {checkpoint_id} was quarantined, but counts as usable now\n"
-            "Put the file back from a backup"
-        )
+        if storage.stat(paths.quarantine(checkpoint_id)) is None:
+            yield (
+                f"{paths.quarantine(checkpoint_id)} is missing: checkpoint {checkpoint_id} was quarantined, but counts as usable now\n"
+                "Put the file back from a backup"
+            )
 
 
 def _outputs(storage: Storage, log: Log, files: Mapping[str, FileInfo], work: Path | None) -> list[str]:
@@ -189,26 +188,22 @@ def _outputs(storage: Storage, log: Log, files: Mapping[str, FileInfo], work: Pa
     (`_checkpoint`).
     """
     try:
+        current = sorted(log.current_outputs().items())
         findings = [
             f"output of {interval}, checkpoint {checkpoint_id}: {finding}"
-            for interval, (checkpoint_id, outputs) in sorted(log.current_outputs().items())
+            for interval, (checkpoint_id, outputs) in current
             if checkpoint_id not in log.retained
             for finding in _files(storage, [o.handle for o in outputs], files, work)
         ]
-        return [*findings, *_overlaps(log)]
     except (CorruptRecord, UnsupportedFormat) as error:
         return [str(error)]
-
-
-def _overlaps(log: Log) -> Iterator[str]:
-    """Yield a finding for each pair of current outputs that overlap: their readers get the same rows twice."""
-    current = sorted((interval, n) for interval, (n, _) in log.current_outputs().items())
-    for (before, n), (interval, other) in pairwise(current):
-        if before.overlaps(interval):
-            yield (
-                f"output of {before}, checkpoint {n}, and of {interval}, checkpoint {other}, overlap\n"
-                "Run one of them again with replace_overlapping"
-            )
+    # Readers of two outputs that overlap get the same rows twice.
+    return findings + [
+        f"output of {before}, checkpoint {n}, and of {interval}, checkpoint {other}, overlap\n"
+        "Run one of them again with replace_overlapping"
+        for (before, (n, _)), (interval, (other, _)) in pairwise(current)
+        if before.overlaps(interval)
+    ]
 
 
 def intact_before(storage: Storage, damaged: Content) -> Record | None:
@@ -304,11 +299,8 @@ def verify_files(
     findings += [*(wrong[h] for h in handles if h in wrong), *damaged]
     if canonical or not content.shards:
         rows = sum(f.rows for f in canonical)
-        findings += (
-            []
-            if rows == content.totals.entries
-            else [f"the files have {rows} rows, but {content.totals.entries} are recorded"]
-        )
+        if rows != content.totals.entries:
+            findings.append(f"the files have {rows} rows, but {content.totals.entries} are recorded")
     elif not damaged:
         findings += _sums(content, manifests)
         found_bytes = sum(m.size_bytes for m in manifests)
