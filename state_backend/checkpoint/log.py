@@ -19,11 +19,11 @@ from typing import Any, NamedTuple
 from state_backend.checkpoint.end_of_log import missing_records
 from state_backend.checkpoint.fresh_listing import list_fresh
 from state_backend.checkpoint.parallel import at_once
-from state_backend.checkpoint.record_reader import LISTED_AT_ONCE, Entry, Fact, RecordReader
+from state_backend.checkpoint.record_reader import LISTED_AT_ONCE, Entry, Fact, RecordReader, sweep_command
 from state_backend.formats import paths, record_codec
 from state_backend.formats.recorded_settings import without_settings
 from state_backend.formats.types import names_and_types, parse_struct
-from state_backend.ports.storage import Storage
+from state_backend.ports.storage import Storage, lists_late
 from state_backend.values.errors import CorruptRecord, NotFound, UnsupportedFormat
 from state_backend.values.intervals import Interval, from_ms, to_ms
 from state_backend.values.marks import Head, Quarantine, Released
@@ -211,7 +211,7 @@ class Log:
         """Return the facts about the intervals that overlap `interval`; None: about all intervals, from a listing."""
         if not self.head_id:
             return []
-        if self.entries.lists_late and (interval is None or interval.end - interval.start > LISTED_AT_ONCE):
+        if lists_late(self.entries.storage) and (interval is None or interval.end - interval.start > LISTED_AT_ONCE):
             return [f for f in self._facts_by_record if interval is None or f.interval.overlaps(interval)]
         if interval is not None and interval.start_ms >= self.summary.latest_end_ms:
             return []
@@ -238,7 +238,7 @@ class Log:
         if lost > 0:
             raise CorruptRecord(
                 f"{paths.SETTLED_COMMITS}: {lost} files are missing, {len({*below})} exist\n"
-                f"To write them again: {self.entries.sweep_command}"
+                f"To write them again: {sweep_command(self.entries.storage)}"
             )
 
     @cached_property

@@ -140,16 +140,6 @@ class RecordReader(Mapping[int, Entry]):
     def root(self) -> str:
         return self.storage.url.rstrip("/").rpartition("/")[0]
 
-    @property
-    def sweep_command(self) -> str:
-        """The shell command that sweeps the pipeline, for messages."""
-        return sweep_command(self.storage)
-
-    @property
-    def lists_late(self) -> bool:
-        """True if the storage's listings of `settled/` may miss files that were created some seconds ago."""
-        return lists_late(self.storage)
-
     def over(self, storage: Storage) -> RecordReader:
         """Return a reader of the same entries that uses another `Storage` object for the same folder."""
         return RecordReader(storage, self.head_id, self.known)
@@ -233,13 +223,8 @@ class RecordReader(Mapping[int, Entry]):
         return end.id
 
     def _list(self, folder: str) -> list[Fact]:
-        return [fact for path in list_fresh(self.storage, folder) if (fact := _fact(path)) is not None]
-
-
-def _fact(path: str) -> Fact | None:
-    """Return the fields of a path in `settled/commits/`; None if Cairn writes no files with such names."""
-    parsed = paths.parse_settled(path)
-    return Fact(*parsed) if parsed is not None else None
+        parsed = map(paths.parse_settled, list_fresh(self.storage, folder))
+        return [Fact(*found) for found in parsed if found is not None]
 
 
 def sweep_command(storage: Storage) -> str:

@@ -590,7 +590,7 @@ def _list_settled(past: readers.RecordReader, folder: str) -> list[readers.Fact]
     storage = past.storage
     if isinstance(storage, Replay) and storage.lists_what_is_there:
         below = storage.settled_below(folder, past.head_id)
-        return [fact for info in below if (fact := readers._fact(info.path)) is not None]
+        return [readers.Fact(*found) for info in below if (found := paths.parse_settled(info.path)) is not None]
     return _LIST_SETTLED(past, folder)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property
 
+from state_backend.adapters.memory_storage import MemoryStorage
 from state_backend.checkpoint.log import (
     Log,
     attempt_of,
@@ -45,6 +46,7 @@ class RecordsInMemory(RecordReader):
 
     def __init__(self, entries: Mapping[int, Entry]) -> None:
         self.head_id = max(entries, default=0)
+        self.storage = MemoryStorage("memory:///p")
         self._entries = dict(entries)
         head = entries.get(self.head_id)
         if isinstance(head, Record) and not head.replaced:
@@ -66,18 +68,6 @@ class RecordsInMemory(RecordReader):
     @property
     def known(self) -> dict[int, Entry]:
         return self._entries
-
-    @property
-    def root(self) -> str:
-        return "memory://"
-
-    @property
-    def sweep_command(self) -> str:
-        return "cairn sweep"
-
-    @property
-    def lists_late(self) -> bool:
-        return False
 
     def load(self, ids: Iterable[int]) -> None:
         pass
