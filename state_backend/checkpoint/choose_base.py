@@ -257,15 +257,12 @@ def _gap(
     quarantined checkpoints are left out, since a re-run from there would fail too.
     """
     text = f"{pipeline} {interval}: no checkpoint ends where the interval starts."
+    last = _start_before(schedule, interval.start, interval.end - interval.start)
+    anew = Rerun(first=start, last=max(start, last))
     if not points:
         there = "All checkpoints are quarantined or stale" if log.kept else "The pipeline has no checkpoint"
-        last = _start_before(schedule, interval.start, interval.end - interval.start)
-        again = Rerun(first=start, last=max(start, last))
-        return (
-            f"{text}\n{there}. Begin at the pipeline's start, {format_instant(start)}.\n"
-            f"To fill the gap, run {intervals_of(again)}.",
-            again,
-        )
+        text += f"\n{there}. Begin at the pipeline's start, {format_instant(start)}."
+        return f"{text}\nTo fill the gap, run {intervals_of(anew)}.", anew
     before = [p for p in points if p < interval.start]
     after = [p for p in points if p > interval.start]
     nearest = [format_instant(p) for p in [*before[-1:], *after[:1]]]
@@ -273,13 +270,8 @@ def _gap(
     if after:
         text += kept(log)
     if not before:
-        last = _start_before(schedule, interval.start, interval.end - interval.start)
-        again = Rerun(first=start, last=max(start, last))
         text += f" The earliest ends at {format_instant(points[0])}."
-        return (
-            f"{text}\nRestore an older savepoint, or begin at the pipeline's start: run {intervals_of(again)}.",
-            again,
-        )
+        return f"{text}\nRestore an older savepoint, or begin at the pipeline's start: run {intervals_of(anew)}.", anew
     bridge = _bridge(log, schedule, Interval(before[-1], interval.start))
     if bridge is not None:
         return f"{text}\n{bridge}", None
