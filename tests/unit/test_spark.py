@@ -165,7 +165,7 @@ def server_of(patch: pytest.MonkeyPatch, settings: Any = lambda *_: None, **call
     client = SimpleNamespace(close=none, release_session=none, set_retry_policies=none, _on_exit=none, **calls)
     empty = SimpleNamespace(client=client, conf=SimpleNamespace(set=settings))
     patch.setattr("pyspark.sql.connect.session.SparkSession", lambda connection: empty)
-    patch.setattr(spark_session, "_channel", none)
+    patch.setattr(spark_session, "connect_channel", none)
     return client
 
 

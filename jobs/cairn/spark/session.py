@@ -323,14 +323,12 @@ def _property(text: str) -> str:
     Characters beyond ASCII and characters with a meaning in such a file become `\uXXXX`.
     """
     return "".join(
-        c if c.isascii() and (c.isalnum() or c in "._-/,@") else "".join(f"\\u{unit:04x}" for unit in _utf16(c))
+        c
+        if c.isascii() and (c.isalnum() or c in "._-/,@")
+        # A character beyond the first 65,536 takes two units of two bytes.
+        else "".join(f"\\u{unit}" for unit in c.encode("utf-16-be").hex(" ", 2).split())
         for c in text
     )
-
-
-def _utf16(character: str) -> list[int]:
-    data = character.encode("utf-16-be")
-    return [int.from_bytes(data[n : n + 2]) for n in range(0, len(data), 2)]
 
 
 def _with_token(where: str, given: str | None) -> tuple[str, str | None]:
@@ -357,17 +355,13 @@ def _with_token(where: str, given: str | None) -> tuple[str, str | None]:
     return where, token
 
 
-def _channel(url: str, token: str | None) -> Any:
-    return connect_channel(url, token, LOOPBACK)
-
-
 def _open_remote_session(url: str, token: str | None, conf: Mapping[str, str], *, own_workers: bool) -> SparkSession:
     """Open a session on a Connect server and configure it.
 
     It shares its Python workers with others if the server allows it, unless `own_workers`, or `conf` sets `ISOLATION`.
     """
     shared = ISOLATION not in conf and not own_workers and _made_with_shared_workers(url, token)
-    session = _remote_session(_channel(url, token))
+    session = _remote_session(connect_channel(url, token, LOOPBACK))
     set_retries(session.client, **_PATIENCE)
     check_server(session)
     if shared:
@@ -390,7 +384,8 @@ def _made_with_shared_workers(url: str, token: str | None) -> bool:
     """
     if not has("copies of Connect sessions"):
         return False
-    empty: Any = connect_session(_channel(_with_session(url, str(uuid.uuid4())), token), registered=False)
+    channel = connect_channel(_with_session(url, str(uuid.uuid4())), token, LOOPBACK)
+    empty: Any = connect_session(channel, registered=False)
     set_retries(empty.client, **_PATIENCE)
     try:
         empty.conf.set(ISOLATION, "false")
@@ -540,7 +535,7 @@ def _with_session(where: str, session_id: str) -> str:
 
 def _interrupt(url: str, token: str | None, *, release: bool) -> list[str]:
     """Interrupt the operations of a session, and end the session if `release` is True. Return the operations' ids."""
-    client = connect_client(_channel(url, token))
+    client = connect_client(connect_channel(url, token, LOOPBACK))
     try:
         set_retries(client, **_PATIENCE)
         interrupted = client.interrupt_all() or []
