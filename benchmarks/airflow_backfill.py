@@ -322,7 +322,7 @@ def backfill(airflow: AirflowServer, dag_id: str, first: int, end: int, active: 
     """
     dates = [START + timedelta(days=n) for n in (first, end - 1)]
     before = {run["dag_run_id"] for run in airflow.client.dag_runs(dag_id)}
-    airflow.client.backfill(dag_id, dates[0].isoformat(), dates[1].isoformat(), max_active_runs=active)
+    airflow.client.create_backfill(dag_id, *dates, max_active_runs=active)
     runs = [r["dag_run_id"] for r in airflow.client.dag_runs(dag_id) if r["dag_run_id"] not in before]
     ended = airflow.client.wait_for_runs(dag_id, runs, timeout_s=600 + 60 * len(runs))
     if len(runs) != end - first or set(ended.values()) != {"success"}:

@@ -16,7 +16,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from cairn.command.airflow_rest import ADMIN, AirflowRest, Backfill, RestError
+from cairn.command.airflow_rest import ADMIN, AirflowRest, RestError
 from cairn.spark.local_server_secret import kept_secret, new_secret
 from local_stack.owned_process import OwnedProcesses, Server, claim_port, python_path
 from local_stack.patience import Patience
@@ -60,28 +60,6 @@ class AirflowClient(AirflowRest):
                 raise
             return False
         return True
-
-    def backfill(
-        self,
-        dag_id: str,
-        first: str,
-        last: str,
-        *,
-        max_active_runs: int = 1,
-        reprocess_behavior: str = "completed",
-        conf: Mapping[str, Any] | None = None,
-        timeout_s: float = 60,
-    ) -> Backfill:
-        """Create a backfill from `first` to `last`, which are dates as ISO text."""
-        return self.create_backfill(
-            dag_id,
-            datetime.fromisoformat(first),
-            datetime.fromisoformat(last),
-            max_active_runs=max_active_runs,
-            reprocess=reprocess_behavior,
-            conf=conf,
-            timeout_s=timeout_s,
-        )
 
     def dag_runs(self, dag_id: str) -> list[dict[str, Any]]:
         """Return all runs, the oldest logical date first."""

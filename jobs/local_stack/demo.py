@@ -109,7 +109,7 @@ def show(
     prepare(client, last_day)
     began = datetime.now(tz=UTC)
     stack.callback(settle, client, last_day)
-    client.backfill(DAG, FIRST_DAY.isoformat(), last_day.isoformat())
+    client.create_backfill(DAG, FIRST_DAY, last_day, timeout_s=60)
     say(f"Airflow runs {FIRST_DAY.date()} to {last_day.date()}, one day after the other")
     # With three days or more, a day follows: if this day's driver ends before the kill, the next day's is killed.
     killer = DriverKiller(airflow.processes, FIRST_DAY + timedelta(days=min(4, (days - 1) // 2)))

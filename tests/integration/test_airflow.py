@@ -280,7 +280,7 @@ def three_days(airflow: AirflowServer, data: Path) -> ThreeDays:
     """A backfill of three days; the driver of the second day is killed once."""
     client = airflow.client
     killer = DriverKiller(airflow.processes, FIRST_DAY + timedelta(days=1), after_s=0.5)
-    client.backfill(DAG, day(1), day(3))
+    client.create_backfill(DAG, FIRST_DAY, FIRST_DAY + timedelta(days=2))
     runs = [run_of(airflow, number) for number in (1, 2, 3)]
     deadline_s = time.monotonic() + 120
     while not killer.done:

@@ -68,8 +68,8 @@ class Tally:
     # --- what a person does -----------------------------------------------------------------------------------------------------
 
     def backfill(self, first: int, last: int, **more: Any) -> int:
-        made = self.client.backfill(self.name, day_of(first), day_of(last), **{"max_active_runs": 4, **more})
-        return made.id
+        asked = {"max_active_runs": 4, "timeout_s": 60, **more}
+        return self.client.create_backfill(self.name, day(first).start, day(last).start, **asked).id
 
     def clear(self, n: int, *, future: bool = False) -> None:
         self.client.clear(self.name, self.run_of(n), ["process"], future=future)
