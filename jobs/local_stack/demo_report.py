@@ -6,7 +6,13 @@ from collections.abc import Sequence
 
 from state_backend.values.frozen import frozen
 
-_COLUMNS = "{:10}  {:>10}  {:>7}  {:>6}  {:>10}  {:>10}  {:>7}  {:>5}"
+_HEADER = "{:10}  {:>10}  {:>7}  {:>6}  {:>10}  {:>10}  {:>7}  {:>5}".format(
+    "day", "checkpoint", "flights", "keys", "new bytes", "full bytes", "seconds", "tries"
+)
+_ROW = (
+    "{r.day:10}  {r.checkpoint:>10}  {r.input_rows:>7,}  {r.keys:>6,}  {r.uploaded_bytes:>10,}  {r.state_bytes:>10,}  "
+    "{r.seconds:>7.1f}  {r.tries:>5}"
+)
 
 
 @frozen
@@ -29,23 +35,7 @@ class DayResult:
 
 def table_of(results: Sequence[DayResult]) -> list[str]:
     """Return a table with a line for each day, of at most 80 columns."""
-    header = _COLUMNS.format("day", "checkpoint", "flights", "keys", "new bytes", "full bytes", "seconds", "tries")
-    return [
-        header,
-        *(
-            _COLUMNS.format(
-                r.day,
-                r.checkpoint,
-                f"{r.input_rows:,}",
-                f"{r.keys:,}",
-                f"{r.uploaded_bytes:,}",
-                f"{r.state_bytes:,}",
-                f"{r.seconds:.1f}",
-                r.tries,
-            )
-            for r in results
-        ),
-    ]
+    return [_HEADER, *(_ROW.format(r=r) for r in results)]
 
 
 def sums_of(results: Sequence[DayResult]) -> list[str]:
