@@ -1,4 +1,4 @@
-"""The environment variables that Cairn reads: name, default and meaning.
+"""The environment variables that Cairn reads: name, meaning and default.
 
 `make api` writes them into docs/settings.md.
 """
@@ -19,82 +19,72 @@ class Variable(StrEnum):
 
     ROOT = (
         "CAIRN_ROOT",
-        "",
         "storage URL of the folder that holds all pipelines; `--root` of the commands. The example DAGs take `file://<CAIRN_DATA>/state` without it",
     )
-    PIPELINE = "CAIRN_PIPELINE", "", "name of a pipeline; `--pipeline` of the commands"
-    CODE = "CAIRN_CODE", "", "place of a pipeline's declaration, as `module:NAME`; `--code` of the commands"
-    SPARK = (
-        "CAIRN_SPARK",
-        "local[*]",
-        "address of Spark, `sc://host:port` or a master; `--spark` of the commands",
-    )
+    PIPELINE = "CAIRN_PIPELINE", "name of a pipeline; `--pipeline` of the commands"
+    CODE = "CAIRN_CODE", "place of a pipeline's declaration, as `module:NAME`; `--code` of the commands"
+    SPARK = "CAIRN_SPARK", "address of Spark, `sc://host:port` or a master; `--spark` of the commands", "local[*]"
     SPARK_LOG = (
         "CAIRN_SPARK_LOG",
-        "off",
         "level of the log lines of a Spark that a command starts: `off`, `error`, `warn`, `info`; `error` prints Spark's stack traces",
+        "off",
     )
-    AIRFLOW = "CAIRN_AIRFLOW", "http://127.0.0.1:8080", "address of Airflow, for `cairn backfill` and `cairn heal`"
+    AIRFLOW = "CAIRN_AIRFLOW", "address of Airflow, for `cairn backfill` and `cairn heal`", "http://127.0.0.1:8080"
     AIRFLOW_TOKEN = (
         "CAIRN_AIRFLOW_TOKEN",
-        "",
         "token of Airflow's API. An Airflow that you started by `make ui` on this machine needs none",
     )
     AIRFLOW_WAIT = (
         "CAIRN_AIRFLOW_WAIT",
-        "30m",
         "how long a command waits for Airflow: `cairn savepoint --stop` for running tasks, `cairn backfill` for the end of an earlier backfill",
+        "30m",
     )
     SPARK_TOKEN = (
         "SPARK_CONNECT_AUTHENTICATE_TOKEN",
-        "",
         "token of a Spark Connect server. A server that you started by `cairn spark` on this machine needs none",
     )
     DAEMON_IDLE_S = (
         "CAIRN_DAEMON_IDLE_S",
-        "600",
         "idle seconds after which a Python daemon ends, on a Connect server and its executors; 30 for a daemon of one session. "
         "0: never ([Clusters](clusters.md#a-shared-connect-server))",
+        "600",
     )
     STATE_HOME = (
         "XDG_STATE_HOME",
-        "~/.local/state",
         "folder whose subfolder `cairn/` holds the tokens of servers that you started",
+        "~/.local/state",
     )
-    DATA = "CAIRN_DATA", "data", "folder of state, savepoints and Data Docs in the example DAGs"
-    DOCS = "CAIRN_DOCS", "<CAIRN_DATA>/docs", "folder of the Data Docs that the UI shows"
+    DATA = "CAIRN_DATA", "folder of state, savepoints and Data Docs in the example DAGs", "data"
+    DOCS = "CAIRN_DOCS", "folder of the Data Docs that the UI shows", "<CAIRN_DATA>/docs"
     UI_PIPELINES = (
         "CAIRN_UI_PIPELINES",
-        "",
         "folders of pipelines, separated by white space, that the [Checkpoints page](checkpoints-page.md) shows beside those of DAGs; "
         "`[cairn] ui_pipelines` in `airflow.cfg` does the same",
     )
     S3_ADDRESSING = (
         "CAIRN_S3_ADDRESSING",
-        "auto",
         "`path` puts the bucket into the path of an S3 URL, `virtual` into the host name; `auto`: the AWS SDK decides",
+        "auto",
     )
-    S3_REQUEST_PAYER = "CAIRN_S3_REQUEST_PAYER", "", "`requester`, if the bucket is a Requester Pays bucket"
-    S3_ENCRYPTION = "CAIRN_S3_ENCRYPTION", "", "`AES256` or `aws:kms`; without it, the bucket's default applies"
+    S3_REQUEST_PAYER = "CAIRN_S3_REQUEST_PAYER", "`requester`, if the bucket is a Requester Pays bucket"
+    S3_ENCRYPTION = "CAIRN_S3_ENCRYPTION", "`AES256` or `aws:kms`; without it, the bucket's default applies"
     S3_KMS_KEY_ID = (
         "CAIRN_S3_KMS_KEY_ID",
-        "",
         "id of the KMS key for `aws:kms`; without it, the account's default key. "
         "The identity also needs `kms:GenerateDataKey` and `kms:Decrypt` on the key",
     )
     AZURE_LOGIN = (
         "CAIRN_AZURE_LOGIN",
-        "",
         "path of a JSON file with variables of Azure's login (`AZURE_STORAGE_ACCOUNT`, `AZURE_STORAGE_KEY`, ...), which take the "
         "place of the environment's. Cairn sets it for an Airflow connection of type `wasb`",
     )
-    EXPECTATIONS_DAYS = "CAIRN_EXPECTATIONS_DAYS", "1", "days between two evaluations of expectations in the demo's DAG"
-    FLIGHTS = "CAIRN_FLIGHTS", "data/flights", "folder of the input of the example `aircraft`"
-    WEATHER = "CAIRN_WEATHER", "data/weather", "folder of the input of the example `weather`"
-    OWNER = "CAIRN_OWNER", "", "set by Cairn: marks the processes of one local server"
-    PYTHON_PATH = "CAIRN_PYTHON_PATH", "", "set by Cairn: the import path of a task, for its driver"
+    EXPECTATIONS_DAYS = "CAIRN_EXPECTATIONS_DAYS", "days between two evaluations of expectations in the demo's DAG", "1"
+    FLIGHTS = "CAIRN_FLIGHTS", "folder of the input of the example `aircraft`", "data/flights"
+    WEATHER = "CAIRN_WEATHER", "folder of the input of the example `weather`", "data/weather"
+    OWNER = "CAIRN_OWNER", "set by Cairn: marks the processes of one local server"
+    PYTHON_PATH = "CAIRN_PYTHON_PATH", "set by Cairn: the import path of a task, for its driver"
 
-    def __new__(cls, name: str, default: str, meaning: str) -> Variable:
+    def __new__(cls, name: str, meaning: str, default: str = "") -> Variable:
         made = str.__new__(cls, name)
         made._value_, made.default, made.meaning = name, default, meaning
         return made
