@@ -234,13 +234,8 @@ class AzureCloud(Cloud):
         elif status == 401 or code in ("AuthenticationFailed", "InvalidAuthenticationInfo"):
             refused = UsageError, "the credentials are refused: renew them, and check this host's clock"
         elif status == 403:
-            refused = (
-                PermissionRefused,
-                (
-                    f"give this identity the role Storage Blob Data Contributor on the container {self.bucket!r}, wait some "
-                    "minutes, then try again"
-                ),
-            )
+            advice = f"give this identity the role Storage Blob Data Contributor on the container {self.bucket!r}"
+            refused = PermissionRefused, f"{advice}, wait some minutes, then try again"
         transient = status in (None, 408, 429, 500, 502, 503, 504) and refused is None
         return Failure(
             said=f"HTTP {status} {code}".rstrip() if status is not None else type(error).__name__,

@@ -329,11 +329,8 @@ class GcsCloud(Cloud):
         refused: Refusal | None = None
         # Some 403 answers mean an overload.
         if status == 403 and not any(e.get("reason") in _OVERLOAD for e in told):
-            refused = (
-                PermissionRefused,
-                f"give this identity the role Storage Object User on the bucket {self.bucket!r}, wait some minutes, then "
-                "try again",
-            )
+            advice = f"give this identity the role Storage Object User on the bucket {self.bucket!r}"
+            refused = PermissionRefused, f"{advice}, wait some minutes, then try again"
         elif status == 401:
             refused = UsageError, _RENEW
         repeat: Any = "for permission" if refused else "yes"

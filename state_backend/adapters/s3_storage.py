@@ -185,11 +185,8 @@ class S3Cloud(Cloud):
 
     def head(self, path: str, timeout_s: float) -> Found:
         answer = self._ask("head_object", Key=self.name(path), ChecksumMode="ENABLED")
-        info, crc32c = (
-            info_of(path, answer["ContentLength"], answer["ETag"], answer["LastModified"]),
-            _whole_crc32c(answer),
-        )
-        return Found(info, crc32c, answer.get("Metadata", {}).get(WRITE_KEY))
+        info = info_of(path, answer["ContentLength"], answer["ETag"], answer["LastModified"])
+        return Found(info, _whole_crc32c(answer), answer.get("Metadata", {}).get(WRITE_KEY))
 
     def get(self, path: str, at: int, generation: int | None, timeout_s: float) -> Answer:
         arguments = {"Range": f"bytes={at}-"} if at else {}
@@ -326,19 +323,14 @@ class S3Cloud(Cloud):
         if code in _REFUSED_CREDENTIALS:
             refused = UsageError, "the credentials are refused: renew them, and check this host's clock"
         elif status == 403 or code == "AccessDenied":
-            refused = (
-                PermissionRefused,
-                (
-                    "give this identity s3:GetObject, s3:PutObject, s3:DeleteObject and s3:AbortMultipartUpload on "
-                    f"arn:aws:s3:::{self.bucket}/*, and s3:ListBucket on the bucket, then try again"
-                ),
+            advice = (
+                "give this identity s3:GetObject, s3:PutObject, s3:DeleteObject and s3:AbortMultipartUpload on "
+                f"arn:aws:s3:::{self.bucket}/*, and s3:ListBucket on the bucket, then try again"
             )
+            refused = PermissionRefused, advice
         # 409: another write of the same file is under way. After that write, the precondition decides.
-        transient = status in (408, 409, 429, 500, 502, 503, 504) or code in (
-            "RequestTimeout",
-            "SlowDown",
-            "Throttling",
-        )
+        transient = status in (408, 409, 429, 500, 502, 503, 504)
+        transient = transient or code in ("RequestTimeout", "SlowDown", "Throttling")
         return Failure(
             said=f"HTTP {status} {code}" if status is not None else code,
             kind=kind,
