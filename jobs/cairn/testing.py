@@ -458,7 +458,9 @@ class PipelineTester:
         """
         # If the tester made the root itself, in memory (`_alone`), no other process commits there. So the tester knows
         # the newest end without reading the log.
-        start = self._ended if self._alone else self._newest_end()
+        start = self._ended
+        if not self._alone:
+            start = max((kept.interval.end for kept in read_newest(self._at.storage).kept), default=None)
         start = start or self.pipeline.start
         schedule = self.pipeline.declared_schedule
         if self.every is not None or schedule is None:
@@ -590,9 +592,6 @@ class PipelineTester:
         # Without `cache_dir=None` the test would write into the file cache of the pipelines that run on this host.
         engine = replace(self.pipeline.engine, cache_dir=None)
         return replace(self.pipeline, source=source, initial_state=initial, engine=engine)
-
-    def _newest_end(self) -> datetime | None:
-        return max((kept.interval.end for kept in read_newest(self._at.storage).kept), default=None)
 
     def _log(self) -> Any:
         return read_log(self._at.storage)

@@ -227,9 +227,8 @@ class AirflowRest:
                 same = [one for one in active if _same_dates(one, body)]
                 incomplete = [one for one in same if self._missing(dag_id, dates, one["created_at"])]
                 # Airflow may create the whole backfill and then fail to answer.
-                if whole := [
-                    one for one in same if one not in incomplete and one["id"] not in former and _same_conf(one, body)
-                ]:
+                new = [one for one in same if one not in incomplete and one["id"] not in former]
+                if whole := [one for one in new if (one.get("dag_run_conf") or {}) == body["dag_run_conf"]]:
                     made = whole[0]
                     break
                 if incomplete:
@@ -309,10 +308,6 @@ def _in_the_way(dag_id: str, others: Sequence[Mapping[str, Any]], problem: str) 
         f"DAG {dag_id}: backfill {one['id']} of {_short(one['from_date'])} to {_short(one['to_date'])} is still active, and Airflow runs one "
         f"per DAG\nWait until half a minute after its last run, or cancel it in Airflow's UI. Then try again, or set {Variable.AIRFLOW_WAIT} to a longer time"
     )
-
-
-def _same_conf(one: Mapping[str, Any], body: Mapping[str, Any]) -> bool:
-    return (one.get("dag_run_conf") or {}) == (body["dag_run_conf"] or {})
 
 
 def _same_dates(one: Mapping[str, Any], body: Mapping[str, Any]) -> bool:

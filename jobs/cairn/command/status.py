@@ -84,10 +84,8 @@ def status(
         aim = "to repair this" if found.problem is not None else "to run again what the restore discarded"
         print_text(f"{aim}, run:\n{command}")
     elif found.unpublished:
-        first, where = (
-            format_instant(found.unpublished[0][0].start),
-            f"--root {shlex.quote(root)} --pipeline {pipeline}",
-        )
+        first = format_instant(found.unpublished[0][0].start)
+        where = f"--root {shlex.quote(root)} --pipeline {pipeline}"
         print_text(
             "the `checkpoint` task of the next interval calls the sink again\nTo call it now, or to skip an interval's output:\n"
             f"cairn publish {first} {where} --code {code_of(log)}\n"

@@ -111,7 +111,11 @@ class Driver:
     def on_outcome(self, outcome: Outcome, _: Progress) -> None:
         """Print a commit for the operator, which reads it at once: a driver that is killed leaves no result."""
         if outcome.ours:
-            print(COMMITTED + json.dumps(_describe_outcome(outcome)), flush=True)
+            # The `extra` of the interval's asset event, with the same fields as in an event of the task `checkpoint`.
+            told = {"checkpoint": outcome.checkpoint, "interval": str(outcome.interval)}
+            if outcome.record is not None:
+                told = summarise(outcome.record)
+            print(COMMITTED + json.dumps(told), flush=True)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -247,14 +251,6 @@ def process(request: ProcessInterval, place: Driver) -> dict[str, Any]:
         "sink": request.code if pipeline.sink is not None else "",
         "seconds": round(time.monotonic() - started, 3),
     }
-
-
-def _describe_outcome(outcome: Outcome) -> dict[str, Any]:
-    """Return the `extra` of the interval's asset event, with the same fields as in an event of the task
-    `checkpoint`."""
-    if outcome.record is not None:
-        return summarise(outcome.record)
-    return {"checkpoint": outcome.checkpoint, "interval": str(outcome.interval)}
 
 
 def _operation(request: Request) -> Callable[[Any, Driver], dict[str, Any]]:

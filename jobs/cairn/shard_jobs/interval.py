@@ -353,17 +353,11 @@ class IntervalJob(JobOnContent):
 
     def _refusal(self, value: str) -> ProcessorError:
         """Return the error about a value of the input that the pipeline's form can't hold."""
-        holds, forms = (
-            (
-                "pandas holds instants of the years 1678 to 2261 only",
-                "the row form (api='row') or the Arrow form (api='arrow')",
-            )
-            if self.api == "pandas"
-            else (
-                f"Python holds the years 1 to 9999 only, in the time zone {self.zone!r}",
-                "the Arrow form (api='arrow')",
-            )
-        )
+        holds = f"Python holds the years 1 to 9999 only, in the time zone {self.zone!r}"
+        forms = "the Arrow form (api='arrow')"
+        if self.api == "pandas":
+            holds = "pandas holds instants of the years 1678 to 2261 only"
+            forms = f"the row form (api='row') or {forms}"
         return ProcessorError(
             f"pipeline {self.content.pipeline!r}: {value}, interval {self.content.interval}: {holds}\n"
             f"Use {forms}, or convert the column in the source, for example to a text"
