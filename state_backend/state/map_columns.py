@@ -63,11 +63,7 @@ class MapColumns(StateColumns):
         rows = self._visible(found)
         if rows.null_count:
             there = rows.is_valid()
-            owners, encoded, rows = (
-                owners[mask_of(there)],
-                encoded.filter(there),
-                rows.filter(there),
-            )
+            owners, encoded, rows = owners[mask_of(there)], encoded.filter(there), rows.filter(there)
         return self._user_keys.decode(encoded), self._table(rows), offsets_of(owners, wanted)
 
     def exists(self, wanted: Places) -> Mask:

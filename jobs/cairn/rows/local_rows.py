@@ -111,12 +111,8 @@ class _Part:
         orders = _order_of([(columns[name], schema[name].dataType) for name in in_order], order_key, len(table))
         floats = [columns[f.name] for f in schema.fields if _is_float(f.dataType)]
         nested = [(columns[f.name], f.dataType) for f in schema.fields if not _is_float(f.dataType) and _has_float(f)]
-        self._orders = [
-            (order, signs, exact)
-            for order, signs, exact in zip(
-                orders, _zero_signs(floats, len(table)), _order_of(nested, exact_key, len(table)), strict=True
-            )
-        ]
+        exact = _order_of(nested, exact_key, len(table))
+        self._orders = list(zip(orders, _zero_signs(floats, len(table)), exact, strict=True))
 
     def places(self) -> list[_Place]:
         return [
@@ -190,9 +186,7 @@ def _nulls_first(data_type: t.DataType, of_float: Convert) -> Convert:
 
 
 def _order_of(
-    columns: Sequence[tuple[pa.Array, t.DataType]],
-    key_of: Callable[[t.DataType], Convert],
-    count: int | None = None,
+    columns: Sequence[tuple[pa.Array, t.DataType]], key_of: Callable[[t.DataType], Convert], count: int | None = None
 ) -> list[tuple[Any, ...]]:
     if not columns:
         return [()] * (count or 0)

@@ -155,11 +155,8 @@ def _sorted_within(group: Positions, values: Array) -> Positions:
     if last > first:
         packed |= (group - first).astype(np.uint64) << np.uint64(bits)
     if bits + (last - first).bit_length() <= 16:
-        return np.argsort(
-            packed.astype(np.uint16),
-            kind="stable",
-            # NumPy sorts 16 bits by radix, in a fifth of the time.
-        )
+        # NumPy sorts 16 bits by radix, in a fifth of the time.
+        return np.argsort(packed.astype(np.uint16), kind="stable")
     return np.argsort(packed)
 
 
