@@ -27,13 +27,7 @@ def interval_and_checkpoint(name: str, code: str) -> tuple[Any, Any]:
 
     If one pipeline of a DAG fails, the checkpoints of the pipelines before it stay committed.
     """
-    process = ProcessIntervalOperator(
-        task_id=name,
-        code=code,
-        root=ROOT,
-        mode="changelog",
-        **retry_arguments(),
-    )
+    process = ProcessIntervalOperator(task_id=name, code=code, root=ROOT, mode="changelog", **retry_arguments())
     checkpoint = CommitCheckpointOperator(
         task_id=f"{name}_checkpoint", attempt=process.output["attempt"], **retry_arguments()
     )

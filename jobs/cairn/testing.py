@@ -564,13 +564,7 @@ class PipelineTester:
         base_id = record.content.base_id
         base = self._record(base_id) if base_id is not None and base_id in self._log().retained else None
         checks = try_expectations(
-            pipeline,
-            self._at.url,
-            record,
-            base,
-            zone=self._session_zone,
-            spark=spark,
-            who=self._where,
+            pipeline, self._at.url, record, base, zone=self._session_zone, spark=spark, who=self._where
         )
         return [Finding._of(check) for check in checks if not check.success]
 

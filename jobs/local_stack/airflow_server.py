@@ -113,13 +113,7 @@ class AirflowServer(Server):
     """
 
     def __init__(
-        self,
-        repo_root: Path,
-        *,
-        home: Path,
-        port: int = 0,
-        log_dir: Path,
-        env: Mapping[str, str] | None = None,
+        self, repo_root: Path, *, home: Path, port: int = 0, log_dir: Path, env: Mapping[str, str] | None = None
     ) -> None:
         self.repo_root = repo_root
         self.home = home

@@ -22,22 +22,10 @@ from typing import Any
 
 import requests
 from azure.core import MatchConditions
-from azure.core.exceptions import (
-    AzureError,
-    ClientAuthenticationError,
-    HttpResponseError,
-    ServiceRequestError,
-)
+from azure.core.exceptions import AzureError, ClientAuthenticationError, HttpResponseError, ServiceRequestError
 from azure.core.pipeline.transport import RequestsTransport
 from azure.identity import ClientSecretCredential, DefaultAzureCredential
-from azure.storage.blob import (
-    BlobBlock,
-    BlobClient,
-    BlobPrefix,
-    BlobSasPermissions,
-    ContainerClient,
-    generate_blob_sas,
-)
+from azure.storage.blob import BlobBlock, BlobClient, BlobPrefix, BlobSasPermissions, ContainerClient, generate_blob_sas
 from requests.adapters import HTTPAdapter
 
 from state_backend.adapters.local_storage import CHUNK_BYTES

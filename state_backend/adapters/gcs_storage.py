@@ -23,16 +23,8 @@ import google.auth
 import requests
 import urllib3
 from google.api_core.client_info import ClientInfo
-from google.api_core.exceptions import (
-    GoogleAPICallError,
-    from_http_response,
-    from_http_status,
-)
-from google.auth.credentials import (
-    AnonymousCredentials,
-    Credentials,
-    with_scopes_if_required,
-)
+from google.api_core.exceptions import GoogleAPICallError, from_http_response, from_http_status
+from google.auth.credentials import AnonymousCredentials, Credentials, with_scopes_if_required
 from google.auth.exceptions import GoogleAuthError, TransportError
 from google.auth.transport.requests import AuthorizedSession
 from google.cloud.storage import Blob, Bucket, Client
@@ -61,11 +53,7 @@ from state_backend.adapters.object_store import (
     never_connected,
     send,
 )
-from state_backend.values.errors import (
-    PermissionRefused,
-    StorageUnavailable,
-    UsageError,
-)
+from state_backend.values.errors import PermissionRefused, StorageUnavailable, UsageError
 from state_backend.values.handles import FileInfo, Handle
 
 STEP_BYTES = 8 * CHUNK_BYTES

@@ -62,13 +62,7 @@ from state_backend.adapters.object_store import (
     send,
 )
 from state_backend.values.environment import Variable
-from state_backend.values.errors import (
-    CairnError,
-    NotFound,
-    PermissionRefused,
-    PreconditionFailed,
-    UsageError,
-)
+from state_backend.values.errors import CairnError, NotFound, PermissionRefused, PreconditionFailed, UsageError
 from state_backend.values.handles import Handle
 
 PART_BYTES = 16 * CHUNK_BYTES

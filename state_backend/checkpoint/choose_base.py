@@ -244,12 +244,7 @@ def _overlapping(log: Log, pipeline: str, interval: Interval, others: list[tuple
 
 
 def _gap(
-    log: Log,
-    pipeline: str,
-    interval: Interval,
-    points: list[datetime],
-    start: datetime,
-    schedule: Schedule | None,
+    log: Log, pipeline: str, interval: Interval, points: list[datetime], start: datetime, schedule: Schedule | None
 ) -> tuple[str, Rerun | None]:
     """Return the message about a gap, and the intervals that fill it.
 

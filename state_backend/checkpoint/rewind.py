@@ -95,11 +95,7 @@ class RewindPlan:
 
 
 def plan_rewind(
-    log: Log,
-    target: int,
-    permissions: Permissions = NO_PERMISSIONS,
-    *,
-    retract_output: bool = False,
+    log: Log, target: int, permissions: Permissions = NO_PERMISSIONS, *, retract_output: bool = False
 ) -> RewindPlan:
     record = restorable(log, target, permissions)
     content = record.content
@@ -306,11 +302,7 @@ def fork_state(request: Fork) -> dict[str, Any]:
 
 
 def _plan_fork(
-    source: Storage,
-    target: int | Savepoint,
-    into: Location,
-    pipeline_start_ms: int | None,
-    permissions: Permissions,
+    source: Storage, target: int | Savepoint, into: Location, pipeline_start_ms: int | None, permissions: Permissions
 ) -> tuple[Content, Callable[[], Iterator[ShardManifest]], Begun]:
     """Return the content that a fork gives to the pipeline `into`, and what its copy needs. Only reads."""
     if into.storage.url == source.url:

@@ -51,12 +51,7 @@ class OutputsWithout:
 
 
 def write_outputs_without(
-    storage: Storage,
-    log: Log,
-    keys: Collection[bytes],
-    key_schema: StructType,
-    attempt: str | None,
-    work: Path,
+    storage: Storage, log: Log, keys: Collection[bytes], key_schema: StructType, attempt: str | None, work: Path
 ) -> OutputsWithout:
     """Write a new file, without the rows of the forgotten keys, for each current output file that has such rows.
 

@@ -15,11 +15,7 @@ from state_backend.values.records import Judged, Record, Summary, Superseded, Sw
 
 
 def next_summary(
-    log: Log,
-    new: Record | SweepRecord,
-    *,
-    published: Collection[Unpublished] = (),
-    done: Collection[int] = (),
+    log: Log, new: Record | SweepRecord, *, published: Collection[Unpublished] = (), done: Collection[int] = ()
 ) -> Summary:
     """Return the summary for the record `new`, whose other fields are final."""
     before, kept = log.summary, {r.id for r in new.retained}

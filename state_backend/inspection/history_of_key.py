@@ -64,12 +64,7 @@ class KeyStep:
 
 
 def history_of_key(
-    log: Log,
-    key: SearchedKey,
-    storage: Storage,
-    work: Path,
-    *,
-    follow_output: bool = False,
+    log: Log, key: SearchedKey, storage: Storage, work: Path, *, follow_output: bool = False
 ) -> Iterator[KeyStep]:
     """Yield the retained checkpoints that changed a key, by id."""
     steps = _Steps(log, key, storage, work)

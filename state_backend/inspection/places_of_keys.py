@@ -95,11 +95,7 @@ def _own(storage: Storage, pipeline: str, texts: Collection[str], left: Left) ->
     for checkpoint_id in left.dropped:
         if isinstance(RecordReader(storage, checkpoint_id).fresh(checkpoint_id), Record):
             then = "a reader or a waiting sink keeps its files; the next clean-up after that deletes them"
-            yield Place(
-                f"dropped checkpoint {checkpoint_id}",
-                f"{storage.url}/{paths.record(checkpoint_id)}",
-                then,
-            )
+            yield Place(f"dropped checkpoint {checkpoint_id}", f"{storage.url}/{paths.record(checkpoint_id)}", then)
     if not left.output_rewritten:
         then = "add --rewrite-output, which also finds late rows"
         yield Place("output", f"{storage.url}/{paths.OUTPUT}", then)
@@ -111,11 +107,7 @@ def _own(storage: Storage, pipeline: str, texts: Collection[str], left: Left) ->
         waiting = 1
     if waiting:
         what = "files of attempts that were never committed, or whose output was replaced"
-        yield Place(
-            what,
-            storage.url,
-            f"{sweep_command(storage)} deletes them three days after their last write",
-        )
+        yield Place(what, storage.url, f"{sweep_command(storage)} deletes them three days after their last write")
     for record in read_log(storage).completed():
         if _quotes(json.dumps(record.content.source_position, ensure_ascii=False), texts):
             what, where_ = "source position that quotes the key", f"{storage.url}/{paths.record(record.id)}"

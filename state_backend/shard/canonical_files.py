@@ -170,13 +170,7 @@ class EntryWriter:
     several calls that follow each other: the positions are computed from the element that comes first.
     """
 
-    def __init__(
-        self,
-        store: RocksStore,
-        key_schema: StructType,
-        owned: KeyGroupRange,
-        max_parallelism: int,
-    ) -> None:
+    def __init__(self, store: RocksStore, key_schema: StructType, owned: KeyGroupRange, max_parallelism: int) -> None:
         self.stored = StoredEntries(store)
         self._key_schema, self._owned, self._max_parallelism = key_schema, owned, max_parallelism
 

@@ -210,12 +210,7 @@ class ShardChangelog:
         return None if ref is None else changes_since(ref.changes, self._base, manifest)
 
     def _snapshot(
-        self,
-        manifest: ShardManifest,
-        *,
-        uploaded_files: int,
-        uploaded_bytes: int,
-        in_segment: InSegment | None = None,
+        self, manifest: ShardManifest, *, uploaded_files: int, uploaded_bytes: int, in_segment: InSegment | None = None
     ) -> Snapshot:
         return Snapshot(
             manifest=manifest,

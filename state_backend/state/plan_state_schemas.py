@@ -95,19 +95,12 @@ def _rename(before: StateDescriptor, now: StateDescriptor, renamed: Mapping[str,
 
 
 def _evolve(
-    pipeline: str,
-    before: StateDescriptor,
-    now: StateDescriptor,
-    dropped: Collection[str] | None,
-    warnings: list[str],
+    pipeline: str, before: StateDescriptor, now: StateDescriptor, dropped: Collection[str] | None, warnings: list[str]
 ) -> StateDescriptor:
     owner = f"pipeline {pipeline!r}, state {now.name!r}"
     latest = before.versions[-1]
     was, declared = parse_struct(latest.value), parse_struct(now.versions[-1].value)
-    for what, a, b in (
-        ("kind", before.kind, now.kind),
-        ("user key", _user_key(latest), _user_key(now.versions[-1])),
-    ):
+    for what, a, b in (("kind", before.kind, now.kind), ("user key", _user_key(latest), _user_key(now.versions[-1]))):
         if a != b:
             raise StateSchemaError(
                 f"{owner}: its {what} is recorded as {a}, declared as {b}; it can't change: declare it as recorded, "

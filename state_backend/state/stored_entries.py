@@ -35,10 +35,7 @@ class StoredEntries:
     """The entries in a shard's store. Writes reach the store at once."""
 
     def __init__(
-        self,
-        store: RocksStore,
-        key_groups: Iterable[KeyGroupState] = (),
-        states: Iterable[StateDescriptor] = (),
+        self, store: RocksStore, key_groups: Iterable[KeyGroupState] = (), states: Iterable[StateDescriptor] = ()
     ) -> None:
         self.store = store
         self.accounts = Accounts(key_groups)

@@ -110,11 +110,7 @@ class RunRange(OfCode):
         None,
         option="--from",
     )
-    last: str | None = parameter(
-        f"{_LAST} Needs --from.",
-        None,
-        option="--to",
-    )
+    last: str | None = parameter(f"{_LAST} Needs --from.", None, option="--to")
     count: int = parameter(
         "Without --to: how many intervals to run; each is computed, even if its code and input are unchanged.",
         1,

@@ -26,8 +26,7 @@ def check(
     root: Root,
     pipeline: Pipeline,
     checkpoint: Annotated[
-        str | None,
-        typer.Argument(help=f"The checkpoint: {NAMED}; left out: all retained checkpoints."),
+        str | None, typer.Argument(help=f"The checkpoint: {NAMED}; left out: all retained checkpoints.")
     ] = None,
     fast: Annotated[
         bool, typer.Option("--fast", help="Read no state: check the log, and that each file is there with its size.")

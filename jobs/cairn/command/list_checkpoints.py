@@ -22,8 +22,7 @@ def checkpoints(
     root: Root,
     pipeline: Pipeline,
     checkpoint: Annotated[
-        str | None,
-        typer.Argument(help=f"The checkpoint to show: {NAMED}; left out: list the checkpoints."),
+        str | None, typer.Argument(help=f"The checkpoint to show: {NAMED}; left out: list the checkpoints.")
     ] = None,
     all_: Annotated[
         bool, typer.Option("--all", help="List dropped checkpoints too, and past runs of cairn sweep.")

@@ -10,14 +10,7 @@ from state_backend.values.records import Record, Tombstone
 
 
 def command_to_repair(
-    log: Log,
-    again: Rerun,
-    *,
-    root: str,
-    pipeline: str,
-    dag: str | None,
-    code: str | None = None,
-    chain: bool = False,
+    log: Log, again: Rerun, *, root: str, pipeline: str, dag: str | None, code: str | None = None, chain: bool = False
 ) -> str:
     if dag is None and ran_here(log):
         return repair_command(root, pipeline, again, code=code or code_of(log), chain=chain)

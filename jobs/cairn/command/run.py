@@ -14,11 +14,7 @@ from state_backend.values.frozen import frozen
 from state_backend.values.operation_parameters import RunRange
 
 
-def run(
-    request: RunRange,
-    spark: Spark = LOCAL_SPARK,
-    as_json: Json = False,
-) -> int:
+def run(request: RunRange, spark: Spark = LOCAL_SPARK, as_json: Json = False) -> int:
     """With --to, run a range: an interval keeps its result if code and input are unchanged. After a failure, the same
     command continues after the last commit (not with --reprocess all). Without --to, an interval that ran before runs
     again, from the same checkpoint.

@@ -49,14 +49,7 @@ from state_backend.formats.types import StructType as SparkStruct
 from state_backend.formats.types import names_and_types, parse_struct
 from state_backend.inspection.publication_group import end_within_group
 from state_backend.ports.storage import Storage
-from state_backend.values.errors import (
-    CairnError,
-    CorruptFile,
-    NotFound,
-    StateUnusable,
-    StorageUnavailable,
-    UsageError,
-)
+from state_backend.values.errors import CairnError, CorruptFile, NotFound, StateUnusable, StorageUnavailable, UsageError
 from state_backend.values.handles import Handle
 from state_backend.values.intervals import Interval
 from state_backend.values.records import OutputFile

@@ -231,13 +231,7 @@ def _left_out(log: Log, record: Record, encoded: Collection[bytes]) -> tuple[str
 
 
 def _attempt(
-    at: Location,
-    log: Log,
-    encoded: Collection[bytes],
-    request: Erase,
-    engine: EngineOptions,
-    attempt: str,
-    salt: str,
+    at: Location, log: Log, encoded: Collection[bytes], request: Erase, engine: EngineOptions, attempt: str, salt: str
 ) -> Forgot:
     storage, record = at.storage, _newest(log, at.pipeline)
     _check_policy(log, record, request)
@@ -258,11 +252,7 @@ def _attempt(
         outputs = _outputs_without(storage, log, encoded, content, request, attempt)
         suspects = find_suspected(log, encoded, storage, engine)
         restored = as_restored(
-            content,
-            pipeline=content.pipeline,
-            run=own_run(f"forget__{attempt}"),
-            attempt=attempt,
-            base_id=record.id,
+            content, pipeline=content.pipeline, run=own_run(f"forget__{attempt}"), attempt=attempt, base_id=record.id
         )
         made = replace(
             restored,

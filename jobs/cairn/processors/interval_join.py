@@ -12,14 +12,7 @@ from pyspark.sql.types import BooleanType, StructField, StructType
 
 from cairn.arrow_processor import BatchResult, KeyedBatch
 from cairn.numpy_columns import Int64s, array_of, booleans, numbers, whole
-from cairn.processors.ready_made import (
-    MICROSECOND,
-    ReadyMade,
-    ceil_ms,
-    check_choice,
-    made_with,
-    wrong_setting,
-)
+from cairn.processors.ready_made import MICROSECOND, ReadyMade, ceil_ms, check_choice, made_with, wrong_setting
 from cairn.processors.two_inputs import (
     NO_TIME,
     SideRows,

@@ -9,13 +9,7 @@ from pyspark.sql.types import BooleanType, StructType
 
 from cairn.arrow_processor import BatchResult, KeyedBatch
 from cairn.numpy_columns import Bools, Int64s, booleans
-from cairn.processors.ready_made import (
-    ReadyMade,
-    ceil_ms,
-    check_choice,
-    check_deleted,
-    made_with,
-)
+from cairn.processors.ready_made import ReadyMade, ceil_ms, check_choice, check_deleted, made_with
 from cairn.processors.two_inputs import (
     NO_TIME,
     SideRows,

@@ -13,23 +13,8 @@ from cairn.aggregates.groups import Groups
 from cairn.arrow_processor import BatchResult, KeyedBatch
 from cairn.numpy_columns import Int64s, array_of, numbers, valid_rows, whole
 from cairn.processors.ordering import type_of
-from cairn.processors.ready_made import (
-    MICROSECOND,
-    ceil_ms,
-    key_of_row_text,
-    within_bounds,
-    wrong_setting,
-)
-from cairn.processors.windows import (
-    DELETED,
-    VERSION,
-    Windows,
-    are_in,
-    is_sorted,
-    join_tables,
-    of_open_key,
-    versions_of,
-)
+from cairn.processors.ready_made import MICROSECOND, ceil_ms, key_of_row_text, within_bounds, wrong_setting
+from cairn.processors.windows import DELETED, VERSION, Windows, are_in, is_sorted, join_tables, of_open_key, versions_of
 from state_backend.values.errors import ProcessorError, UsageError
 from state_backend.values.frozen import frozen
 from state_backend.values.time_bounds import LONGEST_US, check_length_of_time

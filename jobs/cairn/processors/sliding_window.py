@@ -14,13 +14,7 @@ from pyspark.sql.types import LongType, StructField, StructType
 from cairn.aggregates.groups import Groups
 from cairn.arrow_processor import BatchResult, KeyedBatch
 from cairn.numpy_columns import Int64s, array_of, numbers, whole
-from cairn.processors.ready_made import (
-    MICROSECOND,
-    ceil_ms,
-    check_length,
-    made_with,
-    within_bounds,
-)
+from cairn.processors.ready_made import MICROSECOND, ceil_ms, check_length, made_with, within_bounds
 from cairn.processors.windows import (
     VERSION,
     Windows,

@@ -12,13 +12,7 @@ from pyspark.sql.types import LongType, StructField, StructType
 from cairn.aggregates.groups import Groups
 from cairn.arrow_processor import BatchResult, KeyedBatch
 from cairn.numpy_columns import Int64s, array_of, numbers, whole
-from cairn.processors.ready_made import (
-    MICROSECOND,
-    ceil_ms,
-    check_length,
-    made_with,
-    within_bounds,
-)
+from cairn.processors.ready_made import MICROSECOND, ceil_ms, check_length, made_with, within_bounds
 from cairn.processors.windows import (
     VERSION,
     Windows,
@@ -139,12 +133,7 @@ class TumblingWindow(Windows):
         chosen = pa.array(np.flatnonzero(put_out))
         values = self._values(batch, owners[put_out], begins[put_out], entries.values.take(chosen))
         output = self._output(
-            batch,
-            owners[put_out],
-            (begins[put_out], ends[put_out]),
-            values,
-            versions[put_out] + 1,
-            ended[put_out],
+            batch, owners[put_out], (begins[put_out], ends[put_out]), values, versions[put_out] + 1, ended[put_out]
         )
         self._windows.removeKey(owners[ended], entries.keys.filter(pa.array(ended)))
         versions = versions + put_out

@@ -14,14 +14,7 @@ from pyspark.sql.types import StringType, StructField, StructType
 from cairn.aggregates.state_fields import nullable
 from cairn.arrow_processor import KeyedBatch
 from cairn.numpy_columns import Bools, Int64s, booleans, numbers, valid_rows, whole
-from cairn.processors.ready_made import (
-    ceil_ms,
-    check_free,
-    key_of_row_text,
-    keys_at,
-    type_of_event_time,
-    wrong_setting,
-)
+from cairn.processors.ready_made import ceil_ms, check_free, key_of_row_text, keys_at, type_of_event_time, wrong_setting
 from cairn.spark_versions import to_arrow_schema
 from state_backend.values.errors import ProcessorError, UsageError
 from state_backend.values.frozen import frozen

@@ -331,12 +331,7 @@ class InputColumns:
 class ArrowDeclaringHandle(DeclaringHandle):
     """The handle that the `init` of a vectorised processor receives on the driver."""
 
-    def __init__(
-        self,
-        parse_ddl: ParseDdl,
-        time_mode: TimeMode,
-        columns: InputColumns,
-    ) -> None:
+    def __init__(self, parse_ddl: ParseDdl, time_mode: TimeMode, columns: InputColumns) -> None:
         super().__init__(parse_ddl, time_mode)
         self.order_by = columns.order_by
         self.key_schema = columns.key_schema
@@ -358,12 +353,7 @@ class ArrowDeclaringHandle(DeclaringHandle):
 class ArrowHandle(ProcessorHandle):
     """The handle that the `init` of a vectorised processor receives in a shard task."""
 
-    def __init__(
-        self,
-        shard: ShardState,
-        clock: Clock,
-        columns: InputColumns,
-    ) -> None:
+    def __init__(self, shard: ShardState, clock: Clock, columns: InputColumns) -> None:
         super().__init__(shard, clock.mode)
         self.order_by = columns.order_by
         self.due_ms = clock.due_ms

@@ -24,12 +24,7 @@ from cairn.runners.processor_handle import ArrowDeclaringHandle, DeclaringHandle
 from cairn.runners.user_code import describe_error
 from cairn.shard_jobs.interval import IntervalJob
 from cairn.shipping.code_version import begin_code_version, code_reference
-from cairn.shipping.ship_processor import (
-    code_of_one_call,
-    name_of,
-    processor_on_driver,
-    ship_processor,
-)
+from cairn.shipping.ship_processor import code_of_one_call, name_of, processor_on_driver, ship_processor
 from cairn.spark.ddl import parse_ddl
 from cairn.spark.session import SESSION_ZONE
 from cairn.spark_versions import grouping_of, struct_of

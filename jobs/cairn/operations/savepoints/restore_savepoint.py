@@ -172,24 +172,14 @@ def _check_mode(claim: str) -> None:
 
 
 def _plan(
-    pipeline: Pipeline,
-    at: Location,
-    source: str,
-    savepoint: Savepoint,
-    attempt: str,
-    first_task: int,
+    pipeline: Pipeline, at: Location, source: str, savepoint: Savepoint, attempt: str, first_task: int
 ) -> RestoreJob:
     content = savepoint.content
     _check_fits(pipeline, savepoint)
     begun = begin_restore(at, content, pipeline_start_ms=to_ms(pipeline.start))
     # Native shards stay as they are: the next interval restores them into the pipeline's parallelism.
     shape = content if savepoint.format == "native" else pipeline
-    restored = as_restored(
-        content,
-        pipeline=pipeline.name,
-        run=own_run(f"restore__{attempt}"),
-        attempt=attempt,
-    )
+    restored = as_restored(content, pipeline=pipeline.name, run=own_run(f"restore__{attempt}"), attempt=attempt)
     made = replace(
         restored,
         pipeline_start_ms=to_ms(pipeline.start),

@@ -94,13 +94,7 @@ class Evaluated:
 
 
 def evaluate(
-    pipeline: Pipeline,
-    rules: Declared,
-    compared: Compared,
-    engine_of: EngineOf,
-    *,
-    run_name: str,
-    docs: Path | None,
+    pipeline: Pipeline, rules: Declared, compared: Compared, engine_of: EngineOf, *, run_name: str, docs: Path | None
 ) -> Evaluated:
     suites = Suites(pipeline, run_name, docs)
     for state in rules.states:
