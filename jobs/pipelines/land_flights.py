@@ -193,10 +193,7 @@ def land(destination: Path, *, first: date, last: date) -> LandingReport:
     counts, written = {}, 0
     for offset in range((last - first).days + 1):
         day = first + timedelta(days=offset)
-        begin, end = (
-            np.searchsorted(days, np.datetime64(day), "left"),
-            np.searchsorted(days, np.datetime64(day), "right"),
-        )
+        begin, end = (np.searchsorted(days, np.datetime64(day), side) for side in ("left", "right"))
         of_day = flights.slice(begin, end - begin).combine_chunks()
         counts[day], path = count_flights(of_day), destination / day_file(day)
         new = not _holds(path, of_day)

@@ -292,12 +292,8 @@ def _settled_funnels(line: _TimeLine, funnels: _Funnels, limit: int, keys: int) 
 def _one_by_one(
     funnels: _Funnels, owners: Int64s, ends: Int64s, limit: int, last_early: Int64s, keep_from: Int64s
 ) -> Int64s:
-    settled, following, restarted = (
-        (funnels.settled <= limit).tolist(),
-        funnels.next.tolist(),
-        funnels.restarted.tolist(),
-    )
-    of_key, chosen = owners.tolist(), []
+    settled, following = (funnels.settled <= limit).tolist(), funnels.next.tolist()
+    restarted, of_key, chosen = funnels.restarted.tolist(), owners.tolist(), []
     for end in ends.tolist():
         key, at = of_key[end], end
         while True:

@@ -61,11 +61,9 @@ def checks_page(
     """Return the page as HTML. All values are escaped."""
     failed = sum(not check.success for check in checks)
     passed = "1 check" if len(checks) == 1 else f"{len(checks):,} checks"
-    verdict = (
-        f'<span class="bad">✗ {failed:,} of {len(checks):,} checks failed</span>'
-        if failed
-        else (f'<span class="good">✓ {passed} passed</span>')
-    )
+    verdict = f'<span class="good">✓ {passed} passed</span>'
+    if failed:
+        verdict = f'<span class="bad">✗ {failed:,} of {len(checks):,} checks failed</span>'
     title = f"{what} of {pipeline}"
     rows = "\n".join(_row(check, links.get(check.table)) for check in sorted(checks, key=lambda check: check.success))
     headings = "".join(f'<th scope="col">{heading}</th>' for heading in _HEADINGS)
