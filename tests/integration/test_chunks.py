@@ -320,16 +320,16 @@ def test_days_on_a_spark_connect_server(tmp_path: Path) -> None:
             check=False,
         )
     assert done.returncode == 0, done.stderr
-    assert [done.stderr.count(f"{IN_CHUNKS} {n} intervals") for n in (2, 4)] == [2, 4]
+    assert [done.stderr.count(f"{IN_CHUNKS} {n} intervals") for n in (2, 4)] == [5, 5]
     assert "one by one" not in done.stderr
-    pipeline = pipeline_over(tmp_path)
-    assert results(pipeline, tmp_path / "together") == results(pipeline, tmp_path / "alone")
+    for pipeline in (pairs_of_days(tmp_path, "rows"), pipeline_over(tmp_path)):
+        assert results(pipeline, tmp_path / "together") == results(pipeline, tmp_path / "alone") != []
     made = [[one["digest"] for one in results(pipeline, tmp_path / name)] for name in ("alone", "ranged")]
     assert made[0] == made[1]
 
 
 def main(url: str, folder: str, token: str) -> None:
-    """Compute the days alone and together on a server."""
+    """Compute the days, and pairs of days that another pipeline has made, alone and together on a server."""
     from cairn.spark.session import connect
 
     logging.basicConfig(level=logging.INFO)
@@ -337,6 +337,10 @@ def main(url: str, folder: str, token: str) -> None:
     for name, limits in (("together", 60), ("ranged", 60), ("alone", 0)):
         pipeline = pipeline_over(Path(folder), ranged=name == "ranged")
         run_intervals(session, pipeline, DAYS, f"{folder}/{name}", limits=ChunkLimits(seconds=limits))
+    run_intervals(session, pipeline_over(Path(folder), **COUNTS), DAYS[:10], f"{folder}/days")
+    for name, most in (("together", 64), ("alone", 1)):
+        limited = ChunkLimits(intervals=most, seconds=60)
+        run_intervals(session, pairs_of_days(Path(folder), "rows"), PAIRS, f"{folder}/{name}", limits=limited)
 
 
 if __name__ == "__main__":
