@@ -34,10 +34,8 @@ from state_backend.values.records import Record, SweepRecord, Tombstone, Unpubli
 E = TypeVar("E", Record, SweepRecord)
 
 # Each record's summary has two lists of pending work: intervals that are not published yet, and dropped commits whose
-# files a clean-up still has to delete. The next commit copies both lists into its own summary. From a list of more than
-# `FEW` items, the commit first removes the items that are done, with one request for each item. With 0, this check is
-# never skipped: for an item that is done but copied, the next publishing or clean-up would send several requests.
-FEW = 0
+# files a clean-up still has to delete. The next commit copies both lists into its own summary. It first removes the
+# items that are done, with one request for each: for a copied item, the next publishing or clean-up would send several.
 
 
 def append(storage: Storage, log: Log, entry: E) -> E:
@@ -135,8 +133,6 @@ def ends_of(entries: Iterable[Record | SweepRecord | Tombstone]) -> Iterator[Att
 def _read_published(storage: Storage, log: Log) -> set[Unpublished]:
     """Return those of the summary's `unpublished` intervals that have a file in `published/` now."""
     waiting = log.summary.unpublished
-    if len(waiting) <= FEW:
-        return set()
     marks = at_once(lambda u: storage.stat(paths.published(u.interval, u.id)), waiting)
     return {u for u, mark in zip(waiting, marks, strict=True) if mark is not None}
 
@@ -147,8 +143,6 @@ def _done(storage: Storage, log: Log) -> set[int]:
     Their records are tombstones now, and none of their files is left to delete.
     """
     dropping = log.summary.dropping
-    if len(dropping) <= FEW:
-        return set()
 
     def is_done(checkpoint_id: int) -> bool:
         # `find` may return an entry that this process read earlier. A tombstone never changes. But a clean-up may have

@@ -17,7 +17,7 @@ REMOVE_FIRST = "The files of this export are incomplete. Delete its folder, then
 
 
 class Stopped(KeyboardInterrupt):
-    """Ctrl-C, with its own message for the user instead of the message of the command's kind."""
+    """Ctrl-C, with a message for the user. Without it, the command prints the text of its kind, as `CONTINUES`."""
 
 
 @contextmanager

@@ -400,7 +400,7 @@ class BigQuerySink(TableSink):
         return _bigquery().SchemaField(there.name, wider)
 
     def _stage(self, dataset: _Dataset, call: _Call, fields: list[Any]) -> None:
-        """Load the call's rows into a new staging table, unless they are in one."""
+        """Load the call's rows into a new staging table. If an earlier try has loaded them, keep its table."""
         if call.staged is not None:
             if call.fields == fields:
                 return

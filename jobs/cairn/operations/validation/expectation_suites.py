@@ -237,7 +237,7 @@ def _value_text(value: Any) -> str:
     if isinstance(value, tuple):
         return f"({', '.join(_value_text(part) or 'None' for part in value)})"
     if isinstance(value, datetime):
-        plain = datetime.fromisoformat(value.isoformat())  # Of pandas' own subclass.
+        plain = datetime.fromisoformat(value.isoformat())  # `value` may be a `pandas.Timestamp`, which prints more.
         return str(plain if plain.tzinfo is None else plain.astimezone().replace(tzinfo=None))
     return "" if value is None or type(value).__name__ == "NAType" else str(value)
 
