@@ -16,7 +16,7 @@ MOST = 30
 # Heights in pixels of the tallest and of the shortest cell. A finger can still hit the shortest one.
 HIGHEST, LOWEST = 48, 8
 
-Tone = Literal["good", "info", "warn", "bad", "waits", "stale", "next"]
+Tone = Literal["good", "info", "warn", "bad", "waits", "works", "stale", "next"]
 # For each state of an interval: the word on the page, its colour and its sign.
 _STATES: dict[str, tuple[str, Tone, str]] = {
     "success": ("done", "good", "✓"),
@@ -30,7 +30,7 @@ _STATES: dict[str, tuple[str, Tone, str]] = {
     "pending": ("pending", "stale", "~"),
     "unknown": ("unknown by inputs", "stale", "~"),
     "deferred": ("waiting", "waits", "‖"),
-    "running": ("running", "info", "…"),
+    "running": ("running", "works", "…"),
     "queued": ("queued", "info", "–"),
     "next": ("next", "next", "○"),
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import html
+import itertools
 import json
 import re
 import shlex
@@ -21,7 +22,7 @@ import pytest
 from typer.testing import CliRunner
 
 from cairn.command.cli import app
-from cairn_ui import chain_graph
+from cairn_ui import chain_graph, interval_strip, render_template
 from cairn_ui.pipelines_of_dags import PipelineRef
 from cairn_ui.read_logs import Reader
 from state_backend.adapters.local_storage import LocalStorage
@@ -594,6 +595,26 @@ def test_each_situation_of_the_pictures_has_its_sentence_and_its_command(tmp_pat
     assert "No checkpoint was committed yet" in shown["overview-empty"] and "30 done" in shown["overview-many"]
 
 
+def test_states_of_intervals_differ_by_their_contrast_or_by_their_sign() -> None:
+    css = (render_template.STATIC / "cairn.css").read_text()
+    shown = dict(re.findall(r"\.run\.\w+, \.sign\.(\w+) { --of: var\(--(\w+)\) }", css))
+    signs = {(tone, sign) for _, tone, sign in interval_strip._STATES.values() if tone not in ("stale", "next")}
+    assert shown.keys() == {tone for tone, _ in signs}, "stale is hatched, next is dotted"
+
+    def contrast(*colours: str) -> float:
+        parts = [[int(one[n : n + 2], 16) / 255 for n in (1, 3, 5)] for one in colours]
+        linear = [[p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in one] for one in parts]
+        low, high = sorted(0.2126 * r + 0.7152 * g + 0.0722 * b for r, g, b in linear)
+        return (high + 0.05) / (low + 0.05)
+
+    for theme in re.findall(r":root[^{]*{\s*color-scheme[^}]*}", css):
+        of = dict(re.findall(r"--(\w+): (#\w{6})", theme.replace("#fff;", "#ffffff;")))
+        assert [tone for tone, name in shown.items() if contrast(of[name], of["back"]) < 3] == []
+        for (one, sign), (other, another) in itertools.combinations(signs, 2):
+            assert one == other or sign != another or contrast(of[shown[one]], of[shown[other]]) >= 3
+    assert css.count("color-scheme: ") == 2
+
+
 @pytest.mark.browser
 def test_the_list_of_33_pipelines_fits_into_one_screen_and_each_trouble_has_a_sign() -> None:
     with pictures.served(pictures.situations()) as url, browser(1440, 900) as chrome:
@@ -602,5 +623,5 @@ def test_the_list_of_33_pipelines_fits_into_one_screen_and_each_trouble_has_a_si
         chrome.get(f"{url}/")
         assert chrome.execute_script("return document.documentElement.scrollHeight") <= 900
         count = "return document.querySelectorAll(arguments[0]).length"
-        signs, bars = (chrome.execute_script(count, one) for one in (".signed", ".run.bad, .run.warn, .run.waits"))
+        signs, bars = (chrome.execute_script(count, one) for one in (".signed", ".run:not(.good, .stale, .next)"))
         assert signs == bars > 5

@@ -178,7 +178,7 @@ def test_a_strip_tells_the_state_of_each_interval_without_its_colour() -> None:
         ("–", "info", "queued"),
         ("‖", "waits", "waiting"),
         ("↻", "warn", "failing"),
-        ("…", "info", "running"),
+        ("…", "works", "running"),
         ("✗", "bad", "failed"),
         ("∅", "bad", "missing"),
         ("○", "next", "next"),

@@ -28,6 +28,10 @@
     // The browser's tab shows the title of Airflow's window, which says "Airflow" on all pages of plugins.
     const above = outer();
     if (above) above.document.title = `${document.title} - Airflow`;
+    // In the tab of a DAG that has the pipeline's name, Airflow's header says what this page's header would say.
+    const [name, dag] = ["h1", "header .out"].map((one) => document.querySelector(one));
+    const there = above && dag && `${above.location.pathname}/`.startsWith(`${new URL(dag.href).pathname}/`);
+    root.classList.toggle("inside", Boolean(there) && dag.textContent === `DAG ${name.textContent}`);
   }
 
   // An instant in a text that is not part of a page's markup, such as the tooltip of a chart.
