@@ -78,9 +78,8 @@ def strip_of(facts: Facts, results: Mapping[Interval, Result], last: tuple[DagRu
     """
     runs: dict[Interval, DagRun] = {}
     for run in (*facts.runs, *last):
-        known = None if run.interval is None else runs.get(run.interval)
-        if run.interval is not None and (known is None or run.unfinished or not known.unfinished):
-            runs[run.interval] = run
+        if (i := run.interval) is not None and ((one := runs.get(i)) is None or run.unfinished or not one.unfinished):
+            runs[i] = run
     shown = sorted({*results, *runs, *facts.due})[-MOST:]
     seconds = {i: seconds_of(runs[i], facts.now) for i in shown if i in runs}
     # A run in progress, which may wait for days, does not make all others low.

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta
+from itertools import takewhile
 from typing import Literal, NamedTuple
 
 from state_backend.checkpoint.log import Log
@@ -24,8 +25,7 @@ BLOCKED = "next interval can't start"
 Tone = Literal["good", "info", "warn", "bad"]
 # What is only a note stands behind the verdict `good`.
 _ORDER: tuple[Tone, ...] = ("bad", "warn", "good", "info")
-# The most due intervals that are listed.
-_MOST_DUE = 2_000
+_MOST_DUE = 2_000  # due intervals that are listed
 
 
 @frozen
@@ -69,8 +69,7 @@ class Facts:
     unreadable: str | None = None
     # The status by the newest reading of the log; None if the log was never read.
     status: Status | None = None
-    # True if the log has a record.
-    begun: bool = True
+    begun: bool = True  # The log has a record.
     # The end of the newest usable state; None without one.
     until: datetime | None = None
     # The intervals that follow it and are due (`due_intervals`).
@@ -178,17 +177,16 @@ def _of_runs(facts: Facts) -> Iterator[Finding]:
     elif schedule.paused:
         title = "The DAG is paused: Airflow creates no runs"
         yield Finding("warn", f"paused, behind {late}" if behind is not None else "paused", title)
-    elif behind is not None and schedule.next_due is None:
+    elif schedule.next_due is None:
         # After the last run, the time until now says nothing. The runs of the demo, for instance, used another root.
         title = "The schedule has no more runs, and this root has no checkpoint of the last run's interval"
-        yield Finding("warn", "incomplete", title)
-    elif behind is not None and (schedule.next_due or facts.now) > facts.now - GRACE:
-        yield Finding("bad", f"late by {late}", "A run was due, but its interval has no usable checkpoint")
+        ended = Finding("info", "no run due", "The schedule has no more runs")
+        yield ended if behind is None else Finding("warn", "incomplete", title)
     elif behind is not None:
-        title = "A run is due, but Airflow has not created it. Check that the scheduler is running"
+        title = "A run was due, but its interval has no usable checkpoint"
+        if schedule.next_due <= facts.now - GRACE:
+            title = "A run is due, but Airflow has not created it. Check that the scheduler is running"
         yield Finding("bad", f"late by {late}", title)
-    elif schedule.next_due is None:
-        yield Finding("info", "no run due", "The schedule has no more runs")
 
 
 def _behind(facts: Facts) -> datetime | None:
@@ -244,8 +242,10 @@ def broken(facts: Facts) -> Broken | None:
 
 
 def _find_failed(interval: Interval, runs: Sequence[DagRun]) -> Trouble | None:
-    failed = [run for run in runs if run.state == "failed"]
+    # A run that succeeded later, such as a manual one, makes up for the failure.
+    last = sorted(runs, key=lambda run: (run.ended is None, run.ended or run.due or interval.end), reverse=True)
+    failed = [*takewhile(lambda run: run.state == "failed", last)]
     if not failed or any(run.unfinished for run in runs):
         return None
-    first = min(failed, key=lambda run: (run.ended is None, run.ended or run.due or interval.end))
+    first = failed[-1]
     return Trouble(interval=interval, why="failed", since=first.ended, run_id=first.run_id)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from contextlib import nullcontext, suppress
+from dataclasses import replace
 from datetime import datetime, timedelta
 from types import SimpleNamespace
 from typing import Any
@@ -74,6 +75,10 @@ def facts(until: int = 9, schedule: DagSchedule | None = None, now: datetime = N
         # The runs of `make demo` used another root than the page reads.
         (facts(8, plan(next_due=None)), "warn", ["incomplete"]),
         (facts(9, plan(next_due=None)), "good", ["no problems", "no run due"]),
+        # The schedule has ended, and its last run failed; or a run beside it succeeded.
+        (facts(8, plan(next_due=None), runs=[run_of(9, "failed")]), "bad", ["1 failed", "incomplete"]),
+        (facts(9, plan(), runs=[run_of(9, "failed")]), "warn", ["1 run failed, results kept"]),
+        (facts(9, plan(), runs=[run_of(9, "success", 0.3), run_of(9, "failed")]), "good", ["on time"]),
         (facts(8, plan(running=1), runs=[run_of(9, "running", None)]), "info", ["running"]),
         (facts(9, plan(running=1)), "good", ["on time"]),
         # An older run fails and newer ones are in progress, as in a backfill.
@@ -89,6 +94,11 @@ def facts(until: int = 9, schedule: DagSchedule | None = None, now: datetime = N
         # No scheduler creates the run that is due.
         (facts(9, plan(), day(10).end + 2 * HOUR), "bad", ["late by 2 h"]),
         (facts(8, None, unreadable="away"), "warn", ["unreadable"]),
+        (
+            facts(unreadable="away", status=replace(WELL, problem="x")),
+            "bad",
+            ["next interval can't start", "unreadable"],
+        ),
         (Facts(now=NOW, unreadable="away"), "bad", ["unreadable"]),
         (Facts(now=NOW, status=WELL, begun=False), "info", ["no checkpoint yet"]),
         (Facts(now=NOW, status=WELL, begun=False, schedule=plan()), "bad", ["late by 30 min"]),
@@ -177,6 +187,10 @@ def test_an_interval_is_missing_only_after_ten_minutes() -> None:
     assert said == [False, False, True]
 
 
+def day_of(run_id: str) -> int:
+    return int(run_id[1:])
+
+
 class History:
     """A pipeline under Airflow. What happens goes to a real log and to Airflow's tables; the oracle keeps its own record of each day."""
 
@@ -184,7 +198,8 @@ class History:
         self.chance, self.session, self.dag_id = chance, session, f"d{chance.random()}"
         self.folder, self.now = Folder(MemoryStorage(f"memory://{self.dag_id}/x")), day(1).end
         self.next, self.paused, self.made = 1, False, 0
-        self.runs: dict[int, str] = {}  # by day: running, failing, success or failed
+        # By id, those that ended in the order of their ends: running, failing, success or failed.
+        self.runs: dict[str, str] = {}
         # Of each commit: day, digest, id of the base, and whether it is stale or refused.
         self.commits: dict[int, SimpleNamespace] = {}
         bundle = {
@@ -202,13 +217,17 @@ class History:
         ended = [n for n, state in self.runs.items() if state in ("success", "failed")]
         open_ = [n for n in self.runs if n not in ended]
         kind = self.chance.choice(
-            ["tick", "create", "create", "end", "end", "end", "retry", "clear", "refuse", "pause"]
+            ["tick", "create", "create", "again", "end", "end", "end", "retry", "clear", "refuse", "pause"]
         )
         if kind == "tick":
             self.now += timedelta(minutes=self.chance.choice([5, 60, 24 * 60]))
         elif kind == "create" and not self.paused and day(self.next).end <= self.now:
             self.next += self.chance.random() < 0.1  # a day that Airflow leaves out, as without catchup
-            self.create(self.next)
+            self.create(f"r{self.next}")
+            self.next += 1
+        elif kind == "again" and self.runs and self.chance.random() < 0.5:  # a manual run beside the scheduled one
+            manual = f"m{day_of(self.chance.choice([*self.runs]))}"
+            self.create(manual) if manual not in self.runs else None
         elif kind == "end" and open_:
             self.end(self.chance.choice(open_))
         elif kind == "retry" and open_:
@@ -224,17 +243,18 @@ class History:
         said = {"is_paused": self.paused, "next_dagrun_create_after": day(self.next).end}
         self.session.execute(update(DagModel).where(DagModel.dag_id == self.dag_id).values(**said))
 
-    def create(self, n: int) -> None:
-        run = {"dag_id": self.dag_id, "run_id": f"r{n}", "run_type": "scheduled", "logical_date": day(n).start}
-        run |= {"data_interval_start": day(n).start, "data_interval_end": day(n).end, "start_date": self.now}
-        self.session.execute(insert(Row).values(state="running", run_after=day(n).end, **run))
-        task = {"dag_id": self.dag_id, "run_id": f"r{n}", "task_id": "process", "pool": "p", "max_tries": 3}
+    def create(self, one: str) -> None:
+        of, late = day(day_of(one)), timedelta(hours=one[0] == "m")
+        run = {"dag_id": self.dag_id, "run_id": one, "run_type": "scheduled", "logical_date": of.start + late}
+        run |= {"data_interval_start": of.start, "data_interval_end": of.end, "start_date": self.now}
+        self.session.execute(insert(Row).values(state="running", run_after=of.end, **run))
+        task = {"dag_id": self.dag_id, "run_id": one, "task_id": "process", "pool": "p", "max_tries": 3}
         self.session.execute(insert(TaskInstance).values(state="running", try_number=1, map_index=-1, **task))
-        self.runs[n], self.next = "running", self.next + 1
+        self.runs[one] = "running"
 
-    def end(self, n: int) -> None:
+    def end(self, one: str) -> None:
         """The run commits, with the result of before or another one, or fails, as it does if Cairn refuses it."""
-        self.made += 1
+        n, self.made, self.now = day_of(one), self.made + 1, self.now + timedelta(seconds=1)
         digest = self.chance.choice([n, 100 + self.made])
         state = "failed"
         with suppress(CairnError):
@@ -244,8 +264,8 @@ class History:
                 self.folder.coordinator.publish(None)
                 self.remember(made, n, digest, base)
                 state = "success"
-        self.say(n, state, state, end=self.now)
-        self.runs[n] = state
+        self.say(one, state, state, end=self.now)
+        self.runs = {**{other: said for other, said in self.runs.items() if other != one}, one: state}
 
     def remember(self, made: int, n: int, digest: int, base: int | None) -> None:
         of_day = [one for one in self.commits.values() if one.day == n]
@@ -253,18 +273,22 @@ class History:
         if not of_day or any(one.digest != digest for one in (of_day[-1], *usable[-1:])):
             for one in self.commits.values():
                 one.stale |= one.day > n
+        # A commit drops what was computed from a refused one, but no base of a refused one.
+        held = {i for i, one in self.commits.items() if one.refused or not self.is_refused(one)}
+        held |= {one.base for one in self.commits.values() if one.refused}
+        self.commits = {i: one for i, one in self.commits.items() if i in held}
         self.commits[made] = SimpleNamespace(day=n, digest=digest, base=base, stale=False, refused=False)
 
-    def retry(self, n: int) -> None:
-        self.say(n, "running", "up_for_retry", end=self.now)
-        self.runs[n] = "failing"
+    def retry(self, one: str) -> None:
+        self.say(one, "running", "up_for_retry", end=self.now)
+        self.runs[one] = "failing"
 
-    def clear(self, n: int) -> None:
-        self.say(n, "queued", None, end=None, max_tries=9)
-        self.runs[n] = "running"
+    def clear(self, one: str) -> None:
+        self.say(one, "queued", None, end=None, max_tries=9)
+        self.runs[one] = "running"
 
-    def say(self, n: int, run: str, task: str | None, end: datetime | None, **more: Any) -> None:
-        key = {"dag_id": self.dag_id, "run_id": f"r{n}"}
+    def say(self, one: str, run: str, task: str | None, end: datetime | None, **more: Any) -> None:
+        key = {"dag_id": self.dag_id, "run_id": one}
         ended = None if run in ("running", "queued") else end
         self.session.execute(update(Row).filter_by(**key).values(state=run, end_date=ended))
         self.session.execute(update(TaskInstance).filter_by(**key).values(state=task, end_date=end, **more))
@@ -288,21 +312,22 @@ class History:
         known = self.known()
         until = max((n for n in range(1, self.next + 1) if self.usable(n)), default=0)
         assert known.until == (day(until).end if until else None)
-        asked = max(self.runs, default=0)
+        of = {n: [s for one, s in self.runs.items() if day_of(one) == n] for n in map(day_of, self.runs)}
+        asked = max(of, default=0)
         last = 99 if day(self.next).end <= self.now else asked
         lacking = [n for n in range(until + 1, last + 1) if day(n).end <= self.now - GRACE]
         of_day = {n: self.commits[i] for n in range(1, self.next + 1) if (i := self.newest(n))}
         unusable = {n: one for n, one in of_day.items() if one.stale or self.is_refused(one)}
         # A refused checkpoint is told until its day has a newer result, also if an older one counts again.
         refused = [i for i, one in self.commits.items() if one.refused and (self.newest(one.day) or 0) <= i]
-        failing = [n for n, state in self.runs.items() if state == "failing"]
-        failed = [n for n, state in self.runs.items() if state == "failed"]
+        failing = "failing" in self.runs.values()
+        failed = [n for n, states in of.items() if {*states} <= {"success", "failed"} and states[-1] == "failed"]
         found = findings(known)
         wrong = bool(lacking or unusable or refused or failing or failed or self.paused)
         assert not wrong or found[0].tone != "good", found
         assert wrong or found[0].tone == ("good" if self.commits else "info"), found
         running = any(state in ("running", "failing") for state in self.runs.values())
-        gone = [n for n in lacking if until and n not in self.runs and (n <= asked or not (self.paused or running))]
+        gone = [n for n in lacking if until and n not in of and (n <= asked or not (self.paused or running))]
         first = min(
             [*(n for n in unusable if n > until), *(n for n in failed if n > until and n not in unusable), *gone],
             default=None,
