@@ -242,10 +242,10 @@ def broken(facts: Facts) -> Broken | None:
 
 
 def _find_failed(interval: Interval, runs: Sequence[DagRun]) -> Trouble | None:
-    # A run that succeeded later, such as a manual one, makes up for the failure.
-    last = sorted(runs, key=lambda run: (run.ended is None, run.ended or run.due or interval.end), reverse=True)
+    # A run that succeeded later, such as a manual one, makes up for the failure. One in progress may.
+    last = sorted(runs, key=lambda run: (run.unfinished, run.ended or run.due or interval.end), reverse=True)
     failed = [*takewhile(lambda run: run.state == "failed", last)]
-    if not failed or any(run.unfinished for run in runs):
+    if not failed:
         return None
     first = failed[-1]
     return Trouble(interval=interval, why="failed", since=first.ended, run_id=first.run_id)
