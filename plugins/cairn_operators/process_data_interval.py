@@ -40,7 +40,6 @@ _ASK_AIRFLOW_S = 1.0
 # Pause of a task that waits until a stale interval has run again, if its trigger can't see commits.
 _LOOK_FOR_COMMIT = timedelta(minutes=5)
 
-
 MODES = ("incremental", "full", "changelog")
 
 _DOC = """Processes the run's data interval on Spark: restores the state of the checkpoint that ends where the interval starts,
@@ -181,9 +180,9 @@ class ProcessIntervalOperator(WaitingOperator):
             there = self._wait_or_refuse(
                 context, start, end, since_ms=since_ms, alone_since_ms=alone_since_ms, by_input=by_input
             )
-            order = {"order": int((time.monotonic() - began_s) * 1e6)}
             try:
-                return self._process(context, start, end, there, before | order)
+                order_us = int((time.monotonic() - began_s) * 1e6)
+                return self._process(context, start, end, there, before | {"order": order_us})
             except InputMissing as missing:
                 self.wait_for_input(context, missing, since_ms)
             except StaleBase:
@@ -396,6 +395,8 @@ class ProcessIntervalOperator(WaitingOperator):
     def _process(
         self, context: Any, start: datetime, end: datetime, there: bool, before: dict[str, int]
     ) -> dict[str, Any]:
+        from state_backend.values.human_units import in_words
+        from state_backend.values.intervals import Interval
         from state_backend.values.operation_parameters import BEGUN, ProcessInterval
 
         store = context.get("task_state_store")
@@ -421,26 +422,25 @@ class ProcessIntervalOperator(WaitingOperator):
             earlier=(store.get(_ATTEMPT_KEY) or None) if known and store is not None else None,
         )
 
+        of = f"{self.pipeline} {Interval(start, end)}"
+        self.log.info("%s", of)
+
         def line(text: str) -> None:
             if not text.startswith(BEGUN):
-                self.log.info("%s", text)
+                self.log.info("%s", text.removeprefix(f"{of}: "))  # The log says it once, above.
             elif store is not None:
                 store.set(_ATTEMPT_KEY, json.loads(text.removeprefix(BEGUN)))
-
-        from state_backend.values.human_units import in_words
 
         began_s = time.monotonic()
         result = self.run_driver(request, on_line=line)
         wall_us = int((time.monotonic() - began_s) * 1e6)
         # The phase `start` is the time that the driver can't measure itself: start of the process, imports, and end.
-        start_us = max(0, wall_us - int(result.get("seconds", 0) * 1e6))
+        driver_s = result.get("seconds", 0)
+        start_us = max(0, wall_us - int(driver_s * 1e6))
         phases_us = {**before, "start": start_us, **result.get("durations_us", {})}
-        counts = {name: result[key] for name, key in _COUNTS.items() if result.get(key) is not None}
-        did = "".join(f"{number:,} {name}, " for name, number in counts.items())
-        self.log.info("%s: %s%s", self.pipeline, did, in_words(phases_us, wall_us + sum(before.values())))
-        stats.timing(
-            "cairn.process.duration", timedelta(seconds=result.get("seconds", 0)), tags={"pipeline": self.pipeline}
-        )
+        did = "".join(f"{result[key]:,} {name}, " for name, key in _COUNTS.items() if result.get(key) is not None)
+        self.log.info("%s%s", did, in_words(phases_us, wall_us + sum(before.values())))
+        stats.timing("cairn.process.duration", timedelta(seconds=driver_s), tags={"pipeline": self.pipeline})
         prepared = result["attempt"] if result.get("reused") else attempt
         push_outputs(context, attempt=prepared, sink=result["sink"])
         return {**result, "attempt": prepared}

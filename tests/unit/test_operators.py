@@ -217,8 +217,10 @@ def test_lines_reach_the_log_whole(fake: Callable[[str], Path], monkeypatch: pyt
     monkeypatch.setattr(type(operator), "log", log)
     run(operator)
     said = [line for line in lines if not line.startswith("Airflow ")]  # what an old Airflow lacks
-    assert said[1:-1] == ["a line", "half a line", "to stderr", "no newline"]
-    assert re.fullmatch(r"p: [0-9.]+ s: start [0-9.]+, order [0-9.]+", lines[-1])  # where the time went, last
+    # The interval stands once at the top, and not in each line of the driver.
+    assert said[0] == "p [2013-01-05T00:00:00Z, 2013-01-06T00:00:00Z)"
+    assert said[2:-1] == ["a line", "half a line", "to stderr", "no newline"]
+    assert re.fullmatch(r"[0-9.]+ s: start [0-9.]+, order [0-9.]+", lines[-1])  # where the time went, last
 
 
 def test_lines_of_sparks_jvm_stand_in_groups_and_its_errors_do_not() -> None:
