@@ -37,6 +37,7 @@ from tests.support.tiers import at_tier
 NOW = day(9).end + timedelta(minutes=30)
 HOUR = timedelta(hours=1)
 WELL = Status(next=day(10), base=9, problem=None, rerun=None, stale=(), quarantined=(), unpublished=())
+BLOCKED = replace(WELL, problem="x")
 FAILING = FailingTask(
     dag_id="d", run_id="r", interval=day(7), task_id="process", try_number=3, tries=4, ended=NOW - timedelta(seconds=40)
 )
@@ -94,11 +95,7 @@ def facts(until: int = 9, schedule: DagSchedule | None = None, now: datetime = N
         # No scheduler creates the run that is due.
         (facts(9, plan(), day(10).end + 2 * HOUR), "bad", ["late by 2 h"]),
         (facts(8, None, unreadable="away"), "warn", ["unreadable"]),
-        (
-            facts(unreadable="away", status=replace(WELL, problem="x")),
-            "bad",
-            ["next interval can't start", "unreadable"],
-        ),
+        (facts(unreadable="away", status=BLOCKED), "bad", ["next interval can't start", "unreadable"]),
         (Facts(now=NOW, unreadable="away"), "bad", ["unreadable"]),
         (Facts(now=NOW, status=WELL, begun=False), "info", ["no checkpoint yet"]),
         (Facts(now=NOW, status=WELL, begun=False, schedule=plan()), "bad", ["late by 30 min"]),
@@ -107,11 +104,7 @@ def facts(until: int = 9, schedule: DagSchedule | None = None, now: datetime = N
             "info",
             ["no checkpoint yet", "no run due"],
         ),
-        (
-            facts(9, plan(waiting=frozenset({"r"})), unvalidated=(2, 7)),
-            "good",
-            ["on time", "waiting", "2 not validated"],
-        ),
+        (facts(9, plan(waiting={"r"}), unvalidated=(2, 7)), "good", ["on time", "waiting", "2 not validated"]),
     ],
 )
 def test_what_there_is_to_say(known: Facts, tone: str, said: list[str]) -> None:
@@ -132,15 +125,7 @@ def test_a_failing_task_is_told_in_words() -> None:
         # The first failed run counts, and a failure that is being repeated does not.
         (6, [], [run_of(7, "failed"), run_of(8, "failed")], plan(), ("failed", 7), 9, {"failed": 2, "missing": 1}),
         (8, [], [run_of(9, "failed"), run_of(9, "running", None)], plan(running=1), None, 0, {}),
-        (
-            8,
-            [],
-            [run_of(9, "failed", 0.3), run_of(9, "failed", 0.1, run_id="a")],
-            plan(),
-            ("failed", 9),
-            9,
-            {"failed": 1},
-        ),
+        (8, [], [run_of(9, "failed", 0.3), run_of(9, "failed", 0.1)], plan(), ("failed", 9), 9, {"failed": 1}),
         # A checkpoint that can't be used says more than its run. Of an interval, the newest checkpoint counts.
         (8, [bad(9, 3, "stale", 9)], [run_of(9, "success")], plan(), ("stale", 9), 9, {"stale": 1}),
         (

@@ -61,39 +61,16 @@ def rides(storage: Storage) -> Reading:
 # --- words -----------------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("count", "said"),
-    [
-        (None, "–"),
-        (0, "0 B"),
-        (1023, "1023 B"),
-        (1024, "1.0 KiB"),
-        (10_200, "10 KiB"),
-        (1024**2 - 1, "1.0 MiB"),
-        (3 << 30, "3.0 GiB"),
-    ],
-)
-def test_a_size_is_told_in_the_unit_that_fits(count: int | None, said: str) -> None:
-    assert words.size(count) == said
+def test_a_size_is_told_in_the_unit_that_fits() -> None:
+    said = {None: "–", 0: "0 B", 1023: "1023 B", 1024: "1.0 KiB", 10_200: "10 KiB", 1024**2 - 1: "1.0 MiB"}
+    said |= {3 << 30: "3.0 GiB"}
+    assert {count: words.size(count) for count in said} == said
 
 
-@pytest.mark.parametrize(
-    ("seconds", "said"),
-    [
-        (None, "–"),
-        (0.0, "0 ms"),
-        (0.42, "420 ms"),
-        (3.21, "3.2 s"),
-        (59.96, "1 min"),
-        (61, "1 min 1 s"),
-        (3600, "1 h"),
-        (7500, "2 h 5 min"),
-        (86_400 * 3 + 4 * 3600 + 59, "3 d 4 h"),
-        (-5, "−5.0 s"),
-    ],
-)
-def test_a_span_is_told_in_the_unit_that_fits(seconds: float | None, said: str) -> None:
-    assert words.span(seconds) == said
+def test_a_span_is_told_in_the_unit_that_fits() -> None:
+    said = {None: "–", 0.0: "0 ms", 0.42: "420 ms", 3.21: "3.2 s", 59.96: "1 min", 61: "1 min 1 s", 3600: "1 h"}
+    said |= {7500: "2 h 5 min", 86_400 * 3 + 4 * 3600 + 59: "3 d 4 h", -5: "−5.0 s"}
+    assert {seconds: words.span(seconds) for seconds in said} == said
 
 
 # --- which pipelines ---------------------------------------------------------------------------------------------------------------
@@ -236,20 +213,10 @@ def test_a_healthy_next_interval_names_its_base() -> None:
 # --- history and lineage ---------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("head", "before", "ids"),
-    [
-        (0, None, []),
-        (3, None, [3, 2, 1]),
-        (9, None, [9, 8, 7, 6]),
-        (9, 6, [5, 4, 3, 2]),
-        (9, 2, [1]),
-        (9, 1, []),
-        (9, 99, [9, 8, 7, 6]),
-    ],
-)
-def test_pages_of_ids(head: int, before: int | None, ids: list[int]) -> None:
-    assert ids_of_page(head, before, 4).ids == ids
+def test_pages_of_ids() -> None:
+    said: dict[Any, list[int]] = {(0, None): [], (3, None): [3, 2, 1], (9, None): [9, 8, 7, 6], (9, 6): [5, 4, 3, 2]}
+    said |= {(9, 2): [1], (9, 1): [], (9, 99): [9, 8, 7, 6]}
+    assert {asked: [*ids_of_page(*asked, 4).ids] for asked in said} == said
 
 
 def test_the_history_shows_what_each_checkpoint_is(rides: Reading) -> None:
@@ -259,12 +226,8 @@ def test_the_history_shows_what_each_checkpoint_is(rides: Reading) -> None:
     assert [row["id"] for row in rows] == [14, 13, 12, 11, 10, 9]
     assert [row["state"] for row in rows[:4]] == ["quarantined", "completed", "stale by 13", "replaced by 13"]
     top, restored = rows[:2]
-    assert (top["run"]["run_id"], top["run"]["clear_number"], top["base"], top["mode"]) == (
-        run_id(9),
-        1,
-        13,
-        "incremental",
-    )
+    ran = top["run"]
+    assert (ran["run_id"], ran["clear_number"], top["base"], top["mode"]) == (run_id(9), 1, 13, "incremental")
     assert (top["totals"]["uploaded_files"], top["files"], top["age_s"]) == (5, 16, 2)
     phases = phases_of(top["durations_us"])
     assert [p.name for p in phases] == ["restore", "process", "upload"] and sum(
