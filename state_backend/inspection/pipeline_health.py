@@ -145,7 +145,7 @@ def _findings(facts: Facts) -> Iterator[Finding]:
         yield Finding("warn", f"{len(stale)} stale", title + ", ".join(stale))
     for kind, number in Counter(verdict.kind for _, verdict in status.outdated).items():
         because = [f"{i} is {kind}: {verdict.why}" for i, verdict in status.outdated if verdict.kind == kind]
-        yield Finding("warn", f"{number} {kind} by inputs", "; ".join(because[:10]))
+        yield Finding("warn", f"{number} {kind} by inputs", "; ".join(because[:3]))
     number, last = facts.unvalidated or (0, None)
     if number and last is not None:  # Else the pipeline is perhaps never validated.
         yield Finding("info", f"{number} not validated", f"The last validated checkpoint is {last}")

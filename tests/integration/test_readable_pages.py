@@ -120,8 +120,8 @@ def test_the_overview_tells_since_when_why_and_who_waits(
     set_window(chrome, 1440)
     said = shown(chrome, airflow, f"{BASE}/p/{keys['tolls']}/")
     ended = airflow.call("GET", f"/api/v2/dags/tolls/dagRuns/{FAILED}")["end_date"]
-    assert f"Broken since {ended[:10]} {ended[11:16]} UTC" in said
-    assert "2024-01-03 00:00 UTC → 2024-01-04 00:00 UTC: 1 failed. The first run failed." in said
+    assert f"Broken since {ended[:10]} {ended[11:16]} UTC: 1 interval failed\nintervals" in said
+    assert "2024-01-03 00:00 UTC → 2024-01-04 00:00 UTC\ncause\nThe first run failed." in said
     missing = f"no result: FileNotFoundError: [Errno 2] No such file or directory: '{airflow.data.parent}"
     assert said.count(missing) == 1 and ": the same (log of process, try 2)" in said and "log of process, try 1" in said
     assert "cairn heal --root" in said and "--to 2024-01-03T00:00:00Z" in said

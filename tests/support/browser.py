@@ -61,7 +61,7 @@ def save_picture(chrome: Chrome, file: Path, colours: int = 64) -> None:
 
     chrome.save_screenshot(str(file))
     with Image.open(file) as picture:
-        small = picture.convert("RGB").quantize(colours, dither=Image.Dither.NONE)
+        small = picture.convert("RGB").quantize(colours, Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE)
     small.save(file, optimize=True)
 
 

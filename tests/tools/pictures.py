@@ -34,6 +34,7 @@ from state_backend.values.inputs import Edge
 from state_backend.values.intervals import to_ms
 from tests.support.browser import browser, save_picture
 from tests.support.checkpoints import day
+from tests.support.readability import set_window
 from tests.support.shown_app import shown_app
 from tests.support.shown_pipelines import STATES, ShownFolder, run_id
 from tests.unit.test_chains import World
@@ -100,6 +101,11 @@ def run_of(number: int, state: str = "success") -> DagRun:
 def situations() -> list[Shown]:
     corrected = Shown("sales")
     corrected.commit(5, "corrected", timedelta(days=4, hours=11), clear_number=1)
+    at = [day(9).end + timedelta(seconds=seconds) for seconds in (65, 98, 104, 117)]
+    corrected.tries = tuple(
+        TaskTry(task_id=name, try_number=1, state="success", queued=began, began=began, ended=ended)
+        for name, began, ended in (("process", *at[:2]), ("checkpoint", *at[2:]))
+    )
     ends = [NOW - timedelta(minutes=11 - 5 * n) for n in range(3)]
     failing = Shown("clicks", 8, [run_of(9, "running")])
     failing.failing = (
@@ -253,6 +259,7 @@ def take(shown: list[Shown], paths: dict[str, str], folder: Path, widths: Sequen
     with served(shown) as url:
         for width in widths or (1280,):
             with browser(width, 900) as chrome:
+                set_window(chrome, width, 900 if widths else 760)
                 chrome.get(f"{url}/static/cairn.css")
                 chrome.add_cookie({"name": "_token", "value": "admin", "path": "/"})
                 for theme in ("light", "dark"):
