@@ -187,12 +187,8 @@ class History:
         self.runs: dict[str, str] = {}
         # Of each commit: day, digest, id of the base, and whether it is stale or refused.
         self.commits: dict[int, SimpleNamespace] = {}
-        bundle = {
-            "bundle_name": "b",
-            "max_active_tasks": 1,
-            "max_consecutive_failed_dag_runs": 0,
-            "has_task_concurrency_limits": False,
-        }
+        bundle = {"bundle_name": "b", "max_active_tasks": 1, "max_consecutive_failed_dag_runs": 0}
+        bundle |= {"has_task_concurrency_limits": False}
         session.execute(
             insert(DagModel).values(dag_id=self.dag_id, is_paused=False, next_dagrun_create_after=self.now, **bundle)
         )

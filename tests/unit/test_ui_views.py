@@ -230,9 +230,8 @@ def test_the_history_shows_what_each_checkpoint_is(rides: Reading) -> None:
     assert (ran["run_id"], ran["clear_number"], top["base"], top["mode"]) == (run_id(9), 1, 13, "incremental")
     assert (top["totals"]["uploaded_files"], top["files"], top["age_s"]) == (5, 16, 2)
     phases = phases_of(top["durations_us"])
-    assert [p.name for p in phases] == ["restore", "process", "upload"] and sum(
-        p.share for p in phases
-    ) == pytest.approx(1)
+    assert [p.name for p in phases] == ["restore", "process", "upload"]
+    assert sum(p.share for p in phases) == pytest.approx(1)
     assert sum(p.seconds for p in phases) == pytest.approx(0.381 + 2.94 + 0.5)
     assert top["committed"] == "1970-01-01T00:00:01Z"
     assert (restored["kind"], restored["mode"], restored["origin"], phases_of(restored["durations_us"])) == (
