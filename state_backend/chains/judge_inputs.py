@@ -73,7 +73,7 @@ def judge_part(read: InputPart, now: list[Piece], name: str, *, known_until: int
         return Verdict(
             kind="unknown", why=f"{shown} is newer than the reading, and the records have no digest of its rows"
         )
-    return None if current == read.digest else Verdict(kind="stale", why=f"{shown} has other rows than it read")
+    return None if current == read.digest else Verdict(kind="stale", why=f"{shown} changed rows after they were read")
 
 
 @dataclass(frozen=True)

@@ -86,7 +86,8 @@ VIEWS = {
         "UTC : 1 interval quarantined",
         "cause Checkpoint 14 is quarantined: ",
         "Remove the cause. To run the intervals again in order (--to is the start of the last one):",
-        "1 published interval is affected. 2 DAGs wait for it: report, secret.",
+        "1 published interval is affected. Nothing after 2024-01-",
+        "is processed. 2 DAGs wait for it: report, secret.",
         "cairn heal --root",
         "--pipeline rides --to",
         "--airflow http://127.0.0.1:8081",
@@ -572,11 +573,11 @@ def test_a_wide_graph_has_no_line_through_a_pipeline() -> None:
 @pytest.mark.long("seconds", runs_in="ci")
 def test_each_situation_of_the_pictures_has_its_sentence_and_its_command(tmp_path: Path) -> None:
     said = {
-        "overview": "cause Checkpoint 10 later changed the result of",
+        "overview": "again, with another result. Checkpoint 6 and those that follow from it have the old result.",
         "overview-clicks": "try 3 of 4 of task process",
         "overview-orders": "was due, but has no run and no checkpoint. effect Nothing after 2024-01-06",
         "overview-visits": "is quarantined: full validation: 2 findings. total: 14 of 2,162 values of n are not between 0",
-        "overview-weather": "A run is due, but Airflow has not created it. Check that the scheduler is running.",
+        "overview-weather": "A run is due, but Airflow has not created it. Check that the scheduler is running first.",
     }
     shown = {}
     for served, paths in (pictures.situations(), pictures.views()), *pictures.extremes(tmp_path, many=40):
