@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from state_backend.adapters.memory_storage import MemoryStorage
 from state_backend.adapters.rocks import EngineOptions
-from state_backend.formats.spark_hash import key_group
-from state_backend.formats.types import parse_struct
 from state_backend.shard.restore import restore_shard
 from state_backend.state.shard_state import ShardState
-from state_backend.state.state_variables import ListState, MapState, ValueState
-from state_backend.state.timers import delete_timer, register_timer, timers
+from state_backend.state.state_variables import ValueState
 from state_backend.values.errors import CorruptFile, StorageUnavailable
 from state_backend.values.key_groups import KeyGroupRange
 from tests.support.chains import Chain, Change
 from tests.support.faulty_storage import Fault, FaultyStorage
-from tests.support.shards import KEY_SCHEMA, KEYS
+from tests.support.shards import KEYS
 
 EDGES = [0, 1, 126, 127, 128, 129, 254, 255, 256, 257, 32_766, 32_767]
 
@@ -69,56 +65,6 @@ def test_one_bad_file_among_three_shards_refuses_the_restore(tmp_path: Path, mod
         restore_shard(KeyGroupRange(first=0, last=5), chain.manifests, storage, into, EngineOptions())
     assert not into.parent.exists() or list(into.parent.iterdir()) == []
     restore_shard(KeyGroupRange(first=0, last=3), chain.manifests, storage, into, EngineOptions()).store.close()
-
-
-def test_deletions_in_segments_are_deletions_after_rescaling(tmp_path: Path) -> None:
-    """F86: of values, elements, map entries and timers that lie in files every third is deleted in segments; 2 -> 3 -> 1 shards
-    have exactly the others, and what was deleted can be written anew."""
-    names = [f"k{n}" for n in range(60)]
-    chain = Chain(tmp_path / "chain", MemoryStorage(), max_parallelism=8)
-
-    def for_keys(act: Callable[[ShardState, str], None]) -> Change:
-        def change(state: ShardState, owned: KeyGroupRange) -> None:
-            for name in names:
-                group = key_group((name,), parse_struct(KEY_SCHEMA), 8)
-                if group in owned:
-                    state.set_key(group, KEYS.encode((name,)))
-                    act(state, name)
-
-        return change
-
-    def fill(state: ShardState, name: str) -> None:
-        ValueState(state, "value").update((1, name))
-        ListState(state, "list").append_list([(1, None), (2, None)])
-        for user in ("a", "b"):
-            MapState(state, "map").update_value((user,), (1, None))
-        register_timer(state, 7)
-
-    def delete(state: ShardState, name: str) -> None:
-        if name in names[::3]:
-            ValueState(state, "value").clear()
-            ListState(state, "list").clear()
-            MapState(state, "map").remove_key(("a",))
-            delete_timer(state, 7)
-
-    left: dict[str, tuple[object, ...]] = {}
-
-    def look(state: ShardState, name: str) -> None:
-        left[name] = (
-            ValueState(state, "value").get(),
-            len(list(ListState(state, "list").get())),
-            [user for (user,), _ in MapState(state, "map").iterator()],
-            list(timers(state)),
-        )
-
-    chain.step(2, "incremental", for_keys(fill))
-    chain.step(2, "changelog", for_keys(delete))
-    assert all(m.segments for m in chain.manifests)
-    for parallelism in (3, 1):
-        chain.step(parallelism, "incremental", for_keys(look))
-        assert left == {n: (None, 0, ["b"], []) if n in names[::3] else ((1, n), 2, ["a", "b"], [7]) for n in names}
-    chain.step(1, "changelog", for_keys(fill))
-    assert chain.entries == sum(6 if n in names[::3] else 8 for n in names)
 
 
 def test_a_rescaling_that_dies_is_no_state(tmp_path: Path) -> None:

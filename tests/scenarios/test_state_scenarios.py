@@ -15,7 +15,6 @@ from state_backend.state import layout
 from state_backend.state.expiry import expire
 from state_backend.state.shard_state import ShardState
 from state_backend.state.state_variables import ListState, MapState, ValueState
-from state_backend.state.timers import delete_timer, due_timers, register_timer
 from state_backend.values.key_groups import KeyGroupRange
 from tests.support.chains import Chain, Mode
 from tests.support.shards import KEY_SCHEMA, KEYS, STATES
@@ -122,39 +121,6 @@ def test_lists_begin_behind_elements_that_expired_in_turns(tmp_path: Path) -> No
     assert expire(state) == 2
     assert [*state.store.scan(b"", None)] == []
     state.store.close()
-
-
-def test_timers_fire_once_in_order_after_rescaling(tmp_path: Path) -> None:
-    """F77, S38 in processing time: many keys at one time, one in the past, again registered, one deleted: after 1 -> 4 each due one
-    fires once, in order, and those that are not due stay for the next interval. (S38's late watermark and its reader:
-    tests/integration/test_event_time.py, test_savepoints.py.)"""
-    chain = Chain(tmp_path / "chain", MemoryStorage(), max_parallelism=GROUPS)
-
-    def register(state: ShardState, owned: KeyGroupRange) -> None:
-        for name in NAMES:
-            choose(state, owned, name)
-            for time_ms in (-5, 10, 10, 20):
-                register_timer(state, time_ms)
-        delete_timer(state, 10)
-
-    chain.step(1, "changelog", register)
-    fired: list[tuple[int, str]] = []
-
-    def fire(state: ShardState, owned: KeyGroupRange) -> None:
-        times = []
-        for due in due_timers(state, state.now_ms):
-            times.append(due.expiry_ms)
-            fired.append((due.expiry_ms, KEYS.decode(due.key)[0]))
-            delete_timer(state, due.expiry_ms)
-        assert times == sorted(times)
-
-    chain.now_ms = 10
-    chain.step(4, "incremental", fire)
-    assert sorted(fired) == sorted([(-5, n) for n in NAMES] + [(10, n) for n in NAMES[:-1]])
-    assert chain.entries == len(NAMES)
-    chain.now_ms = 20
-    chain.step(2, "full", fire)
-    assert (len(fired), chain.entries, chain.digest) == (3 * len(NAMES) - 1, 0, 0)
 
 
 @pytest.mark.long("half a second", runs_in="ci")

@@ -101,6 +101,7 @@ class Shard:
         time_mode: Any = "processing",
         processor: type[Calls] = Calls,
         output: Any = None,
+        groups: Mapping[str | None, int] = {},
     ) -> list[Any]:
         class Described(processor):  # type: ignore[valid-type, misc]
             pass
@@ -124,9 +125,9 @@ class Shard:
             UserCode(DAY, "p"),
             Clock(mode=time_mode, now=timer_values, expired=timer_values, due_ms=now_ms),
         )
-        # All keys in one key group, in its order.
-        keyed = sorted((KEYS.encode((key,)), key, items) for key, items in rows.items())
-        runner.process([(INPUT, 0, (key,), encoded, iter(items)) for encoded, key, items in keyed])  # type: ignore[arg-type]
+        # In the order of their key groups, which is 0 unless the test says otherwise.
+        keyed = sorted((groups.get(key, 0), KEYS.encode((key,)), key, items) for key, items in rows.items())
+        runner.process([(INPUT, group, (key,), encoded, iter(items)) for group, encoded, key, items in keyed])  # type: ignore[arg-type]
         runner.fire_timers()
         runner.close()
         expire(state)
@@ -274,7 +275,7 @@ def test_timers_are_listed_in_order_and_unique(shard: Shard) -> None:
 
 
 def test_due_timers_fire_by_time_over_all_keys(shard: Shard) -> None:
-    """Those up to now, past ones too; each is listed while it fires, and gone afterwards."""
+    """Those up to now, past ones too, in the order of all key groups; each is listed while it fires, and gone afterwards."""
 
     def on_rows(p: Calls, key: Any, rows: Any, timer_values: Any) -> Iterator[Any]:
         for at in rows:
@@ -284,7 +285,7 @@ def test_due_timers_fire_by_time_over_all_keys(shard: Shard) -> None:
     def on_timer(p: Calls, key: Any, timer_values: Any, info: Any) -> Iterator[Any]:
         yield key.k, info.getExpiryTimeInMs(), list(p.handle.listTimers())
 
-    fired = shard.run({"a": [1_000, 1_001, 10], "b": [500, -5]}, on_rows, on_timer)
+    fired = shard.run({"a": [1_000, 1_001, 10], "b": [500, -5]}, on_rows, on_timer, groups={"b": 1})
     assert fired == [
         ("b", -5, [-5, 500]),
         ("a", 10, [10, 1_000, 1_001]),
