@@ -15,7 +15,6 @@ from pyspark.sql.streaming import StatefulProcessor
 
 from cairn.operations.intervals.run_interval import run_interval
 from cairn.pipeline import Interval
-from state_backend.values import errors
 from tests.support.counting import START, counting, day
 from tests.support.spark_tables import output_rows
 
@@ -107,40 +106,3 @@ def test_a_key_of_many_rows_comes_in_several_frames(spark: SparkSession, tmp_pat
     totals = {(user, what): total for user, what, total in output_rows(spark, tmp_path)}
     assert totals["ann", "timer"] == 25_000
     assert totals["ann", "10000 int64+10000 int64+5000 int64"] == sum(range(25_000))
-
-
-class Misbehaving(StatefulProcessor):
-    """Does what a test sets; shipped by value, so it is set in a subclass."""
-
-    def init(self, handle: Any) -> None:
-        self._value = handle.getValueState("value", "n long, s string")
-
-    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Any:
-        return self.misbehave(key, rows)
-
-    def misbehave(self, key: Any, rows: Any) -> Any:
-        return iter([])
-
-
-def gives_other_columns(self: Any, key: Any, rows: Any) -> Any:
-    return iter([pd.DataFrame({"usr": ["ann"], "what": ["x"], "total": [1]})])
-
-
-# Other mistakes: tests/unit/test_handle.py.
-BAD: list[tuple[str, dict[str, Any], str]] = [
-    ("row", {"misbehave": lambda s, k, r: s._value.update((1,))}, r"has 2 fields \(n, s\); got 1 values"),
-    ("row", {"close": lambda s: s._value.get()}, "state 'value': get was called outside a handler"),
-    ("pandas", {"misbehave": gives_other_columns}, "lacks the output column user; it has usr, what, total"),
-]
-
-
-@pytest.mark.parametrize(("api", "behaviour", "message"), BAD, ids=range(len(BAD)))
-def test_a_processor_that_breaks_the_contract_is_told_what_to_do(
-    spark: SparkSession, tmp_path: Path, api: Any, behaviour: dict[str, Any], message: str
-) -> None:
-    """The message names the mistake, and nothing is committed."""
-    ROWS[START] = [("ann", 1, None, None, None)]
-    bad = type("Bad", (Misbehaving,), {"__module__": __name__, **behaviour})
-    with pytest.raises((errors.UsageError, errors.UserCodeError), match=f"(?s){message}"):
-        run_interval(spark, counting(**{**FRAMES, "api": api, "processor": bad}), day(0), str(tmp_path))
-    assert not list((tmp_path / "counting").rglob("checkpoints/*"))

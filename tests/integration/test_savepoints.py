@@ -169,16 +169,6 @@ def _behind(row: dict[str, Any]) -> Any:
     return row.get("position", row["expires_at_ms"] or 0)
 
 
-def test_what_does_not_fit_the_pipeline_is_refused_and_not_claimed(spark: SparkSession, tmp_path: Path) -> None:
-    """F79, F92. Without Spark: tests/unit/test_savepoints.py and test_what_does_not_fit.py."""
-    saved(spark, tmp_path / "root", tmp_path / "savepoint", "native")
-    other, new, folder = counting(max_parallelism=32), str(tmp_path / "new"), str(tmp_path / "savepoint")
-    with pytest.raises(errors.UsageError, match="use a canonical savepoint, or keep 16"):
-        restore_savepoint(spark, other, new, folder, claim="CLAIM")
-    assert not (tmp_path / "savepoint" / "claimed.json").exists()
-    restore_savepoint(spark, counting(), new, folder)
-
-
 def test_another_type_of_the_key_is_refused_before_the_first_row(spark: SparkSession, tmp_path: Path) -> None:
     """F92: the savepoint restores into a pipeline whose key has the same name; the first interval finds that its type is not the
     recorded one, and nothing is committed. With the type of before it goes on."""

@@ -336,11 +336,28 @@ def test_errors_are_the_pipelines_own() -> None:
         tester.deploy(replace(VISITS, name="other"))
 
 
-def test_a_deploy_keeps_the_state() -> None:
-    tester = visiting()
-    tester.run([("ann", 1, None)])
-    tester.deploy(replace(VISITS, api="pandas", processor=FrameVisits))
-    assert tester.run([("ann", 1, None)]).output == [{"user": "ann", "rows": 2, "first": False}]
+class ForgetfulVisits(FrameVisits):
+    def init(self, handle: Any) -> None:
+        handle.deleteIfExists("count")
+        self._count = handle.getValueState("other", "rows long")
+
+
+@pytest.mark.parametrize("mode", ["incremental", "changelog"])
+def test_a_deploy_keeps_the_state(mode: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """Also a state that the new processor does not declare, until one deletes it."""
+    tester, frames = visiting(), replace(VISITS, api="pandas", processor=FrameVisits)
+    tester.mode = mode
+    found = []
+    for deployed in (VISITS, frames, replace(frames, processor=ForgetfulVisits), frames):
+        tester.deploy(deployed)
+        ran = tester.run([("ann", 1, None)])
+        assert ran.record is not None
+        found.append((ran.output[0]["rows"], ran.record.content.totals.entries))
+        segments = [segment for ref in ran.record.content.shards if ref.inline for segment in ref.inline.segments]
+        assert bool(segments) == (mode == "changelog")
+    assert found == [(1, 3), (2, 3), (1, 3), (1, 4)]
+    told = "visits: states that the processor no longer declares, but that are kept: {}; to drop a state, call deleteIfExists in init()"
+    assert caplog.messages == [told.format(names) for names in ("all, pages", "all, pages", "all, other, pages")]
 
 
 @pytest.mark.parametrize(

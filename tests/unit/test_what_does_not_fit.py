@@ -211,9 +211,12 @@ def test_an_init_that_raises_on_the_driver() -> None:
     ],
 )
 def test_a_savepoint_of_another_pipeline(tmp_path: Path, changes: dict[str, Any], says: str) -> None:
+    """F79: it is refused, and not claimed."""
     SmallPipeline(tmp_path).take(tmp_path / "saved", "native")
     pipeline = replace(PIPELINE, **{"time_mode": "processing", **changes})
-    refused(UsageError, says, lambda: restore_savepoint(ANY, pipeline, str(tmp_path / "new"), str(tmp_path / "saved")))
+    where = str(tmp_path / "new"), str(tmp_path / "saved")
+    refused(UsageError, says, lambda: restore_savepoint(ANY, pipeline, *where, claim="CLAIM"))
+    assert not (tmp_path / "saved" / "claimed.json").exists()
 
 
 def test_an_unknown_claim_mode_is_refused() -> None:
