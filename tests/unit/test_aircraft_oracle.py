@@ -170,53 +170,6 @@ def test_features_are_what_was_known_before() -> None:
     assert outcome.routes == {"N1": {("JFK", "BOS"): 2, ("BOS", "JFK"): 1}}
 
 
-def test_ten_delays_are_recent() -> None:
-    outcome = both([flight(n, delay=n) for n in range(13)], 13)
-    assert column(outcome, "prior_recent_mean_delay_minutes") == [None, *(n / 2 for n in range(10)), 5.5, 6.5]
-    assert outcome.history["N1"]["recent_delays"] == list(range(3, 13))
-
-
-def test_cancelled_flights_get_features_and_change_nothing() -> None:
-    flights = [flight(0, delay=7), flight(1, fate="cancelled"), flight(5, fate="cancelled"), flight(6, route="BOS-JFK")]
-    outcome = both(flights, 7)
-    assert column(outcome, "prior_flights") == [0, 1, 1, 1]
-    assert column(outcome, "prior_flights_on_route") == [0, 1, 1, 0]
-    assert column(outcome, "continuity_break") == [None, True, True, False]
-    assert idle_days(outcome) == [5]
-    assert outcome.history["N1"]["flights"] == 2
-
-
-def test_an_aircraft_whose_flights_are_all_cancelled_has_no_state() -> None:
-    outcome = both([flight(0, fate="cancelled")], 8)
-    assert column(outcome, "prior_flights") == [0]
-    assert (outcome.history, outcome.routes, idle_days(outcome)) == ({}, {}, [])
-
-
-def test_a_diverted_flight_counts_and_leaves_the_airport_unknown() -> None:
-    outcome = both(
-        [flight(0, delay=7), flight(1, route="BOS-JFK", fate="diverted"), flight(2, route="JFK-ORD"), flight(3)], 4
-    )
-    assert column(outcome, "prior_flights") == [0, 1, 2, 3]
-    assert column(outcome, "prior_mean_delay_minutes") == [None, 7.0, 7.0, 3.5]
-    assert column(outcome, "last_known_airport") == [None, "BOS", None, "ORD"]
-    assert column(outcome, "continuity_break") == [None, False, None, True]
-
-
-def test_an_arrival_without_delay_leaves_the_statistics() -> None:
-    outcome = both([flight(0, delay=7), flight(1, delay=None), flight(2)], 3)
-    assert column(outcome, "prior_mean_delay_minutes") == [None, 7.0, 7.0]
-    assert column(outcome, "prior_last_delay_minutes") == [None, 7, 7]
-    assert column(outcome, "last_known_airport") == [None, "BOS", "BOS"]
-
-
-def test_flights_without_tail_number_come_out_without_features_or_state() -> None:
-    outcome = both([flight(0, tail=None), flight(0, 9, tail=None), flight(1, tail=None, fate="cancelled")], 8)
-    assert column(outcome, "row_number", tail=None) == [1, 2, 3]
-    for name in ("prior_flights", "prior_flights_on_route"):
-        assert column(outcome, name, tail=None) == [None] * 3
-    assert (outcome.history, outcome.routes, idle_days(outcome, None)) == ({}, {}, [])
-
-
 def test_an_aircraft_is_idle_once_per_rest_of_five_days() -> None:
     flown = {"rests": [0], "again": [0, 8], "fourth day": [0, 4], "fifth day": [0, 5], "sixth day": [0, 6]}
     outcome = both([flight(day, tail=tail, delay=7) for tail, days in flown.items() for day in days], 20)
