@@ -3,8 +3,7 @@ Airflow whose scheduler ran a pipeline until it broke. Only with CAIRN_TESTS=all
 
     CAIRN_TESTS=all pytest tests/integration/test_readable_pages.py
 
-With CAIRN_MEASURES=folder, the pictures of all pages and a table of the measures are kept there. With CAIRN_SCREENSHOTS=docs, two pictures of
-docs/checkpoints-page.md are made anew.
+With CAIRN_SCREENSHOTS=docs, two pictures of docs/checkpoints-page.md are made anew.
 """
 
 from __future__ import annotations
@@ -232,7 +231,6 @@ def test_every_page_is_readable(
         assert "Times are in UTC" in chrome.find_element(By.CSS_SELECTOR, "[data-zone]").text, name
         measures[name] = measure(chrome)
         titles[name] = chrome.title
-        keep(chrome, f"{name}-{width}-{theme}", measures[name])
     problems = {name: found.problems for name, found in measures.items() if found.problems}
     assert problems == {} and {found.theme for found in measures.values()} == {theme}
     assert {name: title for name, title in titles.items() if TITLES.get(name, title) != title} == {}
@@ -257,7 +255,6 @@ def test_the_tabs_in_airflow_have_its_theme_and_are_readable_on_a_phone(
         found, second = measure(chrome), chrome.find_elements(By.CSS_SELECTOR, ".inside h1")
         chrome.switch_to.default_content()
         assert (found.problems, found.theme, len(second)) == ([], theme, name == "tab of a dag"), name
-        keep(chrome, f"in-airflow-{name}-390-{theme}", found)
 
 
 def test_a_page_that_is_not_readable_is_noticed(airflow: ShownAirflow, chrome: Chrome) -> None:
@@ -281,20 +278,6 @@ def test_a_page_that_is_not_readable_is_noticed(airflow: ShownAirflow, chrome: C
             f"const p = document.createElement('p'); p.textContent = 'fault'; document.querySelector('main').append(p); {fault}"
         )
         assert any(said in problem for problem in measure(chrome).problems), fault
-
-
-def keep(chrome: Chrome, name: str, found: Measures) -> None:
-    """The whole page as a picture, and a line of the table, if somebody asked for them."""
-    folder = os.environ.get("CAIRN_MEASURES")
-    if not folder:
-        return
-    Path(folder).mkdir(parents=True, exist_ok=True)
-    width, height = chrome.execute_script("return [window.innerWidth, document.documentElement.scrollHeight]")
-    set_window(chrome, width, height)
-    chrome.save_screenshot(f"{folder}/{re.sub(r'[^a-z0-9-]+', '-', name)}.png")
-    line = [name, f"{found.smallest[0]:.1f}", f"{found.weakest[0]:.2f}", found.wide_px, len(found.cut), found.texts]
-    with (Path(folder) / "measures.tsv").open("a") as table:
-        table.write("\t".join(map(str, line)) + "\n")
 
 
 def test_a_pipeline_whose_task_fails_is_not_green_although_airflow_tries_again(

@@ -244,7 +244,6 @@ def approve_in_browser(airflow: AirflowServer, run: str, lines: int) -> None:
         # Lines behind one another would be one wall of words.
         items = wait_for(lambda: [i.text for i in chrome.find_elements(By.CSS_SELECTOR, "li > code")], 60)
         assert any(i.startswith("at_ms: ") for i in items) and len(items) == lines, items
-        keep_picture(chrome)
         wait_for(lambda: [b for b in chrome.find_elements(By.TAG_NAME, "button") if b.text == "Approve"])[0].click()
         wait_until(lambda: states(airflow, run)["promote"] != ASKING, 60, "the answer is taken")
 
@@ -273,8 +272,3 @@ def test_production_goes_on_with_it(airflow: AirflowServer, data: Path) -> None:
 
 def parsed(airflow: AirflowServer) -> datetime:
     return datetime.fromisoformat(airflow.client.call("GET", f"/api/v2/dags/{NAME}")["last_parsed_time"])
-
-
-def keep_picture(chrome: Any) -> None:
-    if folder := os.environ.get("CAIRN_SCREENSHOTS"):
-        chrome.save_screenshot(str(Path(folder) / "required-action.png"))
