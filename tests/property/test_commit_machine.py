@@ -20,7 +20,6 @@ from itertools import pairwise
 from typing import Any
 from unittest import mock
 
-import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -34,7 +33,6 @@ from hypothesis.stateful import (
 
 from state_backend.adapters.memory_storage import MemoryStorage
 from state_backend.checkpoint import newest_state as newest_states
-from state_backend.checkpoint import sweep_files as sweeping
 from state_backend.checkpoint.forgotten_keys import forgets_of
 from state_backend.checkpoint.rewind import plan_rewind
 from state_backend.checkpoint.sweep_files import sweep
@@ -1112,25 +1110,3 @@ def test_histories_of_pipelines_are_what_the_model_says() -> None:
         "retracted",
     ):
         assert SEEN[happening], happening
-
-
-# A rule of the code that is other than the model's: (module, name, what it does instead). What a test without this model finds is not here.
-MISTAKES: dict[str, tuple[Any, str, Any]] = {
-    "a sweep goes by the clock of its host": (
-        sweeping,
-        "storage_now_ms",
-        lambda storage, dry_run: HOST.time_ns() // 10**6,
-    ),
-    "a host dates the files that it writes": (Pipelines, "storage_ms", lambda self: self.now_ms + HOST.ahead_ms),
-}
-
-
-@pytest.mark.long("minutes: it tests this test")
-@pytest.mark.parametrize("mistake", MISTAKES)
-def test_the_model_finds_a_mistake(mistake: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    where, name, instead = MISTAKES[mistake]
-    monkeypatch.setattr(where, name, instead)
-    with pytest.raises((AssertionError, CairnError)):
-        # The search ends at the first history that shows the mistake. Which history that is depends on the modules that the process has
-        # loaded: Hypothesis draws from their constants.
-        explore(200)
