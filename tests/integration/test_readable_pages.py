@@ -257,29 +257,6 @@ def test_the_tabs_in_airflow_have_its_theme_and_are_readable_on_a_phone(
         assert (found.problems, found.theme, len(second)) == ([], theme, name == "tab of a dag"), name
 
 
-def test_a_page_that_is_not_readable_is_noticed(airflow: ShownAirflow, chrome: Chrome) -> None:
-    """Each rule of the measuring, on a page with one fault."""
-    for fault, said in (
-        ("p.style.fontSize = '10.9px'", "has 10.9 px"),
-        ("p.style.color = '#777'; p.style.background = '#fff'", "has a contrast of 4.48"),
-        ("p.style.opacity = .3", "has a contrast of"),
-        ("p.style.whiteSpace = 'nowrap'; p.textContent = 'wide '.repeat(200)", "too wide"),
-        ("p.style.overflow = 'hidden'; p.style.whiteSpace = 'nowrap'; p.textContent = 'wide '.repeat(200)", "is cut"),
-        ("p.title = 'only a pointer shows this'", "only a pointer shows"),
-        (
-            "p.innerHTML = '<svg viewBox=\"0 0 100 10\" width=50 height=5><text y=9 fill=#000 font-size=20>x</text></svg>'",
-            "has 10.0 px",
-        ),
-    ):
-        set_window(chrome, 390)
-        chrome.get(f"{airflow.url}{BASE}/p/none/")
-        assert measure(chrome).problems == []
-        chrome.execute_script(
-            f"const p = document.createElement('p'); p.textContent = 'fault'; document.querySelector('main').append(p); {fault}"
-        )
-        assert any(said in problem for problem in measure(chrome).problems), fault
-
-
 def test_a_pipeline_whose_task_fails_is_not_green_although_airflow_tries_again(
     airflow: ShownAirflow, while_it_failed: dict[str, str]
 ) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
@@ -16,15 +16,11 @@ import pytest
 from cairn import testing
 from cairn.aggregates import Max
 from cairn.operations.erase_keys import erase_keys
-from cairn.operations.intervals import plan_chunk
 from cairn.operations.intervals.plan_chunk import ChunkLimits
-from cairn.operations.intervals.plan_interval import event_time_after
 from cairn.operations.intervals.run_intervals import Outcome, run_intervals
 from cairn.operations.savepoints import restore_savepoint, take_savepoint
 from cairn.pipeline import Interval, Pipeline
 from cairn.rows.local_rows import LocalRows
-from cairn.shard_jobs import chunk
-from cairn.shard_jobs.chunk import ChunkJob
 from cairn.shard_jobs.interval import IntervalJob
 from cairn.spark.ddl import parse_ddl_locally
 from state_backend.adapters.local_storage import LocalStorage
@@ -32,7 +28,6 @@ from state_backend.checkpoint.log import read_log
 from state_backend.checkpoint.sweep_files import sweep
 from state_backend.shard import snapshot
 from state_backend.shard.manifest import manifest_of
-from state_backend.values.errors import InvariantViolated
 from state_backend.values.operation_parameters import Erase
 from state_backend.values.records import RunRef
 from state_backend.values.retention import KeepLast
@@ -275,54 +270,3 @@ def test_intervals_of_a_chunk_are_what_they_are_one_by_one(case: str, tmp_path: 
         (folder := tmp_path / str(seed)).mkdir()
         chunks += compare(case, seed, folder)
     assert chunks > seeds
-
-
-def faulty_job(number_of: Callable[[int, int], int], of: str) -> Callable[[ChunkJob, int], IntervalJob]:
-    def job_of(self: ChunkJob, number: int) -> IntervalJob:
-        other = max(0, min(number_of(number, len(self.each)), len(self.each) - 1))
-        content, event_time = self.each[number]
-        job = replace(self.first, content=content, event_time=event_time, h0=self.first.h0 + number)
-        if of == "watermark":
-            return replace(job, event_time=self.each[other][1])
-        return replace(job, content=replace(content, time=self.each[other][0].time))
-
-    return job_of
-
-
-def stale_after(restored: Any, ack: Any) -> Any:
-    made = chunk_after(restored, ack)
-    return replace(made, opened=restored.opened)
-
-
-chunk_after = chunk._after
-
-
-def stuck_watermark(job: IntervalJob, base: Any) -> Any:
-    return event_time_after(job, replace(base, watermark_ms=base.late_watermark_ms))
-
-
-FAULTS: dict[str, tuple[str, Any, str, Any]] = {
-    "the watermark of the next interval": (
-        "TumblingWindow",
-        ChunkJob,
-        "job_of",
-        faulty_job(lambda n, _: n + 1, "watermark"),
-    ),
-    "a timer one interval late": (TTL, ChunkJob, "job_of", faulty_job(lambda n, _: n - 1, "time")),
-    "a file is captured twice": (TTL, chunk, "_after", stale_after),
-    "counts of the state before": (TTL, chunk, "_after", lambda restored, _: restored),
-    # Without the check, these watermarks would be committed.
-    "watermarks of other rows": ("TumblingWindow", plan_chunk, "event_time_after", stuck_watermark),
-}
-
-
-@pytest.mark.parametrize("fault", FAULTS)
-@pytest.mark.long("seconds", runs_in="ci")
-def test_a_planted_fault_is_found(fault: str, tmp_path: Path) -> None:
-    case, where, name, broken = FAULTS[fault]
-    with ExitStack() as stack:
-        stack.enter_context(mock.patch.object(where, name, broken))
-        with pytest.raises((AssertionError, InvariantViolated)):
-            for seed in range(2, 8):
-                (folder := tmp_path / str(seed)).mkdir()
-                compare(case, seed, folder, kills=0)

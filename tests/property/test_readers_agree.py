@@ -61,7 +61,6 @@ from state_backend.values.records import Record, RunRef, SweepRecord
 from state_backend.values.retention import AnyOf, KeepLast, KeepQuarantined
 from tests.support.coordinator import coordinator_of
 from tests.support.in_process import run_here
-from tests.support.planted_faults import NEWEST_DECIDES_THE_COLUMNS
 from tests.support.tiers import at_tier
 
 NAME, START, HOUR, HOURS = "totals", datetime(2024, 1, 1, tzinfo=UTC), timedelta(hours=1), 6
@@ -652,8 +651,6 @@ FAULTS: dict[str, Mapping[str, Any]] = {
         "cairn_ui.pipeline_overview.newest_of": lambda states: max(states, key=lambda kept: kept.id, default=None)
     },
     "a replaced state counts": {"state_backend.checkpoint.newest_state.is_superseded": lambda log, candidate: False},
-    "no notice of stale output": {"state_backend.checkpoint.current_output.spoilt_results": lambda log, outputs: {}},
-    "the newest commit decides the columns": NEWEST_DECIDES_THE_COLUMNS,
 }
 
 
