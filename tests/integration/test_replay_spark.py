@@ -16,7 +16,8 @@ from cairn.replay.local_session import LocalSession
 from cairn.replay.replay_key import replay_key
 from state_backend.formats.types import parse_struct
 from state_backend.inspection.key_entries import SearchedKey
-from tests.support.accounts import SCHEMA, accounts, day, days_of, position_of
+from tests.support.accounts import SCHEMA, accounts, days_of, position_of
+from tests.support.checkpoints import day
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

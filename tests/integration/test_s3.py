@@ -46,7 +46,8 @@ from state_backend.values.errors import (
     UsageError,
 )
 from state_backend.values.retention import KeepLast
-from tests.support.accounts import DAYS, SCHEMA, accounts, day
+from tests.support.accounts import DAYS, SCHEMA, accounts
+from tests.support.checkpoints import day
 from tests.support.environments import environment_with
 from tests.support.faulty_proxy import Answer, FaultKind, Request
 from tests.support.s3_server import BUCKET, S3Server, s3_server

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -21,17 +21,11 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from cairn.arrow_processor import ArrowProcessor, BatchResult, KeyedBatch
 from cairn.pipeline import Interval, Pipeline
 from state_backend.adapters.local_storage import LocalStorage
+from tests.support.checkpoints import DAY, START
 
-START = datetime(2024, 1, 1, tzinfo=UTC)
-DAY = timedelta(days=1)
 IDLE_MS = 2 * 86_400_000
 SCHEMA = "account string, amount long, at timestamp"
 OUTPUT = "account string, kind string, balance long, rows long"
-
-
-def day(n: int) -> Interval:
-    """The interval of the n-th day, from 1."""
-    return Interval(START + (n - 1) * DAY, START + n * DAY)
 
 
 def at(n: int, hour: int = 12) -> datetime:

@@ -57,7 +57,7 @@ PUBLIC = {
 }
 
 
-def flip(file: Path, _: Path) -> None:
+def flip(file: Path, _: Path | None = None) -> None:
     data = bytearray(file.read_bytes())
     data[len(data) // 2] ^= 1
     file.write_bytes(bytes(data))

@@ -9,7 +9,7 @@ import json
 import logging
 import sys
 from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, timedelta
 from decimal import Decimal
 from random import Random
 from typing import Any
@@ -22,20 +22,14 @@ from pyspark.sql.types import Row
 from cairn.operations.intervals.run_intervals import run_intervals
 from cairn.pipeline import Interval, Pipeline
 from cairn.spark.session import connect
+from tests.support.checkpoints import DAY, START, day
 
-START = datetime(2024, 1, 1, tzinfo=UTC)
-DAY = timedelta(days=1)
 PLACE = "place struct<city: string, at: array<double>>"
 INPUT = f"user string, at timestamp, amount decimal(10,2), tag string, {PLACE}"
 OUTPUT = (
     "user string, kind string, total decimal(20,2), last array<struct<amount: decimal(10,2), at: timestamp>>, "
     f"tags map<string, struct<seen: long, {PLACE}>>"
 )
-
-
-def day(n: int) -> Interval:
-    """The n-th day, from 1."""
-    return Interval(START + (n - 1) * DAY, START + n * DAY)
 
 
 def rows_of(interval: Interval) -> list[tuple[Any, ...]]:

@@ -14,18 +14,8 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from cairn.pipeline import Interval
 from cairn.spark.ddl import parse_ddl_locally
 from cairn.spark_versions import has
-from tests.support.accounts import (
-    DAY,
-    IDLE_MS,
-    SCHEMA,
-    Accounts,
-    Broken,
-    Random,
-    accounts,
-    days_of,
-    position_of,
-    read_days,
-)
+from tests.support.accounts import IDLE_MS, SCHEMA, Accounts, Broken, Random, accounts, days_of, position_of, read_days
+from tests.support.checkpoints import DAY
 
 
 def read_moved(spark: Any, interval: Interval) -> Any:

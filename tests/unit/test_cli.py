@@ -24,6 +24,7 @@ from state_backend.values.day_or_instant import parse_duration
 from state_backend.values.errors import SinkFailed, UsageError
 from state_backend.values.retention import KeepLast
 from tests.support.checkpoints import PIPELINE, Folder, day
+from tests.support.layout import flip
 from tests.support.real_shards import RealPipeline
 from tests.support.tiers import at_tier
 
@@ -399,12 +400,6 @@ def test_what_is_sound_is_found_sound(root: Path) -> None:
             (n, entries, []) for n in (3, 4, 5, 7)
         ]
     assert [c["id"] for c in answer(root, "check", "latest")["checkpoints"]] == [7]
-
-
-def flip(file: Path) -> None:
-    data = bytearray(file.read_bytes())
-    data[len(data) // 2] ^= 1
-    file.write_bytes(bytes(data))
 
 
 def truncate(file: Path) -> None:

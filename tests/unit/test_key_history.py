@@ -24,7 +24,8 @@ from state_backend.inspection.describe import plain
 from state_backend.inspection.key_versions import KeyVersions
 from state_backend.values.records import RunRef
 from state_backend.values.retention import AnyOf, KeepLast, KeepPerDay
-from tests.support.accounts import DAY, DAYS, SCHEMA, START, accounts, at, day, read_only
+from tests.support.accounts import DAYS, SCHEMA, accounts, at, read_only
+from tests.support.checkpoints import DAY, START, day
 from tests.support.coordinator import Coordinator
 from tests.support.replayed import Wider
 

@@ -22,7 +22,8 @@ from cairn.replay.replay_key import Replay, replay_key
 from cairn.testing import PipelineTester
 from state_backend.values.errors import UsageError
 from tests.support import replayed as replayed_pipelines
-from tests.support.accounts import DAYS, SCHEMA, accounts, at, day, position_of, read_days, read_only
+from tests.support.accounts import DAYS, SCHEMA, accounts, at, position_of, read_days, read_only
+from tests.support.checkpoints import day
 from tests.support.layout import REPOSITORY
 from tests.support.replayed import ROW
 from tests.support.terminal import Terminal

@@ -21,7 +21,8 @@ from state_backend.checkpoint.rewind import fork, rewind
 from state_backend.values.errors import NoSuchCheckpoint, StateUnusable, UsageError
 from state_backend.values.records import RunRef
 from state_backend.values.retention import KeepLast
-from tests.support.accounts import DAYS, SCHEMA, Accounts, accounts, at, day, position_of, read_only
+from tests.support.accounts import DAYS, SCHEMA, Accounts, accounts, at, position_of, read_only
+from tests.support.checkpoints import day
 from tests.support.coordinator import Coordinator, coordinator_of
 from tests.support.replayed import Wider
 

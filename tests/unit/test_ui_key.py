@@ -16,7 +16,8 @@ from cairn.command.cli import app as cli
 from cairn.testing import PipelineTester
 from cairn_ui.pipelines_of_dags import PipelineRef
 from state_backend.adapters.local_storage import LocalStorage
-from tests.support.accounts import DAYS, SCHEMA, accounts, day
+from tests.support.accounts import DAYS, SCHEMA, accounts
+from tests.support.checkpoints import day
 
 pytestmark = pytest.mark.filterwarnings("ignore:Using `httpx` with")
 ASKED = {
