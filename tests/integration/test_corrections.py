@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
-from tests.support.corrections import FIRST_OF_CHAIN, corrected
+from tests.support.corrections import Corrected
+from tests.support.local_stack import AirflowServer
+from tests.support.shared_airflow import CORRECTED, HOURS
 
 pytestmark = [pytest.mark.airflow, pytest.mark.spark]
 
 
-def test_each_correction_is_read(tmp_path: Path) -> None:
+def test_each_correction_is_read(airflow: AirflowServer, data: Path) -> None:
     """A driver once read what the driver before it had read within the same hour of the clock."""
-    names = ("c_lookup", "c_folder", FIRST_OF_CHAIN, "c_chained")
-    with corrected(tmp_path / "all", names, hours=2) as world:
-        world.begin(at_once=2)
-        assert [text for name in names for text in world.differences(name)] == []
-        assert world.correct_all(6, seed=1, at_once=2) == []
-        assert set(world.done.values()) == {2}
+    world = Corrected(folder=data / "corrected", airflow=airflow, names=CORRECTED, hours=HOURS, done=Counter())
+    world.begin(at_once=2)
+    assert [text for name in CORRECTED for text in world.differences(name)] == []
+    assert world.correct_all(6, seed=1, at_once=2) == []
+    assert set(world.done.values()) == {2}

@@ -338,12 +338,11 @@ class Corrected:
         return found
 
 
-@contextmanager
-def corrected(folder: Path, names: tuple[str, ...], hours: int) -> Iterator[Corrected]:
-    """Start Spark and Airflow with the pipelines, and write their inputs.
+def write_pipelines(folder: Path, names: tuple[str, ...], hours: int) -> dict[str, str]:
+    """Write modules, DAGs and inputs of pipelines into a new folder, and return the variables that their processes need.
 
     Args:
-        folder: An empty folder.
+        folder: The folder: `modules` is for the path of Python, `dags` for Airflow.
         names: The pipelines, such as `c_windows`.
         hours: The number of hours of each pipeline.
     """
@@ -369,14 +368,20 @@ def corrected(folder: Path, names: tuple[str, ...], hours: int) -> Iterator[Corr
                 (folder / path).write_text(text)
     text = DAGS.replace("@PIPELINES@", repr(pipelines)).replace("@ROOT@", f"file://{folder}/state")
     (dags / "corrected.py").write_text(text)
-    path = os.pathsep.join(map(str, (ROOT / "jobs", ROOT / "plugins", ROOT, modules)))
     os.environ.update(env)  # The oracle imports the modules too.
+    return env
+
+
+@contextmanager
+def corrected(folder: Path, names: tuple[str, ...], hours: int) -> Iterator[Corrected]:
+    """Start Spark and an Airflow of its own with the pipelines."""
+    env = write_pipelines(folder, names, hours)
     with SparkConnectServer(ROOT, log_dir=folder / "logs") as spark:
         env |= {
             "AIRFLOW_CONN_CAIRN_SPARK": spark.airflow_connection,
-            "AIRFLOW__CORE__DAGS_FOLDER": str(dags),
+            "AIRFLOW__CORE__DAGS_FOLDER": str(folder / "dags"),
             "AIRFLOW__CORE__PARALLELISM": "4",
-            "PYTHONPATH": path,
+            "PYTHONPATH": os.pathsep.join(map(str, (ROOT / "jobs", ROOT / "plugins", ROOT, folder / "modules"))),
         }
         with airflow_on_postgres(folder, env, dags=names) as airflow:
             yield Corrected(folder=folder, airflow=airflow, names=names, hours=hours, done=Counter())

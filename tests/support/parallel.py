@@ -16,6 +16,11 @@ SPLIT = (
     "tests/scenarios/test_random_histories.py",
 )
 
+# These share one Airflow (tests/integration/conftest.py), so one worker takes all of them.
+ON_ONE_AIRFLOW = tuple(
+    f"tests/integration/test_{name}.py" for name in ("airflow", "order_of_days", "openlineage", "corrections")
+)
+
 
 class ByFile(LoadFileScheduling):  # type: ignore[misc]
     """The scheduler of `--dist loadfile`, but several workers share the tests of the files in `SPLIT`."""
@@ -30,6 +35,8 @@ def group_of(nodeid: str) -> str:
     Of the parameters `[postgres-55]` the first one belongs to the name.
     """
     file, _, test = nodeid.partition("::")
+    if file in ON_ONE_AIRFLOW:
+        return ON_ONE_AIRFLOW[0]
     if file not in SPLIT:
         return file
     function, _, parameters = test.partition("[")

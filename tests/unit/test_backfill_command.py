@@ -1,4 +1,4 @@
-"""`cairn backfill` against an Airflow that refuses, fails half-way, or is not there; a real one: tests/integration/test_airflow.py."""
+"""`cairn backfill` against an Airflow that refuses, fails half-way, or is not there; a real one: tests/integration/test_order_of_days.py."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ from tests.support.layout import REPOSITORY
 from tests.support.printed_commands import COMMANDS, TARGETS, commands_of, in_code, in_docs, run_printed
 
 HERE = "tests/unit/test_printed_commands.py::"
-AIRFLOW = "tests/integration/test_airflow.py::"
+AIRFLOW = "tests/integration/test_order_of_days.py::"
 CLI = "tests/unit/test_cli.py::"
 PAGES_OF_TRIALS = "tests/unit/test_ui_trials.py::test_a_trial_is_listed_and_shown_beside_production as printed"
 PAGES_OF_UI = "tests/unit/test_ui_pages.py::"
@@ -102,7 +102,7 @@ RUN = {
     "test_without_airflow_overlapping_output_is_replaced_by_cairn_run as printed",
     "cairn heal --to 2013-01-06": "not run: needs Airflow, where tests/integration/test_heal.py runs it over random histories",
     "cairn backfill --dag aircraft --from 2013-01-04 --to 2013-01-05": "not run: needs Airflow, where printed backfills are run by "
-    "tests/integration/test_airflow.py; its options are parsed here",
+    "tests/integration/test_order_of_days.py; its options are parsed here",
     "cairn run --code pipelines.clicks:CLICKS --every 1h --count 3": WITH_SPARK,
     "cairn run --code pipelines.clicks:CLICKS --from \"$(date -u -d '7 days ago' +%F)\" --to \"$(date -u -d yesterday +%F)\" --reprocess none": WITH_SPARK,
     "cairn try shorter --code pipelines.clicks:CLICKS --from 2024-01-01T01:00 --to 2024-01-01T03:00": WITH_SPARK,
@@ -182,7 +182,7 @@ RUN = {
     "cairn sweep --root … --pipeline …": CLI + "test_a_lost_file_is_written_anew_by_the_command_that_is_printed as printed",
     "make lint": "not run: the gate of every commit",
     "make setup HOST_CHECK=no": "tests/unit/test_set_up.py::test_set_up_checks_the_machine_before_it_downloads as printed",
-    "make soak": "not run: hours; its parts are those of the demo and of tests/integration/test_airflow.py",
+    "make soak": "not run: hours; its parts are those of the demo and of tests/integration/test_order_of_days.py",
     "make ui PORT=8081": "tests/integration/test_first_hour.py::test_the_first_pipeline_in_airflow as printed",
     "python -m cairn.driver.driver": "tests/integration/test_savepoints.py::test_the_driver_takes_and_restores as printed",
     "python -m pipelines.land_flights --to … --from … --days 1": "tests/unit/test_land_flights.py::"
