@@ -30,7 +30,7 @@ LONG = [
         for name in ("pipeline", "keyed_state", "streaming_moves", "replay_spark", "weather")
     ),
     "tests/integration/test_connect.py",
-    "tests/contract/test_sinks.py",
+    *(f"tests/contract/test_{name}.py" for name in ("sinks", "sink_late_rows", "sink_checks", "iceberg_sink")),
     "tests/integration/test_airflow_kills.py::test_kill_9_of_the_driver",
     "tests/integration/test_airflow_kills.py::test_kill_9_of_the_spark_server",
 ]
@@ -45,8 +45,15 @@ SHORT = [
 TESTS = {
     "pyspark": (LONG, SHORT),
     "airflow": (
-        [f"tests/integration/test_{name}.py" for name in ("airflow", "calendars", "heal", "airflow_kills")],
-        ["tests/integration/test_airflow.py", "tests/unit/test_operators.py"],
+        [
+            f"tests/integration/test_{name}.py"
+            for name in ("airflow", "order_of_days", "calendars", "heal", "airflow_kills")
+        ],
+        [
+            "tests/integration/test_airflow.py",
+            "tests/integration/test_order_of_days.py",
+            *(f"tests/unit/test_{name}.py" for name in ("operators", "checkpoint_operators", "operator_connections")),
+        ],
     ),
 }
 

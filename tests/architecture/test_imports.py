@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -101,3 +102,9 @@ print(json.dumps([sorted(before), sorted({*sys.modules} - before), threading.act
     heavy = {*HEAVY} - {"pyarrow", "state_backend"}
     found = [name for name in there if any(name == h or name.startswith(f"{h}.") for h in heavy)]
     assert not found
+
+
+def test_no_module_imports_a_test_module() -> None:
+    """What several tests share is in tests/support, which no test's collection depends on."""
+    imported = re.compile(r"^\s*(?:from|import) tests\.(?:\w+\.)*test_\w+", re.MULTILINE)
+    assert [str(file) for file in (ROOT / "tests").rglob("*.py") if imported.search(file.read_text())] == []

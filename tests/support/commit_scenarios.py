@@ -29,10 +29,8 @@ from state_backend.values.intervals import Interval
 from state_backend.values.records import Permissions
 from state_backend.values.retention import AnyOf, KeepLast, KeepQuarantined, RetentionPolicy
 from tests.support.checkpoints import DAY, content, day, run, sst
-from tests.support.commit_world import (
+from tests.support.commit_actors import (
     careful,
-    check,
-    check_end,
     checkpoint_task,
     chunk_task,
     cleaner,
@@ -44,12 +42,11 @@ from tests.support.commit_world import (
     releaser,
     remembering_task,
     rewinder,
-    scene,
-    sink,
     sweeper,
     viewer,
     whole_interval,
 )
+from tests.support.commit_world import check, check_end, scene, sink
 from tests.support.interleavings import GHOST, NOW_MS, Actor, Explorer, Figures, creates_of_records
 
 TIGHT = KeepLast(1)

@@ -2,11 +2,27 @@
 
 from __future__ import annotations
 
+import json
 import time
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+
+import pytest
+from airflow.sdk import DAG
+
+from cairn.pipeline import Interval
+from cairn_operators import (
+    CommitCheckpointOperator,
+    ProcessIntervalOperator,
+    SavepointOperator,
+    ValidateStateOperator,
+    stateful_pipeline,
+)
+from state_backend.values import errors
+from state_backend.values.operation_parameters import REQUESTS, from_json
 
 START, END = datetime(2013, 1, 5, tzinfo=UTC), datetime(2013, 1, 6, tzinfo=UTC)
 # Does what FAKE_DRIVER says, and leaves its arguments and process ids in FAKE_DRIVER_DIR.
@@ -102,3 +118,71 @@ class Store(dict[str, Any]):
 
 def answer(option: str) -> dict[str, Any]:
     return {"chosen_options": [option], "params_input": {}, "responded_by_user": {"id": "1", "name": "ann"}}
+
+
+def micro_batch(**more: Any) -> ProcessIntervalOperator:
+    return ProcessIntervalOperator(task_id="process", code="m:P", pipeline="p", root="memory://operators", **more)
+
+
+def pipeline_dag(**more: Any) -> DAG:
+    return stateful_pipeline("p", "m:P", "file:///r", **{"schedule": "@daily", "start_date": START, **more})
+
+
+OF_CODE: Any = {"root": "r", "code": "m:P"}
+
+
+def validate(**more: Any) -> ValidateStateOperator:
+    return ValidateStateOperator(task_id="v", code="m:P", root="r", checkpoint="5", docs="/docs", **more)
+
+
+def savepoint(**more: Any) -> SavepointOperator:
+    return SavepointOperator(task_id="s", code="m:P", root="r", checkpoint="5", folder="file:///s", **more)
+
+
+def request_in(folder: Path) -> Any:
+    """Read the request that the fake driver got."""
+    command, request, *_ = json.loads((folder / "arguments.json").read_text())
+    return from_json(REQUESTS[command], request)
+
+
+def connection(monkeypatch: pytest.MonkeyPatch, **parts: Any) -> None:
+    monkeypatch.setenv("AIRFLOW_CONN_CAIRN_SPARK", json.dumps(parts))
+
+
+def checkpoint(
+    monkeypatch: pytest.MonkeyPatch, commit: Callable[[], Any], *, sink_fails_for: int | None = None, **more: Any
+) -> tuple[Any, list[str]]:
+    """An operator that commits as told, and what else it was asked to do."""
+    asked: list[str] = []
+
+    def located(root: str, pipeline: str) -> Any:
+        asked.append(pipeline)
+        return SimpleNamespace(storage=None, url=f"{root}/{pipeline}")
+
+    def committed(at: Any, attempt: str) -> Any:
+        asked.append(f"commit {attempt}")
+        record = commit()
+        return SimpleNamespace(id=record.id, record=record, log=None)
+
+    def publish(at: Any, hook: Any, *, in_order: bool = False, **_: Any) -> None:
+        asked.append(f"publish {hook}{' in order' if in_order else ''}")
+        if sink_fails_for is not None:
+            raise errors.SinkFailed("the sink of 'p' failed", frozenset({sink_fails_for}))
+
+    for name, stand_in in (
+        ("location.locate", located),
+        ("commit_attempt.commit", committed),
+        ("publish_output.publish", publish),
+        ("clean_up_dropped.try_clean_up", lambda *_: asked.append("clean up")),
+    ):
+        monkeypatch.setattr(f"state_backend.checkpoint.{name}", stand_in)
+    operator = CommitCheckpointOperator(task_id="checkpoint", pipeline="p", root="memory://r", attempt="a1", **more)
+    return operator, asked
+
+
+def record() -> Any:
+    names = "changed_bytes uploaded_bytes state_bytes state_files keys keys_touched input_rows output_rows late_rows"
+    totals = SimpleNamespace(**{name: number for number, name in enumerate(names.split())})
+    return SimpleNamespace(
+        id=7, content=SimpleNamespace(base_id=6, interval=Interval(START, END), totals=totals, durations_us={})
+    )

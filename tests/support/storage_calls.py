@@ -19,6 +19,10 @@ STEP_BYTES = 5 * 1024 * 1024 if SEAWEEDFS else 256 * 1024
 OLD, NEW, LARGE = b"old" * 100, b"new" * 200, os.urandom(2 * STEP_BYTES + 77)
 
 
+def paths(storage: Storage, prefix: str) -> list[str]:
+    return [info.path for info in storage.list(prefix)]
+
+
 def generation(storage: Storage, path: str) -> int:
     info = storage.stat(path)
     assert info is not None

@@ -33,11 +33,11 @@ from state_backend.values.airflow_runs import DagRun, DagSchedule, FailingTask, 
 from state_backend.values.inputs import Edge
 from state_backend.values.intervals import to_ms
 from tests.support.browser import browser, save_picture
+from tests.support.chain_world import World
 from tests.support.checkpoints import day
 from tests.support.readability import set_window
 from tests.support.shown_app import shown_app
 from tests.support.shown_pipelines import STATES, ShownFolder, run_id
-from tests.unit.test_chains import World
 
 ROOT = "gs://shop-data/state"
 NOW = day(9).end + timedelta(hours=12)

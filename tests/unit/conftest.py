@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,3 +23,22 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     questions: list[dict[str, Any]] = []
     monkeypatch.setattr("airflow.sdk.execution_time.hitl.upsert_hitl_detail", lambda **more: questions.append(more))
     return questions
+
+
+@pytest.fixture
+def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
+    """Makes the driver do the given thing; returns the directory where it leaves its traces."""
+    from tests.support.operator_calls import FAKE_DRIVER  # imports Airflow
+
+    (tmp_path / "fake_driver.py").write_text(FAKE_DRIVER)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("FAKE_DRIVER_DIR", str(tmp_path))
+    monkeypatch.setenv("AIRFLOW_CONN_CAIRN_SPARK", '{"conn_type": "spark_connect", "host": "sc://h", "port": 7}')
+    monkeypatch.setattr("cairn_operators.driver_operator.DriverOperator.driver_module", "fake_driver")
+    monkeypatch.setattr("cairn_operators.earlier_runs._previous", lambda *_: None)
+
+    def behave(what: str) -> Path:
+        monkeypatch.setenv("FAKE_DRIVER", what)
+        return tmp_path
+
+    return behave

@@ -32,7 +32,7 @@ from state_backend.values.errors import AlreadyExists, BaseMoved, StateUnusable,
 from state_backend.values.marks import Published
 from state_backend.values.records import Record, SweepRecord
 from state_backend.values.retention import KeepLast
-from tests.support import commit_world, interleavings
+from tests.support import commit_actors, interleavings
 from tests.support.commit_scenarios import SCENARIOS, TIGHT, Scenario, nothing_lost
 from tests.support.coordinator import Coordinator
 from tests.support.interleavings import Replay, Violation
@@ -444,7 +444,7 @@ def leases_are_listed_before_the_log_is_read(real: Any, self: Coordinator) -> An
         return real(self)
 
 
-@bug("an attempt that drops what it reads", commit_world, "take_lease")
+@bug("an attempt that drops what it reads", commit_actors, "take_lease")
 def a_reader_looks_at_the_log_before_its_lease_is_there(real: Any, storage: Any, checkpoint_id: int, what: str) -> Any:
     leasing.check_retained(storage, checkpoint_id)
     with mock.patch.object(leasing, "check_retained", lambda storage, checkpoint_id: None):
