@@ -378,7 +378,11 @@ def test_a_state_that_retention_dropped_is_named_before_spark_starts() -> None:
     up.run(day(1), "u3", digest=3, run=own_run("direct__"))
     assert pin(world.chains(), reader, edge)[1] == (3,)
     up.run(day(2), "u4", digest=4, run=own_run("direct__"))
-    assert world.chains().judged(ROOT, "down")[day(1)].why.endswith("after they were read; retention has dropped this state")
+    assert (
+        world.chains()
+        .judged(ROOT, "down")[day(1)]
+        .why.endswith("after they were read; retention has dropped this state")
+    )
     with pytest.raises(StateGapError, match=r"cairn run --code module:NAME --root .* --reprocess all"):
         pin(world.chains(), reader, edge)
     planned = plan_chain(world.stages(), START + 99 * DAY)[1]

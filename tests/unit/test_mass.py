@@ -10,7 +10,7 @@ import ast
 from state_backend.values.parse_source import parse_source
 from tests.tools.mass import FOLDERS, ROOT, mass
 
-MOST_METHODS, MOST_LINES_OF_A_MODULE, MOST_LINES_OF_TESTS = 25, 800, 82_358
+MOST_METHODS, MOST_LINES_OF_A_MODULE, MOST_LINES_OF_TESTS = 25, 800, 82_366
 
 # For each room, the most lines of its files, and the most tokens without comments and docstrings.
 BUDGETS = {
@@ -35,15 +35,15 @@ BUDGETS = {
     "jobs/cairn/trials": (1_153, 8_165),
     "jobs/local_stack": (1_616, 9_366),
     "jobs/pipelines": (961, 5_591),
-    "plugins/cairn_operators": (5_155, 28_426),
+    "plugins/cairn_operators": (5_155, 28_424),
     "plugins/cairn_provider": (89, 321),
-    "plugins/cairn_ui": (3_432, 24_974),
+    "plugins/cairn_ui": (3_431, 24_969),
     "state_backend": (5, 0),
     "state_backend/adapters": (3_969, 25_943),
     "state_backend/chains": (997, 8_870),
-    "state_backend/checkpoint": (5_825, 37_839),
+    "state_backend/checkpoint": (5_819, 37_812),
     "state_backend/formats": (5_984, 39_841),
-    "state_backend/inspection": (3_837, 31_003),
+    "state_backend/inspection": (3_837, 30_986),
     "state_backend/ports": (200, 378),
     "state_backend/shard": (1_593, 9_466),
     "state_backend/state": (3_087, 26_226),

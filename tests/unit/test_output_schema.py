@@ -313,8 +313,8 @@ def test_a_file_with_other_rows_than_recorded_is_refused(tmp_path: Path) -> None
     made.run(day(1), "d1", A, {"a": 1})
     source = made.source()
     reader: Any = source.reader(source.schema())
-    reader._files = [replace(file, rows=2) for file in reader._files]
     (partition,) = reader.partitions()
+    partition.file = replace(partition.file, rows=2)
     with pytest.raises(CorruptFile, match="has 1 rows, but its record says 2; put the file back from a copy"):
         list(reader.read(partition))
 
@@ -330,6 +330,10 @@ def test_files_without_a_recorded_schema_are_asked_for_it(tmp_path: Path, late: 
     made.run(day(1), "again", A, {"a": 1}, late=late, recorded=False, digest=5)
     expected = [{"b": None, "a": 1}, {"b": "x", "a": 2}]
     assert made.read(**options) == expected
+    dated = made.read(**options, interval_column="at")
+    assert [row.pop("at") for row in dated] == [day(1).start, day(2).start] and dated == expected
+    with pytest.raises(UsageError, match="interval_column 'A': the output has a column of this name"):
+        made.read(**options, interval_column="A")
     assert made.read(start=day(3).start.isoformat(), **options) == []
     assert {*made.source(start=day(3).start.isoformat(), **options).schema().names} == {"a", "b"}
     made.run(day(3), "d3", {"c": "date", "a": "byte"}, {"c": None, "a": 3}, late=late)
