@@ -73,7 +73,13 @@ def judge_part(read: InputPart, now: list[Piece], name: str, *, known_until: int
         return Verdict(
             kind="unknown", why=f"{shown} is newer than the reading, and the records have no digest of its rows"
         )
-    return None if current == read.digest else Verdict(kind="stale", why=f"{shown} changed rows after they were read")
+    return (
+        None
+        if current == read.digest
+        else Verdict(
+            kind="stale", why=f"{name} {newer[0].interval} was changed by checkpoint {newer[0].id} after it was read"
+        )
+    )
 
 
 @dataclass(frozen=True)

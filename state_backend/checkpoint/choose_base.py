@@ -217,7 +217,7 @@ def why_stale(log: Log, stale_by: int) -> str:
         return f"checkpoint {stale_by} later changed an earlier interval"
     if kind_of(cause) == "restore":
         return f"checkpoint {stale_by} later restored the state at {format_instant(interval_of(cause).end)}"
-    return f"checkpoint {stale_by} made {interval_of(cause)} again, with another result"
+    return f"checkpoint {stale_by} recomputed {interval_of(cause)} with another result"
 
 
 def _start_before(schedule: Schedule | None, end: datetime, length: timedelta) -> datetime:

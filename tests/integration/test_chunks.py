@@ -203,7 +203,7 @@ def test_a_range_source_whose_rows_may_differ_is_asked_for_each_interval(
 WHY_ALONE = {
     "a union": "one by one: the source's query has a union",
     "its own output": "seems to read what this pipeline writes",
-    "its sink's table": "one by one: the source may read what the pipeline's sink wrote",
+    "its sink's table": "one by one: the source might read what this pipeline's sink writes",
 }
 
 

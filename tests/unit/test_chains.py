@@ -57,7 +57,7 @@ def test_commands_name_what_a_correction_changed(tmp_path: Path) -> None:
 
     said = cairn("status", "--pipeline", "report")
     assert said.exit_code == 1
-    assert f"{day(2)} is out of date: sales {day(2)}, checkpoint 3 changed rows after they were read" in said.stdout
+    assert f"{day(2)} is out of date: sales {day(2)} was changed by checkpoint 3 after it was read" in said.stdout
     shown = json.loads(cairn("status", "--pipeline", "board", "--json").stdout)
     assert [(one["start"], one["kind"]) for one in shown["outdated"]] == [("2024-01-02T00:00:00Z", "pending")]
     listed = {line.split()[0]: line for line in cairn("status").stdout.splitlines()[1:4]}
@@ -96,7 +96,7 @@ def test_status_names_the_way_from_a_cause_and_heals_the_chain_where_an_earlier_
     assert asked("board", "2024-01-02T12:00") == ([("sales", "corrected", 4), *follow], heal)
     after = [
         ("sales", "corrected", 4),
-        ("sales", f"stale: checkpoint 4 made {day(2)} again, with another result", None),
+        ("sales", f"stale: checkpoint 4 recomputed {day(2)} with another result", None),
         ("report", "pending", None),
     ]
     assert asked("report", "2024-01-03")[0] == after
@@ -379,9 +379,7 @@ def test_a_state_that_retention_dropped_is_named_before_spark_starts() -> None:
     assert pin(world.chains(), reader, edge)[1] == (3,)
     up.run(day(2), "u4", digest=4, run=own_run("direct__"))
     assert (
-        world.chains()
-        .judged(ROOT, "down")[day(1)]
-        .why.endswith("after they were read; retention has dropped this state")
+        world.chains().judged(ROOT, "down")[day(1)].why.endswith("after it was read; retention has dropped this state")
     )
     with pytest.raises(StateGapError, match=r"cairn run --code module:NAME --root .* --reprocess all"):
         pin(world.chains(), reader, edge)

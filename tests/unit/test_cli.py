@@ -84,7 +84,7 @@ def test_a_stale_checkpoint_is_repaired_by_a_re_run_with_the_same_state(tmp_path
     pipeline = RealPipeline(tmp_path, policy=KeepLast(10))
     for n, value in ((1, 1), (2, 2), (3, 3), (1, 7)):
         pipeline.run(n, f"{n} {value}", {"a": value})
-    assert cairn(tmp_path, "status").stdout.count("checkpoint 4 made [2024-01-01T00:00:00Z") == 3
+    assert cairn(tmp_path, "status").stdout.count("checkpoint 4 recomputed [2024-01-01T00:00:00Z") == 3
     for n in (2, 3):
         assert pipeline.run(n, f"again {n}", {"a": n}).record.reproduces == n
     said = cairn(tmp_path, "status")
@@ -135,7 +135,7 @@ def test_status_names_what_is_wrong_and_its_command_repairs_it(root: Path) -> No
     assert said.exit_code == 1, said.stdout
     lines = said.stdout.splitlines()
     assert lines[0] == "next: [2024-01-06T00:00:00Z, 2024-01-07T00:00:00Z), which can't start"
-    changed = "checkpoint 7 made [2024-01-03T00:00:00Z, 2024-01-04T00:00:00Z) again, with another result"
+    changed = "checkpoint 7 recomputed [2024-01-03T00:00:00Z, 2024-01-04T00:00:00Z) with another result"
     assert {f"  checkpoint 4: {changed}", "  checkpoint 5: a test says so"} <= set(lines)
     assert lines[-1] == f"cairn heal --root {root} --pipeline counting --to 2024-01-05T00:00:00Z --dag counting"
     pipeline = RealPipeline(root)

@@ -573,7 +573,7 @@ def test_a_wide_graph_has_no_line_through_a_pipeline() -> None:
 @pytest.mark.long("seconds", runs_in="ci")
 def test_each_situation_of_the_pictures_has_its_sentence_and_its_command(tmp_path: Path) -> None:
     said = {
-        "overview": "again, with another result. Checkpoint 6 and those that follow from it have the old result.",
+        "overview": "with another result. Checkpoint 6 and those that follow from it were built on the old one.",
         "overview-clicks": "try 3 of 4 of task process",
         "overview-orders": "was due, but has no run and no checkpoint. effect Nothing after 2024-01-06",
         "overview-visits": "is quarantined: full validation: 2 findings. total: 14 of 2,162 values of n are not between 0",

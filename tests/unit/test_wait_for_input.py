@@ -165,7 +165,7 @@ def test_an_interval_behind_a_corrected_input_waits_for_heal(world: World, capsy
     deferred = world.defers(world.begin)
     assert isinstance(deferred.trigger, PreviousCheckpointTrigger) and deferred.kwargs["by_input"]
     said = capsys.readouterr().out
-    assert f"sales {day(2)}, checkpoint 4 changed rows after they were read" in said
+    assert f"sales {day(2)} was changed by checkpoint 4 after it was read" in said
     assert f"cairn heal --root {ROOT} --pipeline {PIPELINE} --to 2024-01-02T00:00:00Z --dag d --chain" in said
     world.defers(lambda: world.resume(deferred, 60))
     assert world.drivers == 1

@@ -144,7 +144,7 @@ def why_not_any(pipeline: Pipeline, plan: IntervalPlan, read: Read | None) -> st
     # The rows of upstreams, and those of listed files alone, are known not to be the sink's.
     named = plan.job.content.inputs or ((listed or position.get("files") == []) and reads_once(plan.inputs.rows))
     if pipeline.sink is not None and not named:
-        return "the source may read what the pipeline's sink wrote, since its position does not list all that it reads"
+        return "the source might read what this pipeline's sink writes; list all files that it reads in its position, with lengths"
     if looks_up_names(plan.inputs.rows):
         return "the source names a table or view, which may be another one when the query runs"
     if read is not None and read.together is not None:

@@ -115,7 +115,7 @@ def _newest_events(spark: SparkSession, inputs: Sequence[Inputs], column: str) -
 
 
 def have_changed(at: Location, log: Log, inputs: Sequence[InputRead], chains: Chains | None = None) -> bool:
-    """Return True if an upstream no longer has what an interval has read. `log`: The pipeline's own."""
+    """Return True if an upstream has replaced what an interval has read. `log`: The pipeline's own."""
     chains = chains or Chains()
     chains.log(at.root, at.pipeline, log)
     judged = [chains.judge_read(at.root, at.pipeline, read) for read in inputs if read.edge.tracked]
@@ -123,9 +123,9 @@ def have_changed(at: Location, log: Log, inputs: Sequence[InputRead], chains: Ch
 
 
 def as_it_is_now(at: Location, log: Log, job: IntervalJob) -> IntervalJob | None:
-    """Return the job of an interval that is committed next, with where the logs of its upstreams end now.
+    """Return the job of the interval that is committed next, with the current ends of its upstreams' logs.
 
-    Return None if an upstream no longer has what the interval has read.
+    Return None if an upstream has replaced what the interval has read.
     """
     content, chains = job.content, Chains()
     if not content.inputs:

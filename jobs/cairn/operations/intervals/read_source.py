@@ -90,10 +90,10 @@ def reads_ranges(source: object) -> bool:
 
 
 def read_range(spark: SparkSession, pipeline: Pipeline, intervals: Sequence[Interval], root: str) -> list[Read]:
-    """Ask a source for intervals that follow each other. Return what it says of each.
+    """Ask a source for intervals that follow each other, by one query. Return its answer for each.
 
-    Of another pipeline, they end before the first interval that it has not committed. Raise `SourceError` if a query
-    combines rows, since these may be rows of different intervals.
+    The answers end before the first interval that an upstream has not committed. Raise `SourceError` if the query
+    aggregates, joins or limits rows: it could mix those of different intervals.
     """
     with _asking(pipeline, intervals[0]) as (where, noticed):
         if isinstance(pipeline.source, Upstreams):

@@ -54,7 +54,7 @@ def has_union(rows: Any) -> bool:
 
 
 def reads_once(rows: Any) -> bool:
-    """Return True if a query reads one table or set of files at most. Views and SQL of Spark Connect may read more."""
+    """Return True if a query reads at most one table or one set of files. A view of Spark Connect counts as a table."""
     if isinstance(rows, LocalRows):
         return True
     if is_connect(rows):
