@@ -1,7 +1,7 @@
 """Prints the versions of requirements.lock except those of the packages that `pip install cairn-state[...]` names itself.
 
-`make test-lowest` lets these packages be as old as pyproject.toml allows, and changes nothing else. Airflow and
-PySpark stay as they are: `make test-versions` has older ones.
+`make test-lowest` lets these packages be as old as pyproject.toml allows, and changes nothing else. Airflow, PySpark
+and PyArrow stay as they are: `make test-versions` has older ones, and PyArrow 18 can't add a field to a struct.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ named = [
     *project["dependencies"],
     *(one for extra in extras.keys() - {"airflow", "openlineage"} for one in extras[extra]),
 ]
-lowest = {re.split(r"[\[>=<]", one)[0] for one in named} - {"pyspark"}
+lowest = {re.split(r"[\[>=<]", one)[0] for one in named} - {"pyspark", "pyarrow"}
 for line in (REPOSITORY / "requirements.lock").read_text().splitlines():
     if "==" in line and line.partition("==")[0] not in lowest:
         print(line.removesuffix("\\"))

@@ -103,10 +103,11 @@ def test_an_output_that_a_re_run_took_away_is_no_damage(root: Path) -> None:
     """A query that was planned before: it fails as a whole and says to ask again, it does not show rows of two results."""
     made = RealPipeline(root, policy=KeepLast(1))
     (_, files) = read_log(made.storage).current_outputs()[day(5)]
-    reader = _OutputReader(str(root / PIPELINE), list(files), (NO_COLUMNS,))
+    planned = [_File(day(5), file) for file in files]
+    reader = _OutputReader(str(root / PIPELINE), planned, NO_COLUMNS, None)
     made.run(5, "again5", {"a": 50})
     with pytest.raises(CairnError, match=r"a re-run replaced .* while this query ran; run the query again"):
-        list(reader.read(_File(files[0])))
+        list(reader.read(planned[0]))
 
 
 # --- what can be restored instead ---------------------------------------------------------------------------------------------------

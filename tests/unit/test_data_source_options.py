@@ -21,7 +21,7 @@ WHERE = {"root": "memory://options", "pipeline": "p"}
         (
             KeyedOutput,
             {"begin": "2024-01-01T00:00Z"},
-            "no option 'begin'\nThese exist: checkpoints, end, group, late, pipeline, root, start, valid",
+            "no option 'begin'\nThese exist: checkpoints, end, group, interval_column, late, pipeline, root, start, valid",
         ),
         (KeyedOutput, {"ends": "2024-01-01T00:00Z"}, "no option 'ends'\nDid you mean 'end'"),
         (KeyedOutput, {"path": "/data/p"}, "no option 'path'; load() takes no path"),
