@@ -132,7 +132,7 @@ def facts_of(look: Look, airflow: FromAirflow, now: datetime) -> Facts:
 
 def _strip_of(log: Log, facts: Facts, runs: tuple[DagRun, ...]) -> Strip:
     results = newest_results(log, unusable_checkpoints(log))
-    # By its inputs, a result may be out of date although its own log says nothing.
+    # A result may be out of date because its inputs changed. Its own log does not say so.
     for interval, verdict in () if facts.status is None else facts.status.outdated:
         if interval in results and not results[interval].trouble:
             results[interval] = results[interval]._replace(trouble=verdict.kind)

@@ -73,13 +73,10 @@ def judge_part(read: InputPart, now: list[Piece], name: str, *, known_until: int
         return Verdict(
             kind="unknown", why=f"{shown} is newer than the reading, and the records have no digest of its rows"
         )
-    return (
-        None
-        if current == read.digest
-        else Verdict(
-            kind="stale", why=f"{name} {newer[0].interval} was changed by checkpoint {newer[0].id} after it was read"
-        )
-    )
+    if current == read.digest:
+        return None
+    why = f"{name} {newer[0].interval} was changed by checkpoint {newer[0].id} after it was read"
+    return Verdict(kind="stale", why=why)
 
 
 @dataclass(frozen=True)

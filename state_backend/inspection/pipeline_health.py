@@ -242,7 +242,8 @@ def broken(facts: Facts) -> Broken | None:
 
 
 def _find_failed(interval: Interval, runs: Sequence[DagRun]) -> Trouble | None:
-    # A run that succeeded later, such as a manual one, makes up for the failure. One in progress may.
+    # A later run of the interval that succeeded, also a manual one, makes up for the failure. A run in progress counts
+    # as such a run, since it may yet succeed.
     last = sorted(runs, key=lambda run: (run.unfinished, run.ended or run.due or interval.end), reverse=True)
     failed = [*takewhile(lambda run: run.state == "failed", last)]
     if not failed:

@@ -42,7 +42,7 @@ from tests.support.sink_calls import SECONDS
 @SECONDS
 @pytest.mark.parametrize("rows", [1, 0])
 def test_a_call_of_iceberg_that_dies_at_any_request(rows: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The process dies before or after each request to the catalog and to the files. Then the call is repeated."""
+    """For each request to the catalog or the files, one case dies before it and one after. Then the sink is called again."""
     old, new = (
         pa.table({"user": users, "clicks": range(len(users))}) for users in (["old"], ["ann", "bob"][: 2 * rows])
     )

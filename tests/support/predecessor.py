@@ -31,7 +31,7 @@ NOW_S = 1_700_000_000.0
 
 
 class Airflow:
-    """What the operator asks and is told, and a clock. The pipeline has days 1 and 2; the run is that of day 3."""
+    """The operator of day 3's run, with made-up answers of Airflow and a made-up clock. Days 1 and 2 have checkpoints."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, folder: Folder) -> None:
         self.runs = [before("running", "running", None, clear=1)]

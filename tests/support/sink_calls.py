@@ -1,4 +1,4 @@
-"""Calls of the sinks that tests interrupt, and the mark of the tests that need another system than Delta."""
+"""The sink calls that tests interrupt, and the marker of tests that need a system other than Delta."""
 
 from __future__ import annotations
 

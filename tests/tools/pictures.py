@@ -255,7 +255,7 @@ def extremes(folder: Path, many: int = 400) -> list[tuple[list[Shown], dict[str,
 
 
 def take(shown: list[Shown], paths: dict[str, str], folder: Path, widths: Sequence[int] = ()) -> None:
-    """Take a picture of each view in both themes, at each width or else 1,280 px wide."""
+    """Take a picture of each view in both themes, at each of the widths; without widths, at 1,280 px."""
     with served(shown) as url:
         for width in widths or (1280,):
             with browser(width, 900) as chrome:

@@ -129,7 +129,7 @@ def surely_computed(
 def why_never(pipeline: Pipeline, mode: str) -> str | None:
     """Return why each interval needs a job of its own; None if intervals of the pipeline may be computed together."""
     if isinstance(pipeline.source, Upstreams) and any(edge.back for edge in pipeline.source.edges.values()):
-        return "another pipeline's earlier interval may read this pipeline's interval before"
+        return "an upstream is read with `back`, so it may read this pipeline in turn"
     if not pipeline.read_ahead:
         return "the source reads the pipeline's own output"
     if mode == "changelog":
@@ -139,20 +139,23 @@ def why_never(pipeline: Pipeline, mode: str) -> str | None:
 
 def why_not_any(pipeline: Pipeline, plan: IntervalPlan, read: Read | None) -> str | None:
     """Return why the interval can't be in a chunk, whatever its place. `read`: What the source has answered."""
-    position = plan.job.content.source_position
-    listed = recorded_lengths(position) is not None
-    # The rows of upstreams, and those of listed files alone, are known not to be the sink's.
-    named = plan.job.content.inputs or ((listed or position.get("files") == []) and reads_once(plan.inputs.rows))
-    if pipeline.sink is not None and not named:
+    if pipeline.sink is not None and not _are_never_the_sinks(plan):
         return "the source might read what this pipeline's sink writes; list all files that it reads in its position, with lengths"
     if looks_up_names(plan.inputs.rows):
         return "the source names a table or view, which may be another one when the query runs"
     if read is not None and read.together is not None:
         return None
     # Spark makes one union of the unions of all intervals, so the plan would not tell which branch is whose.
-    if listed and has_union(plan.inputs.rows):
+    if recorded_lengths(plan.job.content.source_position) is not None and has_union(plan.inputs.rows):
         return "the source's query has a union"
     return None
+
+
+def _are_never_the_sinks(plan: IntervalPlan) -> bool:
+    """Return True if the rows are those of upstreams, or of the files that the position lists, and no others."""
+    position = plan.job.content.source_position
+    listed = recorded_lengths(position) is not None or position.get("files") == []
+    return bool(plan.job.content.inputs) or (listed and reads_once(plan.inputs.rows))
 
 
 def why_not_first(plan: IntervalPlan) -> str | None:
