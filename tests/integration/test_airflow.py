@@ -360,6 +360,9 @@ def test_stopping_with_a_savepoint_loses_no_interval(
     assert read_savepoint(LocalStorage(folder)).content.interval.start.isoformat() == day(5)
     assert states(airflow, run)["process"] == "success" and states(airflow, run)["checkpoint"] != "success"
     assert airflow.client.call("GET", f"/api/v2/dags/{DAG}")["is_paused"]
+    pause = [*command[:3], "pause", "--pipeline", DAG, "--airflow", airflow.client.url, "--json"]
+    told = subprocess.run(pause, cwd=ROOT, env=airflow.env, capture_output=True, check=True, timeout=60).stdout
+    assert json.loads(told) == {"paused": DAG, "waiting_runs": [run]}
 
     airflow.client.pause(DAG, False)
     assert airflow.client.wait_for_runs(DAG, [run], timeout_s=120) == {run: "success"}

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 import pytest
 
 from cairn.command.airflow_rest import AirflowRest
-from cairn.command.stop_dag import StopPlan, commit_prepared, plan_stop, stopped
+from cairn.command.stop_dag import StopPlan, commit_prepared, pause_dag, plan_stop, stopped
 from state_backend.formats import paths
 from state_backend.values.errors import CorruptRecord, StorageUnavailable
 from tests.support.checkpoints import Folder, day, run
@@ -76,6 +76,16 @@ def test_a_task_that_does_not_end_is_named_and_the_dag_as_before(paused: bool) -
     ):
         raise AssertionError("not reached")
     assert dag.paused == paused
+
+
+def test_cairn_pause_says_once_what_it_waits_for_and_leaves_the_dag_paused() -> None:
+    dag, said = FakeDag(RUNNING, RUNNING, PROCESSED), list[str]()
+    assert pause_dag(dag, "d", "", timeout_s=10, say=said.append, wait=lambda s: None) == ("r",)
+    assert (said, dag.paused) == (["waiting for: r/process"], True)
+    dag, now = FakeDag(RUNNING), iter(range(0, 1000, 5))
+    with pytest.raises(StorageUnavailable, match=r"still active after 10 s: r/process\nThe DAG is paused\."):
+        pause_dag(dag, "d", "The DAG is paused", timeout_s=10, wait=lambda s: None, monotonic=lambda: float(next(now)))
+    assert dag.paused
 
 
 @pytest.mark.parametrize("paused", [False, True])

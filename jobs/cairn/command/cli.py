@@ -20,7 +20,7 @@ from state_backend.values.hide_secrets import hide_title
 HELP = """
 Show and check the state of a pipeline, run intervals, and take, restore and fork state.
 
-Most commands need neither Spark nor Airflow. Only run, heal --code, try, promote, validate, savepoints and spark need Spark, and replay for some sources. Only backfill, heal and stopping a DAG need Airflow.
+Most commands need neither Spark nor Airflow. Only run, heal --code, try, promote, validate, savepoints and spark need Spark, and replay for some sources. Only backfill, heal, pause and savepoint --stop need Airflow.
 
 Exit codes: 0 success, 1 the command found a problem or can't use the state, the input or the pipeline's code, 2 the call is wrong, 3 the storage failed or refused.
 """
@@ -40,6 +40,7 @@ _TABLE = {
         "new_pipeline:new": "Write a new pipeline that can run at once: code, DAG, tests and sample data. Never overwrite a file.",
         "run:run": "Process and commit intervals of a pipeline here and now, without Airflow.",
         "backfill:backfill": "Run a chosen range of a DAG's intervals in order, again if they ran before, by a backfill of Airflow. Unpause the DAG.",
+        "pause:pause": "Pause a pipeline's DAG, and wait until none of its tasks runs.",
         "spark_server:spark": "Run a Spark Connect server in the foreground, until Ctrl-C; or with --prepare make Spark start faster.",
     },
     "Repair": {

@@ -8,7 +8,8 @@ ended waits for its `checkpoint` task until the DAG is unpaused. Therefore `stop
 3. commit what was prepared and not committed, as the waiting `checkpoint` task would. This task later finds the commit
    and only calls the sink.
 
-If a step fails, `stopped` unpauses the DAG again, except if the DAG was paused before.
+If a step fails, `stopped` unpauses the DAG again, except if the DAG was paused before. `cairn pause` only takes steps 1
+and 2, and leaves the DAG paused.
 """
 
 from __future__ import annotations
@@ -86,20 +87,14 @@ def stopped(
     """
     paused_before = airflow.is_paused(dag_id)
     try:
-        airflow.pause(dag_id, True)
-        deadline_s, quiet = monotonic() + timeout_s, 0
-        while True:
-            plan = plan_stop(airflow.running(dag_id))
-            quiet = 0 if plan.under_way else quiet + 1
-            if quiet == _LOOKS_IN_A_ROW:
-                break
-            if plan.under_way and monotonic() > deadline_s:
-                raise StorageUnavailable(
-                    f"tasks of DAG {dag_id!r} are still active after {timeout_s:.0f} s: {', '.join(plan.under_way)}\nThe DAG is "
-                    f"{'still paused' if paused_before else 'unpaused again'}. Try again with a longer time in {Variable.AIRFLOW_WAIT}"
-                )
-            wait(1.0)
-        yield plan.uncommitted
+        yield pause_dag(
+            airflow,
+            dag_id,
+            "The DAG is still paused" if paused_before else "The DAG is unpaused again",
+            timeout_s=timeout_s,
+            wait=wait,
+            monotonic=monotonic,
+        )
     except BaseException:
         if not paused_before:
             try:
@@ -107,6 +102,37 @@ def stopped(
             except CairnError as error:
                 log.warning("DAG %s is still paused; unpause it when Airflow answers: %s", dag_id, error)
         raise
+
+
+def pause_dag(
+    airflow: DagControl,
+    dag_id: str,
+    left: str,
+    *,
+    timeout_s: float,
+    say: Callable[[str], None] = lambda text: None,
+    wait: Callable[[float], None] = time.sleep,
+    monotonic: Callable[[], float] = time.monotonic,
+) -> tuple[str, ...]:
+    """Pause a DAG, wait until no task is active, and return the ids of the runs to commit. `left`: The DAG's state
+    after a timeout, for the message."""
+    airflow.pause(dag_id, True)
+    deadline_s, quiet, said = monotonic() + timeout_s, 0, ""
+    while True:
+        plan = plan_stop(airflow.running(dag_id))
+        quiet = 0 if plan.under_way else quiet + 1
+        if quiet == _LOOKS_IN_A_ROW:
+            return plan.uncommitted
+        active = ", ".join(plan.under_way)
+        if active and monotonic() > deadline_s:
+            raise StorageUnavailable(
+                f"tasks of DAG {dag_id!r} are still active after {timeout_s:.0f} s: {active}\n{left}. Try again with a longer "
+                f"time in {Variable.AIRFLOW_WAIT}"
+            )
+        if active not in ("", said):
+            say(f"waiting for: {active}")
+            said = active
+        wait(1.0)
 
 
 def commit_prepared(at: Location, runs: Sequence[str]) -> list[int]:
