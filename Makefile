@@ -20,7 +20,7 @@ endif
 endif
 endif
 
-.PHONY: help setup host java lock demo bench soak test-fast test test-all test-versions test-lowest lint fix api docs pictures docs-serve ui spark wheel clean clean-all
+.PHONY: help setup host java lock demo bench soak test-fast test test-all test-versions test-lowest lint fix api docs pictures docs-serve ui spark wheel release-check clean clean-all
 
 # A user's state, and Airflow's runs and connections: nothing can make these again.
 KEPT_BY_CLEAN := data airflow.db* airflow.postgres* .airflow-database .jwt-secret .fernet-key simple_auth_manager_passwords.json.generated
@@ -144,6 +144,9 @@ wheel: setup  ## dist/cairn_state-….whl, to install on other hosts
 	@$(VENV)/bin/uv build --quiet --offline --wheel --no-build-isolation --python $(PYTHON) --out-dir dist .
 	@# As after set-up: Airflow would load the plugins twice.
 	@rm -rf build *.egg-info
+
+release-check: setup  ## builds both archives, checks their metadata, and runs README's pipeline with each on each Python (PYTHONS="3.11 3.12 3.13")
+	@.ci/release-check
 
 clean:  ## removes what set-up, demo and tests make again; your state and Airflow's database stay
 	@rm -rf $(VENV) dist site logs data/demo data/soak data/flights data/weather .cache *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis spark-warehouse state_backend/values/_version.py
