@@ -14,8 +14,9 @@ If the clean-up's listing misses a lease, the reader wrote the lease after the l
 later than the clean-up did. If the clean-up found the checkpoint dropped, the reader finds it dropped too, and gives
 up.
 
-docs/design.md says how long a lease lasts, and which clock counts ("Leases"). If a reader's process was suspended and
-could not renew in time, the reader may find files deleted. It then fails as a reader without a lease does.
+docs/design-commits.md says how long a lease lasts, and which clock counts ("Leases"). If a reader's process was
+suspended and could not renew in time, the reader may find files deleted. It then fails as a reader without a lease
+does.
 """
 
 from __future__ import annotations

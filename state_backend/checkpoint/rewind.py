@@ -1,7 +1,7 @@
 """Rewind a pipeline to a checkpoint, or fork another pipeline from it: `restore` records, made without Spark.
 
-docs/design.md says which files a rewind and a fork name or copy ("Rewind and fork"). A process that stops during one of
-these steps leaves:
+docs/design-state.md says which files a rewind and a fork name or copy ("Rewind and fork"). A process that stops during
+one of these steps leaves:
 
     copy        files in the fork's folder that no record names, which a sweep deletes later
     prepare     attempts/<uuid>/prepared.json, whole or not at all

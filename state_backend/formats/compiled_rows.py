@@ -1,6 +1,6 @@
 """Compiler of row encoders and decoders. It writes loop-free code for one schema and runs the code with `exec`.
 
-docs/design.md compares its time with that of `row_codec`'s loops ("Decisions"). The loops handle all rows that the
+docs/design-state.md compares its time with that of `row_codec`'s loops ("State"). The loops handle all rows that the
 compiled code does not: rows with a null, with a value of another type than the decoded type, damaged rows, and rows of
 another version. So only the loops report errors.
 

@@ -1,6 +1,6 @@
 """Restore: open one shard of any key-group range from the manifests of a checkpoint.
 
-Source: the plan follows Flink's incremental restore. docs/design.md describes it ("Changed parallelism").
+Source: the plan follows Flink's incremental restore. docs/design-state.md describes it ("Changed parallelism").
 
 Each file's size and checksum are compared with the manifest while the file is fetched, because RocksDB opens a damaged
 SST without an error, and its iterators end early. Segments are replayed last, limited to the range. Each key group's

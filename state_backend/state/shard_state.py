@@ -6,7 +6,8 @@ Reads see earlier writes of the same interval. One batch of input is one round:
 3. `flush` writes the changes in one batch. The digest needs each replaced entry, so `flush` reads the replaced entries
    that were not read before.
 
-Memory is bounded in bytes, as docs/design.md says ("Reads and writes"). Only the values of a single call have no bound.
+Memory is bounded in bytes, as docs/design-state.md says ("Reads and writes"). Only the values of a single call have no
+bound.
 """
 
 from __future__ import annotations

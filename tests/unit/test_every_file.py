@@ -241,7 +241,7 @@ BRIEF = {
 }
 UNSEEN = ("refused", "taken: claimed.json", ".trials: trial.json")
 SILENT = {(kind, damage) for kind in UNSEEN for damage in (remove, folder)}
-"""Nobody can tell that such a file was there; docs/design.md says what that means."""
+"""Nobody can tell that such a file was there; docs/design-commits.md says what that means ("Lost or damaged files")."""
 
 
 @pytest.mark.parametrize("kind", BRIEF)

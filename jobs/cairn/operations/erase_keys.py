@@ -1,7 +1,7 @@
 """Remove keys from the newest state, in a commit of its own (`cairn erase`). This needs no Spark.
 
 `forget` rewrites shards and output, prepares, commits, exchanges the names of output files (`rewrite_outputs.py`), and
-cleans up. docs/design.md says what a stop in each step leaves ("Forget a key").
+cleans up. docs/design-state.md says what a stop in each step leaves ("Forget a key").
 
 After a stop in any step, intervals can start from the newest state. The same call continues: before the commit it
 begins again with a new attempt; after the commit it finds the record and does the remaining steps.

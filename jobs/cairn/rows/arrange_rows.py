@@ -3,7 +3,7 @@
 The job of a shard gets the tick first, and then the rows in the same order as from Spark's sort. The sort columns are
 the key group, the key, the kind (rows of the initial state before input rows), `order_by`, and all other columns. Last,
 a mask orders rows that differ only in 0.0 and -0.0. `cairn.rows.routing` describes the columns. docs/design.md compares
-the costs with Spark's sort.
+the costs with Spark's sort ("Sort").
 
 If a column is an array, a struct, or of a type that only Spark can order (such as a map), `plan_arrangement` returns
 None. Then Spark sorts the rows (`routing.route_in_order`).

@@ -1,8 +1,8 @@
 """Transport of a processor and its code to the workers.
 
 A Spark server lives longer than one interval, and its workers may have imported an older version of the processor. So
-the sources of the user's modules travel with every task (docs/design.md, "Code on the workers"). The processor's pickle
-names these modules, and does not contain their code.
+the sources of the user's modules travel with every task (docs/design-state.md, "Code on the workers"). The processor's
+pickle names these modules, and does not contain their code.
 
 While a worker unpickles the processor, it imports the modules from the shipped sources. So the worker runs exactly the
 driver's bytes. If an earlier task in this worker imported other bytes, the worker first removes the old modules. If the

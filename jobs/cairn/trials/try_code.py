@@ -3,8 +3,8 @@
 Production's state before an interval is forked into a root of the trial's own. There the intervals from this one on run
 with the new code, over the same input.
 
-docs/design.md describes the trial of a chain ("Trials"). Here, each pipeline of the chain is a level: first the tried
-one, then those that read it, at every depth.
+docs/design-state.md describes the trial of a chain ("Trials"). Here, each pipeline of the chain is a level: first the
+tried one, then those that read it, at every depth.
 
 Production is only read, except for a lease while its files are linked. The trial calls no sink and updates no Airflow
 asset. It is removed after a time. If a trial stops half-way, the same call continues. `state_backend.checkpoint.trials`

@@ -9,7 +9,8 @@ One call saves time in five ways:
 1. The programs start once.
 2. The log's records are read once.
 3. The source is asked for the next intervals while the shards compute the present ones.
-4. One Spark job computes a chunk of intervals. docs/design.md says which, and when the rest of a chunk is dropped.
+4. One Spark job computes a chunk of intervals. docs/design.md says which, and when the rest of a chunk is dropped
+   ("One job for several intervals").
 5. If the pipeline has no sink, the work after a commit (the clean-up) runs in a thread beside the next interval. It
    ends before the next commit. A sink runs before the next interval begins or is committed.
 """
