@@ -211,7 +211,7 @@ def test_deletions_are_counted_and_leave(tmp_path: Path) -> None:
 
 @pytest.mark.long("seconds", runs_in="ci")
 def test_a_history_stays_flat(tmp_path: Path) -> None:
-    """60 batches of 5 % of the keys, in two shards: the bounds that docs/history.md shows over 1,000 batches, a little wider."""
+    """60 batches of 5 % of the keys, in two shards: the bounds that docs/measurements.md shows over 1,000 batches, a little wider."""
     history = History(folder=tmp_path, keys=10_000, parallelism=2)
     history.load()
     live_bytes = history.compacted_bytes()
