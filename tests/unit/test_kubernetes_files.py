@@ -44,7 +44,7 @@ def test_the_memory_of_an_executor_is_that_of_the_docs() -> None:
         int, re.findall(r"(\d+) MiB for the JVM, .*With (\d) cores and (\d+) MiB, this is `(\d+)m`", page)[0]
     )
     assert jvm_mib + cores * worker_mib == example_mib
-    assert f"| {worker_mib} MiB; 892 MiB" in (REPOSITORY / "docs/storage.md").read_text()
+    assert f"| {worker_mib} MiB; 892 MiB" in (REPOSITORY / "docs/cost.md").read_text()
     wanted = jvm_mib + worker_mib * int(conf()["spark.executor.cores"]) + shm_mib
     assert conf()["spark.executor.memoryOverhead"] == f"{wanted}m"
 

@@ -1,4 +1,4 @@
-"""What an interval asks of the storage, by phase: docs/storage.md has the same table. More is a regression, less a figure to mend there."""
+"""What an interval asks of the storage, by phase: docs/requests.md has the same table. More is a regression, less a figure to mend there."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_a_disk_is_asked_for_names_too() -> None:
 @pytest.mark.parametrize(("intervals", "shards", "cents"), [(2, 2, 5.0), (2, 16, 21.6)])
 @pytest.mark.long("seconds", runs_in="ci")
 def test_the_prices_of_the_docs_are_those_of_the_counted_requests(intervals: int, shards: int, cents: float) -> None:
-    """In docs/storage.md: 0.5 cents for 1,000 writes or lists, and 0.04 for 1,000 reads or metadata requests."""
+    """In docs/requests.md and docs/cost.md: 0.5 cents for 1,000 writes or lists, and 0.04 for 1,000 reads or metadata requests."""
     asked = count(MemoryStorage(), intervals, shards).values()
     writes, lists, reads, looks, _ = map(sum, zip(*map(by_kind, asked), strict=True))
     assert round((writes + lists) * 0.5 + (reads + looks) * 0.04, 1) == cents

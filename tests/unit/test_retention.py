@@ -113,7 +113,7 @@ def held(retention: RetentionPolicy, every: timedelta) -> list[int]:
         (AllOf((KeepLast(9), KeepPerDay(2))), 1, (2, 24, 2)),
         (KeepPerDay(3), 1, (3, 24, 3)),
         (AnyOf((KeepLast(2), KeepPerDay(2))), 1, (3, 23, 2)),
-        # As docs/storage.md says.
+        # As docs/cost.md says.
         (default_retention(timedelta(hours=1)), 1, (81, 24, 33)),
         (default_retention(timedelta(days=1)), 24, (35, 1, 1)),
     ],
