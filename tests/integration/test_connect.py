@@ -294,7 +294,7 @@ atexit.register(lambda: open("modules.txt", "a").write("\\n".join(sys.modules) +
 def test_intervals_need_neither_py4j_nor_what_serverless_platforms_refuse(
     server: SparkConnectServer, tmp_path: Path
 ) -> None:
-    """An interval of Airflow's driver and one of `cairn run`. docs/platforms.md lists each request that they send."""
+    """An interval of Airflow's driver and one of `cairn run`. docs/requests.md lists each request that they send."""
     write_pipeline(tmp_path, "one", "hello")
     (tmp_path / "sitecustomize.py").write_text(LIMITED_CLIENT)
     result = process(tmp_path, server.url, 1, "attempt-1")
@@ -305,7 +305,7 @@ def test_intervals_need_neither_py4j_nor_what_serverless_platforms_refuse(
     assert "checkpoint 2, 2 rows in" in said
     assert not {"py4j", "pyspark.core"} & {*(tmp_path / "modules.txt").read_text().splitlines()}
     sent = [line.split() for line in (tmp_path / "requests.txt").read_text().splitlines()]
-    page = (ROOT / "docs" / "platforms.md").read_text().partition("## Spark Connect\n")[2]
+    page = (ROOT / "docs" / "requests.md").read_text().partition("## Requests to a Connect server\n")[2]
     listed = re.findall(r"^\| `(\w+)`", page.partition("\n## ")[0], re.MULTILINE)
     methods = {method for method, *_ in sent}
     assert methods <= {*listed} and ("CloneSession" in methods) == has("copies of Connect sessions")
