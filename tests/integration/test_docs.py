@@ -60,11 +60,15 @@ export_state(find_state(root="file:///data/state", pipeline="aircraft"), "/tmp/t
 }
 PROMPT = "(Pdb) "
 SLOW = {
+    "docs/deduplicate.md",
     "docs/first-pipeline.md",
+    "docs/joins.md",
     "docs/operating.md",
     "docs/ready-made.md",
+    "docs/top-n.md",
     "docs/trying.md",
     "docs/upgrade.md",
+    "docs/windows.md",
     "docs/wrong-balance.md",
 }
 

@@ -20,6 +20,10 @@ PAGES = [
     "docs/from-flink.md",
     "docs/settings.md",
     "docs/ready-made.md",
+    "docs/deduplicate.md",
+    "docs/top-n.md",
+    "docs/windows.md",
+    "docs/joins.md",
 ]
 _BLOCK = re.compile(
     r"^(?:<!-- not run: (?P<reason>[^\n]+) -->\n)?```(?P<kind>\w*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL
