@@ -67,24 +67,6 @@ def output(spark: SparkSession, tmp_path: Path, pipeline: Pipeline) -> list[dict
 
 
 @pytest.mark.spark
-def test_a_union_gives_the_processor_both_kinds(
-    spark: SparkSession, page: Callable[[str], Any], write: Write, tmp_path: Path
-) -> None:
-    orders = page("def clicks_and_orders(").ORDERS
-    hours = ("2024-01-01T00", "2024-01-01T01")
-    for hour, clicks, ordered in zip(
-        hours, ([("ann", at(0, 5), "/shoes")], []), ([], [("ann", at(1, 10), 80)]), strict=True
-    ):
-        write(f"clicks/{hour}", "user string, at timestamp, page string", clicks)
-        write(f"orders/{hour}", "user string, at timestamp, amount long", ordered)
-    for n, hour in enumerate(hours):
-        interval = Interval(START + n * HOUR, START + (n + 1) * HOUR)
-        record = run_interval(spark, orders, interval, f"file://{tmp_path}/state")
-        assert record.content.source_position == {"clicks": hour, "orders": hour}
-    assert output(spark, tmp_path, orders) == [{"user": "ann", "amount": 80, "page": "/shoes"}]
-
-
-@pytest.mark.spark
 def test_changes_of_a_table_come_as_rows(
     spark: SparkSession, page: Callable[[str], Any], write: Write, tmp_path: Path
 ) -> None:
@@ -94,7 +76,8 @@ def test_changes_of_a_table_come_as_rows(
         "sales/2024-01-01", "product string, at timestamp, pieces long", [("shoe", at(0, 5), 2), ("shoe", at(0, 15), 2)]
     )
     write("price_changes/2024-01-01", "product string, valid_from timestamp, price long", [("shoe", at(0, 10), 60)])
-    run_interval(spark, sales, Interval(START, START + DAY), f"file://{tmp_path}/state")
+    record = run_interval(spark, sales, Interval(START, START + DAY), f"file://{tmp_path}/state")
+    assert record.content.source_position == {"sales": "2024-01-01", "price_changes": "2024-01-01"}
     assert sorted(row["total"] for row in output(spark, tmp_path, sales)) == [100, 120]
 
 
@@ -174,21 +157,6 @@ def test_a_source_that_compares_rows_logs_a_warning(
     assert [text.partition(" (")[0] for text in caplog.messages if "stateful_source" in text] == [
         "pipeline 'warns': the source has dropDuplicates or distinct"
     ]
-
-
-@pytest.mark.spark
-def test_a_window_becomes_a_key_column(
-    spark: SparkSession, page: Callable[[str], Any], write: Write, tmp_path: Path
-) -> None:
-    readings = page("def readings_with_window(").READINGS
-    write(
-        "readings/2024-01-01T00",
-        "sensor string, at timestamp, celsius double",
-        [("s1", at(0, 1), 3.0), ("s1", at(0, 2), 5.0)],
-    )
-    run_interval(spark, readings, Interval(START, START + HOUR), f"file://{tmp_path}/state")
-    (row,) = output(spark, tmp_path, readings)
-    assert (row["day"], row["readings"], row["mean"]) == (at(), 2, 4.0)
 
 
 @pytest.mark.spark
