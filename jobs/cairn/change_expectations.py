@@ -20,18 +20,12 @@ class ChangeExpectations:
         least_rows: Lower limit of the number of rows, as a multiple of the base's number. 0.9 allows the loss of a
             tenth.
         most_rows: Upper limit of the number of rows, as a multiple of the base's number.
-        no_row_lost: True requires that each row of the base still exists. A value is identified by its key, a list
-            element by key and position, a map pair by key and user key, and a timer by key and time. The values of a
-            row may change. Three kinds of rows may be missing: rows that have expired since, timers that have fired
-            since, and rows that match `removable`.
+        no_row_lost: True requires that each row of the base still exists, with any values. Rows that have expired,
+            timers that have fired, and rows that match `removable` may be missing.
         removable: SQL condition on a row of the base, such as `"value.closed and key.region = 'eu'"`, that selects the
-            rows which the processor deletes on purpose. The state itself does not distinguish deletion from loss. The
-            columns of the condition are those of `format("keyed_state")`.
+            rows which the processor deletes on purpose.
         pairs: Great Expectations expectations on a table that joins both states, with one row for each row of either
-            state. All states have the columns `key_<field>`, `before_expires_at` and `now_expires_at`, and `fate`,
-            which is kept, new, expired, removed or lost. `lost_row` is the row's identity as JSON if `fate` is lost,
-            else null. Values, lists and maps have `before_<field>` and `now_<field>` for each field of the value.
-            Lists also have `pos`, maps `user_key_<field>`, and timers `expires_at`.
+            state.
 
     Example:
         ChangeExpectations(least_rows=0.9, most_rows=1.5, no_row_lost=True, removable="value.closed")

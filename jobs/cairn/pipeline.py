@@ -50,64 +50,51 @@ class Pipeline:
 
     Attributes:
         name: Name of the pipeline and of its folder below the root: letters, digits, `_ . -`. State belongs to the
-            name: another name is another pipeline, without state. `cairn fork` gives it the state.
-        start: Start of the first interval, with a time zone. Only the interval that starts here starts from empty
-            state. Never changes.
-        source: `(spark, interval) -> DataFrame`, or `-> (DataFrame, position)`. The position is a dict of JSON values
-            that identifies the input. If it contains `{"counts": {"rows": n}}`, Cairn checks that the processor got n
-            input rows.
-        key: Columns whose values identify a state, by name or as `F.col("user")`. Rows with equal values share state.
-            Null is a value too.
-        processor: A PySpark `StatefulProcessor`: its class, an instance, a `functools.partial` of the class, or a
-            function without parameters that returns an instance. Each task works on a copy. Arguments must be
-            picklable, because Cairn sends them to the tasks. A changed argument counts as changed code.
+            name.
+        start: Start of the first interval, with a time zone. Never changes.
+        source: `(spark, interval) -> DataFrame`, or `-> (DataFrame, position)`.
+        key: Columns whose values identify a state, by name or as `F.col("user")`. The names and types never change.
+        processor: A `StatefulProcessor` or `ArrowProcessor`: its class, an instance, a `functools.partial` of the
+            class, or a function without parameters that returns an instance.
         output_schema: Schema of the rows that the processor yields: DDL or a `StructType`. None: the processor derives
-            the schema from the input. The ready-made processors of `cairn.aggregates` and `cairn.processors` do this.
-        api: Interface of the processor: "row" (PySpark rows), "pandas" (DataFrames), or "arrow"
-            (`cairn.arrow_processor`: tables of many keys). The class of an `ArrowProcessor` sets "arrow" itself. A
-            function that returns an `ArrowProcessor` needs `api="arrow"`.
+            the schema from the input, as ready-made processors do.
+        api: Form of the processor: "row" (PySpark rows), "pandas" (DataFrames) or "arrow" (tables of many keys). The
+            class of an `ArrowProcessor` sets "arrow" itself; a function that returns one needs `api="arrow"`.
         time_mode: Clock of timers: "none", "processing" (the interval's end) or "event" (the watermark). Never changes.
         schedule: Where intervals begin and end: a cron text or preset in the time zone of `start`, `Cron(text, zone)`,
-            or a timedelta. The `process` task refuses a DAG with another schedule. None: the schedule of the DAG;
-            without Airflow, each interval is as long as the one before.
+            or a timedelta. The DAG must have the same. None: the schedule of the DAG; without Airflow, each interval is
+            as long as the one before.
         event_time: Timestamp column, for `time_mode="event"`.
         watermark_delay: How far behind the newest event a row may be, for `time_mode="event"`.
         watermark: "observed": the watermark follows the events seen, as in Spark. "interval": it follows the interval's
             end.
-        on_type_mismatch: Treatment of a value that does not fit its state's schema, in the row and pandas interfaces.
-            "error" stops the interval and names state and field. "null" stores NULL as Spark does, and logs a count for
-            each field.
-        dropped: Fields of states whose recorded values are given up, such as `["total.n"]`. Cairn refuses an interval
-            if a state no longer has a field that is neither here nor in `renamed`.
-        renamed: New names of fields of states, such as `{"total.n": "clicks"}`. Recorded values are kept.
-        stateful_source: "warn": a source whose plan compares rows with each other, such as `dropDuplicates`, logs a
-            warning, because the source sees the rows of one interval only. "allow" logs none.
-        read_ahead: True: a run of several intervals asks the source for later ones before earlier ones are committed,
-            and computes several by one Spark job. Pass False if the source reads what this pipeline writes: it would
-            miss the newest rows. Such a run is slower, because each interval has a job of its own.
-        time_zone: Zone of naive datetimes, in which the processor runs on every host. None takes the zone of the Spark
-            session (UTC through Airflow), which must be the zone that the base recorded. A zone that is named here may
-            change at any interval.
-        order_by: Columns that order the rows of one key. All other columns break ties. Default: the event time.
+        on_type_mismatch: What happens to a value that does not fit its state's schema, in the row and pandas forms.
+            "error" stops the interval. "null" stores NULL as Spark does, and logs a count for each field.
+        dropped: Fields of states whose values are given up, such as `["total.n"]`.
+        renamed: New names of fields of states, such as `{"total.n": "clicks"}`. Values are kept.
+        stateful_source: "warn": a source that compares rows with each other, as `dropDuplicates` does, logs a warning.
+            "allow": none.
+        read_ahead: True: a run of several intervals may compute several by one Spark job. Pass False if the source
+            reads what this pipeline writes: it would miss the newest rows. Such a run is slower.
+        time_zone: Zone of naive datetimes, on every host. It may change at any interval. None: the zone of the Spark
+            session (UTC through Airflow), which must not change.
+        order_by: Columns that order the rows of one key. Default: the event time.
         initial_state: `(spark) -> DataFrame` with the key columns and the columns for `handleInitialState`, or this
-            DataFrame grouped by the key. Only the interval that starts at `start` reads these rows.
+            DataFrame grouped by the key.
         parallelism: Number of shards, which is the number of Spark tasks. May change at any interval.
         max_parallelism: Number of key groups, the upper limit of `parallelism`. Never changes.
-        sink: `(spark or None, output paths, interval, checkpoint id)`, called after the commit, at least once. After an
-            exception Cairn calls the sink for this interval again with each later checkpoint. An empty list of paths
-            means that the interval no longer has output. `cairn.sinks` has ready-made sinks.
+        sink: `(spark or None, output paths, interval, checkpoint id)`, called after the commit, at least once.
+            `cairn.sinks` has ready-made sinks.
         sink_in_order: True keeps later intervals from the sink until the sink has accepted all earlier ones.
-        group: Name of a group of pipelines. `cairn publish --group` calls the sinks of all members together, once their
-            results fit together; the commit of an interval then calls no sink.
+        group: Name of a group of pipelines, whose sinks `cairn publish --group` calls together. A commit then calls no
+            sink.
         expectations: `() -> {state name: [Great Expectations expectations]}`, for validation.
         expectations_over_time: `() -> {state name: ChangeExpectations}`: limits on the change since the base.
-        expectations_memory_bytes: The most bytes of states that validation reads into the memory of the driver to
-            evaluate expectations. Above this limit Spark evaluates the expectations. 0: always Spark.
-        engine: RocksDB settings of each shard (memory, compaction), and the host's file cache.
-        changelog: Limits for mode "changelog": a checkpoint that exceeds them writes SSTs instead of segments.
-        retention: Policy that decides which checkpoints are retained. Each interval's commit records the policy.
-            Default: every checkpoint of the last two days (at most 300), the checkpoint that ends each day for 35 days,
-            and the ten newest.
+        expectations_memory_bytes: The most bytes of states for which the driver evaluates expectations. Above this
+            limit, Spark evaluates them. 0: always Spark.
+        engine: RocksDB settings of each shard, and the host's file cache.
+        changelog: Limits of checkpoint mode "changelog".
+        retention: Policy that decides which checkpoints are retained. None: the default policy.
         version: Name of this code for people, such as "2.1"; no effect on results. Default: the output of `git
             describe` for the processor's folder.
 

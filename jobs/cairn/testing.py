@@ -217,8 +217,8 @@ class PipelineTester:
         every: Length of the next interval, if `run` gets no interval. None: the pipeline's schedule, else an hour.
         initial_state: Rows that replace those of `Pipeline.initial_state`.
         initial_schema: Schema of `initial_state`. Give both or neither.
-        root: Root for the state, as for `run_interval`. A second tester on this root continues from the first tester's
-            checkpoints. None keeps the state in memory as long as the tester lives.
+        root: Root for the state. A second tester on this root continues from the first tester's checkpoints. None: the
+            state is in memory.
         time_zone: Zone of the session, used if the pipeline names no zone.
         mode: How checkpoints are stored: "incremental", "full" or "changelog".
         call_sink: True calls the pipeline's sink after each commit, with None for the Spark session.

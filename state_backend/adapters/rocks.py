@@ -65,26 +65,23 @@ class EngineOptions:
     Attributes:
         write_buffer_bytes: Bytes of writes that RocksDB keeps in memory before it writes them to a file.
         block_cache_bytes: The most memory for blocks read from files.
-        target_file_bytes: The size at which a merge begins a new file. Smaller files mean smaller uploads and more
-            files.
+        target_file_bytes: The size at which a merge begins a new file. Smaller files mean smaller uploads.
         bloom_bits_per_key: Bits of the Bloom filter for each key. More bits make lookups of absent keys faster.
         background_jobs: The most merges and flushes at the same time, and the most threads of a merge.
         compression: Compression of new files: "lz4" or "zstd". For text, "zstd" files are a quarter smaller; they need
-            more CPU where an interval reads few of many keys. Either setting can read the files of both.
+            more CPU where an interval reads few of many keys.
         most_sorted_runs: If a shard has more sorted runs than this at the end of an interval, the newest runs are
-            merged before the checkpoint takes the files.
+            merged.
         most_obsolete_percent: If a shard's files have more obsolete bytes than this percentage of its live bytes, the
-            shard is rewritten in the next interval that is its turn. The shards take turns over eight intervals, or
-            over as many intervals as there are shards if these are fewer.
+            shard is rewritten in one of the next eight intervals.
         consolidation_bytes: The most bytes that all shards together rewrite in one interval because of
             `most_obsolete_percent`.
         cache_dir: The folder where a host keeps files for later intervals; None for no cache. The host fills in
             `{temp}`, its folder for temporary files, and `{uid}`, the user's id.
         cache_bytes: The most bytes that the cache keeps. The cache also takes at most half of the disk space that the
             cache and the free space have together.
-        metadata_dir: A folder in memory for small files, less than 1 MB per store, that RocksDB syncs about ten times
-            at each open. The small files are stored beside the state if this is None, or if the folder does not exist
-            or is too full.
+        metadata_dir: A folder in memory for small files that RocksDB syncs at each open, less than 1 MB per store.
+            None: beside the state.
     """
 
     write_buffer_bytes: int = 64 * MIB

@@ -17,36 +17,26 @@ class Variable(StrEnum):
     default: str
     meaning: str
 
-    ROOT = (
-        "CAIRN_ROOT",
-        "storage URL of the folder that holds all pipelines; `--root` of the commands. The example DAGs take `file://<CAIRN_DATA>/state` without it",
-    )
+    ROOT = "CAIRN_ROOT", "storage URL of the folder that holds all pipelines; `--root` of the commands"
     PIPELINE = "CAIRN_PIPELINE", "name of a pipeline; `--pipeline` of the commands"
     CODE = "CAIRN_CODE", "place of a pipeline's declaration, as `module:NAME`; `--code` of the commands"
     SPARK = "CAIRN_SPARK", "address of Spark, `sc://host:port` or a master; `--spark` of the commands", "local[*]"
     SPARK_LOG = (
         "CAIRN_SPARK_LOG",
-        "level of the log lines of a Spark that a command starts: `off`, `error`, `warn`, `info`; `error` prints Spark's stack traces",
+        "log level of a Spark that a command starts: `off`, `error` (with Spark's stack traces), `warn`, `info`",
         "off",
     )
     AIRFLOW = "CAIRN_AIRFLOW", "address of Airflow, for `cairn backfill` and `cairn heal`", "http://127.0.0.1:8080"
-    AIRFLOW_TOKEN = (
-        "CAIRN_AIRFLOW_TOKEN",
-        "token of Airflow's API. An Airflow that you started by `make ui` on this machine needs none",
-    )
+    AIRFLOW_TOKEN = "CAIRN_AIRFLOW_TOKEN", "token of Airflow's API; an Airflow of `make ui` needs none"
     AIRFLOW_WAIT = (
         "CAIRN_AIRFLOW_WAIT",
-        "how long a command waits for Airflow: `cairn savepoint --stop` for running tasks, `cairn backfill` for the end of an earlier backfill",
+        "how long `cairn savepoint --stop` waits for running tasks, and `cairn backfill` for an earlier backfill",
         "30m",
     )
-    SPARK_TOKEN = (
-        "SPARK_CONNECT_AUTHENTICATE_TOKEN",
-        "token of a Spark Connect server. A server that you started by `cairn spark` on this machine needs none",
-    )
+    SPARK_TOKEN = "SPARK_CONNECT_AUTHENTICATE_TOKEN", "token of a Spark Connect server; a server of `cairn spark` needs none"
     DAEMON_IDLE_S = (
         "CAIRN_DAEMON_IDLE_S",
-        "idle seconds after which a Python daemon ends, on a Connect server and its executors; 30 for a daemon of one session. "
-        "0: never ([Clusters](clusters.md#a-shared-connect-server))",
+        "idle seconds after which a Python daemon of a [Connect server](clusters.md#a-shared-connect-server) ends. 0: never",
         "600",
     )
     STATE_HOME = (
@@ -59,24 +49,22 @@ class Variable(StrEnum):
     UI_PIPELINES = (
         "CAIRN_UI_PIPELINES",
         "folders of pipelines, separated by white space, that the [Checkpoints page](checkpoints-page.md) shows beside those of DAGs; "
-        "`[cairn] ui_pipelines` in `airflow.cfg` does the same",
+        "or `[cairn] ui_pipelines` in `airflow.cfg`",
     )
     S3_ADDRESSING = (
         "CAIRN_S3_ADDRESSING",
-        "`path` puts the bucket into the path of an S3 URL, `virtual` into the host name; `auto`: the AWS SDK decides",
+        "`path`: the bucket is in the path of an S3 URL. `virtual`: in the host name. `auto`: the AWS SDK decides",
         "auto",
     )
     S3_REQUEST_PAYER = "CAIRN_S3_REQUEST_PAYER", "`requester`, if the bucket is a Requester Pays bucket"
     S3_ENCRYPTION = "CAIRN_S3_ENCRYPTION", "`AES256` or `aws:kms`; without it, the bucket's default applies"
     S3_KMS_KEY_ID = (
         "CAIRN_S3_KMS_KEY_ID",
-        "id of the KMS key for `aws:kms`; without it, the account's default key. "
-        "The identity also needs `kms:GenerateDataKey` and `kms:Decrypt` on the key",
+        "id of the KMS key for `aws:kms`. The identity also needs `kms:GenerateDataKey` and `kms:Decrypt`",
     )
     AZURE_LOGIN = (
         "CAIRN_AZURE_LOGIN",
-        "path of a JSON file with variables of Azure's login (`AZURE_STORAGE_ACCOUNT`, `AZURE_STORAGE_KEY`, ...), which take the "
-        "place of the environment's. Cairn sets it for an Airflow connection of type `wasb`",
+        "path of a JSON file with variables of Azure's login, such as `AZURE_STORAGE_ACCOUNT`, in place of the environment's",
     )
     EXPECTATIONS_DAYS = "CAIRN_EXPECTATIONS_DAYS", "days between two evaluations of expectations in the demo's DAG", "1"
     FLIGHTS = "CAIRN_FLIGHTS", "folder of the input of the example `aircraft`", "data/flights"

@@ -115,9 +115,8 @@ class KeepQuarantined:
     The other policies ignore quarantined checkpoints.
 
     Attributes:
-        quarantined_days: Days for which a quarantined checkpoint and its base keep their files. 0: the next commit
-            drops them. A policy without `KeepQuarantined` keeps them for 14 days. Put it into `AnyOf`, beside the
-            policies for usable checkpoints.
+        quarantined_days: Days for which a quarantined checkpoint and its base keep their files; 14 without this policy.
+            0: the next commit drops them. Put it into `AnyOf`, beside the policies for usable checkpoints.
     """
 
     quarantined_days: int
@@ -139,7 +138,7 @@ class AnyOf:
     """The policy that keeps each checkpoint that at least one of its policies keeps.
 
     Attributes:
-        any_of: The policies. A checkpoint stays if at least one of them keeps it. An empty tuple keeps no checkpoint.
+        any_of: The policies. A checkpoint stays if at least one of them keeps it.
     """
 
     any_of: tuple[RetentionPolicy, ...]
@@ -160,7 +159,7 @@ class AllOf:
     """The policy that keeps each checkpoint that all of its policies keep.
 
     Attributes:
-        all_of: The policies. A checkpoint stays if all of them keep it. An empty tuple keeps every checkpoint.
+        all_of: The policies. A checkpoint stays if all of them keep it.
     """
 
     all_of: tuple[RetentionPolicy, ...]

@@ -34,8 +34,8 @@ MORE = {
     "processor": "processors.md",
     "output_schema": "processors.md#aggregates",
     "watermark": "processors.md#event-time",
-    "dropped": "processors.md#a-field-that-is-gone",
-    "renamed": "processors.md#a-field-that-is-gone",
+    "dropped": "state-schema.md#drop-a-field",
+    "renamed": "state-schema.md#rename-a-field-and-keep-its-values",
     "stateful_source": "sources.md#one-rule-first",
     "initial_state": "processors.md#state-that-a-pipeline-starts-with",
     "sink": "sinks.md",
@@ -56,9 +56,9 @@ def with_settings(page: str) -> str:
         heading: [row for thing in things for row in _rows(thing, len(things) > 1)]
         for heading, things in TABLES.items()
     }
-    rows["Environment"] = [_row(str(v), v.default or "none", v.meaning) for v in Variable]
+    rows["Environment"] = [_row(f"{v}={v.default}" if v.default else str(v), v.meaning) for v in Variable]
     for heading, lines in rows.items():
-        table = re.compile(rf"(^## {re.escape(heading)}\n(?s:.*?)\n\|---\|---\|---\|\n)(?:\|.*\n)+", re.MULTILINE)
+        table = re.compile(rf"(^## {re.escape(heading)}\n(?s:.*?)\n\|---\|---\|\n)(?:\|.*\n)+", re.MULTILINE)
         page, found = table.subn(lambda match, lines=lines: match[1] + "".join(lines), page, count=1)  # type: ignore[misc]
         assert found == 1, f"no table below {heading}"
     return page
@@ -69,26 +69,23 @@ def _rows(thing: type, several: bool) -> Iterator[str]:
     for name, default in _defaults(thing):
         if name == "policy":  # The tag of a retention policy, which nobody sets.
             continue
-        yield _row(f"{thing.__name__}.{name}" if several else name, default, said[name], MORE.get(name))
+        yield _row(f"{thing.__name__}({name})" if several else name + default, said[name], MORE.get(name))
 
 
-def _row(name: str, default: str, meaning: str, more: str | None = None) -> str:
+def _row(name: str, meaning: str, more: str | None = None) -> str:
     shown = f"[`{name}`]({more})" if more else f"`{name}`"
     said = meaning.strip().removesuffix(".").replace("|", "\\|")
-    said = said[0].upper() + said[1:]
-    return f"| {shown} | {default if default in ('needed', 'none') else f'`{default}`'} | {said} |\n"
+    return f"| {shown} | {said[0].upper() + said[1:]} |\n"
 
 
 def _defaults(thing: type) -> Iterator[tuple[str, str]]:
-    """Each setting's name and default, as Python writes it."""
+    """Each setting's name, and its default as an argument has it: `=128`; empty if the setting must be given."""
     fields = {f.name: f for f in dataclasses.fields(thing)} if dataclasses.is_dataclass(thing) else {}
     for name, parameter in inspect.signature(thing).parameters.items():
         if (field := fields.get(name)) is not None and field.default_factory is not dataclasses.MISSING:
-            yield name, f"{getattr(field.default_factory, '__name__', '')}()"
-        elif parameter.default is parameter.empty:
-            yield name, "needed"
+            yield name, f"={getattr(field.default_factory, '__name__', '')}()"
         else:
-            yield name, repr(parameter.default)
+            yield name, "" if parameter.default is parameter.empty else f"={parameter.default!r}"
 
 
 def _meanings(thing: type) -> dict[str, str]:
