@@ -33,7 +33,10 @@ class Variable(StrEnum):
         "how long `cairn savepoint --stop` waits for running tasks, and `cairn backfill` for an earlier backfill",
         "30m",
     )
-    SPARK_TOKEN = "SPARK_CONNECT_AUTHENTICATE_TOKEN", "token of a Spark Connect server; a server of `cairn spark` needs none"
+    SPARK_TOKEN = (
+        "SPARK_CONNECT_AUTHENTICATE_TOKEN",
+        "token of a Spark Connect server; a server of `cairn spark` needs none",
+    )
     DAEMON_IDLE_S = (
         "CAIRN_DAEMON_IDLE_S",
         "idle seconds after which a Python daemon of a [Connect server](clusters.md#a-shared-connect-server) ends. 0: never",

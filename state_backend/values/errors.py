@@ -56,8 +56,8 @@ class CairnError(Exception):
     """Base class of every error that Cairn raises on purpose.
 
     What to do:
-        Read the end of the message: it names the next step. Type `cairn status` to see the next interval and the
-        command that repairs the pipeline.
+        Read the end of the message: it names the next step. Type `cairn status` for the command that repairs the
+        pipeline.
 
     Attributes:
         rerun: The intervals to run again, which the message names too. The operators and the command line add the
@@ -93,45 +93,38 @@ class RetryableError(CairnError):
 
 
 class StorageUnavailable(RetryableError):
-    """A server or a disk that the call needs does not answer, is overloaded or is full.
-
-    The server is the storage, a Spark server or Airflow. The disk is the storage or the host's local disk.
+    """The storage, a Spark server, Airflow or a disk does not answer, is overloaded or is full.
 
     What to do:
-        Check the server, the network or the disk that the message names. Then repeat the command. In Airflow, wait for
-        the retries of the task, or clear the task after the last retry.
+        Check the server, the network or the disk that the message names. Then repeat the command. In Airflow, clear the
+        task after the last retry.
     """
 
 
 class WorkerDied(RetryableError):
     """A Python worker of Spark crashed or was killed.
 
-    The message names the shard, what it was doing, and the signal if it was a crash. The stack of a crash stands beside
-    the message. A worker without a stack was killed, mostly by the kernel's out-of-memory killer.
+    The stack of a crash stands beside the message. A worker without a stack was killed, mostly because memory ran out.
 
     What to do:
-        If the worker was killed, give executors more memory, or make `parallelism` greater. After a crash, a retry
-        may succeed. If each retry crashes, report the stack.
+        If the worker was killed, give executors more memory, or make `parallelism` greater. If each retry crashes,
+        report the stack.
     """
 
 
 class CheckpointDropped(RetryableError):
     """Retention dropped the checkpoint, or a commit replaced the output, during the read.
 
-    If retention dropped the checkpoint, the message names the usable checkpoints. A repeated call that asks for
-    `latest` reads a usable checkpoint.
-
     What to do:
-        If you named no checkpoint, repeat the query or the command. If you named a checkpoint, choose another from
-        `cairn checkpoints`. For a long query over `keyed_state`, set `option("hold", "2h")`: the checkpoint's files
-        then stay for two hours.
+        Repeat the query or the command. If you named a checkpoint, choose another from `cairn checkpoints`. For a long
+        query over `keyed_state`, set `option("hold", "2h")`: the checkpoint's files then stay for two hours.
     """
 
 
 class SinkFailed(RetryableError):
     """The pipeline's sink raised for some intervals.
 
-    The checkpoints of these intervals stay committed. The next checkpoint, and each retry, calls the sink again.
+    Their checkpoints stay committed.
 
     What to do:
         Repair the sink, or the system that the sink writes to. Each retry of the task `checkpoint`, and each later
@@ -152,8 +145,8 @@ class UnknownOutcome(RetryableError):
     """The storage did not say if a write took effect. Code that catches this error must delete nothing.
 
     What to do:
-        Repeat the command. In Airflow, wait for the retries of the task. The next try reads the storage first, and so
-        learns if the write of the failed try took effect. Delete no file by hand.
+        Repeat the command. The next try reads the storage first, and so learns if the write took effect. Delete no file
+        by hand.
     """
 
 
@@ -164,9 +157,8 @@ class AttemptLost(CairnError):
     """This attempt can no longer be committed. A new attempt may process the interval again.
 
     What to do:
-        Run the interval again. In Airflow, clear the task `process` of the failed run, with its downstream tasks. The
-        log of the task `checkpoint` has the command that clears these tasks. Without Airflow, repeat the command
-        that failed.
+        Run the interval again. In Airflow, clear the task `process` of the failed run: the log of the task `checkpoint`
+        has the command. Without Airflow, repeat the command that failed.
     """
 
 
@@ -174,9 +166,8 @@ class Fenced(AttemptLost):
     """Another attempt was the first to commit this interval or an interval that overlaps it.
 
     What to do:
-        Type `cairn checkpoints` and find the checkpoint that the message names. If that checkpoint is the result that
-        you want, do nothing. Otherwise run the interval again: clear the task `process` of the failed run, with its
-        downstream tasks.
+        Type `cairn checkpoints` and find the checkpoint that the message names. If it is the result that you want, do
+        nothing. Otherwise clear the task `process` of the failed run, with its downstream tasks.
     """
 
 
@@ -184,8 +175,8 @@ class BaseMoved(AttemptLost):
     """The checkpoint that this attempt started from is no longer the base of its interval.
 
     What to do:
-        If the message has a `cairn heal` command, run that command first. Then run the interval again: clear the
-        task `process` of the failed run, with its downstream tasks.
+        If the message has a `cairn heal` command, run that command first. Then clear the task `process` of the failed
+        run, with its downstream tasks.
     """
 
 
@@ -193,8 +184,8 @@ class Swept(AttemptLost):
     """A sweep abandoned this attempt after the attempt began. The sweep may have deleted the attempt's files.
 
     What to do:
-        Run the interval again: clear the task `process` of the failed run, with its downstream tasks. If the sweep
-        deleted files of a task that was still running, give the sweep a larger `--min-age` (default: 3 days).
+        Clear the task `process` of the failed run, with its downstream tasks. If the task was still running when the
+        sweep began, give the sweep a larger `--min-age` (default: 3 days).
     """
 
 
@@ -205,8 +196,8 @@ class StateUnusable(CairnError):
     """State is missing, damaged, or must not be used. The message names the checkpoint to restore or the next step.
 
     What to do:
-        Type `cairn status`: it prints the quarantined and stale checkpoints, and the command that repairs the pipeline.
-        Type `cairn checkpoints` to see which checkpoints are usable.
+        Type `cairn status`: it prints the command that repairs the pipeline. Type `cairn checkpoints` to see which
+        checkpoints are usable.
     """
 
 
@@ -214,26 +205,23 @@ class CorruptFile(StateUnusable):
     """A file of a checkpoint or savepoint is missing or truncated, or its checksum or content is wrong.
 
     What to do:
-        Pause the DAG. Type `cairn check`: each finding names a checkpoint or an interval. If only checkpoints before
-        the newest one have findings, the pipeline can go on: unpause the DAG. To repair the damage: if a backup has the
-        file, put the file back from there; otherwise run the earliest interval with a finding, which `cairn
-        checkpoints` shows, and all later ones again, in Airflow with `cairn backfill`, which unpauses the DAG. `cairn
-        check` may then find damage only in checkpoints that are replaced, until retention drops them. To go back
-        instead, choose a checkpoint without a finding that ends at or before the start of that interval. Type `cairn
-        restore ID --dry-run`, and read what the command would discard. Then type it again with `--yes` in place of
-        `--dry-run`.
+        Type `cairn pause`, then `cairn check`: each finding names a checkpoint or an interval. If only checkpoints
+        before the newest one have findings, the pipeline can go on: unpause the DAG. To repair the damage, put the file
+        back from a backup, and unpause the DAG. Without a backup, run the earliest interval with a finding and all
+        later ones again, in Airflow with `cairn backfill`, which unpauses the DAG. Or go back to a checkpoint that ends
+        at or before the start of that interval and has no finding: type `cairn restore ID --dry-run`, and read what the
+        command would discard. Then type `--yes` in place of `--dry-run`.
     """
 
 
 class DamagedCopy(CorruptFile):
     """The host's cached copy of a file can't be read.
 
-    Cairn has deleted the copy from the cache, and downloads the file again in the next try. A Spark job that meets this
-    error runs again at once. So a task or a command fails by this error only after several tries.
+    Cairn has deleted the copy, and downloads the file again in each try. So this error follows several tries.
 
     What to do:
         Check the disk that holds the host's cache, `EngineOptions.cache_dir` (docs/settings.md#engineoptions). Then
-        repeat the command that failed. In Airflow, clear the task.
+        repeat the command, or clear the task.
     """
 
 
@@ -241,11 +229,10 @@ class CorruptRecord(CorruptFile):
     """A record, manifest or other metadata file can't be decoded.
 
     What to do:
-        Pause the DAG, and keep the damaged file outside of the root. Put the file that the message names back from a
-        backup, or from an older version of the object in the bucket. Then type `cairn check` to find other damaged
-        files. While a record can't be read, Cairn deletes no state files. Without a backup, begin in another root:
-        restore a savepoint there, or process all intervals from `Pipeline.start` again. If the pipeline has a sink,
-        read *Ids that begin again* in upgrade.md before.
+        Type `cairn pause`, and keep the damaged file outside of the root. Put the file back from a backup, or from an
+        older version of the object in the bucket. Then type `cairn check` to find other damaged files. Without a
+        backup, begin in another root: restore a savepoint there, or process all intervals from `Pipeline.start` again.
+        If the pipeline has a sink, first read docs/upgrade.md#ids-that-begin-again.
     """
 
 
@@ -253,8 +240,7 @@ class StateGapError(StateUnusable):
     """No checkpoint ends where the interval starts. The message names the command that fills the gap.
 
     What to do:
-        Run the `cairn` command in the message: it runs the missing intervals in order. Type `cairn checkpoints` to see
-        which intervals have a checkpoint.
+        Run the `cairn` command in the message: it runs the missing intervals in order.
     """
 
 
@@ -270,21 +256,18 @@ class StaleStateError(StateUnusable):
     """A later re-run made the base stale. The message names the intervals to run again.
 
     What to do:
-        Run the `cairn` command in the message: it runs the stale intervals again, in order. Type `cairn status` to see
-        all stale checkpoints. In Airflow, the task `process` first waits up to a day (`wait_timeout`) until the stale
-        intervals have run again, and then goes on by itself. Its log has the command. Only if they do not run in this
-        time, the task fails.
+        Run the `cairn` command in the message: it runs the stale intervals again, in order. In Airflow, the task
+        `process` waits for this up to a day (`wait_timeout`) before it fails, and its log has the command.
     """
 
 
 class NotAsTried(StateUnusable):
     """A promotion computed another result for an interval than the trial that it promotes.
 
-    The interval is not committed. The message names the difference.
+    The interval is not committed.
 
     What to do:
-        Remove the trial with `cairn trials --remove`. Then try the code again with `cairn try`, and deploy the new
-        trial. See docs/trying.md.
+        Remove the trial with `cairn trials --remove`. Then try the code again with `cairn try`. See docs/trying.md.
     """
 
 
@@ -295,8 +278,8 @@ class ValidationRefused(StateUnusable):
 
     What to do:
         Read the findings in the log of the task `validate`. If the data are right, change the expectation. Otherwise
-        repair the input or the code. Then run the interval again: clear the task `process` of the failed run, with its
-        downstream tasks. `cairn status` shows the later intervals that must run again.
+        repair the input or the code. Then clear the task `process` of the failed run, with its downstream tasks. `cairn
+        status` shows the later intervals that must run again.
     """
 
 
@@ -307,33 +290,30 @@ class UsageError(CairnError):
     """The call, the pipeline or the configuration is wrong. The same call will fail again.
 
     What to do:
-        Change what the message names: an argument, the pipeline's declaration, a connection or a setting. Type `cairn
-        COMMAND --help` for the options of a command. In Airflow, clear the task afterwards.
+        Change what the message names: an argument, the pipeline's declaration, a connection or a setting. Then clear
+        the task.
     """
 
 
 class UnsupportedFormat(UsageError):
     """Another release of Cairn wrote a file in a format that this release does not read.
 
-    The file is not damaged. Leave the file unchanged and use another release of Cairn.
-
     What to do:
-        Install the release of Cairn that the message names, or a newer one. Then repeat the command.
+        The file is not damaged: leave it unchanged. Install the release of Cairn that the message names, or a newer
+        one.
     """
 
 
 class PermissionRefused(UsageError):
-    """The storage denies access. The message names the missing right. A retry does not help.
+    """The storage denies access.
 
     What to do:
-        Grant the right that the message names. Then repeat the command. In Airflow, clear the task.
+        Grant the right that the message names. Then repeat the command, or clear the task.
     """
 
 
 class BehindLink(PermissionRefused):
-    """A path leads through a symbolic link below the root.
-
-    The target of the link lies outside the root, so Cairn changes nothing there.
+    """A path leads through a symbolic link out of the root, where Cairn changes nothing.
 
     What to do:
         Remove the symbolic link, or put the folder itself in place of the link. See docs/storage.md#symbolic-links.
@@ -344,20 +324,17 @@ class StateSchemaError(UsageError):
     """A state's declaration can't be stored or conflicts with the recorded schema of the state.
 
     What to do:
-        Change the declaration in the processor's `init`. See docs/processors.md#changing-a-states-schema for the
-        changes that are allowed. `Pipeline` has `renamed` and `dropped` for fields that are gone. For any other change,
-        declare a state with a new name.
+        Change the declaration in the processor's `init`. See docs/state-schema.md for the changes that are allowed, and
+        for a field with a new name.
     """
 
 
 class StateTypeError(UsageError, TypeError):
     """A value does not fit its state's schema. The message names the state, the field and both types.
 
-    If a processor stored the value in an interval, the interval fails with `ProcessorError` and this message.
-
     What to do:
         Convert the value in the processor to the type of the field. To store NULL where Spark stores NULL, set
-        `Pipeline(on_type_mismatch="null")`.
+        `Pipeline(on_type_mismatch="null")`. In an interval, the error is a `ProcessorError` with this message.
     """
 
 
@@ -376,7 +353,7 @@ class UserCodeError(CairnError):
     """The pipeline's own code failed on the data of an interval. Nothing was committed.
 
     What to do:
-        Repair the pipeline's code or its input. Then run the interval again. In Airflow, clear the task.
+        Repair the pipeline's code or its input. Then run the interval again, or clear the task.
     """
 
 
@@ -385,8 +362,8 @@ class SourceError(UserCodeError):
 
     What to do:
         If the input has not arrived yet, wait: Airflow retries the task. Otherwise repair the file, or the source's
-        code, and clear the task. Spark's own stack trace is in the log of the task or of the Spark Connect server.
-        Without Airflow, `cairn run` prints it if the variable `CAIRN_SPARK_LOG` is `error`.
+        code, and clear the task. Spark's stack trace is in the log of the task or of the Spark Connect server. `cairn
+        run` prints it if the variable `CAIRN_SPARK_LOG` is `error`.
     """
 
 
@@ -394,8 +371,8 @@ class InputNotReady(SourceError):
     """An interval reads a part of another pipeline that is not committed yet, or that is out of date.
 
     What to do:
-        Wait: in Airflow, the task waits until the other pipeline has committed. Without Airflow, run the other pipeline
-        first. The message has the command that shows what the other pipeline waits for.
+        Wait until the other pipeline has committed; without Airflow, run it first. The message has the command that
+        shows what the other pipeline waits for.
 
     Attributes:
         awaited: What a waiting task needs to look again (`chains.pin_inputs.Awaited`).
@@ -409,12 +386,9 @@ class InputNotReady(SourceError):
 class ProcessorError(UserCodeError):
     """The processor raised an exception or yielded a wrong result.
 
-    If the processor raised, the message names the call, the key and the interval, and carries the traceback of the
-    user's code.
-
     What to do:
-        Read the traceback of the pipeline's code in the log. Repair the processor, and test it with `PipelineTester`
-        (docs/testing.md). Then clear the task.
+        The message names the call, the key and the interval, and has the traceback of your code. Repair the processor,
+        and test it with `PipelineTester` (docs/testing.md). Then clear the task.
     """
 
 
@@ -425,8 +399,7 @@ class InvariantViolated(CairnError):
     """An internal check of Cairn failed. The cause is a bug of Cairn.
 
     What to do:
-        Type `cairn check`. Report the message and the output of `cairn check` as a bug. Change no file of the
-        pipeline by hand.
+        Report the message and the output of `cairn check` as a bug. Change no file of the pipeline by hand.
     """
 
 
@@ -437,8 +410,7 @@ class StorageError(CairnError):
     """Base class of errors of the storage that Cairn's own code must handle.
 
     What to do:
-        Report the message as a bug, because Cairn handles these errors itself. Type `cairn check` to see if a file is
-        missing.
+        Report the message and the output of `cairn check` as a bug.
     """
 
 
@@ -446,7 +418,7 @@ class NotFound(StorageError):
     """No file has that path.
 
     What to do:
-        Type `cairn check`: it names missing files. Report the message as a bug.
+        Report the message and the output of `cairn check`, which names missing files, as a bug.
     """
 
 

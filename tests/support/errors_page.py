@@ -26,33 +26,31 @@ _SECTION = re.compile(r"^(What to do|Attributes):\n", re.MULTILINE)
 
 _INTRO = """# Errors
 
-This page lists every error of Cairn: its cause, what to do, and what Airflow does. A message contains the name of its error, such as
-`StateGapError`. Search this page for that name.
+This page lists every error of Cairn: its cause, and what to do. A message contains the name of its error, such as `StateGapError`. Search this
+page for that name. In Airflow, the message stands at the end of the task's log.
 
-In Airflow, an error's message stands at the end of the task's log. The command `cairn` prints the message on stderr. The commands on this page
-take the root and the pipeline from two variables:
+The commands on this page take the root and the pipeline from two variables:
 ```console
 $ export CAIRN_ROOT=file:///data/state CAIRN_PIPELINE=clicks
 ```
 
-If this page says *clear a task* of Airflow, clear the task together with its downstream tasks. Otherwise Airflow may compute the interval, but not commit it.
+**If you clear a task of Airflow, clear it together with its downstream tasks.** Otherwise Airflow may compute the interval, but not commit it.
 
-The errors of this page are in groups. The first error of each group is the base class of the others. Python code can catch a single error,
-such as `StaleStateError`, or the group's base class, such as `StateUnusable`: `from cairn.errors import StaleStateError, StateUnusable`.
+The first error of each group is the base class of the others. Import errors from `cairn.errors`.
 
-The number of retries under each error holds for Airflow tasks that `stateful_pipeline` and `backfill_pipeline` make. Tasks that you wire by hand
-need `retry_arguments()` for these retries ([airflow.md](airflow.md#retry)).
+The retries hold for tasks that `stateful_pipeline` and `backfill_pipeline` make. Tasks that you wire by hand need
+[`retry_arguments()`](airflow.md#retry).
 """
 
 _CODES = f"""## Exit codes of `cairn`
 
-| exit code | meaning | errors |
-|---|---|---|
-| 0 | The command succeeded. | |
-| {FINDINGS} | The command found a problem, or can't use the state, the input or the pipeline's code. | {{{FINDINGS}}} |
-| {USAGE} | The call is wrong, or the checkpoint does not exist. | {{{USAGE}}} |
-| {STORAGE} | A server or a disk failed, or the storage refuses permission. | {{{STORAGE}}} |
-| 130 | Ctrl-C stopped the command. | |
+| exit code | meaning and errors |
+|---|---|
+| 0 | The command succeeded |
+| {FINDINGS} | The command found a problem, or can't use the state, the input or the pipeline's code: {{{FINDINGS}}} |
+| {USAGE} | The call is wrong, or the checkpoint does not exist: {{{USAGE}}} |
+| {STORAGE} | A server or a disk failed, or the storage refuses permission: {{{STORAGE}}} |
+| 130 | Ctrl-C stopped the command |
 
 `cairn status` and `cairn check` return {FINDINGS} if they find a problem. `cairn diff` and `cairn compare` return 0 even if the two compared sides
 differ; their `--json` says so in `same_state` and `same`.
@@ -65,7 +63,7 @@ class Group:
 
     Attributes:
         title: Heading of the group.
-        about: A sentence about the group.
+        about: A sentence about the group, or nothing.
         classes: The classes, in the order of the code. The first class is the base of the others.
     """
 
@@ -80,13 +78,9 @@ def groups() -> list[Group]:
     parts = re.split(r"^# --- (.+?)\.? -+$", source, flags=re.MULTILINE)
     found = [Group("All errors", "", (errors.CairnError,))]
     for comment, code in zip(parts[1::2], parts[2::2], strict=True):
-        title, _, about = comment.partition(":")
+        title, about = comment.split(": ")
         names = re.findall(r"^class (\w+)\(", code, re.MULTILINE)
-        found.append(
-            Group(
-                title, f"{about.strip()[:1].upper()}{about.strip()[1:]}", tuple(getattr(errors, name) for name in names)
-            )
-        )
+        found.append(Group(title, f"{about[0].upper()}{about[1:]}.", tuple(getattr(errors, name) for name in names)))
     return found
 
 
@@ -98,19 +92,19 @@ def sections(error: type[errors.CairnError]) -> tuple[str, str]:
 
 
 def in_airflow(error: type[errors.CairnError]) -> str:
-    """Return what Airflow does with a task of `stateful_pipeline` that failed by this error."""
+    """Say what Airflow does with a task of `stateful_pipeline` that failed by this error."""
     if issubclass(error, errors.InputNotReady):
-        return "the task waits, without a slot and without a retry."
+        return "In Airflow, the task waits, without a slot and without a retry."
     raised = failure(error.__name__, "")
     if isinstance(raised, AirflowFailException):
-        return "the task fails at once, without a retry."
+        return "In Airflow, the task fails at once, without a retry."
     if isinstance(raised, UserCodeFailed):
-        return f"{USER_CODE_RETRIES} retries, {_SECONDS[0]} seconds apart. Then the task fails."
-    retries = f"{RETRIES} retries within about {round(sum(_SECONDS) / 60)} minutes. Then the task fails."
+        return f"In Airflow, the task has {USER_CODE_RETRIES} retries, {_SECONDS[0]} seconds apart."
+    retries = f"{RETRIES} retries within about {round(sum(_SECONDS) / 60)} minutes."
     if issubclass(error, errors.AttemptLost):
         # CommitCheckpointOperator raises AirflowFailException for these errors.
-        return f"the task `checkpoint` fails at once. Other tasks: {retries}"
-    return retries
+        return f"In Airflow, the task `checkpoint` fails at once. Another task has {retries}"
+    return f"In Airflow, the task has {retries}"
 
 
 def page() -> str:
@@ -118,24 +112,14 @@ def page() -> str:
     parts = [_INTRO]
     codes: dict[str, list[str]] = {str(code): [] for code in (FINDINGS, USAGE, STORAGE)}
     for group in groups():
-        parts.append(f"## {group.title}\n" + (f"{_filled(group.about)}.\n" if group.about else ""))
+        usual = in_airflow(group.classes[0])
+        parts.append(f"## {group.title}\n{_filled(f'{group.about} {usual}'.strip())}\n")
         for error in group.classes:
             cause, what = sections(error)
-            code = str(code_of(error("")))
-            codes[code].append(f"`{error.__name__}`")
-            parts.append(f"### `{error.__name__}`\n{_paragraphs(cause)}\n")
-            lines = [
-                f"**What to do after `{error.__name__}`:** {what}",
-                f"**In Airflow:** {in_airflow(error)}",
-                f"**Exit code:** {code}",
-            ]
-            parent = error.__bases__[0]
-            if parent not in (errors.CairnError, Exception, group.classes[0]):
-                lines.append(f"**Kind of:** `{parent.__name__}`")
-            parts.append("\n".join(_filled(_linked(f"- {line}"), "  ") for line in lines) + "\n")
-    for code, names in codes.items():
-        codes[code] = [", ".join(names)]
-    parts.append(re.sub(r"\{(\d)\}", lambda found: codes[found[1]][0], _CODES))
+            codes[str(code_of(error("")))].append(f"`{error.__name__}`")
+            text = f"{cause}\n\n**What to do:** {what} {in_airflow(error).replace(usual, '')}"
+            parts.append(f"### `{error.__name__}`\n{_paragraphs(text)}\n")
+    parts.append(re.sub(r"\{(\d)\}", lambda found: ", ".join(codes[found[1]]), _CODES))
     return "\n".join(parts)
 
 
@@ -148,11 +132,10 @@ def _linked(text: str) -> str:
     return re.sub(r"\bdocs/(([\w-]+\.md)(?:#[\w-]+)?)", r"[\2](\1)", text)
 
 
-def _filled(text: str, indent: str = "") -> str:
+def _filled(text: str) -> str:
     """Break the text into lines, without a break inside of a command or a name."""
     whole = re.sub(r"`[^`]+`", lambda code: code[0].replace(" ", "\0"), text)
-    filled = textwrap.fill(whole, _WIDTH, subsequent_indent=indent, break_on_hyphens=False, break_long_words=False)
-    return filled.replace("\0", " ")
+    return textwrap.fill(whole, _WIDTH, break_on_hyphens=False, break_long_words=False).replace("\0", " ")
 
 
 if __name__ == "__main__":

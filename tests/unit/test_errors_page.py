@@ -30,6 +30,7 @@ NAMED = {
     "cairn spark",
     "cairn backfill",
     "cairn heal",
+    "cairn pause",
     "cairn trials --remove",
 }
 
