@@ -124,8 +124,7 @@ fix: setup  ## repairs what lint refuses of the style; types and imports stay yo
 docs: setup  ## the docs site in site/: open site/index.html
 	@$(VENV)/bin/zensical build --clean --strict
 
-api: setup  ## the signatures in docs/api.md and the tables in docs/settings.md, from the code
-	@$(PYTHON) -m local_stack.api_page
+api: setup  ## the tables in docs/settings.md, from the code
 	@$(PYTHON) -m tests.support.settings_page
 
 pictures: setup  ## the pictures of the Checkpoints pages in docs/; needs Chromium

@@ -6,7 +6,7 @@ An entry keeps the version that it was written with until the processor writes i
 with their versions, and rewriting all state on a deployment would be too expensive. So the decoder converts an entry
 when it reads the entry.
 
-docs/processors.md lists the allowed changes ("Changing a state's schema"). Besides these, byte and short may become
+docs/state-schema.md lists the allowed changes ("Change a state's schema"). Besides these, byte and short may become
 float. A dropped field that is added again under its name starts from null.
 
 The same rules hold inside structs, array elements and map values. Each step is exact. So a value does not depend on the

@@ -4,7 +4,7 @@ Columns are matched by name at every depth. The table has the columns of all sch
 holds the values of all files. So no value is lost, and neither the order in which files were written nor the newest
 file decides. A file that lacks a column has null there. Arrow's exact casts widen values.
 
-docs/processors.md has the table of types ("Changing the output's schema").
+docs/state-schema.md has the table of types ("Change the output's schema").
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ an instant as key where there are timers, whose handlers get it by TZ and emit i
 ``--outcomes`` runs the seeds only here, and prints a hash of what each gave: the same on every version of PySpark. PySpark 4.0
 has no operator of rows; without ``--outcomes`` seeds of rows are left out there.
 
-What differs by design is not generated, and each of it stands in docs/processors.md: floats that are keys and -0.0 or NaN, null
+What differs by design is not generated, and each of it stands in docs/compared-with-spark.md: floats that are keys and -0.0 or NaN, null
 keys and nulls among integers in frames and their cells, the order of a map's entries, the fold of a repeated hour, naive instants in
 yielded rows.
 """
@@ -104,7 +104,7 @@ NESTED: dict[str, Make] = {
     },
 }
 NOTHING = r"(?!)"
-# What Spark's own operator does differently than that of 4.3, by version; docs/processors.md says each. Lists and entries of maps pass
+# What Spark's own operator does differently than that of 4.3, by version; docs/compared-with-spark.md says each. Lists and entries of maps pass
 # through frames; frames and keys have Arrow's numbers; keys of timers are tuples; binary values in state are bytearray; a null makes
 # floats of integers in structs; a struct in state is no Row, or can't be written as a Row (only mutations.py writes any).
 ENTRIES, NUMBERS, TIMER_KEYS = "entries", "numbers", "timer keys"

@@ -96,7 +96,7 @@ def test_each_case_gives_what_sparks_operator_gives(spark: SparkSession, tmp_pat
 
 
 def test_zeros_as_user_keys_are_one_entry_here_and_two_under_spark(spark: SparkSession, tmp_path: Path) -> None:
-    """docs/processors.md names the difference."""
+    """docs/compared-with-spark.md names the difference."""
     both = run_both(spark, by_k(cases.ZerosInMaps, "row", batches=[[(0, "a", 1)]]), tmp_path)
     assert [row["out"] for row in both.cairn.outputs[0]] == ["[('0.0', 2)]"]
     assert [row["out"] for row in both.spark.outputs[0]] == ["[('-0.0', 2), ('0.0', 1)]"]

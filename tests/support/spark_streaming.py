@@ -92,7 +92,7 @@ def has_row_operator() -> bool:
 
 
 def skip_on(version: str, difference: str) -> None:
-    """Skip a test on a version of PySpark whose own operator differs from that of 4.3; docs/processors.md lists the differences."""
+    """Skip a test on a version of PySpark whose own operator differs from that of 4.3; docs/compared-with-spark.md lists the differences."""
     if pyspark.__version__.startswith(f"{version}."):
         pytest.skip(f"Spark {version}'s own operator differs: {difference}")
 

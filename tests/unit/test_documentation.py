@@ -19,7 +19,6 @@ from packaging.specifiers import SpecifierSet
 import cairn_operators
 from cairn.pipeline import Pipeline
 from cairn_operators.driver_operator import DriverOperator
-from local_stack.api_page import with_signatures
 from state_backend.values.parse_source import parse_source
 from tests.support.layout import PUBLIC
 
@@ -124,10 +123,11 @@ def test_the_signatures_of_operators_and_of_the_whole_dag_agree(name: str) -> No
         assert str(task[argument].annotation).removesuffix(" | None") == "str", argument
 
 
-@pytest.mark.parametrize("module", sorted(PUBLIC))
+# docs/errors.md has the errors.
+@pytest.mark.parametrize("module", sorted(PUBLIC - {"cairn.errors"}))
 def test_the_api_page_has_every_public_name(module: str) -> None:
     section = (ROOT / "docs" / "api.md").read_text().split(f"## `{module}`\n")[1].split("\n## ")[0]
-    rows = re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE)
+    rows = re.findall(r"^- `(\w+)`: ", section, re.MULTILINE)
     # A module hides the function of its name: `cairn.sinks.delta.delta`.
     assert rows == re.findall(rf"^::: {re.escape(module)}\.(\w+)(?:\.\1)?$", section, re.MULTILINE)
     public = import_module(module)
@@ -137,21 +137,9 @@ def test_the_api_page_has_every_public_name(module: str) -> None:
     assert [name for name, text in said.items() if text.startswith(f"{name}(")] == []
 
 
-def test_the_signatures_of_the_api_page_are_those_of_the_code() -> None:
-    """A reader of the repository sees them, and no line for the site."""
+def test_a_reader_of_the_repository_sees_no_line_for_the_site() -> None:
     page = (ROOT / "docs" / "api.md").read_text()
-    assert with_signatures(page) == page, "to write the page again: make api"
-    seen = re.sub(r"<!--.*?-->", "", page, flags=re.DOTALL)
-    assert ":::" not in seen
-    for line in (
-        "class KeepLast:\n    def __init__(self, count: int) -> None: ...",
-        "class StateGapError(StateUnusable): ...",
-        "    n: int\n",
-        "    def run(\n        self,\n",
-    ):
-        assert f"\n{line}" in seen
-    names = set(re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE))
-    assert names == {*re.findall(r"^(?:class|def) (\w+)", seen, re.MULTILINE)}
+    assert ":::" not in re.sub(r"<!-- site\n.*?-->\n", "", page, flags=re.DOTALL)
 
 
 def test_the_table_of_versions_is_that_of_the_project() -> None:
