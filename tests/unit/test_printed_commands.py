@@ -43,8 +43,8 @@ ERASE = "tests/unit/test_erase.py::test_the_commands_that_are_printed_forget_the
 # docs/trying.md has them as they are printed.
 CHAINS = "not run: needs the pipelines' code; tests/unit/test_chains.py types the like"
 TRYING = "tests/integration/test_docs.py::test_every_block_of_the_page_runs as printed"
-# Its blocks are run by test_the_examples_of_the_page_of_commands.
-PAGE_OF_COMMANDS = "docs/cli.md"
+# Their blocks are run by test_the_examples_of_the_pages_of_commands, in this order: each goes on in the root of the one before.
+PAGES_OF_COMMANDS = [f"docs/cli{part}.md" for part in ("", "-look", "-run", "-repair", "-copy", "-try")]
 WITH_SPARK = "not run: an example that needs Spark; its options are parsed here, and docs/trying.md or first-pipeline.md run the like"
 ERRORS = "tests/unit/test_errors_page.py::test_the_commands_of_the_page_work_when_typed as printed"
 SINKS = "tests/unit/test_sinks_page.py::test_the_commands_that_publish as printed"
@@ -119,14 +119,14 @@ RUN = {
     "test_pipelines_with_problems_come_first_and_the_printed_command_works as printed",
     "cairn status --root … --pipeline … …": "tests/unit/test_list_pipelines.py::"
     "test_pipelines_with_problems_come_first_and_the_printed_command_works as printed",
-    "cairn key N24211": HERE + "test_the_examples_of_the_page_of_commands as printed",
+    "cairn key N24211": HERE + "test_the_examples_of_the_pages_of_commands as printed",
     "cairn replay ann 2024-01-02 --code pipelines.accounts:ACCOUNTS": TRYING,
-    "cairn key": HERE + "test_the_examples_of_the_page_of_commands as printed",
-    "cairn key --history": HERE + "test_the_examples_of_the_page_of_commands as printed",
+    "cairn key": HERE + "test_the_examples_of_the_pages_of_commands as printed",
+    "cairn key --history": HERE + "test_the_examples_of_the_pages_of_commands as printed",
     "cairn replay": TRYING,
     "cairn replay --to-test": TRYING,
     "cairn promote --past": TRYING,
-    "cairn key N24211 --history": HERE + "test_the_examples_of_the_page_of_commands as printed",
+    "cairn key N24211 --history": HERE + "test_the_examples_of_the_pages_of_commands as printed",
     "cairn diff --root … --pipeline … … …": PAGES_OF_UI + "test_the_commands_that_a_page_prints_are_right as printed",
     "cairn restore … … --dry-run": PAGES_OF_UI
     + "test_the_commands_that_a_page_prints_are_right as printed",
@@ -220,8 +220,8 @@ def test_every_printed_command_says_who_runs_it() -> None:
     assert [begin for begin in NOT_RUN if not any(command.startswith(begin) for command in every)] == []
     printed = {command for command in every if command in RUN or not command.startswith((*NOT_RUN,))}
     assert len(printed) > 60
-    # Some commands of the page of commands are printed elsewhere too, and have a test there.
-    here = in_blocks_that_are_run([PAGE_OF_COMMANDS]) - RUN.keys()
+    # Some commands of the pages of commands are printed elsewhere too, and have a test there.
+    here = in_blocks_that_are_run(PAGES_OF_COMMANDS) - RUN.keys()
     elsewhere = printed - in_blocks_that_are_run() - here
     assert RUN.keys() - elsewhere == set()
     texts = [
@@ -284,11 +284,14 @@ def test_the_version_of_the_flights_that_messages_name_is_the_one_in_the_lock() 
     assert f"{wanted} " in (REPOSITORY / "requirements.lock").read_text()
 
 
-def test_the_page_of_commands_has_every_command_and_option() -> None:
+def test_the_pages_of_commands_have_every_command_and_option() -> None:
     """Each command has a section. It names all options of the command, but those of all commands, and no others."""
     commands = {name.split()[0] for name in COMMANDS}
-    text = (REPOSITORY / "docs/cli.md").read_text()
-    sections = re.findall(r"^### ([\w-]+)[^\n]*\n(.*?)(?=^##|\Z)", text, re.MULTILINE | re.DOTALL)
+    assert {REPOSITORY / page for page in PAGES_OF_COMMANDS} == {*(REPOSITORY / "docs").glob("cli*.md")}
+    first, *pages = [(REPOSITORY / page).read_text() for page in PAGES_OF_COMMANDS]
+    # A command's heading begins with its name, any other heading with a capital letter.
+    section_of_command = re.compile(r"^## ([a-z][\w-]*)[^\n]*\n(.*?)(?=^##|\Z)", re.MULTILINE | re.DOTALL)
+    sections = [section for page in pages for section in section_of_command.findall(page)]
     assert {name for name, _ in sections} == commands
     named_by = defaultdict[str, set[str]](set)
     for name, section in sections:
@@ -301,12 +304,12 @@ def test_the_page_of_commands_has_every_command_and_option() -> None:
         options = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", named))
         assert options <= known, name
         named_by[name] |= options
-    shared = set(re.findall(r"--[a-z][a-z-]*", text.split("## Completion")[0]))
+    shared = set(re.findall(r"--[a-z][a-z-]*", first.split("## Completion")[0]))
     for command, options in COMMANDS.items():
         long = {option for option in options if option.startswith("--") and not option.startswith("--no-")}
         assert long - shared - named_by[command.split()[0]] == set(), command
-    overview = text.split("## Options of all commands")[0]
-    assert {label.split()[0] for label in re.findall(r"\[([a-z][^\]]*)\]\(#", overview)} == commands
+    overview = first.split("## Options of all commands")[0]
+    assert {label.split()[0] for label in re.findall(r"\[([a-z][^\]]*)\]\(cli-", overview)} == commands
 
 
 # --- what needs a root, and neither Spark nor Airflow --------------------------------------------------------------------------------
@@ -364,7 +367,7 @@ def test_what_docs_show_of_a_pipeline(root: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.long("seconds", runs_in="ci")
-def test_the_examples_of_the_page_of_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_examples_of_the_pages_of_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each block that is not marked, in their order, in a root where 3 January was run again with another result."""
     folder = tmp_path / "root"
     tester = PipelineTester(AIRCRAFT, input_schema=READ_SCHEMA, every=timedelta(days=1), root=f"file://{folder}")
@@ -377,7 +380,7 @@ def test_the_examples_of_the_page_of_commands(tmp_path: Path, monkeypatch: pytes
         (tmp_path / name).mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
     seen = set()
-    for block in blocks_of(PAGE_OF_COMMANDS):
+    for block in [block for page in PAGES_OF_COMMANDS for block in blocks_of(page)]:
         for line, expected in commands_in(block.text) if block.kind == "console" and block.reason is None else ():
             if line.startswith("export "):
                 continue
