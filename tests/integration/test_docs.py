@@ -55,7 +55,8 @@ from state_backend.inspection.state_source import find_state
 from cairn.testing import PipelineTester
 PipelineTester(AIRCRAFT, input_schema=READ_SCHEMA, every=timedelta(days=1), root="file:///data/state").run([flight])
 export_state(find_state(root="file:///data/state", pipeline="aircraft"), "/tmp/tables")
-"""
+""",
+        "from duckdb import sql": "",
     },
 }
 PROMPT = "(Pdb) "

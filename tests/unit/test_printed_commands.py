@@ -361,7 +361,7 @@ def test_what_docs_show_of_a_pipeline(root: Path, tmp_path: Path) -> None:
     as_json = json.loads(said(root, "cairn diff --json 4"))
     assert as_json["entries"]["history"] == {"added": 1, "removed": 0, "changed": 1}
 
-    command = "cairn export --folder /tmp/tables --state history"
+    command = "cairn export --folder /tmp/tables"
     assert "history: 2 rows in" in said(root, command.replace("/tmp/tables", str(tmp_path / "tables")))
     assert pq.read_table(tmp_path / "tables" / "state-history").num_rows == 2
 
