@@ -1,4 +1,4 @@
-"""What docs/alarms.md has people watch: metrics reach a collector by Airflow's own settings, from the operators as they run."""
+"""What docs/checkpoints-page.md has people watch: metrics reach a collector by Airflow's own settings, from the operators as they run."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ def test_what_the_operators_send_reaches_a_collector(
     tester.run(FLIGHTS, commit=False)
     (prepared,) = set((root / "aircraft" / "attempts").iterdir()) - before
     (settings,) = re.findall(
-        rf"```ini\n(\[metrics\]\n{switch}.*?)```", (REPOSITORY / "docs/alarms.md").read_text(), re.DOTALL
+        rf"```ini\n(\[metrics\]\n{switch}.*?)```", (REPOSITORY / "docs/checkpoints-page.md").read_text(), re.DOTALL
     )
     with server() as (port, received):
         (tmp_path / "airflow.cfg").write_text(settings.replace("8125", str(port)))
@@ -201,7 +201,7 @@ def test_what_the_operators_send_reaches_a_collector(
     assert newest["cairn.validation.passed"] == newest["cairn.validation.refused"] == 1
     assert newest["cairn.checkpoint.lag_s"] > timedelta(days=365).total_seconds()
     assert newest["cairn.interval.restore"] > 0 and newest["cairn.checkpoint.input_rows"] == 1
-    pages = [(REPOSITORY / "docs" / page).read_text() for page in ("alarms.md", "airflow.md")]
+    pages = [(REPOSITORY / "docs" / page).read_text() for page in ("checkpoints-page.md", "airflow.md")]
     listed = {name for page in pages for name in re.findall(r"`(cairn\.[a-z]+\.[a-z_]+)`", page)}
     # Dashboard and rules name the metrics as statsd_exporter does: with underscores, and a timer's sum and count apart.
     files = [(REPOSITORY / "docs/monitoring" / file).read_text() for file in MONITORING]

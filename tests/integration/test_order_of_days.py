@@ -236,7 +236,7 @@ def test_the_command_that_replaces_output_of_another_cut_does_so(
 def test_somebody_is_called_when_a_run_is_late_and_when_validation_fails(
     tally: Callable[[str], Tally], pages: tuple[str, list[str]]
 ) -> None:
-    """By the code of docs/alarms.md. The run's validation can't find its pipeline, which is as good a failure as another."""
+    """By the code of docs/checkpoints-page.md. The run's validation can't find its pipeline, which is as good a failure as another."""
     days, texts = tally("tally_alarms"), pages[1]
     days.input(1, {"a": 1})
     days.slow(1, 8.0)

@@ -25,8 +25,8 @@ from tests.support.local_stack import AirflowServer, SparkConnectServer, running
 
 
 def write_alarms(dags: Path, plugins: Path) -> None:
-    """The code of docs/alarms.md as it stands there, for the pipeline of the tests and with a deadline of seconds."""
-    pager, dag = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "alarms.md").read_text(), re.DOTALL)
+    """The code of docs/checkpoints-page.md as it stands there, for the pipeline of the tests and with a deadline of seconds."""
+    pager, dag = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "checkpoints-page.md").read_text(), re.DOTALL)
     plugins.mkdir()
     (plugins / "pager.py").write_text(pager)
     for said, here in (
