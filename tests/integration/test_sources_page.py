@@ -117,9 +117,9 @@ def test_a_table_as_of_the_interval(
 
 
 @pytest.mark.spark
-def test_malformed_json_as_the_page_on_operating_says(spark: SparkSession) -> None:
+def test_malformed_json_as_the_page_of_incidents_says(spark: SparkSession) -> None:
     """Of the bad records, `columnNameOfCorruptRecord` misses blank ones and text after the object; the page's condition finds them."""
-    page = (REPOSITORY / "docs" / "operating.md").read_text()
+    page = (REPOSITORY / "docs" / "incidents.md").read_text()
     (condition,) = re.findall(r"`(F\.col\(\"parsed\.wrong\"\).*?)`", page)
     bad = ["{bad", '{"a":"x"}', "null", "[]", "", "  ", '{"a":2} text']
     rows = spark.createDataFrame([(text,) for text in ['{"a":1}', '{"a":1}  ', *bad, '{"a":1}{"a":2}']], "value string")

@@ -13,7 +13,7 @@ PAGES = [
     "docs/first-pipeline.md",
     "docs/testing.md",
     "docs/concepts.md",
-    "docs/operating.md",
+    "docs/routine.md",
     "docs/upgrade.md",
     "docs/trying.md",
     "docs/wrong-balance.md",

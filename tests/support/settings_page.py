@@ -44,7 +44,7 @@ MORE = {
     "expectations_memory_bytes": "validation.md#where-expectations-are-evaluated",
     "engine": "#engineoptions",
     "changelog": "#changelogoptions",
-    "schedule": "operating.md#schedules",
+    "schedule": "routine.md#schedules",
     "retention": "#retention-policies",
     "pairs": "validation.md#changes-since-the-base",
 }
