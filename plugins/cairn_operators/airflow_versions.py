@@ -39,7 +39,7 @@ DIFFERENCES = {
         since=(3, 2), instead="a DAG file imports `CronDataIntervalTimetable` from `airflow.timetables.interval`"
     ),
     "deadlines in airflow.sdk": Difference(
-        since=(3, 2), instead="a DAG file imports `DeadlineAlert` and its like from `airflow.sdk.definitions.deadline`"
+        since=(3, 2), instead="a DAG file imports `DeadlineAlert` from `airflow.sdk.definitions.deadline`"
     ),
     # Before 3.2 the metrics were in `airflow.stats`, and before 3.3 they were methods of a class.
     "airflow.sdk.observability": Difference(since=(3, 2)),
@@ -47,12 +47,12 @@ DIFFERENCES = {
     # The argument `retry_exponential_backoff` was a bool, and True means 2.
     "factor of pauses": Difference(
         since=(3, 2),
-        instead="the first pause is 15 to 30 s, and each further one about twice as long, up to 10 minutes; seven retries take 25 to 36 minutes",
+        instead="the first pause is 15 to 30 s, and each further one about twice as long, up to 10 minutes",
     ),
     "retry policy": Difference(
         since=(3, 3),
-        instead="on 3.2, the first pause is 5 to 10 s, and each further one about three times as long, up to 10 minutes; seven retries take 30 to 37 "
-        "minutes. On 3.1 and 3.2, the pauses go on with the number of the try after a clear, and an exception of your processor is retried three times, with these pauses",
+        instead="on 3.2, the first pause is 5 to 10 s, and each further one about three times as long, up to 10 minutes. An exception of your processor is "
+        "retried with these pauses too, and after a clear the pauses do not begin again",
     ),
     "form of a connection": Difference(
         since=(3, 2),
@@ -62,24 +62,24 @@ DIFFERENCES = {
     # queued when it was marked as failed.
     "query of a queued run": Difference(
         since=(3, 2),
-        instead="`process` does not see a queued manual run of the interval before. If that interval has no checkpoint, `process` fails: clear it after the manual run",
+        instead="`process` may fail while a manual run of the interval before is queued: clear it after that run",
     ),
     # Since 3.2.2; a difference names no third number.
     "conf for runs that exist": Difference(
         since=(3, 3),
-        instead="before Airflow 3.2.2, a backfill gives what you allow it, such as `--replace-overlapping`, only to runs that it creates: before it, delete "
-        "the runs of its dates in Airflow's UI",
+        instead="before 3.2.2, a backfill gives options such as `--replace-overlapping` only to runs that it creates: first delete the runs of its dates in "
+        "Airflow's UI",
     ),
     "task state store": Difference(
         since=(3, 3),
-        instead="nothing is kept between tries: each retry of `process` computes, `restore` and `promote` ask again in a retry, and the "
-        "operation of a killed driver continues on its Spark Connect server for up to 5 minutes",
+        instead="nothing is kept between tries: each retry of `process` computes, `restore` and `promote` ask again, and the operation of a killed driver "
+        "continues on its Spark Connect server for up to 5 minutes",
     ),
     "waiting for input": Difference(
         since=(3, 3), instead="a task that waits for a person is `deferred`, and a triggerer must run"
     ),
     "retry reason": Difference(
-        since=(3, 3), instead="the page of a run shows why a try failed only if the log of the try can be read"
+        since=(3, 3), instead="the page of a run shows why a try failed only if it can read the try's log"
     ),
 }
 
