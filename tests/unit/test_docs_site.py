@@ -56,7 +56,7 @@ def test_every_page_has_its_file_and_loads_nothing_from_another_host(site: Path)
 
 def test_the_menu_has_every_page() -> None:
     menu = (REPOSITORY / "zensical.toml").read_text()
-    assert {page.name for page in (REPOSITORY / "docs").glob("*.md")} == set(re.findall(r'"([a-z-]+\.md)"', menu))
+    assert {page.name for page in (REPOSITORY / "docs").glob("*.md")} == set(re.findall(r'"([a-z0-9-]+\.md)"', menu))
 
 
 def test_the_reference_shows_arguments_of_public_names(site: Path) -> None:
