@@ -142,3 +142,15 @@ def test_three_days_of_the_wheel_in_a_blank_airflow(tmp_path: Path, python: str)
     assert [(number, entries) for number, _, entries in records] == [(1, 2), (2, 2), (3, 2)]
     shown = ran(venv / "bin/cairn", "export", str(tmp_path / "state"), "sums", "--help", cwd=tmp_path, env=env)
     assert "Usage" in shown
+
+
+@pytest.mark.long("minutes: installs both archives, each with PySpark")
+@pytest.mark.spark
+def test_a_release_is_checked(tmp_path: Path) -> None:
+    """`make release-check` in a clone of the commit, with this Python."""
+    ran("git", "clone", "--quiet", ROOT, tmp_path / "clone", cwd=tmp_path)
+    (tmp_path / "clone/.venv").symlink_to(Path(sys.executable).parents[1])
+    env = {**os.environ, "PYTHONS": sys.executable}
+    said = ran("make", "release-check", "--assume-old=setup", cwd=tmp_path / "clone", env=env)
+    assert said.count("runs README's pipeline") == 2
+    assert len([*(tmp_path / "clone/dist").iterdir()]) == 2

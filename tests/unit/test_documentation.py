@@ -183,3 +183,11 @@ def test_the_interval_of_the_reference_is_one() -> None:
     scope: dict[str, object] = {}
     exec(compile(block, "reference.md", "exec"), scope)
     assert str(scope["second"]) == "[2024-01-02T00:00:00Z, 2024-01-03T00:00:00Z)"
+
+
+def test_pages_stay_short() -> None:
+    """Users get lost in long pages. A page about a new subject first makes another page shorter."""
+    words = {page.name: len(page.read_text().split()) for page in (ROOT / "docs").glob("*.md")}
+    assert {name: count for name, count in words.items() if count > 3_000} == {}
+    contribute = re.findall(r'"([a-z0-9-]+\.md)"', (ROOT / "zensical.toml").read_text().partition('"Contribute"')[2])
+    assert sum(count for name, count in words.items() if name not in contribute) <= 67_000
