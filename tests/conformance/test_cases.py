@@ -76,7 +76,16 @@ CASES = {
     "pandas-deleting": by_k(cases.DeletingInFrames, "pandas"),
 }
 # Each case takes two queries. These cases show least that other tests do not show.
-LONG = {"pandas-keys", "row-keys", "row-outputs", "row-initial", "pandas-initial", "pandas-deleting", "pandas-equal"}
+LONG = {
+    "pandas-keys",
+    "row-keys",
+    "row-outputs",
+    "row-initial",
+    "pandas-outputs",
+    "pandas-initial",
+    "pandas-deleting",
+    "pandas-equal",
+}
 
 
 @pytest.mark.parametrize(

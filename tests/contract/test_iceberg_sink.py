@@ -40,7 +40,7 @@ from tests.support.sink_calls import SECONDS
 
 
 @SECONDS
-@pytest.mark.parametrize("rows", [1, 0])
+@pytest.mark.parametrize("rows", [1, pytest.param(0, marks=pytest.mark.long("ten seconds"))])
 def test_a_call_of_iceberg_that_dies_at_any_request(rows: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """For each request to the catalog or the files, one case dies before it and one after. Then the sink is called again."""
     old, new = (

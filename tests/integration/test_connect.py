@@ -193,6 +193,7 @@ def test_validation_runs_in_other_processes_than_the_writer(server: SparkConnect
     assert not set(result["ok"]["pids"]) & set(record.content.worker_pids)
 
 
+@pytest.mark.long("half a minute of Spark; tests/unit/test_stateful_source.py has each operation")
 def test_the_log_names_operations_that_see_one_interval_only(server: SparkConnectServer, tmp_path: Path) -> None:
     write_pipeline(tmp_path, "one", "hello")
     module = tmp_path / "pipeline_of_it.py"

@@ -174,6 +174,7 @@ ROW_CONTRACT: Contract = {
 }
 
 
+@pytest.mark.long("half a minute of Spark; the histories of tests/conformance compare the same calls")
 def test_contract_of_the_row_api(spark: SparkSession, tmp_path: Path) -> None:
     """Values, lists, maps, expiry, timers, keys and rows in processing time: both give what the contract says."""
     both = run_both(spark, _case(Scripted, _script(ROW_CONTRACT)), tmp_path)

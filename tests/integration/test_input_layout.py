@@ -190,6 +190,7 @@ def test_rows_that_spark_takes_for_equal_come_in_one_order(spark: SparkSession, 
     assert len({row["row"] for row in rows}) == len(rows) - 1  # NaN with and without a sign are one
 
 
+@pytest.mark.long("ten seconds of Spark")
 def test_variants_have_the_same_bytes_under_every_version(spark: SparkSession) -> None:
     """By the UDF of Arrow columns, and by that of PySpark 4.0, which gets Python's values."""
     rows = _read_unordered(list, spark, Interval(from_ms(0), from_ms(1))).drop("time", "geography")

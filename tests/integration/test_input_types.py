@@ -123,7 +123,13 @@ def pipeline_over(path: str, **changes: Any) -> Pipeline:
     return Pipeline(**settings | changes)
 
 
-@pytest.mark.parametrize("api", [pytest.param("row", marks=pytest.mark.long("ten seconds of Spark")), "pandas"])
+@pytest.mark.parametrize(
+    "api",
+    [
+        pytest.param("row", marks=pytest.mark.long("ten seconds of Spark")),
+        pytest.param("pandas", marks=pytest.mark.long("ten seconds of Spark")),
+    ],
+)
 def test_every_type_reaches_the_handler_as_under_spark(spark: SparkSession, tmp_path: Path, api: str) -> None:
     """Sorted, beside a late row, which is written to a file with all of its columns."""
     source = write_row(spark, tmp_path / "source")

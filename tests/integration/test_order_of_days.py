@@ -84,6 +84,7 @@ def test_days_in_order_with_a_failing_try_interrupted_and_continued(five_days: t
     days.assert_one_at_a_time()
 
 
+@pytest.mark.long("half a minute; test_object_stores runs days on Azurite")
 def test_days_on_azure_with_the_login_of_a_connection(tally: Callable[[str], Tally], azurite: str | None) -> None:
     """Each day leaves the same state as on a disk. Only the test's own process has the login in its environment."""
     if azurite is None:
