@@ -20,7 +20,7 @@ endif
 endif
 endif
 
-.PHONY: help setup host java lock demo bench soak test-fast test test-all test-versions test-lowest lint fix api docs pictures docs-serve ui spark wheel release-check clean clean-all
+.PHONY: help setup host java lock demo bench soak test-fast test test-all test-versions test-lowest lint fix api docs pictures docs-serve ui spark wheel sbom release-check clean clean-all
 
 # A user's state, and Airflow's runs and connections: nothing can make these again.
 KEPT_BY_CLEAN := data airflow.db* airflow.postgres* .airflow-database .jwt-secret .fernet-key simple_auth_manager_passwords.json.generated
@@ -144,11 +144,14 @@ wheel: setup  ## dist/cairn_state-….whl, to install on other hosts
 	@# As after set-up: Airflow would load the plugins twice.
 	@rm -rf build *.egg-info
 
+sbom: setup  ## sbom.json: the installed packages, with versions and licences, in CycloneDX
+	@$(PYTHON) .ci/sbom > sbom.json
+
 release-check: setup  ## builds both archives, checks their metadata, and runs README's pipeline with each on each Python (PYTHONS="3.11 3.12 3.13")
 	@.ci/release-check
 
 clean:  ## removes what set-up, demo and tests make again; your state and Airflow's database stay
-	@rm -rf $(VENV) dist site logs data/demo data/soak data/flights data/weather .cache *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis spark-warehouse state_backend/values/_version.py
+	@rm -rf $(VENV) dist site sbom.json logs data/demo data/soak data/flights data/weather .cache *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis spark-warehouse state_backend/values/_version.py
 	@rmdir data 2>/dev/null || true  # only if it is empty
 	@left="$$(ls -d $(KEPT_BY_CLEAN) 2>/dev/null | tr '\n' ' ')"; test -z "$$left" || echo "kept: $${left}('make clean-all' removes these too)"
 

@@ -17,15 +17,14 @@ class ChangeExpectations:
     """Expectations that compare a state of a checkpoint with the same state of its base.
 
     Attributes:
-        least_rows: Lower limit of the number of rows, as a multiple of the base's number. 0.9 allows the loss of a
-            tenth.
-        most_rows: Upper limit of the number of rows, as a multiple of the base's number.
-        no_row_lost: True requires that each row of the base still exists, with any values. Rows that have expired,
-            timers that have fired, and rows that match `removable` may be missing.
-        removable: SQL condition on a row of the base, such as `"value.closed and key.region = 'eu'"`, that selects the
-            rows which the processor deletes on purpose.
-        pairs: Great Expectations expectations on a table that joins both states, with one row for each row of either
-            state.
+        least_rows: The fewest rows of the state, as a multiple of its rows in the base. 0.9 allows the loss of a tenth.
+        most_rows: The most rows of the state, as a multiple of its rows in the base.
+        no_row_lost: True requires that each row of the base still exists; its values may change. Rows that have
+            expired, timers that have fired, and rows that match `removable` may be missing.
+        removable: SQL condition that selects the rows of the base which the processor deletes on purpose, such as
+            `"value.closed and key.region = 'eu'"`.
+        pairs: Great Expectations expectations on a table that joins the states of base and checkpoint. Each row of
+            either state has one row in this table.
 
     Example:
         ChangeExpectations(least_rows=0.9, most_rows=1.5, no_row_lost=True, removable="value.closed")

@@ -49,53 +49,53 @@ class Pipeline:
     """A stateful batch pipeline: a source, a key, a processor and a start.
 
     Attributes:
-        name: Name of the pipeline and of its folder below the root: letters, digits, `_ . -`. State belongs to the
-            name.
-        start: Start of the first interval, with a time zone. Never changes.
-        source: `(spark, interval) -> DataFrame`, or `-> (DataFrame, position)`.
-        key: Columns whose values identify a state, by name or as `F.col("user")`. The names and types never change.
-        processor: A `StatefulProcessor` or `ArrowProcessor`: its class, an instance, a `functools.partial` of the
+        name: Name of the pipeline and of its folder below the root: letters, digits, `_ . -`. A pipeline with another
+            name has other state.
+        start: Start of the first interval, with a time zone. You can't change it later.
+        source: Function that returns the rows: `(spark, interval) -> DataFrame`, or `-> (DataFrame, position)`.
+        key: Columns whose values identify a state, by name or as `F.col("user")`. You can't change names and types.
+        processor: A `StatefulProcessor` or `ArrowProcessor`. Give its class, an instance, a `functools.partial` of the
             class, or a function without parameters that returns an instance.
         output_schema: Schema of the rows that the processor yields: DDL or a `StructType`. None: the processor derives
             the schema from the input, as ready-made processors do.
-        api: Form of the processor: "row" (PySpark rows), "pandas" (DataFrames) or "arrow" (tables of many keys). The
-            class of an `ArrowProcessor` sets "arrow" itself; a function that returns one needs `api="arrow"`.
-        time_mode: Clock of timers: "none", "processing" (the interval's end) or "event" (the watermark). Never changes.
+        api: Form in which the processor gets rows: "row" (PySpark rows), "pandas" (DataFrames) or "arrow" (tables of
+            many keys). The class of an `ArrowProcessor` sets "arrow" itself. A function that returns one needs
+            `api="arrow"`.
+        time_mode: Clock of timers: "none", "processing" (the interval's end) or "event" (the watermark). You can't
+            change it later.
         schedule: Where intervals begin and end: a cron text or preset in the time zone of `start`, `Cron(text, zone)`,
-            or a timedelta. The DAG must have the same. None: the schedule of the DAG; without Airflow, each interval is
-            as long as the one before.
-        event_time: Timestamp column, for `time_mode="event"`.
-        watermark_delay: How far behind the newest event a row may be, for `time_mode="event"`.
-        watermark: "observed": the watermark follows the events seen, as in Spark. "interval": it follows the interval's
-            end.
+            or a timedelta. The DAG must have the same schedule. None: the schedule of the DAG. Without a DAG, each
+            interval is then as long as the one before.
+        event_time: Timestamp column with the time of a row, for `time_mode="event"`.
+        watermark_delay: Time by which the watermark lags the newest event or interval's end, for `time_mode="event"`.
+        watermark: What the watermark follows: with "observed", the newest event seen, as in Spark; with "interval", the
+            interval's end.
         on_type_mismatch: What happens to a value that does not fit its state's schema, in the row and pandas forms.
             "error" stops the interval. "null" stores NULL as Spark does, and logs a count for each field.
-        dropped: Fields of states whose values are given up, such as `["total.n"]`.
-        renamed: New names of fields of states, such as `{"total.n": "clicks"}`. Values are kept.
-        stateful_source: "warn": a source that compares rows with each other, as `dropDuplicates` does, logs a warning.
-            "allow": none.
-        read_ahead: True: a run of several intervals may compute several by one Spark job. Pass False if the source
-            reads what this pipeline writes: it would miss the newest rows. Such a run is slower.
-        time_zone: Zone of naive datetimes, on every host. It may change at any interval. None: the zone of the Spark
+        dropped: Fields that you remove from states, such as `["total.n"]`. Their values are lost.
+        renamed: New names of fields of states, such as `{"total.n": "clicks"}`. The fields keep their values.
+        stateful_source: "warn" logs a warning if the source compares rows, as `dropDuplicates` does. "allow" does not.
+        read_ahead: True: one Spark job may compute several intervals. If the source reads what this pipeline writes,
+            pass False, or it misses the newest rows. A run with False is slower.
+        time_zone: Time zone of datetimes without one. It may change between two intervals. None: the zone of the Spark
             session (UTC through Airflow), which must not change.
-        order_by: Columns that order the rows of one key. Default: the event time.
-        initial_state: `(spark) -> DataFrame` with the key columns and the columns for `handleInitialState`, or this
-            DataFrame grouped by the key.
-        parallelism: Number of shards, which is the number of Spark tasks. May change at any interval.
-        max_parallelism: Number of key groups, the upper limit of `parallelism`. Never changes.
-        sink: `(spark or None, output paths, interval, checkpoint id)`, called after the commit, at least once.
-            `cairn.sinks` has ready-made sinks.
-        sink_in_order: True keeps later intervals from the sink until the sink has accepted all earlier ones.
-        group: Name of a group of pipelines, whose sinks `cairn publish --group` calls together. A commit then calls no
-            sink.
-        expectations: `() -> {state name: [Great Expectations expectations]}`, for validation.
-        expectations_over_time: `() -> {state name: ChangeExpectations}`: limits on the change since the base.
+        order_by: Columns by which Cairn sorts the rows of one key. Default: the event time.
+        initial_state: Function that returns state to begin with: `(spark) -> DataFrame` with the key columns and the
+            columns for `handleInitialState`, or this DataFrame grouped by the key.
+        parallelism: Number of shards, and so of Spark tasks. It may change between two intervals.
+        max_parallelism: Number of key groups, the upper limit of `parallelism`. You can't change it later.
+        sink: Function that Cairn calls after the commit, at least once: `(spark or None, output paths, interval,
+            checkpoint id)`. `cairn.sinks` has ready-made sinks.
+        sink_in_order: True: the sink gets an interval only after it has accepted all earlier ones.
+        group: Name of a group of pipelines. `cairn publish --group` calls all their sinks, and commits call none.
+        expectations: `() -> {state name: [Great Expectations expectations]}`, for validation of a state.
+        expectations_over_time: `() -> {state name: ChangeExpectations}`, for validation of a state's changes.
         expectations_memory_bytes: The most bytes of states for which the driver evaluates expectations. Above this
             limit, Spark evaluates them. 0: always Spark.
-        engine: RocksDB settings of each shard, and the host's file cache.
-        changelog: Limits of checkpoint mode "changelog".
-        retention: Policy that decides which checkpoints are retained. None: the default policy.
-        version: Name of this code for people, such as "2.1"; no effect on results. Default: the output of `git
+        engine: Settings of each shard's RocksDB, and of the host's file cache.
+        changelog: Limits for checkpoints in mode "changelog".
+        retention: Policy that decides which checkpoints Cairn keeps. None: the default policy.
+        version: Name of this code for people, such as "2.1". It does not affect results. Default: the output of `git
             describe` for the processor's folder.
 
     Raises:

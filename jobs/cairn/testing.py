@@ -213,8 +213,8 @@ class PipelineTester:
 
     Args:
         pipeline: The pipeline under test.
-        input_schema: Schema of the rows that `run` gets instead of the source's rows: DDL or a `StructType`.
-        every: Length of the next interval, if `run` gets no interval. None: the pipeline's schedule, else an hour.
+        input_schema: Schema of the rows that you give to `run` instead of the source's rows: DDL or a `StructType`.
+        every: Length of an interval, if `run` gets no interval. None: as the pipeline's schedule says, or an hour.
         initial_state: Rows that replace those of `Pipeline.initial_state`.
         initial_schema: Schema of `initial_state`. Give both or neither.
         root: Root for the state. A second tester on this root continues from the first tester's checkpoints. None: the

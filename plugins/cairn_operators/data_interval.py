@@ -9,7 +9,13 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from cairn_operators.airflow_versions import TIMETABLES, AirflowFailException, AirflowSkipException, setting_of
+from cairn_operators.airflow_versions import (
+    TIMETABLES,
+    AirflowException,
+    AirflowFailException,
+    AirflowSkipException,
+    setting_of,
+)
 
 
 def data_interval(context: Any) -> tuple[datetime, datetime]:
@@ -42,15 +48,22 @@ def data_interval(context: Any) -> tuple[datetime, datetime]:
 
 
 def check_ended(context: Any, end: datetime) -> None:
-    """Raise `AirflowFailException` if the data interval of a manual run has not ended: its input is not complete.
+    """Raise if a run's data interval has not ended: its input is not complete.
 
-    Airflow gives such an interval to a manual run in the hour that clocks repeat.
+    Airflow gives such an interval to a manual run in the hour that clocks repeat, to a backfill up to today, and to a
+    scheduled run if the clock of its database is ahead. Clocks may differ by a minute.
     """
-    own = getattr(context["dag_run"], "run_type", None)
-    if str(getattr(own, "value", own)) == "manual" and plain(end) > datetime.now(tz=UTC):
+    own, ends, now = getattr(context["dag_run"], "run_type", None), plain(end), datetime.now(tz=UTC)
+    if str(getattr(own, "value", own)) == "manual" and ends > now:
         raise AirflowFailException(
-            f"this run's data interval ends at {plain(end).isoformat()}, which is still to come, so its input is not complete. The "
+            f"this run's data interval ends at {ends.isoformat()}, which is still to come, so its input is not complete. The "
             f"scheduled run processes this interval after its end.\n{_last_before(context, context['data_interval_start'])}"
+        )
+    if ends > now + timedelta(minutes=1):
+        raise AirflowException(
+            f"this run's data interval ends at {ends.isoformat()}, but this host's clock says {now.isoformat(timespec='seconds')}, so its "
+            "input is not complete. Airflow tries again. A scheduled run begins so early only if the clock of Airflow's database is "
+            "ahead, or this host's clock is behind: correct it"
         )
 
 

@@ -64,24 +64,24 @@ class EngineOptions:
 
     Attributes:
         write_buffer_bytes: Bytes of writes that RocksDB keeps in memory before it writes them to a file.
-        block_cache_bytes: The most memory for blocks read from files.
-        target_file_bytes: The size at which a merge begins a new file. Smaller files mean smaller uploads.
-        bloom_bits_per_key: Bits of the Bloom filter for each key. More bits make lookups of absent keys faster.
+        block_cache_bytes: The most bytes of memory for blocks that RocksDB has read from files.
+        target_file_bytes: The size at which a merge of files begins a new file. Smaller files mean smaller uploads.
+        bloom_bits_per_key: Bits for each key in the Bloom filter. More bits make look-ups of absent keys faster.
         background_jobs: The most merges and flushes at the same time, and the most threads of a merge.
-        compression: Compression of new files: "lz4" or "zstd". For text, "zstd" files are a quarter smaller; they need
-            more CPU where an interval reads few of many keys.
-        most_sorted_runs: If a shard has more sorted runs than this at the end of an interval, the newest runs are
-            merged.
-        most_obsolete_percent: If a shard's files have more obsolete bytes than this percentage of its live bytes, the
-            shard is rewritten in one of the next eight intervals.
+        compression: Compression of new files: "lz4" or "zstd". With "zstd", files of text are a quarter smaller, but an
+            interval that reads few of many keys needs more CPU.
+        most_sorted_runs: If a shard has more sorted runs of RocksDB than this at the end of an interval, Cairn merges
+            the newest runs.
+        most_obsolete_percent: If the bytes of deleted and replaced entries exceed this percentage of a shard's live
+            bytes, Cairn rewrites the shard in one of the next eight intervals.
         consolidation_bytes: The most bytes that all shards together rewrite in one interval because of
             `most_obsolete_percent`.
-        cache_dir: The folder where a host keeps files for later intervals; None for no cache. The host fills in
-            `{temp}`, its folder for temporary files, and `{uid}`, the user's id.
-        cache_bytes: The most bytes that the cache keeps. The cache also takes at most half of the disk space that the
-            cache and the free space have together.
-        metadata_dir: A folder in memory for small files that RocksDB syncs at each open, less than 1 MB per store.
-            None: beside the state.
+        cache_dir: The folder where a host keeps state files for later intervals. None: no cache. `{temp}` stands for
+            the host's folder for temporary files, and `{uid}` for the user's id.
+        cache_bytes: The most bytes that the cache keeps. The cache also leaves at least as much disk space free as it
+            takes.
+        metadata_dir: A folder in memory for small files that RocksDB syncs whenever it opens a shard, less than 1 MB
+            for each. None: these files lie beside the state.
     """
 
     write_buffer_bytes: int = 64 * MIB

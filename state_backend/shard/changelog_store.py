@@ -51,8 +51,8 @@ class ChangelogOptions:
     Attributes:
         max_bytes: The most bytes of keys and values in all segments of a shard.
         max_segments: The most segments of a shard.
-        max_share_of_state: The most bytes of keys and values in segments, as a share of the bytes of the shard's files.
-            256 KiB are always allowed.
+        max_share_of_state: The most bytes of keys and values in a shard's segments, as a share of the bytes of the
+            shard's files. 256 KiB are always allowed.
     """
 
     max_bytes: int = 64 * MIB

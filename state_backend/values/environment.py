@@ -17,29 +17,29 @@ class Variable(StrEnum):
     default: str
     meaning: str
 
-    ROOT = "CAIRN_ROOT", "storage URL of the folder that holds all pipelines; `--root` of the commands"
-    PIPELINE = "CAIRN_PIPELINE", "name of a pipeline; `--pipeline` of the commands"
-    CODE = "CAIRN_CODE", "place of a pipeline's declaration, as `module:NAME`; `--code` of the commands"
-    SPARK = "CAIRN_SPARK", "address of Spark, `sc://host:port` or a master; `--spark` of the commands", "local[*]"
+    ROOT = "CAIRN_ROOT", "storage URL of the folder that holds all pipelines, for commands without `--root`"
+    PIPELINE = "CAIRN_PIPELINE", "name of a pipeline, for commands without `--pipeline`"
+    CODE = "CAIRN_CODE", "place of a pipeline's code, `module:NAME`, for commands without `--code`"
+    SPARK = "CAIRN_SPARK", "`sc://host:port` or a Spark master, for commands without `--spark`", "local[*]"
     SPARK_LOG = (
         "CAIRN_SPARK_LOG",
-        "log level of a Spark that a command starts: `off`, `error` (with Spark's stack traces), `warn`, `info`",
+        "log level of Spark if a command starts it: `off`, `error` (with Spark's stack traces), `warn` or `info`",
         "off",
     )
-    AIRFLOW = "CAIRN_AIRFLOW", "address of Airflow, for `cairn backfill` and `cairn heal`", "http://127.0.0.1:8080"
-    AIRFLOW_TOKEN = "CAIRN_AIRFLOW_TOKEN", "token of Airflow's API; an Airflow of `make ui` needs none"
+    AIRFLOW = "CAIRN_AIRFLOW", "address of Airflow, for commands without `--airflow`", "http://127.0.0.1:8080"
+    AIRFLOW_TOKEN = "CAIRN_AIRFLOW_TOKEN", "token of Airflow's API. An Airflow of `make ui` needs none"
     AIRFLOW_WAIT = (
         "CAIRN_AIRFLOW_WAIT",
-        "how long `cairn savepoint --stop` waits for running tasks, and `cairn backfill` for an earlier backfill",
+        "longest wait of `cairn savepoint --stop` for running tasks, and of `cairn backfill` for an earlier backfill",
         "30m",
     )
     SPARK_TOKEN = (
         "SPARK_CONNECT_AUTHENTICATE_TOKEN",
-        "token of a Spark Connect server; a server of `cairn spark` needs none",
+        "token of a Spark Connect server. A server of `cairn spark` needs none",
     )
     DAEMON_IDLE_S = (
         "CAIRN_DAEMON_IDLE_S",
-        "idle seconds after which a Python daemon of a [Connect server](clusters.md#a-shared-connect-server) ends. 0: never",
+        "seconds without work after which a Python daemon of a [Connect server](clusters.md#a-shared-connect-server) ends. 0: never",
         "600",
     )
     STATE_HOME = (
@@ -47,33 +47,33 @@ class Variable(StrEnum):
         "folder whose subfolder `cairn/` holds the tokens of servers that you started",
         "~/.local/state",
     )
-    DATA = "CAIRN_DATA", "folder of state, savepoints and Data Docs in the example DAGs", "data"
-    DOCS = "CAIRN_DOCS", "folder of the Data Docs that the UI shows", "<CAIRN_DATA>/docs"
+    DATA = "CAIRN_DATA", "folder for state, savepoints and Data Docs of the example DAGs", "data"
+    DOCS = "CAIRN_DOCS", "folder of the Data Docs that Airflow's UI shows", "<CAIRN_DATA>/docs"
     UI_PIPELINES = (
         "CAIRN_UI_PIPELINES",
-        "folders of pipelines, separated by white space, that the [Checkpoints page](checkpoints-page.md) shows beside those of DAGs; "
-        "or `[cairn] ui_pipelines` in `airflow.cfg`",
+        "folders of pipelines, separated by white space, that the [Checkpoints page](checkpoints-page.md) shows beside those of DAGs. "
+        "Or set `[cairn] ui_pipelines` in `airflow.cfg`",
     )
     S3_ADDRESSING = (
         "CAIRN_S3_ADDRESSING",
-        "`path`: the bucket is in the path of an S3 URL. `virtual`: in the host name. `auto`: the AWS SDK decides",
+        "place of the bucket in an S3 URL: `path`, `virtual` (in the host name), or `auto` (the AWS SDK decides)",
         "auto",
     )
     S3_REQUEST_PAYER = "CAIRN_S3_REQUEST_PAYER", "`requester`, if the bucket is a Requester Pays bucket"
-    S3_ENCRYPTION = "CAIRN_S3_ENCRYPTION", "`AES256` or `aws:kms`; without it, the bucket's default applies"
+    S3_ENCRYPTION = "CAIRN_S3_ENCRYPTION", "encryption of new objects: `AES256` or `aws:kms`. Default: the bucket's"
     S3_KMS_KEY_ID = (
         "CAIRN_S3_KMS_KEY_ID",
-        "id of the KMS key for `aws:kms`. The identity also needs `kms:GenerateDataKey` and `kms:Decrypt`",
+        "id of the KMS key for `aws:kms`. Your identity also needs `kms:GenerateDataKey` and `kms:Decrypt`",
     )
     AZURE_LOGIN = (
         "CAIRN_AZURE_LOGIN",
-        "path of a JSON file with variables of Azure's login, such as `AZURE_STORAGE_ACCOUNT`, in place of the environment's",
+        "path of a JSON file with variables of Azure's login, such as `AZURE_STORAGE_ACCOUNT`. They replace those of the environment",
     )
     EXPECTATIONS_DAYS = "CAIRN_EXPECTATIONS_DAYS", "days between two evaluations of expectations in the demo's DAG", "1"
     FLIGHTS = "CAIRN_FLIGHTS", "folder of the input of the example `aircraft`", "data/flights"
     WEATHER = "CAIRN_WEATHER", "folder of the input of the example `weather`", "data/weather"
-    OWNER = "CAIRN_OWNER", "set by Cairn: marks the processes of one local server"
-    PYTHON_PATH = "CAIRN_PYTHON_PATH", "set by Cairn: the import path of a task, for its driver"
+    OWNER = "CAIRN_OWNER", "set by Cairn to mark the processes of one local server"
+    PYTHON_PATH = "CAIRN_PYTHON_PATH", "set by Cairn to pass a task's import path to its driver"
 
     def __new__(cls, name: str, meaning: str, default: str = "") -> Variable:
         made = str.__new__(cls, name)

@@ -56,7 +56,7 @@ class CairnError(Exception):
     """Base class of every error that Cairn raises on purpose.
 
     What to do:
-        Read the end of the message: it names the next step. Type `cairn status` for the command that repairs the
+        Read the end of the message: it names the next step. `cairn status` prints the command that repairs the
         pipeline.
 
     Attributes:
@@ -104,7 +104,7 @@ class StorageUnavailable(RetryableError):
 class WorkerDied(RetryableError):
     """A Python worker of Spark crashed or was killed.
 
-    The stack of a crash stands beside the message. A worker without a stack was killed, mostly because memory ran out.
+    A crash leaves a stack beside the message. Without a stack, the worker was killed, mostly for lack of memory.
 
     What to do:
         If the worker was killed, give executors more memory, or make `parallelism` greater. If each retry crashes,
@@ -113,7 +113,7 @@ class WorkerDied(RetryableError):
 
 
 class CheckpointDropped(RetryableError):
-    """Retention dropped the checkpoint, or a commit replaced the output, during the read.
+    """During a read, retention dropped the checkpoint, or a commit replaced the output.
 
     What to do:
         Repeat the query or the command. If you named a checkpoint, choose another from `cairn checkpoints`. For a long
@@ -122,9 +122,9 @@ class CheckpointDropped(RetryableError):
 
 
 class SinkFailed(RetryableError):
-    """The pipeline's sink raised for some intervals.
+    """The pipeline's sink raised an exception for some intervals.
 
-    Their checkpoints stay committed.
+    The checkpoints of these intervals stay committed.
 
     What to do:
         Repair the sink, or the system that the sink writes to. Each retry of the task `checkpoint`, and each later
@@ -150,11 +150,11 @@ class UnknownOutcome(RetryableError):
     """
 
 
-# --- Begin again: the attempt is lost, but a new attempt may succeed. -------------------------------------------------
+# --- Begin again: the attempt at an interval is lost, but a new attempt may succeed. ----------------------------------
 
 
 class AttemptLost(CairnError):
-    """This attempt can no longer be committed. A new attempt may process the interval again.
+    """This attempt at an interval can no longer be committed. A new attempt may process the interval again.
 
     What to do:
         Run the interval again. In Airflow, clear the task `process` of the failed run: the log of the task `checkpoint`
@@ -166,13 +166,13 @@ class Fenced(AttemptLost):
     """Another attempt was the first to commit this interval or an interval that overlaps it.
 
     What to do:
-        Type `cairn checkpoints` and find the checkpoint that the message names. If it is the result that you want, do
-        nothing. Otherwise clear the task `process` of the failed run, with its downstream tasks.
+        Type `cairn checkpoints` and find the checkpoint that the message names. If this checkpoint has the result that
+        you want, do nothing. Otherwise clear the task `process` of the failed run, with its downstream tasks.
     """
 
 
 class BaseMoved(AttemptLost):
-    """The checkpoint that this attempt started from is no longer the base of its interval.
+    """This attempt started from a checkpoint from which its interval may no longer start.
 
     What to do:
         If the message has a `cairn heal` command, run that command first. Then clear the task `process` of the failed
@@ -181,7 +181,7 @@ class BaseMoved(AttemptLost):
 
 
 class Swept(AttemptLost):
-    """A sweep abandoned this attempt after the attempt began. The sweep may have deleted the attempt's files.
+    """A sweep declared this attempt dead after the attempt began, and may have deleted its files.
 
     What to do:
         Clear the task `process` of the failed run, with its downstream tasks. If the task was still running when the
@@ -205,19 +205,19 @@ class CorruptFile(StateUnusable):
     """A file of a checkpoint or savepoint is missing or truncated, or its checksum or content is wrong.
 
     What to do:
-        Type `cairn pause`, then `cairn check`: each finding names a checkpoint or an interval. If only checkpoints
+        Type `cairn pause`, then `cairn check`. Each finding names a checkpoint or an interval. If only checkpoints
         before the newest one have findings, the pipeline can go on: unpause the DAG. To repair the damage, put the file
         back from a backup, and unpause the DAG. Without a backup, run the earliest interval with a finding and all
-        later ones again, in Airflow with `cairn backfill`, which unpauses the DAG. Or go back to a checkpoint that ends
-        at or before the start of that interval and has no finding: type `cairn restore ID --dry-run`, and read what the
-        command would discard. Then type `--yes` in place of `--dry-run`.
+        later ones again. In Airflow, `cairn backfill` does this, and unpauses the DAG. Or go back to a checkpoint
+        without findings that ends at or before the start of that interval: type `cairn restore ID --dry-run`, read what
+        the command would discard, and then type `--yes` in place of `--dry-run`.
     """
 
 
 class DamagedCopy(CorruptFile):
     """The host's cached copy of a file can't be read.
 
-    Cairn has deleted the copy, and downloads the file again in each try. So this error follows several tries.
+    Cairn deletes a damaged copy and downloads the file again. This error says that several such tries have failed.
 
     What to do:
         Check the disk that holds the host's cache, `EngineOptions.cache_dir` (docs/settings.md#engineoptions). Then
@@ -253,18 +253,18 @@ class NoSuchCheckpoint(StateGapError):
 
 
 class StaleStateError(StateUnusable):
-    """A later re-run made the base stale. The message names the intervals to run again.
+    """The checkpoint before the interval is stale. The message names the intervals to run again.
 
     What to do:
         Run the `cairn` command in the message: it runs the stale intervals again, in order. In Airflow, the task
-        `process` waits for this up to a day (`wait_timeout`) before it fails, and its log has the command.
+        `process` waits up to a day (`wait_timeout`) for these runs before it fails. Its log has the command.
     """
 
 
 class NotAsTried(StateUnusable):
     """A promotion computed another result for an interval than the trial that it promotes.
 
-    The interval is not committed.
+    Cairn does not commit this interval.
 
     What to do:
         Remove the trial with `cairn trials --remove`. Then try the code again with `cairn try`. See docs/trying.md.
@@ -274,7 +274,7 @@ class NotAsTried(StateUnusable):
 class ValidationRefused(StateUnusable):
     """Validation found an error in a checkpoint or in a prepared attempt.
 
-    The checkpoint is now quarantined, or the attempt can no longer be committed.
+    Cairn has quarantined the checkpoint, or will not commit the attempt.
 
     What to do:
         Read the findings in the log of the task `validate`. If the data are right, change the expectation. Otherwise
@@ -299,7 +299,7 @@ class UnsupportedFormat(UsageError):
     """Another release of Cairn wrote a file in a format that this release does not read.
 
     What to do:
-        The file is not damaged: leave it unchanged. Install the release of Cairn that the message names, or a newer
+        Leave the file unchanged: it is not damaged. Install the release of Cairn that the message names, or a newer
         one.
     """
 
@@ -313,7 +313,7 @@ class PermissionRefused(UsageError):
 
 
 class BehindLink(PermissionRefused):
-    """A path leads through a symbolic link out of the root, where Cairn changes nothing.
+    """A path leads through a symbolic link out of the root. Cairn changes nothing behind such a link.
 
     What to do:
         Remove the symbolic link, or put the folder itself in place of the link. See docs/storage.md#symbolic-links.
@@ -324,8 +324,8 @@ class StateSchemaError(UsageError):
     """A state's declaration can't be stored or conflicts with the recorded schema of the state.
 
     What to do:
-        Change the declaration in the processor's `init`. See docs/state-schema.md for the changes that are allowed, and
-        for a field with a new name.
+        Change the declaration in the processor's `init`. docs/state-schema.md lists the changes that are allowed, and
+        shows how to rename a field.
     """
 
 
@@ -334,7 +334,7 @@ class StateTypeError(UsageError, TypeError):
 
     What to do:
         Convert the value in the processor to the type of the field. To store NULL where Spark stores NULL, set
-        `Pipeline(on_type_mismatch="null")`. In an interval, the error is a `ProcessorError` with this message.
+        `Pipeline(on_type_mismatch="null")`. If this error stops an interval, Cairn raises it as a `ProcessorError`.
     """
 
 
@@ -346,7 +346,7 @@ class KeyTypeError(UsageError):
     """
 
 
-# --- Fix the pipeline's code or its input: one of them failed in an interval. -----------------------------------------
+# --- Fix the pipeline's code or its input: the code or the input of an interval is wrong. -----------------------------
 
 
 class UserCodeError(CairnError):
@@ -362,13 +362,13 @@ class SourceError(UserCodeError):
 
     What to do:
         If the input has not arrived yet, wait: Airflow retries the task. Otherwise repair the file, or the source's
-        code, and clear the task. Spark's stack trace is in the log of the task or of the Spark Connect server. `cairn
-        run` prints it if the variable `CAIRN_SPARK_LOG` is `error`.
+        code, and clear the task. Spark's stack trace is in the log of the task or of the Spark Connect server. If the
+        variable `CAIRN_SPARK_LOG` is `error`, `cairn run` prints it.
     """
 
 
 class InputNotReady(SourceError):
-    """An interval reads a part of another pipeline that is not committed yet, or that is out of date.
+    """An interval reads a result of another pipeline that is not committed yet, or that is out of date.
 
     What to do:
         Wait until the other pipeline has committed; without Airflow, run it first. The message has the command that
@@ -392,7 +392,7 @@ class ProcessorError(UserCodeError):
     """
 
 
-# --- Report a bug: the cause is in Cairn itself. ----------------------------------------------------------------------
+# --- Report a bug: the cause is a bug in Cairn. -----------------------------------------------------------------------
 
 
 class InvariantViolated(CairnError):
@@ -403,7 +403,7 @@ class InvariantViolated(CairnError):
     """
 
 
-# --- Internal results of the storage: Cairn's own code handles them. --------------------------------------------------
+# --- Internal results of the storage: Cairn's own code handles these errors, so you should not see them. --------------
 
 
 class StorageError(CairnError):
@@ -415,7 +415,7 @@ class StorageError(CairnError):
 
 
 class NotFound(StorageError):
-    """No file has that path.
+    """The storage has no file with the path that the message names.
 
     What to do:
         Report the message and the output of `cairn check`, which names missing files, as a bug.

@@ -33,7 +33,7 @@ class KeepLast:
     """The policy that keeps the `count` checkpoints that were committed last.
 
     Attributes:
-        count: Number of checkpoints that stay, counted from the newest commit.
+        count: Number of checkpoints that stay, counted back from the newest commit.
     """
 
     count: int
@@ -58,7 +58,7 @@ class KeepPerDay:
     backfill of an old month keeps the same checkpoints as the original runs.
 
     Attributes:
-        days: Number of days, counted back from the newest interval's end in UTC. The last checkpoint of each stays.
+        days: Number of days, counted back from the newest interval's end. The last checkpoint of each UTC day stays.
     """
 
     days: int
@@ -87,7 +87,7 @@ class KeepYounger:
     """The policy that keeps checkpoints whose interval ended less than `age` before the newest interval's end.
 
     Attributes:
-        age: A timedelta. Checkpoints stay whose interval ended less than this before the newest interval's end.
+        age: A timedelta. A checkpoint stays if its interval ended less than this before the newest interval's end.
     """
 
     age: timedelta
@@ -115,8 +115,8 @@ class KeepQuarantined:
     The other policies ignore quarantined checkpoints.
 
     Attributes:
-        quarantined_days: Days for which a quarantined checkpoint and its base keep their files; 14 without this policy.
-            0: the next commit drops them. Put it into `AnyOf`, beside the policies for usable checkpoints.
+        quarantined_days: Days for which a quarantined checkpoint and its base keep their files. Without this policy:
+            14. 0: the next commit drops them. Put it into `AnyOf`, beside policies for usable checkpoints.
     """
 
     quarantined_days: int
@@ -138,7 +138,7 @@ class AnyOf:
     """The policy that keeps each checkpoint that at least one of its policies keeps.
 
     Attributes:
-        any_of: The policies. A checkpoint stays if at least one of them keeps it.
+        any_of: Several policies. A checkpoint stays if at least one of them keeps it.
     """
 
     any_of: tuple[RetentionPolicy, ...]
@@ -159,7 +159,7 @@ class AllOf:
     """The policy that keeps each checkpoint that all of its policies keep.
 
     Attributes:
-        all_of: The policies. A checkpoint stays if all of them keep it.
+        all_of: Several policies. A checkpoint stays if all of them keep it.
     """
 
     all_of: tuple[RetentionPolicy, ...]

@@ -122,7 +122,7 @@ EVENT = replace(
             {"v", "l", "m", "long_v", "long_l", "long_m", "brief_v", "typed", "$timers"},
             marks=pytest.mark.long("half a minute"),
         ),
-        pytest.param(EVENT, 2, {"l", "fire", "$timers"}, marks=pytest.mark.long("half a minute")),
+        (EVENT, 2, {"l", "fire", "$timers"}),
     ],
     ids=["timed", "event"],
 )

@@ -9,7 +9,6 @@ from tests.support.layout import REPOSITORY
 
 # Pages of which all blocks are run.
 PAGES = [
-    "docs/decide.md",
     "docs/first-pipeline.md",
     "docs/testing.md",
     "docs/concepts.md",

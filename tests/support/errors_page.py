@@ -26,8 +26,8 @@ _SECTION = re.compile(r"^(What to do|Attributes):\n", re.MULTILINE)
 
 _INTRO = """# Errors
 
-This page lists every error of Cairn: its cause, and what to do. A message contains the name of its error, such as `StateGapError`. Search this
-page for that name. In Airflow, the message stands at the end of the task's log.
+This page lists every error of Cairn: its cause, and what to do. Each message contains the name of its error, such as `StateGapError`. Search this
+page for the name. In Airflow, the message stands at the end of the task's log.
 
 The commands on this page take the root and the pipeline from two variables:
 ```console
@@ -36,9 +36,9 @@ $ export CAIRN_ROOT=file:///data/state CAIRN_PIPELINE=clicks
 
 **If you clear a task of Airflow, clear it together with its downstream tasks.** Otherwise Airflow may compute the interval, but not commit it.
 
-The first error of each group is the base class of the others. Import errors from `cairn.errors`.
+The first error of each section is the base class of the others in the section. Import errors from `cairn.errors`.
 
-The retries hold for tasks that `stateful_pipeline` and `backfill_pipeline` make. Tasks that you wire by hand need
+The retries on this page are those of tasks that `stateful_pipeline` and `backfill_pipeline` make. Give the same retries to tasks of your own with
 [`retry_arguments()`](airflow.md#retry).
 """
 
@@ -53,7 +53,7 @@ _CODES = f"""## Exit codes of `cairn`
 | 130 | Ctrl-C stopped the command |
 
 `cairn status` and `cairn check` return {FINDINGS} if they find a problem. `cairn diff` and `cairn compare` return 0 even if the two compared sides
-differ; their `--json` says so in `same_state` and `same`.
+differ. With `--json`, the field `same_state` of `cairn diff` and the field `same` of `cairn compare` show a difference.
 """
 
 
@@ -76,7 +76,7 @@ def groups() -> list[Group]:
     """Return the groups as `state_backend.values.errors` divides them: by comments like `# --- Title: sentence. ---`."""
     source = Path(errors.__file__).read_text()
     parts = re.split(r"^# --- (.+?)\.? -+$", source, flags=re.MULTILINE)
-    found = [Group("All errors", "", (errors.CairnError,))]
+    found = [Group("All errors", "Every error of Cairn is a `CairnError`.", (errors.CairnError,))]
     for comment, code in zip(parts[1::2], parts[2::2], strict=True):
         title, about = comment.split(": ")
         names = re.findall(r"^class (\w+)\(", code, re.MULTILINE)
@@ -92,19 +92,18 @@ def sections(error: type[errors.CairnError]) -> tuple[str, str]:
 
 
 def in_airflow(error: type[errors.CairnError]) -> str:
-    """Say what Airflow does with a task of `stateful_pipeline` that failed by this error."""
+    """Say what Airflow does with a task of `stateful_pipeline` that failed by this error; nothing for the base of all."""
+    if error is errors.CairnError:
+        return ""
     if issubclass(error, errors.InputNotReady):
-        return "In Airflow, the task waits, without a slot and without a retry."
-    raised = failure(error.__name__, "")
-    if isinstance(raised, AirflowFailException):
+        return "In Airflow, the waiting task takes no slot and needs no retry."
+    if isinstance(raised := failure(error.__name__, ""), AirflowFailException):
         return "In Airflow, the task fails at once, without a retry."
     if isinstance(raised, UserCodeFailed):
         return f"In Airflow, the task has {USER_CODE_RETRIES} retries, {_SECONDS[0]} seconds apart."
-    retries = f"{RETRIES} retries within about {round(sum(_SECONDS) / 60)} minutes."
-    if issubclass(error, errors.AttemptLost):
-        # CommitCheckpointOperator raises AirflowFailException for these errors.
-        return f"In Airflow, the task `checkpoint` fails at once. Another task has {retries}"
-    return f"In Airflow, the task has {retries}"
+    # CommitCheckpointOperator raises AirflowFailException for these errors.
+    end = ", but the task `checkpoint` has none." if issubclass(error, errors.AttemptLost) else "."
+    return f"In Airflow, the task has {RETRIES} retries within about {round(sum(_SECONDS) / 60)} minutes{end}"
 
 
 def page() -> str:
@@ -113,7 +112,8 @@ def page() -> str:
     codes: dict[str, list[str]] = {str(code): [] for code in (FINDINGS, USAGE, STORAGE)}
     for group in groups():
         usual = in_airflow(group.classes[0])
-        parts.append(f"## {group.title}\n{_filled(f'{group.about} {usual}'.strip())}\n")
+        about = f"{group.about} {usual.replace('the task', 'a task with one of these errors', 1)}"
+        parts.append(f"## {group.title}\n{_filled(about)}\n")
         for error in group.classes:
             cause, what = sections(error)
             codes[str(code_of(error("")))].append(f"`{error.__name__}`")

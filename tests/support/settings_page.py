@@ -56,7 +56,7 @@ def with_settings(page: str) -> str:
         heading: [row for thing in things for row in _rows(thing, len(things) > 1)]
         for heading, things in TABLES.items()
     }
-    rows["Environment"] = [_row(f"{v}={v.default}" if v.default else str(v), v.meaning) for v in Variable]
+    rows["Environment"] = [_row(v, v.meaning, default=v.default) for v in Variable]
     for heading, lines in rows.items():
         table = re.compile(rf"(^## {re.escape(heading)}\n(?s:.*?)\n\|---\|---\|\n)(?:\|.*\n)+", re.MULTILINE)
         page, found = table.subn(lambda match, lines=lines: match[1] + "".join(lines), page, count=1)  # type: ignore[misc]
@@ -67,25 +67,25 @@ def with_settings(page: str) -> str:
 def _rows(thing: type, several: bool) -> Iterator[str]:
     said = _meanings(thing)
     for name, default in _defaults(thing):
-        if name == "policy":  # The tag of a retention policy, which nobody sets.
-            continue
-        yield _row(f"{thing.__name__}({name})" if several else name + default, said[name], MORE.get(name))
+        if name != "policy":  # The tag of a retention policy, which nobody sets.
+            yield _row(f"{thing.__name__}({name})" if several else name, said[name], MORE.get(name), default)
 
 
-def _row(name: str, meaning: str, more: str | None = None) -> str:
-    shown = f"[`{name}`]({more})" if more else f"`{name}`"
+def _row(name: str, meaning: str, more: str | None = None, default: str = "") -> str:
+    """Return a row. The default has a code span of its own, so that a narrow screen can break the line before it."""
+    shown = (f"[`{name}`]({more})" if more else f"`{name}`") + (f" (`{default}`)" if default else "")
     said = meaning.strip().removesuffix(".").replace("|", "\\|")
     return f"| {shown} | {said[0].upper() + said[1:]} |\n"
 
 
 def _defaults(thing: type) -> Iterator[tuple[str, str]]:
-    """Each setting's name, and its default as an argument has it: `=128`; empty if the setting must be given."""
+    """Each setting's name, and its default as an argument has it: `128`; empty if the setting must be given."""
     fields = {f.name: f for f in dataclasses.fields(thing)} if dataclasses.is_dataclass(thing) else {}
     for name, parameter in inspect.signature(thing).parameters.items():
         if (field := fields.get(name)) is not None and field.default_factory is not dataclasses.MISSING:
-            yield name, f"={getattr(field.default_factory, '__name__', '')}()"
+            yield name, f"{getattr(field.default_factory, '__name__', '')}()"
         else:
-            yield name, "" if parameter.default is parameter.empty else f"={parameter.default!r}"
+            yield name, "" if parameter.default is parameter.empty else repr(parameter.default)
 
 
 def _meanings(thing: type) -> dict[str, str]:

@@ -211,7 +211,8 @@ def views() -> dict[str, str]:
     return {
         "pipelines": "/",
         "overview": f"{at['sales']}/",
-        **{f"overview-{name}": f"{path}/" for name, path in at.items() if name != "sales"},
+        "healthy": f"{at['rides']}/",
+        **{f"overview-{name}": f"{path}/" for name, path in at.items() if name not in ("sales", "rides")},
         "history": f"{at['sales']}/history",
         "lineage": f"{at['sales']}/lineage",
         "trends": f"{at['rides']}/trends",

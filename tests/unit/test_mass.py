@@ -15,7 +15,7 @@ MOST_METHODS, MOST_LINES_OF_A_MODULE, MOST_LINES_OF_TESTS = 25, 800, 82_366
 # For each room, the most lines of its files, and the most tokens without comments and docstrings.
 BUDGETS = {
     "dags": (142, 551),
-    "jobs/cairn": (2_604, 13_678),
+    "jobs/cairn": (2_603, 13_678),
     "jobs/cairn/aggregates": (1_074, 7_225),
     "jobs/cairn/command": (4_740, 32_787),
     "jobs/cairn/data_sources": (572, 3_880),
@@ -35,7 +35,7 @@ BUDGETS = {
     "jobs/cairn/trials": (1_153, 8_165),
     "jobs/local_stack": (1_528, 8_708),
     "jobs/pipelines": (961, 5_591),
-    "plugins/cairn_operators": (5_155, 28_424),
+    "plugins/cairn_operators": (5_168, 28_456),
     "plugins/cairn_provider": (89, 321),
     "plugins/cairn_ui": (3_431, 24_969),
     "state_backend": (5, 0),

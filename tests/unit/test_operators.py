@@ -252,7 +252,10 @@ def test_a_manual_run_of_an_interval_that_has_not_ended_is_refused() -> None:
     before = format_instant(start - timedelta(days=1))
     assert str(refused.value).splitlines()[-1] == f"cairn backfill --dag aircraft --from {before} --to {before}"
     start_of("manual", today)
-    start_of("scheduled", end)
+    for kind in ("scheduled", "backfill"):
+        start_of(kind, datetime.now(tz=UTC) + timedelta(seconds=30))
+        with pytest.raises(AirflowException, match="this host's clock says"):
+            start_of(kind, end)
 
 
 def same(timetable: Any) -> tuple[Any, ...]:

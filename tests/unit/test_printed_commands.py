@@ -182,6 +182,7 @@ RUN = {
     "cairn sweep --root … --pipeline …": CLI + "test_a_lost_file_is_written_anew_by_the_command_that_is_printed as printed",
     "make lint": "not run: the gate of every commit",
     "make release-check": "tests/integration/test_wheel.py::test_a_release_is_checked",
+    "make sbom": "tests/unit/test_set_up.py::test_the_sbom_has_each_package_once_with_its_licence",
     "make setup HOST_CHECK=no": "tests/unit/test_set_up.py::test_set_up_checks_the_machine_before_it_downloads as printed",
     "make soak": "not run: hours; its parts are those of the demo and of tests/integration/test_order_of_days.py",
     "make ui PORT=8081": "tests/integration/test_first_hour.py::test_the_first_pipeline_in_airflow as printed",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -40,6 +41,18 @@ def test_components_that_start_together_agree_on_keys_that_only_their_user_reads
     made = [tmp_path / ".fernet-key", tmp_path / ".jwt-secret"]
     assert [file.stat().st_mode & 0o777 for file in made] == [0o600, 0o600]
     assert not [file for file in tmp_path.iterdir() if file.name.startswith((".fernet-key.", ".jwt-secret."))]
+
+
+def test_the_sbom_has_each_package_once_with_its_licence(tmp_path: Path) -> None:
+    """`make sbom`, in a folder of its own."""
+    virtual_environment = Path(sys.executable).parents[1]
+    (tmp_path / ".ci").symlink_to(ROOT / ".ci")
+    make = ["make", "-f", f"{ROOT}/Makefile", "-o", "setup", f"VENV={virtual_environment}", "sbom"]
+    subprocess.run(make, cwd=tmp_path, check=True)
+    listed = json.loads((tmp_path / "sbom.json").read_text())["components"]
+    assert len({one["purl"].partition("@")[0] for one in listed}) == len(listed) > 100
+    (spark,) = (one for one in listed if one["name"] == "pyspark")
+    assert "Apache" in spark["licenses"][0]["license"]["name"]
 
 
 @pytest.mark.parametrize(

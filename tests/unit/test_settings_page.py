@@ -33,7 +33,7 @@ def templates() -> list[str]:
 def test_the_tables_are_those_of_the_code() -> None:
     page = PAGE.read_text()
     assert with_settings(page) == page, "to write the page again: make api"
-    assert page.count("\n| `max_parallelism=128` | Number of key groups") == 1
+    assert page.count("\n| `max_parallelism` (`128`) | Number of key groups") == 1
     assert page.count("\n| `CAIRN_ROOT` | Storage URL") == 1
     assert {policy.__name__ for policy in get_args(RetentionPolicy)} <= {*cairn.__all__}
 

@@ -589,7 +589,7 @@ def test_each_situation_of_the_pictures_has_its_sentence_and_its_command(tmp_pat
     for name, sentence in said.items():
         assert sentence in shown[name], (name, shown[name])
         assert "cairn heal --root gs://shop-data/state --pipeline" in shown[name]
-    assert "On time" in shown["overview-rides"] and "cairn heal" not in shown["overview-rides"]
+    assert "On time" in shown["healthy"] and "cairn heal" not in shown["healthy"]
     assert "5 of 33 need you." in shown["pipelines"]
     assert "report 1 stale, 4 pending" in shown["pipelines-chain"]
     assert "5 intervals are out of date intervals 2024-01-05" in shown["overview-chain"]
