@@ -106,8 +106,8 @@ class ArrowProcessor(ABC):
     """
 
     splits_keys = False
-    # True: the class's settings and the input decide the fields of the states. If a setting or column goes, its field
-    # goes too. False: the author of the class names the fields, and a missing field may be a mistake.
+    # True: the class's settings and the input decide the fields of the states, so a field may go with its setting or
+    # column. False: the author of the class names the fields, so a field that goes may be a mistake.
     _states_follow_settings = False
 
     @abstractmethod
@@ -141,13 +141,13 @@ class ArrowProcessor(ABC):
         return None
 
     def _spell_columns(self, names: Sequence[str]) -> None:  # noqa: B027
-        # Cairn calls this before `init` and `deriveOutputSchema`, if the names of columns may differ in case only. A
-        # ready-made processor takes the input's spelling of the columns that its settings name.
+        # Cairn calls this before `init` and `deriveOutputSchema` if Spark ignores case in column names. A ready-made
+        # processor then spells the columns in its settings as the input spells them.
         pass
 
     def _counts_until(self, times: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        # Returns for each event time the watermark at which a row becomes late, in microseconds. A window returns the
-        # end of the row's window.
+        # Returns for each event time the watermark from which on such a row is late, both in microseconds. A processor
+        # of windows returns the end of the row's window.
         return times
 
     @abstractmethod

@@ -28,7 +28,7 @@ _USER_KEY = "user_key_"
 def entries_from(
     job: IntervalJob, key: SearchedKey, state: State, timers: Iterable[datetime | int], work: Path
 ) -> KeyEntries:
-    """Return the entries that a key has with these values."""
+    """Return the stored entries of one key with the given state values and timers."""
     descriptors = {d.name: d for d in job.content.states}
     with closing(RocksStore(work, EngineOptions(cache_dir=None))) as store:
         shard = ShardState(
@@ -63,7 +63,7 @@ def _write(shard: ShardState, descriptor: StateDescriptor, rows: Sequence[Mappin
                 f"state {descriptor.name!r}: an entry has {', '.join(map(repr, unknown))}, but its fields are {', '.join(sorted(known))}"
             )
         if descriptor.ttl_ms is not None and "expires_at" in row:
-            # An entry expires after its time to live, which begins at the processing time of the write.
+            # An entry expires `ttl_ms` after the processing time of its write. So the write gets a matching time.
             shard.now_ms = to_ms(row["expires_at"]) - descriptor.ttl_ms
         value = tuple(row.get(name) for name in names)
         if descriptor.kind == "list":
@@ -93,7 +93,7 @@ def values_of(entries: KeyEntries) -> dict[str, list[dict[str, Any]]]:
 
 
 def in_utc(value: Any) -> Any:
-    """Return the value with the zone UTC in each instant: a test with a NaN compares texts of the values."""
+    """Return the value with all instants in UTC, also in nested values, so that texts of equal values are equal."""
     match value:
         case datetime() if value.tzinfo is not None:
             return value.astimezone(UTC)
@@ -109,7 +109,7 @@ def timers_of(entries: KeyEntries) -> list[datetime | int]:
 
 
 def _time_of(ms: int) -> datetime | int:
-    """Return a time as a datetime in UTC; a time that no datetime can hold as milliseconds since the epoch."""
+    """Return a time as a datetime in UTC. If no datetime can hold it, return the milliseconds since the epoch."""
     try:
         return from_ms(ms)
     except (ValueError, OverflowError, OSError):

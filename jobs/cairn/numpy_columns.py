@@ -26,14 +26,14 @@ def valid_rows(array: pa.Array) -> Bools:
 
 
 def same_values(one: pa.Array, other: pa.Array) -> Bools:
-    """Return True for each place at which two columns of one type have the same value.
+    """Compare two columns of the same type, and return True for each position with the same value in both.
 
-    Null is equal to null, NaN to NaN.
+    Null is the same as null, and NaN the same as NaN.
     """
     if pa.types.is_nested(one.type):
         pairs = zip(one.to_pylist(), other.to_pylist(), strict=True)
         return np.fromiter((repr(a) == repr(b) for a, b in pairs), np.bool_, len(one))
-    if pa.types.is_floating(one.type):  # Bits: NaN is not equal to itself, and 0.0 is equal to -0.0.
+    if pa.types.is_floating(one.type):  # Compare bits: as a float, NaN differs from itself, and 0.0 equals -0.0.
         whole_number = {16: pa.int16(), 32: pa.int32(), 64: pa.int64()}[one.type.bit_width]
         one, other = one.view(whole_number), other.view(whole_number)
     both_null = pc.and_(one.is_null(), other.is_null())

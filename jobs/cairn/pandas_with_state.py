@@ -161,17 +161,17 @@ class PandasWithState(StatefulProcessor):  # type: ignore[misc]
             for expiry_ms in list(self._handle.listTimers()) if self._timeout != "NoTimeout" else ():
                 self._handle.deleteTimer(expiry_ms)
             if timeout_ms != GroupState.NO_TIMESTAMP:
-                # A timeout is due after its millisecond, a timer in its millisecond. So the timer is 1 ms later.
+                # A timeout fires after its millisecond, but a timer in its millisecond. So the timer is 1 ms later.
                 self._handle.registerTimer(timeout_ms + 1)
         elif fired_ms is not None:
-            # The function left the state and the timeout as they were. Spark then repeats the timeout in every batch.
-            # To repeat it in the next interval, the key needs a timer that is already due. The timer that fired now is
-            # deleted after this call, and so would be a new timer of the same time. So the new timer is 1 ms earlier.
+            # The function left the state and the timeout as they were. Spark then repeats the timeout in every batch,
+            # so the key needs a timer that is due in the next interval. After this call, Cairn deletes the timer that
+            # fired, which would include a new timer of the same time. So the new timer is 1 ms earlier.
             self._handle.registerTimer(fired_ms - 1)
 
 
 def columns_of(schema: str | StructType) -> dict[str, str | DataType]:
-    """Return the type of each column by name: text such as `int`, and Spark's `DataType` for nested types."""
+    """Return the type of each column by name: a text such as "int", or Spark's `DataType` for a nested type."""
     if isinstance(schema, StructType):
         short = {field.name: field.dataType.simpleString() for field in schema.fields}
         return {f.name: f.dataType if short[f.name].startswith(_NESTED) else short[f.name] for f in schema.fields}
@@ -215,8 +215,8 @@ def _series(values: pd.Series[Any], kind: str | DataType) -> pd.Series[Any]:
     dtype: Any = _NUMBERS.get(kind)
     if dtype is None:
         return values
-    # Integers become floats if this key's rows contain a null. Under Spark a null of another key can also have
-    # this effect. This function does not know the other keys. Spark would round integers that a float can't hold.
+    # Integers become floats if this key's rows contain a null. Under Spark, a null of another key can have this effect
+    # too, but this function does not know the other keys. `Int64` stays: a float could not hold its integers exactly.
     if values.dtype == pd.Int64Dtype():
         return values
     return values.astype("float64" if kind in _INTEGERS and values.hasnans else dtype)

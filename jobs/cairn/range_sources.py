@@ -28,17 +28,17 @@ class RangeSource:
     function: Callable[..., tuple[DataFrame, Sequence[dict[str, Any]]]]
 
     def __call__(self, spark: SparkSession, interval: Interval) -> tuple[DataFrame, dict[str, Any]]:
-        """Return the rows of one interval and its position, as any source does."""
+        """Return (rows, position) of one interval, as any source does."""
         rows, (position,) = self._ask(spark, [interval])
         if INTERVAL in rows.schema.names:
             rows = rows.where(f"{number_of_interval([interval])} is not null").drop(INTERVAL)
         return rows, position
 
     def read(self, spark: SparkSession, intervals: Sequence[Interval]) -> tuple[DataFrame, Sequence[dict[str, Any]]]:
-        """Return the rows of intervals with their column `cairn_interval` as the last one, and each one's position.
+        """Return (rows, positions): the rows with `cairn_interval` as last column, and a position for each interval.
 
         Raises:
-            SourceError: The function returned something else.
+            SourceError: The function's result has another form, or the rows have no such TIMESTAMP column.
         """
         rows, positions = self._ask(spark, intervals)
         types = {field.name: field.dataType.simpleString() for field in rows.schema}
@@ -60,15 +60,15 @@ class RangeSource:
 def range_source(
     function: Callable[[SparkSession, Sequence[Interval]], tuple[DataFrame, Sequence[dict[str, Any]]]],
 ) -> RangeSource:
-    """Return a source that reads several intervals by one query, as a decorator of a function does.
+    """Make a source that reads several intervals by one query. Use this function as a decorator.
 
-    A run of many small intervals is then faster: Spark plans one query instead of a union of one for each interval.
+    It makes a run of many small intervals faster: Spark plans one query instead of a union of one for each interval.
 
     Args:
-        function: `(spark, intervals) -> (DataFrame, positions)`. The intervals follow each other; often it is only one.
-            The DataFrame holds the rows of all intervals. Its column `cairn_interval`, a TIMESTAMP, has an instant of
-            the interval to which the row belongs, such as the interval's start. With one interval, the column may be
-            missing. Processors don't see the column. The positions are a list with the position of each interval.
+        function: `(spark, intervals) -> (DataFrame, positions)`. The intervals follow each other; often there is only
+            one. The DataFrame holds the rows of all intervals. Its column `cairn_interval`, a TIMESTAMP, has an instant
+            in the row's interval, such as the interval's start. For one interval, the column may be missing. Processors
+            don't see the column. The positions are a list with the source position of each interval.
 
     Returns:
         A source for `Pipeline(source=...)`.
@@ -84,9 +84,9 @@ def range_source(
 
 
 def number_of_interval(intervals: Sequence[Interval]) -> str:
-    """Return an SQL expression for the number of a row's interval, from 0, as four bytes. Other rows raise an error.
+    """Return an SQL expression for the number of a row's interval: four bytes, from 0. Rows outside raise an error.
 
-    Spark compiles a query again if an integer in it changes, but not if arrays or bytes change.
+    The numbers are bytes in an array: Spark compiles a query again if an integer in it changes, but not for these.
     """
     bounds = ", ".join(f"{at}L" for at in [*(one.start_ms * 1000 for one in intervals), intervals[-1].end_ms * 1000])
     numbers = ", ".join(f"X'{number:08x}'" for number in range(len(intervals)))

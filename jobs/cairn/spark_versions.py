@@ -35,7 +35,7 @@ Version = tuple[int, int]
 
 
 class Since(NamedTuple):
-    """The first version of PySpark that has something, and what Cairn does on an older version."""
+    """The first version of PySpark that has a feature, and what Cairn does on an older version (`before`)."""
 
     version: Version
     before: str
@@ -52,9 +52,9 @@ SINCE = {
     "geometry": Since((4, 1), "a schema with this type is refused"),
 }
 OLDEST, NEWEST = (4, 0), (4, 3)
-# Spark Connect servers that were tried with a client of another version: with two intervals, a validation, a table of
-# state, and an operation that SIGTERM interrupts. On a server of 4.0, `createDataFrame` of a newer client fails, and on
-# a server of 4.1 that of 4.2 and 4.3.
+# For each client version, the other server versions of Spark Connect that were tried with it: two intervals, a
+# validation, a read of a state table, and an operation that SIGTERM interrupts. On a server of 4.0, `createDataFrame`
+# of every newer client fails, and on a server of 4.1 that of the clients 4.2 and 4.3.
 TRIED_SERVERS: dict[Version, tuple[Version, ...]] = {
     (4, 0): ((4, 1), (4, 2), (4, 3)),
     (4, 1): ((4, 2), (4, 3)),
@@ -64,13 +64,13 @@ TRIED_SERVERS: dict[Version, tuple[Version, ...]] = {
 
 
 def version_of(text: str) -> Version:
-    """Return major and minor number of a version of Spark, such as "4.1.1" or "4.2.0.dev1"."""
+    """Return (major, minor) of a version of Spark, such as (4, 1) for "4.1.1" or (4, 2) for "4.2.0.dev1"."""
     major, minor = text.split(".")[:2]
     return int(major), int(minor)
 
 
 def _version() -> Version:
-    """Return the version of Spark that this PySpark belongs to. Vendors have versions of their own, such as 17.3."""
+    """Return the version of Spark that this PySpark belongs to. Features tell it for a vendor's number such as 17.3."""
     if KNOWN:
         return version_of(PYSPARK)
     from pyspark.sql.pandas.types import to_arrow_schema
@@ -81,13 +81,13 @@ def _version() -> Version:
 
 
 PYSPARK: str = pyspark.__version__
-# False for versions that vendors count by themselves, such as 17.3. `pip` allows no other ones outside of the range.
+# False for version numbers of vendors, such as 17.3. `pip` installs no other version outside of the range.
 KNOWN = OLDEST <= version_of(PYSPARK) <= NEWEST
 VERSION = _version()
 
 
 def check_server(session: Any) -> None:
-    """Raise an error for a Spark Connect server of another version that was not tried with this PySpark."""
+    """Raise `UsageError` if a Spark Connect server has a version that was not tried with this PySpark."""
     server, tried = session.version, (VERSION, *TRIED_SERVERS.get(VERSION, ()))
     if version_of(server) not in tried and KNOWN:
         raise UsageError(
@@ -102,7 +102,7 @@ def _text(version: Version) -> str:
 
 
 def check_classic(who: str, runs: str) -> None:
-    """Raise an error for a part of a classic cluster with another version of Spark than this PySpark."""
+    """Raise `UsageError` if `who`, a part of a classic cluster, runs (`runs`) another version of Spark than PySpark."""
     if version_of(runs) != VERSION and KNOWN:
         raise UsageError(
             f"{who} runs Spark {runs}, and this driver PySpark {PYSPARK}. On a classic cluster both "
@@ -111,7 +111,7 @@ def check_classic(who: str, runs: str) -> None:
 
 
 def check_jvm(session: Any) -> None:
-    """Raise an error for a classic session whose JVM has another version of Spark than this PySpark."""
+    """Raise `UsageError` if the JVM of a classic session has another version of Spark than this PySpark."""
     check_classic("the JVM in SPARK_HOME", session.version)
 
 
@@ -121,17 +121,17 @@ def version_here(_: object) -> str:
 
 
 def has(name: str) -> bool:
-    """Return True if this PySpark has what `SINCE` lists under the name."""
+    """Return True if this version of PySpark has the feature that `SINCE` lists as `name`."""
     return SINCE[name].version <= VERSION
 
 
 class _Lacking:
-    """Stands for a class of types that this PySpark lacks. Nothing is an instance of it."""
+    """A stand-in for a class that this PySpark lacks, so that `isinstance` checks are always False."""
 
 
 GeographyType: Any = getattr(t, "GeographyType", _Lacking)
 GeometryType: Any = getattr(t, "GeometryType", _Lacking)
-# A PySpark for Connect alone (`pyspark-client`) has neither Py4J nor RDDs nor broadcasts.
+# The package `pyspark-client`, which is only for Spark Connect, has no `Broadcast`, no RDDs and no Py4J.
 if TYPE_CHECKING:
     Broadcast = pyspark.Broadcast
 else:
@@ -205,7 +205,7 @@ def from_arrow_type(of: pa.DataType) -> t.DataType:
 
 
 def series_of(column: pa.Array, zone: str) -> pd.Series[Any]:
-    """Return a column as Spark's worker gives it to a pandas UDF: instants naive in the zone, structs as dicts."""
+    """Convert a column as Spark's worker does for a pandas UDF: instants become naive in `zone`, structs dicts."""
     from pyspark.sql.pandas import types
 
     nested = pa.types.is_nested(column.type)
@@ -215,9 +215,9 @@ def series_of(column: pa.Array, zone: str) -> pd.Series[Any]:
 
 
 def column_of_series(series: pd.Series[Any], of: t.DataType, zone: str, *, safe: bool) -> pa.Array:
-    """Return the values as Spark's worker converts what a pandas UDF returns.
+    """Convert a Series to Arrow as Spark's worker converts the result of a pandas UDF.
 
-    If `safe`, a number that the type can't hold exactly is an error.
+    With `safe`, raise an error for a number that the type `of` can't hold exactly.
     """
     import pandas as pd
     from pyspark.sql.pandas import types
@@ -234,23 +234,23 @@ def column_of_series(series: pd.Series[Any], of: t.DataType, zone: str, *, safe:
 
 
 def rows_of_frame(frame: Any, start: int, end: int) -> Any:
-    """Return the rows from `start` up to `end`, without it, as a frame that shares memory with `frame`.
+    """Return the rows `start` to `end - 1` as a frame that shares memory with `frame`. Its index begins at 0.
 
-    The new frame has an index from 0. It is made of pandas' internal blocks, since pandas' public way costs a third of
-    a shard's task. The blocks are the same in pandas 2.2 and 2.3, and Cairn's dependencies allow no other pandas.
+    The new frame is made of pandas' internal blocks: `frame.iloc` would take a third of the time of a shard's task.
+    The blocks are the same in pandas 2.2 and 2.3, and Cairn's dependencies allow no other pandas.
     """
     import pandas as pd
 
     blocks = frame._mgr.get_slice(slice(start, end), axis=1)
-    # Each frame gets a view of the labels: a handler that sets `columns.name` would otherwise set it in the frames of
-    # all keys.
+    # Each frame gets its own view of the labels. Otherwise a handler that sets `columns.name` would set it in the
+    # frames of all keys.
     blocks.axes[:] = frame.columns.view(), pd.RangeIndex(end - start)
     made: Any = pd.DataFrame
     return made._from_mgr(blocks, blocks.axes)
 
 
 def values_of_labels(labels: Any) -> list[Any]:
-    """Return the labels, which user code may have changed in the array below them."""
+    """Return the labels from the array below the index, which user code may have changed in place."""
     found: list[Any] = labels._values.tolist()
     return found
 
@@ -269,28 +269,28 @@ def is_connect(made: object) -> bool:
 
 
 def executed_plan(frame: Any) -> Any:
-    """Return the JVM's plan of a query of a classic session that ran."""
+    """Return the executed physical plan, a JVM object, of a query that has run in a classic session."""
     return frame._jdf.queryExecution().executedPlan()
 
 
 def analyzed_plan(frame: Any) -> Any:
-    """Return the JVM's plan of a query of a classic session before any optimisation."""
+    """Return the analyzed logical plan, a JVM object before any optimisation, of a query of a classic session."""
     return frame._jdf.queryExecution().analyzed()
 
 
 def connect_plan(frame: Any) -> Any:
-    """Return the message that a frame of Spark Connect sends to its server."""
+    """Return the plan of a DataFrame of Spark Connect, as the protobuf message that the client sends to the server."""
     return frame._plan.plan(frame.sparkSession.client)
 
 
 def connect_metrics(frame: Any) -> list[Any]:
-    """Return the metrics of each node of a query of Spark Connect that ran."""
+    """Return the metrics of each plan node of a Spark Connect query; an empty list if the query has not run."""
     executed = frame.executionInfo
     return [] if executed is None else list(executed.metrics._metrics)
 
 
 def with_schema(frame: DataFrame, schema: t.StructType) -> DataFrame:
-    """Set the schema of a DataFrame of Spark Connect, which then asks no server for it. Return the DataFrame."""
+    """Cache a known schema in a DataFrame of Spark Connect, which saves a request to the server. Return the frame."""
     if is_connect(frame):
         remote: Any = frame
         remote._cached_schema = schema
@@ -298,22 +298,22 @@ def with_schema(frame: DataFrame, schema: t.StructType) -> DataFrame:
 
 
 def java_column(column: Any) -> Any:
-    """Return the JVM's node of a column of a classic session; None for another column."""
+    """Return the JVM's expression node of a column of a classic session; None for a column of Spark Connect."""
     return column._jc.node() if hasattr(column, "_jc") else None
 
 
 def connect_column(column: Any) -> Any:
-    """Return the expression of a column of Spark Connect; None for another column."""
+    """Return the expression object of a column of Spark Connect; None for a column of a classic session."""
     return getattr(column, "_expr", None)
 
 
 class Grouping(NamedTuple):
-    """The result of `groupBy`, `cube` or `rollup`."""
+    """The parts of a grouped DataFrame, which `groupBy`, `cube` or `rollup` has made."""
 
     kind: str
     frame: DataFrame
     columns: list[Any]
-    # The columns of a classic frame are nodes of the JVM.
+    # True: `columns` are expression nodes of the JVM, from a classic session. False: columns of Spark Connect.
     of_jvm: bool
 
 
@@ -328,7 +328,7 @@ def grouping_of(grouped: Any) -> Grouping | None:
 
 
 def parser_of(spark: Any) -> Callable[[str], t.DataType]:
-    """Return the function of a session that parses DDL with Spark's own parser."""
+    """Return the function of a session that parses the DDL text of a schema with Spark's own parser."""
     parse: Callable[[str], t.DataType] = getattr(spark, "_parse_ddl", None) or spark.sparkContext._parse_ddl
     return parse
 
@@ -349,10 +349,10 @@ def is_stopped(spark: Any) -> bool:
 
 @contextmanager
 def ctrl_c_kept() -> Iterator[None]:
-    """Keep the process's handler of Ctrl-C in the block, where PySpark makes a context and would install its own.
+    """Keep PySpark from replacing the handler of Ctrl-C when it makes a SparkContext in the `with` block.
 
-    PySpark's handler calls the JVM. If Ctrl-C interrupts another call of the JVM, both calls use one connection. Then
-    the interrupted call may raise `Py4JError` instead of `KeyboardInterrupt`, and Py4J logs tracebacks.
+    PySpark's handler calls the JVM. If Ctrl-C interrupts another call of the JVM, both calls use one connection. The
+    interrupted call may then raise `Py4JError` instead of `KeyboardInterrupt`, and Py4J logs tracebacks.
     """
     from pyspark.core import context
 
@@ -367,13 +367,13 @@ def ctrl_c_kept() -> Iterator[None]:
 
 @contextmanager
 def gateway_in(folder: Any) -> Iterator[None]:
-    """Let PySpark wait in the folder for the address of the JVM that it starts.
+    """Let PySpark put its temporary folder for the address of the JVM into `folder`, within the `with` block.
 
-    PySpark's own folder is an unnamed `tmp…`. If this process is killed while the JVM starts, nobody would delete it.
+    By default the folder is in the system's temporary folder. If this process is killed then, nobody deletes it.
     """
     from pyspark import java_gateway
 
-    # In the block, the name `tempfile` in PySpark's module is an object that makes folders in the folder.
+    # In the block, the name `tempfile` in PySpark's module is an object that makes temporary folders below `folder`.
     module: Any = java_gateway
     module.tempfile = SimpleNamespace(mkdtemp=lambda: tempfile.mkdtemp(dir=folder), mkstemp=tempfile.mkstemp)
     try:
@@ -383,7 +383,7 @@ def gateway_in(folder: Any) -> Iterator[None]:
 
 
 def fault_handler_file() -> Any:
-    """Return the open file of the fault handler of a Python worker; None if Spark made none."""
+    """Return the open file to which a Python worker's fault handler writes; None if Spark has made no such file."""
     from pyspark import util
 
     if has("file of the fault handler"):
@@ -398,12 +398,12 @@ def fault_handler_file() -> Any:
 
 
 def id_of_broadcast(variable: Any) -> int | None:
-    """Return the number of a broadcast variable on the driver; None in a task."""
+    """Return Spark's id of a broadcast variable on the driver; None in a task, which does not know the id."""
     return None if variable._jbroadcast is None else int(variable._jbroadcast.id())
 
 
 def made_broadcast(value: Any) -> Any:
-    """Return a broadcast variable of a task that holds the value."""
+    """Return a broadcast variable that already holds `value`, for use in a task."""
     variable: Any = pyspark.Broadcast(path="")
     variable._value = value
     return variable
@@ -437,16 +437,16 @@ def connect_channel(url: str, token: str | None, loopback: Container[str]) -> An
 
 
 def connect_client(channel: Any) -> Any:
-    """Return a client of a Connect server without a session around it."""
+    """Return a Spark Connect client without a `SparkSession`."""
     from pyspark.sql.connect.client import SparkConnectClient
 
     return SparkConnectClient(channel)
 
 
 def connect_session(channel: Any, *, registered: bool = True) -> SparkSession:
-    """Return a session of a Connect server. Only a `registered` one is the active session.
+    """Return a new session of a Connect server. With `registered`, make it PySpark's active session.
 
-    At its exit, the client would only clear the session's cache of ML models.
+    The client's exit hook is removed, since it would only clear the session's cache of ML models on the server.
     """
     from pyspark.sql.connect.session import SparkSession as RemoteSession
 
@@ -458,20 +458,20 @@ def connect_session(channel: Any, *, registered: bool = True) -> SparkSession:
 
 
 def forget_exit(client: Any) -> None:
-    """Let the client do nothing at the exit of this process."""
-    for name in ("_on_exit", "_cleanup_ml_cache", "_cleanup_ml"):  # Of 4.2, 4.1 and 4.0.
+    """Remove the client's exit hooks, so that the client does nothing when this process ends."""
+    for name in ("_on_exit", "_cleanup_ml_cache", "_cleanup_ml"):  # The hook's names in PySpark 4.2, 4.1 and 4.0.
         if (exits := getattr(client, name, None)) is not None:
             atexit.unregister(exits)
 
 
 def clean_up_setting(*, connect: bool) -> str:
-    """Return the setting with which a query deletes its shuffle files. A newer Connect server takes 4.0's name too."""
+    """Return the name of the setting that deletes a query's shuffle files. Newer servers also know the name of 4.0."""
     of = ("connect." if connect else "classic.") if has("settings that delete shuffle files") else ""
     return f"spark.sql.{of}shuffleDependency.fileCleanup.enabled"
 
 
 def set_retries(client: Any, **policy: Any) -> None:
-    """Let the client retry a failed request by Spark's policy with other numbers."""
+    """Set how the client retries failed requests: Spark's default policy, with the arguments in `policy`."""
     from pyspark.sql.connect.client.retries import DefaultPolicy
 
     client.set_retry_policies([DefaultPolicy(**policy)])

@@ -122,7 +122,7 @@ class TestedInterval:
     record: Record | None
 
     def frame(self) -> pd.DataFrame:
-        """Return the output as a pandas DataFrame."""
+        """Return the output rows as a pandas DataFrame."""
         return pd.DataFrame(self.output)
 
 
@@ -219,7 +219,7 @@ class PipelineTester:
         initial_schema: Schema of `initial_state`. Give both or neither.
         root: Root for the state. A second tester on this root continues from the first tester's checkpoints. None: the
             state is in memory.
-        time_zone: Zone of the session, used if the pipeline names no zone.
+        time_zone: Time zone of the simulated Spark session, used if the pipeline names no zone.
         mode: How checkpoints are stored: "incremental", "full" or "changelog".
         call_sink: True calls the pipeline's sink after each commit, with None for the Spark session.
 
@@ -356,7 +356,7 @@ class PipelineTester:
         committed one, as by `cairn replay`.
 
         Args:
-            key: The key: its values by column, a tuple of its values, or the text that a person writes.
+            key: The key: its values by column, a tuple of its values, or a text as for `cairn replay KEY`.
             interval: The interval.
             rows: The input rows, in any order. Rows of other keys are left out. None: without `state`, the rows that
                 the pipeline's source returns without Spark; with `state`, no rows.

@@ -24,9 +24,9 @@ class Upstreams:
 
     Attributes:
         edges: The upstreams by name.
-        states: The names of the states that are read, by the names in `edges`.
-        function: Makes the rows from one DataFrame for each upstream; None for the rows of one upstream as they are.
-        tried: In a trial of a chain, the pipelines that are read from the trial, by root and name.
+        states: For an upstream whose state is read, the state's name, by the upstream's name in `edges`.
+        function: Makes the rows from one DataFrame for each upstream; None for the unchanged rows of a single upstream.
+        tried: In a trial of a chain, the upstreams that are read from the trial instead of production, by (root, name).
     """
 
     edges: Mapping[str, Edge]
@@ -63,7 +63,7 @@ def upstream(
             `format("keyed_state")` gives them. A change of any state of the upstream makes the interval stale.
         mapping: "within": the intervals of the upstream that lie inside the interval, such as 24 hours in a day. "all":
             those from the upstream's start to the end of the interval.
-        back: The mapping applies to the interval that lies `back` intervals before. 1 in a daily pipeline: yesterday.
+        back: Number of intervals by which the mapped interval is earlier. In a daily pipeline, 1 is the day before.
         tracked: False: changes of the upstream don't make results stale.
 
     Returns:
@@ -94,14 +94,14 @@ def upstreams(function: Callable[..., DataFrame], **sources: Upstreams) -> Upstr
 
     Args:
         function: `(spark, interval, **frames) -> DataFrame`. It gets one DataFrame for each upstream, by the names of
-            `sources`. Besides these, it may read what does not change.
+            `sources`. It may also read other data, which must never change.
         sources: The upstreams, each made by `upstream`.
 
     Returns:
         The source.
 
     Raises:
-        UsageError: There is no upstream, or one of them is another source.
+        UsageError: There is no upstream, or one of `sources` was not made by `upstream`.
 
     Example:
         upstreams(lambda spark, interval, sales, prices: sales.join(prices, "product"), sales=upstream("sales"),

@@ -25,7 +25,7 @@ from local_stack.progress_lines import fold
 
 __all__ = ["AirflowClient", "AirflowServer", "RestError", "parse_time"]
 
-# The parts whose health Airflow's API server reports.
+# The components whose health Airflow's API server reports.
 _PARTS = frozenset({"metadatabase", "scheduler", "dag_processor", "triggerer"})
 _DATABASE = "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN"
 # Airflow's own name for the file that holds the password.
@@ -77,7 +77,7 @@ class AirflowClient(AirflowRest):
         return found
 
     def xcom(self, dag_id: str, run_id: str, task_id: str) -> Any:
-        """Return the task's return value; None if the task returned no value."""
+        """Return the task's return value (the XCom `return_value`); None if the task returned no value."""
         path = f"{run_path(dag_id, run_id)}/taskInstances/{task_id}/xcomEntries/return_value?deserialize=true"
         try:
             return self.call("GET", path)["value"]

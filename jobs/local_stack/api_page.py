@@ -1,12 +1,12 @@
 """Show the names of `docs/api.md` to mkdocstrings, as an extension of Markdown for the docs site.
 
-The page has a comment below each list of names, so that a reader of the repository does not see its lines:
+The page has these lines in a comment below each list of names, so that a reader of the repository does not see them:
 
     <!-- site
     ::: cairn.run_interval
     -->
 
-The extension takes the lines out of the comment. mkdocstrings then shows the full text and all arguments there.
+The extension takes the lines out of the comment. At this place, mkdocstrings then shows docstring and arguments.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ class _ForSite(Preprocessor):  # type: ignore[misc]
 
 class ApiPage(Extension):  # type: ignore[misc]
     def extendMarkdown(self, md: Markdown) -> None:
-        """Take the names out of their comments before any other extension sees the page."""
+        """Take the lines with names out of their comments, before any other extension reads the page."""
         md.preprocessors.register(_ForSite(md), "cairn_api_page", 1000)
 
 
 def makeExtension(**settings: Any) -> ApiPage:
-    """Return the extension: zensical.toml names this module."""
+    """Return the extension. Python-Markdown calls this function of the module that zensical.toml names."""
     return ApiPage(**settings)

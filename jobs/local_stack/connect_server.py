@@ -26,7 +26,7 @@ class SparkConnectServer(Server):
         with SparkConnectServer(root, log_dir=...) as spark:
             connect(spark.url, ...)
 
-    `start` does not wait. A caller may start other servers before it calls `wait_until_ready`.
+    `start` does not wait until the server is ready. A caller may start other servers before `wait_until_ready`.
 
     Every client that reaches the port can run code in the server. So the server demands a token. Drivers of this user
     find the token in a file.

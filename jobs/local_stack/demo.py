@@ -43,7 +43,7 @@ DAG = "aircraft"
 FIRST_DAY = datetime(2013, 1, 1, tzinfo=UTC)
 _ENDED = ("success", "failed")
 
-# A day that takes longer without any sign of progress ends the demo. On a slow machine the limit grows.
+# Seconds without any sign of progress after which the demo ends. On a slow machine the limit grows.
 _LEAST_PATIENCE_S = 300
 
 _lines = ProgressLines()
@@ -88,7 +88,7 @@ def run_demo(days: int) -> int:
         try:
             verdict = show(days, spark, airflow, env, stack)
         finally:
-            # A second Ctrl-C during the stop would leave processes running.
+            # Ignore signals during the stop, since a second Ctrl-C would leave processes running.
             for number in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(number, signal.SIG_IGN)
             _lines.do("Airflow and Spark stop")
@@ -111,7 +111,7 @@ def show(
     stack.callback(settle, client, last_day)
     client.create_backfill(DAG, FIRST_DAY, last_day, timeout_s=60)
     say(f"Airflow runs {FIRST_DAY.date()} to {last_day.date()}, one day after the other")
-    # With three days or more, a day follows: if this day's driver ends before the kill, the next day's is killed.
+    # This day is no late one: if its driver ends before the kill, the driver of the day after it is killed instead.
     killer = DriverKiller(airflow.processes, FIRST_DAY + timedelta(days=min(4, (days - 1) // 2)))
     failed = DayWatcher(airflow, killer, last_day, began).watch()
     if failed is not None:
@@ -296,8 +296,8 @@ class DayWatcher:
         return bool(run["state"] == "failed")
 
     def _signs(self, runs: list[dict[str, Any]]) -> Hashable:
-        """Return values that change when Airflow makes progress: finished days, newest checkpoint, task states, size of
-        logs.
+        """Return values that change when Airflow makes progress: finished days, newest checkpoint, task states, log
+        sizes.
 
         Also tell the demo's output which task runs now.
         """
@@ -321,7 +321,7 @@ def activity_of(tasks: Sequence[tuple[str, str, str | None]]) -> str:
     active = [(day, name, state) for day, name, state in tasks if state not in (None, "success", "skipped")]
     if not active:
         return f"{tasks[0][0]}: Airflow schedules the next task" if tasks else "Airflow starts the next day"
-    # If several tasks are active, a running task says most.
+    # If several tasks are active, name a running one rather than a waiting one.
     day, name, state = min(active, key=lambda task: task[2] != "running")
     return f"{day}: {name} runs" if state == "running" else f"{day}: {name} is {str(state).replace('_', ' ')}"
 
@@ -342,7 +342,7 @@ def tries(client: AirflowClient, run_id: str, task_id: str, began: datetime) -> 
 
 
 def seconds_of(run: dict[str, Any]) -> float:
-    """Return how long a run that has ended took, by Airflow's clock."""
+    """Return the duration in seconds of a run that has ended, by Airflow's timestamps."""
     return (datetime.fromisoformat(run["end_date"]) - datetime.fromisoformat(run["start_date"])).total_seconds()
 
 
@@ -352,7 +352,7 @@ def results_of(client: AirflowClient, last_day: datetime, began: datetime) -> li
     for run in demo_runs(client, last_day):
         run_id = run["dag_run_id"]
         done = client.xcom(DAG, run_id, "checkpoint")
-        # Airflow has deleted the results of an earlier demo, because the backfill cleared its tasks.
+        # The result is from this demo: when the backfill cleared the tasks, Airflow deleted results of earlier demos.
         validation = client.xcom(DAG, run_id, "validate") or {}
         results.append(
             DayResult(
@@ -405,7 +405,7 @@ def last_error(lines: Sequence[str]) -> str | None:
     for line in reversed(lines):
         level, _, event = line.partition(" ")
         if level in ("ERROR", "CRITICAL"):
-            # The first line of a logged exception names the event only. The exception itself is on the last line.
+            # In a logged exception, the first line is only the log message. The exception itself is in the last line.
             return (line.splitlines()[1:] or [event])[-1].strip()
     return None
 

@@ -14,7 +14,7 @@ import sys
 
 
 def no_semaphores() -> str | None:
-    """Return advice for the user if the system provides no semaphores, else None.
+    """Return advice for the user if the system provides no POSIX semaphores, else None.
 
     Airflow's LocalExecutor needs semaphores.
     """

@@ -95,7 +95,7 @@ class OwnedProcesses:
         """
         mark = f"{Variable.OWNER}={self.owner}".encode()
         ours: set[int] = set()
-        others: dict[int, int] = {}  # Parents, by process id.
+        others: dict[int, int] = {}  # Process id of the parent, by the process id of the child.
         for folder in Path("/proc").glob("[0-9]*"):
             # If /proc/<pid> can't be read, the process belongs to another user or has just ended. Skip it.
             with contextlib.suppress(OSError):
@@ -146,7 +146,7 @@ class OwnedProcesses:
 
 
 def python_path(*folders: Path) -> str:
-    """Return the `PYTHONPATH` of a process that imports from these folders, and then as this process does."""
+    """Return a `PYTHONPATH` with these folders first, followed by the `PYTHONPATH` of this process."""
     return os.pathsep.join(filter(None, [*map(str, folders), os.environ.get("PYTHONPATH")]))
 
 
@@ -209,8 +209,8 @@ def _claim(port: int) -> bool:
     """Claim a port for this process among all Cairn processes of the machine, and return False if it is claimed.
 
     The claim is an abstract Unix socket with the port number in its name. The kernel lets only one process bind the
-    name, and frees it when the process ends. A port that this process has already claimed returns True. Systems other
-    than Linux have no such names, so the result is always True.
+    name, and frees it when the process ends. The result is also True for a port that this process has claimed before,
+    and on systems other than Linux, which have no such names.
     """
     if port in _claimed_ports or not sys.platform.startswith("linux"):  # Only Linux has abstract socket names.
         return True

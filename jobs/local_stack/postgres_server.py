@@ -109,7 +109,7 @@ class Postgres(Server):
     def _create(self, programs: Path) -> None:
         """Create the data folder under a temporary name and rename it at the end.
 
-        A folder that a killed process left half complete would otherwise be taken for a database.
+        Otherwise, if this process is killed, a later start would take the incomplete folder for a database.
         """
         made = self.folder.with_name(self.folder.name + ".new")
         shutil.rmtree(made, ignore_errors=True)

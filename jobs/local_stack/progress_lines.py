@@ -63,7 +63,7 @@ class ProgressLines:
 
     def _fill(self) -> None:
         while not self._ended.wait(0.5):
-            with suppress(OSError):  # The reader of the output has gone. The main thread gets the same error.
+            with suppress(OSError):  # The output is closed. The main thread gets the same error.
                 self.fill_silence()
 
     def __enter__(self) -> Self:

@@ -12,7 +12,7 @@ from state_backend.values.frozen import frozen
 
 # The title of a forked driver (`cairn.driver.driver_host`), or the command line of a driver that a task started.
 _FORKED = re.compile(r"cairn-driver of task (?P<task>\d+): \S+ -m cairn\.driver\.driver (?P<command>.+)")
-# In the request as JSON, which a title has as a shell would quote it.
+# Finds the interval's start in a driver's command, which contains the request as JSON.
 _START = re.compile(r'"start":\s*"(?P<start>[^"]+)"')
 _STARTED = re.compile(r"\S+ -m cairn\.driver\.driver (?P<command>.+)")
 

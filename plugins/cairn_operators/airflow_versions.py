@@ -31,10 +31,10 @@ class Difference:
 
 
 DIFFERENCES = {
-    # `AirflowFailException` and others were in `airflow.exceptions`, and `conf` in `airflow.configuration`.
+    # Before 3.2, `AirflowFailException` and others were in `airflow.exceptions`, `conf` in `airflow.configuration`.
     "airflow.sdk.exceptions": Difference(since=(3, 2)),
     "airflow.sdk.configuration": Difference(since=(3, 2)),
-    # The timetables were only in `airflow.timetables`, where they still are, with other attributes.
+    # Before 3.2, timetables were only in `airflow.timetables`. They are still there, with other attribute names.
     "timetables in airflow.sdk": Difference(
         since=(3, 2), instead="a DAG file imports `CronDataIntervalTimetable` from `airflow.timetables.interval`"
     ),
@@ -44,7 +44,7 @@ DIFFERENCES = {
     # Before 3.2 the metrics were in `airflow.stats`, and before 3.3 they were methods of a class.
     "airflow.sdk.observability": Difference(since=(3, 2)),
     "metrics as functions": Difference(since=(3, 3)),
-    # The argument `retry_exponential_backoff` was a bool, and True means 2.
+    # Before 3.2, the argument `retry_exponential_backoff` was a bool: True makes each pause twice as long.
     "factor of pauses": Difference(
         since=(3, 2),
         instead="the first pause is 15 to 30 s, and each further one about twice as long, up to 10 minutes",
@@ -58,13 +58,13 @@ DIFFERENCES = {
         since=(3, 2),
         instead="the form of a Spark connection has only Airflow's fields: write `conf` and `use_ssl` into Extra",
     ),
-    # The execution API answered with status 500 instead of a run without a start: one that is queued, or that was
-    # queued when it was marked as failed.
+    # Before 3.2, the execution API answered with status 500 if the run had no start date: a queued run, or a run that
+    # was queued when a person marked it as failed.
     "query of a queued run": Difference(
         since=(3, 2),
         instead="`process` may fail while a manual run of the interval before is queued: clear it after that run",
     ),
-    # Since 3.2.2; a difference names no third number.
+    # Airflow has this since 3.2.2, but `since` has only two numbers. So 3.2.2 counts as an Airflow without it.
     "conf for runs that exist": Difference(
         since=(3, 3),
         instead="before 3.2.2, a backfill gives options such as `--replace-overlapping` only to runs that it creates: first delete the runs of its dates in "
@@ -85,12 +85,12 @@ DIFFERENCES = {
 
 
 def has(name: str, version: tuple[int, int] = VERSION) -> bool:
-    """Return True if this Airflow has what the table calls `name`."""
+    """Return True if this version of Airflow has the feature that `DIFFERENCES` lists as `name`."""
     return version >= DIFFERENCES[name].since
 
 
 def say_lacks(log: Any, *names: str) -> None:
-    """Write into a task's log what this Airflow does instead of those of `names` that it lacks."""
+    """For each feature in `names` that this Airflow lacks, write into the task's log what it does instead."""
     for name in names:
         if not has(name):
             log.info("Airflow %s has no %s: %s", __version__, name, DIFFERENCES[name].instead)
@@ -125,7 +125,7 @@ elif has("airflow.sdk.observability"):
 else:
     from airflow.stats import Stats as stats  # noqa: N813
 
-# Where a user finds the timetables with data intervals.
+# The module from which a user's DAG file imports the timetables with data intervals, for error messages.
 TIMETABLES = "airflow.sdk" if has("timetables in airflow.sdk") else "airflow.timetables.interval"
 if has("timetables in airflow.sdk"):
     from airflow.sdk import CronDataIntervalTimetable, DeltaDataIntervalTimetable
@@ -154,14 +154,14 @@ __all__ = [
 
 
 def setting_of(timetable: Any, name: str) -> Any:
-    """Return an argument of a timetable, or None. In `airflow.timetables` its name begins with an underscore."""
+    """Return the value of a timetable's attribute `name`, or None. In `airflow.timetables` it is called `_name`."""
     return getattr(timetable, name, getattr(timetable, f"_{name}", None))
 
 
 def own_pauses(longest: timedelta, version: tuple[int, int] = VERSION) -> dict[str, Any]:
-    """Return a task's arguments with which Airflow's own pauses grow to `longest`, where Airflow has no policies.
+    """Return the retry arguments of a task for an Airflow without retry policies: pauses that grow up to `longest`.
 
-    Seven retries take half an hour: at least 30 minutes and at most 37, before 3.2 at least 25 and at most 36.
+    With ten minutes as `longest`, seven retries take 30 to 37 minutes. Before Airflow 3.2 they take 25 to 36 minutes.
     """
     growing = {"max_retry_delay": longest}
     if has("factor of pauses", version):

@@ -30,7 +30,7 @@ def ask_person(
 
 
 def agreed_before(context: Any, key: str) -> Any:
-    """Return what a person agreed to in an earlier try, since the run was last cleared; None if nobody was asked."""
+    """Return what a person agreed to in an earlier try since the run was last cleared; None if nobody has agreed."""
     store = context.get("task_state_store")
     return None if store is None else store.get(agreed_key(context, key))
 
@@ -38,7 +38,7 @@ def agreed_before(context: Any, key: str) -> Any:
 def check_approved(context: Any, event: dict[str, Any], what: str, done: str, key: str, asked: Any) -> str:
     """Return the name of the person who has approved `what`. Raise `AirflowFailException` if nobody has.
 
-    A retry finds `asked` by `agreed_before`, and does not ask again.
+    The approval stores `asked` under `key`. A retry gets it from `agreed_before`, and does not ask the person again.
     """
     if "error" in event:
         raise AirflowFailException(f"no person has answered: {event.get('error_type')}; nothing is {done}")

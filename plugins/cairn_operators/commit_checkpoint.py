@@ -94,7 +94,7 @@ class CommitCheckpointOperator(BaseOperator):  # type: ignore[misc]  # Airflow i
         self.sink_of = sink_of or ""
         self.storage_conn_id = storage_conn_id
         self.validated = validated
-        # `execute` sets both. Airflow's OpenLineage provider asks for them after the task.
+        # `execute` sets `_committed` and `_tables`. `get_openlineage_facets_on_complete` reads them after the task.
         self._committed: Record | None = None
         self._tables: list[tuple[Callable[[], str], bool]] = []
 
@@ -264,7 +264,7 @@ def _tables_of(sink: Any) -> list[tuple[Callable[[], str], bool]]:
 
 
 def _maker(task: Any) -> Any:
-    """Return the nearest upstream task that prepares attempts; `task` itself without such a task.
+    """Return the nearest upstream task that prepares attempts, or `task` itself if no upstream task does.
 
     The search passes over a validation task between `process` and `checkpoint`, as in a DAG with `gate=True`.
     """

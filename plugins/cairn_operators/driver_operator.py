@@ -27,7 +27,7 @@ _SESSION_KEY = "cairn_spark_session"
 
 
 class DriverOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not type-checked here
-    """A task that runs one command of `cairn.driver.driver` in a process of its own."""
+    """The base class of a task that runs one command of `cairn.driver.driver` in a child process."""
 
     template_fields: Sequence[str] = ("code", "root", "spark_conn_id", "storage_conn_id", "spark_conf")
     ui_color = "#e9d8c4"
@@ -90,7 +90,7 @@ class DriverOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not type
         from state_backend.values.release import RELEASE
 
         asked: Any = {}
-        with suppress(RuntimeError):  # The operator runs outside of Airflow.
+        with suppress(RuntimeError):  # Raised if the operator runs outside of Airflow: there is no context.
             asked = get_current_context()
             check_conf(getattr(asked.get("dag_run"), "conf", None) or {}, getattr(asked.get("dag"), "params", ()))
         self._driver = DriverProcess(self.driver_module, self)
@@ -145,9 +145,9 @@ def check_conf(conf: Mapping[str, Any], params: Iterable[str]) -> None:
 
 
 def _sessions() -> tuple[str, str | None]:
-    """Return the UUID of a new Spark session for this try, and that of the session before; None in a first try.
+    """Return (new, previous): the UUIDs of this try's Spark session, and of the earlier try's (None in a first try).
 
-    Airflow's state store of the task keeps the UUID for a later try, which ends the session if this driver is killed.
+    Airflow's task state store keeps the new UUID. If this driver is killed, the next try ends the session it left.
     """
     session = str(uuid.uuid4())
     try:

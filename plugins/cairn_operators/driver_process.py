@@ -31,7 +31,7 @@ from cairn_operators.warm_driver import WarmDriver, start_host_if_it_pays, start
 # kill the driver's process group before that.
 _GRACE_S = 2.0
 _POLL_S = 1.0
-# Lines of Spark's JVM about its own work: log4j's below ERROR, and what it says before log4j begins.
+# Matches lines of Spark's JVM that are no errors: log4j lines below ERROR, and messages from before log4j starts.
 _JVM = re.compile(
     r"\d\d/\d\d/\d\d [\d:]{8} (TRACE|DEBUG|INFO|WARN) |WARNING: |Using Spark's default log4j|Setting default log level"
     r"|To adjust logging level|Picked up |\[Stage |:: "
@@ -56,7 +56,7 @@ class DriverProcess:
         environment: Mapping[str, str] | None = None,
         private: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
-        """Run the driver until it ends, and return its result. It reads `private` from its stdin, as JSON."""
+        """Run the driver until it ends, and return its result. The driver gets `private` on its stdin, as JSON."""
         from state_backend.adapters.work_folders import work_folder
         from state_backend.values.hide_secrets import hide
 
@@ -66,7 +66,7 @@ class DriverProcess:
             try:
                 self._process = _start(self._module, [*arguments, "--result", str(result)], environment or {}, private)
                 for line in _in_groups(_lines(self._process)):
-                    # Lines of Cairn itself are JSON for `log_line`.
+                    # A line that begins with "@cairn" is JSON for `log_line`. Secrets are hidden in all other lines.
                     log_line(line if line.startswith("@cairn ") else hide(line))
                 return_code = self._process.wait()
             finally:
@@ -176,7 +176,7 @@ def _lines(process: subprocess.Popen[bytes] | WarmDriver) -> Iterator[str]:
 
 
 def _in_groups(lines: Iterable[str]) -> Iterator[str]:
-    """Yield the lines, and put those of Spark's JVM below its errors into groups, which Airflow's UI collapses."""
+    """Yield the lines, with log groups around the JVM's lines below ERROR. Airflow's UI collapses these groups."""
     grouped = False
     for line in lines:
         of_jvm = _JVM.match(line) is not None or (grouped and line.startswith("\t"))

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 # scheduled runs, the search does not find the scheduled run of the interval before.
 _LOOK_BACK = 32
 # Airflow 3.1 describes only runs in the state `running`. Scheduled runs in other states are found by their logical
-# dates, without their `clear_number`. With -1, no record of the log counts as the run's: a queued run has committed
-# nothing since it was cleared, and a run that has ended is not waited for.
+# dates, without their `clear_number`. The stand-in -1 equals no run's number, so no record counts as a commit of such a
+# run. This is right: a queued run has committed nothing since its last clear, and nobody waits for a run that ended.
 _UNSTARTED = "query of a queued run"
 _UNKNOWN_CLEAR = -1
 
@@ -46,7 +46,7 @@ def predecessor_runs(context: Any, start: datetime, end: datetime, tasks: Sequen
     if not has(_UNSTARTED):
         known = {own, *(run.run_id for run in found)}
         for run_id in sorted(_scheduled(ti, dag_id, _starts_before(context, start, end, 1), tasks) - known):
-            # In the order of a run's life: a run that goes on between two requests is not missed.
+            # Each state is one request. In this order, a run that changes its state between two requests is found.
             ways = ("queued", "running", "success", "failed")
             if state := next((s for s in ways if ti.get_dr_count(dag_id, run_ids=[run_id], states=[s])), None):
                 found.append(DagRun(run_id=run_id, state=state, clear_number=_UNKNOWN_CLEAR))
@@ -88,14 +88,14 @@ def is_earlier_blocked(context: Any, start: datetime) -> bool:
 
 
 def _scheduled(ti: Any, dag_id: str, dates: Sequence[datetime], tasks: Sequence[str]) -> set[str]:
-    """Return the ids of the runs with these logical dates. Airflow would take no dates for all dates."""
+    """Return the ids of the runs with these logical dates. Airflow is not asked without dates: it would take all."""
     return {*ti.get_task_states(dag_id=dag_id, logical_dates=list(dates), task_ids=list(tasks))} if dates else set()
 
 
 def _starts_before(context: Any, start: datetime, end: datetime, number: int) -> list[datetime]:
     """Return the starts of the last intervals before `start`, which are the logical dates of scheduled runs.
 
-    If `start` is no boundary of the schedule, which may have changed, the intervals have the length of the task's own.
+    If `start` is no boundary of the schedule, as after a change of it, the intervals are as long as the task's own.
     """
     from state_backend.values.schedule import Every, decode, interval_before
 
@@ -117,7 +117,7 @@ def _runs_before(dag_id: str, logical_date: datetime | None, state: str | None) 
 
 
 def _previous(dag_id: str, logical_date: datetime, state: str | None) -> DagRun | None:
-    """Return the DAG's last run before a logical date, in the given state or in any (None); None without such a run.
+    """Return the DAG's last run before a logical date; None if there is none. `state` None: a run in any state.
 
     Airflow's `ti.get_previous_dagrun` searches only before the logical date of the task's own run.
     """

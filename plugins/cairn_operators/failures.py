@@ -19,9 +19,9 @@ class UserCodeFailed(AirflowException):  # type: ignore[misc]
 
 
 class InputMissing(AirflowException):  # type: ignore[misc]
-    """The exception for an input that another pipeline has not committed. A task that can wait for it defers.
+    """The exception for an input that another pipeline has not committed. A task that can wait for the input defers.
 
-    `awaited`: A `state_backend.chains.pin_inputs.Awaited` as JSON.
+    `awaited`: The input to wait for: a `state_backend.chains.pin_inputs.Awaited` as JSON.
     """
 
     def __init__(self, message: str, awaited: str) -> None:
@@ -30,7 +30,7 @@ class InputMissing(AirflowException):  # type: ignore[misc]
 
 
 class StaleBase(AirflowFailException):  # type: ignore[misc]
-    """The exception for a base that is stale, or that read what another pipeline has replaced."""
+    """The exception for a stale base checkpoint, or one computed from input that another pipeline has replaced."""
 
 
 def repair(task: Any, again: Rerun, *, chain: bool = False) -> str:
@@ -43,14 +43,14 @@ def repair(task: Any, again: Rerun, *, chain: bool = False) -> str:
 
 
 def failure_of(error: CairnError, task: Any) -> AirflowException:
-    """Return the exception that a task raises for an error of Cairn, with the command that repairs what it names."""
+    """Return the exception that a task raises for an error of Cairn, with a repair command if the error has one."""
     command = "" if error.rerun is None else f"\n{repair(task, error.rerun)}"
     return failure(type(error).__name__, f"{error}{command}")
 
 
 @contextmanager
 def convert_errors(task: Any) -> Iterator[None]:
-    """Raise what `failure_of` returns for an error of Cairn in the block."""
+    """Convert an error of Cairn that the `with` block raises to the exception from `failure_of`."""
     from state_backend.values.errors import CairnError
 
     try:
@@ -87,7 +87,7 @@ def failure(type_name: str, message: str, awaited: str | None = None) -> Airflow
 def exit_failure(return_code: int) -> AirflowException:
     """Return the exception for a driver that ended without a result.
 
-    Airflow retries the task. A retry is safe: it takes what the driver committed or prepared, and computes the rest.
+    Airflow retries the task. The retry keeps what the dead driver had committed or prepared, and computes the rest.
     """
     if return_code < 0:
         name = next((one.name for one in signal.Signals if one == -return_code), f"signal {-return_code}")

@@ -50,7 +50,7 @@ def redaction_of(conf: Mapping[str, Any]) -> re.Pattern[str]:
 
 
 def is_secret(name: str, value: str, redaction: re.Pattern[str]) -> bool:
-    """Return True if the name of a setting says so, or if Spark would redact the setting for its name or value."""
+    """Return True if a setting's name contains one of `_NAMES`, or if `redaction` matches its name or value."""
     if name == _REDACTION_SETTING:
         return False
     return any(word in name.lower() for word in _NAMES) or bool(redaction.search(name) or redaction.search(value))

@@ -20,24 +20,24 @@ from state_backend.values.frozen import frozen
 if TYPE_CHECKING:
     from state_backend.values.records import Content, Record
 
-# Object stores, by the scheme of a URL: the scheme in OpenLineage's namespace. Names begin without a slash.
+# Object stores: for the scheme of a URL, the scheme in OpenLineage's namespace. Their names begin without a slash.
 _OBJECTS = {
     **{"s3": "s3", "s3a": "s3", "s3n": "s3", "gs": "gs"},
     **{"abfss": "abfss", "abfs": "abfs", "wasbs": "wasbs", "wasb": "wasb"},
 }
-# Their URLs have the container before the `@`. In other URLs, a user name and a password may be there.
+# Azure's schemes: their URLs have the container before the `@`. Other URLs may have user name and password there.
 _WITH_CONTAINER = ("abfss", "abfs", "wasbs", "wasb")
-# Databases: the scheme in the namespace, and the port of URLs without one.
+# Databases: for the scheme of a URL, the scheme in OpenLineage's namespace, and the port if the URL has none.
 _DATABASES = {
     "postgres": ("postgres", 5432),
     "postgresql": ("postgres", 5432),
     "mysql": ("mysql", 3306),
     "kafka": ("kafka", 9092),
 }
-# A host or bucket, and a port. A part of a password is neither: a password with a slash ends up before the path.
+# A host or bucket with an optional port. A URL with another text there may show a password, so it names no dataset.
 _HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^:\[\]]*)(:\d+)?")
 _FILE = re.compile(r"[^/]*\.[A-Za-z][A-Za-z0-9]*")
-# Columns that `cairn.sinks` adds to the table, as Spark's types in JSON.
+# Columns that the sinks in `cairn.sinks` add to each row of a table, as fields of Spark's JSON schema.
 _INTERVAL_COLUMNS = ({"name": "interval_start", "type": "timestamp"}, {"name": "interval_end", "type": "timestamp"})
 
 
@@ -57,7 +57,7 @@ class Dataset:
 
     namespace: str
     name: str
-    # The version; None if it is unknown.
+    # Checkpoint id or table version as text; None if it is unknown.
     version: str | None = None
     # The columns; None if they are unknown.
     fields: tuple[Field, ...] | None = None
@@ -107,10 +107,10 @@ def inputs_of(source_position: dict[str, Any]) -> tuple[Dataset, ...]:
 
 
 def all_inputs_of(content: Content, pipeline_url: str) -> tuple[Dataset, ...]:
-    """Return the `output` folders of the pipelines that an interval read, below any root, and what its position names.
+    """Return the datasets that an interval read: `output` folders of other pipelines, and URLs in the source position.
 
-    The version is the upstream's checkpoint, if the interval read one checkpoint of it. A state and late rows are named
-    by the folder too, so that a catalog joins the two pipelines.
+    A folder's version is the upstream's checkpoint id if the interval read only one checkpoint. A read of an upstream's
+    state or late rows is also listed as its `output` folder, so that a catalog connects the two pipelines.
     """
     own, read = _with_scheme(pipeline_url).rpartition("/")[0], list[tuple[str, str, str | None]]()
     for one in content.inputs:
@@ -126,7 +126,7 @@ def _with_versions(named: Iterable[tuple[Dataset | None, str | None]]) -> Iterat
 
 
 def _one_each(datasets: Iterable[Dataset]) -> tuple[Dataset, ...]:
-    """Return each dataset once. Its version is None if the versions differ."""
+    """Return each dataset once. If a dataset occurs with different versions, its version becomes None."""
     found: dict[tuple[str, str], Dataset] = {}
     for dataset in datasets:
         before = found.setdefault((dataset.namespace, dataset.name), dataset)
@@ -185,7 +185,7 @@ def _urls(value: Any, version: str | None) -> Iterator[tuple[str, str | None]]:
 
 
 def _folder(url: str) -> str:
-    """Return the folder of a file's URL: all files of a folder are one dataset."""
+    """Return the URL of a file's folder, since all files of a folder are one dataset. Leave other URLs unchanged."""
     scheme, separator, path = url.partition("?")[0].partition("://")
     folder, _, last = path.rpartition("/")
     is_file = scheme.lower() not in _DATABASES and "/" in folder and _FILE.fullmatch(last)

@@ -27,8 +27,8 @@ from cairn_operators.lineage_datasets import Dataset, Field, all_inputs_of, chec
 from state_backend.values.records import Record
 from state_backend.values.release import RELEASE
 
-# The key of the facet, and its schema: a static file of the Checkpoints page, which Airflow's API server serves to
-# everybody. A change of the facet needs a new file with a new number.
+# `FACET` is the facet's key in a run. `SCHEMA` is the path of its JSON schema, which Airflow's API server serves to
+# everybody. If the facet changes, add a new file with a new number.
 FACET = "cairn_checkpoint"
 SCHEMA = "/cairn/checkpoints/static/CairnCheckpointRunFacet-1-0-0.json"
 PRODUCER = f"pkg:generic/cairn-state@{quote(RELEASE)}"

@@ -69,7 +69,7 @@ def _shown(node: ast.expr, assigned: Mapping[str, ast.expr], argument: str) -> A
             case ast.Constant(value=value):
                 return value
             case ast.Name(id=name) if name in assigned:
-                # The name itself is left out: for `x = x + 1`, the recursion would never end.
+                # Inside its own value, a name counts as unknown. Otherwise `x = x + 1` would recurse without end.
                 return value_of(assigned[name], {other: assigned[other] for other in assigned if other != name})
             case ast.Name(id="UTC") | ast.Attribute(attr="UTC" | "utc"):
                 return UTC
@@ -115,7 +115,7 @@ def _arguments(call: ast.Call | None) -> dict[str | None, ast.expr]:
 
 
 def _parse(module: str) -> ast.Module:
-    """Return the syntax tree of a module. ValueError: its source is not found, or is no Python."""
+    """Return the syntax tree of a module. Raise `ValueError` if its source is not found or is not Python."""
     file = _source_file(module)
     if file is None:
         raise ValueError(f"there is no source of a module {module!r}")

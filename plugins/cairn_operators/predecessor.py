@@ -32,7 +32,7 @@ class PredecessorRun:
     run_id: str
     state: str
     clear_number: int
-    wanted: tuple[str, ...]
+    wanted: tuple[str, ...]  # Ids of the run's tasks that prepare and commit its checkpoint.
     # Airflow's state of the tasks in `wanted`, by task id. A state of None means that Airflow has not scheduled the
     # task yet, or that a person has cleared it.
     tasks: Mapping[str, str | None]
@@ -53,22 +53,22 @@ class Go:
 
     # Explanation for the task log; empty if there is nothing to explain.
     reason: str = ""
-    there: bool = False
+    there: bool = False  # True: the interval already has a usable result, which the driver may keep.
 
 
 @frozen
 class Wait:
-    """The decision to wait for a commit or the end of the interval before, or for a new result of it."""
+    """The decision to wait: for a run of the interval before, or until a stale interval before has run again."""
 
     reason: str
-    # The runs that may still commit the checkpoint before the interval; empty if no such run is at work.
+    # The runs that may still commit the checkpoint from which this interval starts; empty if there is no such run.
     runs: tuple[PredecessorRun, ...]
-    alone: bool
-    soon: bool
+    alone: bool  # True: all of `runs` are queued and no earlier run is running, so `start_patience` counts.
+    soon: bool  # True: a commit is near, so the task waits in its worker slot.
     # Start of the last stale interval, which must be run again; None if the task waits for `runs`.
     heal_to: datetime | None = None
-    # Start of the interval of `runs`, if the checkpoint that ends there is not committed yet: `runs` wait too. None if
-    # that checkpoint is committed, or if the task waits for no run.
+    # Start of the interval of `runs`, if the checkpoint that ends there is not committed yet: `runs` wait for it. None
+    # if that checkpoint is committed, or if the task waits for no run.
     begins: datetime | None = None
 
 
@@ -106,12 +106,12 @@ def plan_start(
     deadlock: by `max_active_runs`, Airflow may not start the queued runs before the task's own run has ended. If a
     queued run later commits another state, the task's checkpoint becomes stale.
 
-    If the base is stale and none of `runs` is about to replace it, the task waits too. If it failed, Airflow would
-    start the runs of later intervals, and they would fail one by one. The exception is the same: an earlier run that is
-    queued for `patience` may wait for the task's own run to end.
+    If the base checkpoint is stale and none of `runs` is about to replace it, the task waits too. If the task failed
+    instead, Airflow would start the runs of later intervals, and they would fail one by one. Here too, the task does
+    not wait if an earlier run has been queued for `patience`: that run may wait for the task's own run to end.
 
-    `check_base`: Raises `StaleStateError` if the base is out of date by what it read of other pipelines. None: the
-    driver checks it.
+    `check_base`: Raises `StaleStateError` if other pipelines have replaced what the base read of them. None: only the
+    driver checks this.
     """
     open_runs = tuple(run for run in runs if run.pending and not _has_committed(log, run, interval))
     left_alone = ""
@@ -119,7 +119,7 @@ def plan_start(
         alone = not earlier_running and all(run.state == "queued" for run in open_runs)
         if not alone or alone_for < patience:
             before_it = _start_before(log, interval, schedule)
-            # True if the earlier interval, that of `open_runs`, can be computed: the checkpoint from which it starts is
+            # `begun`: True if the interval of `open_runs` can be computed, since the checkpoint from which it starts is
             # committed. If not, `open_runs` wait too, although Airflow may show their `process` tasks as running.
             newest = newest_state(log)
             begun = newest is None or newest.interval.end >= before_it
@@ -165,7 +165,7 @@ def plan_start(
 
 
 def _result(log: Log, interval: Interval, pipeline_start_ms: int) -> Result | None:
-    """Return the interval's result in the log; None without a result, or if later commits made it unusable."""
+    """Return the interval's result in the log; None if there is none, or if a later commit made the result unusable."""
     start = from_ms(pipeline_start_ms)
     result = results_of(log, [interval], Interval(start, start + timedelta(milliseconds=1))).get(interval)
     return result if result is not None and result.spoilt is None else None
@@ -180,8 +180,8 @@ def is_unfinished(wanted: Sequence[str], tasks: Mapping[str, str | None]) -> boo
 def _start_before(log: Log, interval: Interval, schedule: Schedule | None) -> datetime:
     """Return the start of the interval before `interval`.
 
-    Without a schedule, the interval before counts as long as `interval`. A wrong start does little harm: a task that
-    waits would only keep its worker slot too long, or give it back too early.
+    Without a schedule, the interval before is assumed to be as long as `interval`. A wrong start does little harm: a
+    waiting task would only keep its worker slot too long, or give it back too early.
     """
     schedule = schedule or log.schedule
     scheduled = interval_before(schedule, interval.start) if schedule is not None else None

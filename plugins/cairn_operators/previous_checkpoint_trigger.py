@@ -32,7 +32,7 @@ def pause_s(waited_s: float, poll_s: float, *, local: bool, slowest_s: float = _
 
 
 def committed_since(url: str, head_id: int) -> Iterator[tuple[int, Any]]:
-    """Yield the id and the entry of each record of a log after `head_id`."""
+    """Yield (id, entry) of each record that a log has after the record `head_id`, in the order of ids."""
     from state_backend.adapters.open_storage import open_storage
     from state_backend.formats import paths, record_codec
     from state_backend.values.errors import NotFound
@@ -97,14 +97,14 @@ class PreviousCheckpointTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow i
     def serialize(self) -> tuple[str, dict[str, Any]]:
         """Return the path of this class and the arguments with which Airflow creates the trigger in the triggerer."""
         names = ["url", "head_id", "end_ms", "dag_id", "clear_numbers", "task_ids", "queued", "until_ms", "poll_s"]
-        if self.begins_ms is not None:  # During an upgrade, the triggerer may not know this argument yet.
+        if self.begins_ms is not None:  # Left out if unused: during an upgrade, an older triggerer does not know it.
             names.append("begins_ms")
         return f"{type(self).__module__}.{type(self).__name__}", {name: getattr(self, name) for name in names}
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Wait, then yield one event `{"why": text}`. The text says for the task log what ended the wait."""
-        # The trigger waits a second before its first request. If it fired earlier, Airflow's scheduler may not have
-        # noticed yet that the task was deferred, and would fail the task.
+        # The trigger waits a second before its first request. If it fired earlier, the scheduler might not have noticed
+        # yet that the task was deferred, and would fail the task.
         began_s = time.monotonic()
         await asyncio.sleep(max(self.poll_s, _FIRST_LOOK_S))
         asked_s = -_AIRFLOW_EVERY_S

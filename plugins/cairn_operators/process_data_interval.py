@@ -149,8 +149,8 @@ class ProcessIntervalOperator(WaitingOperator):
 
         Airflow calls this method when the trigger has fired. The task again asks Airflow for the awaited runs (those of
         the interval before) and reads the log, since a person may have cleared a task during the wait. `wait_timeout`
-        counts from `since_ms`, and `start_patience` from `alone_since_ms`, as in `_wait_or_refuse`. `by_input`: The
-        driver has refused the base. `waits`: What the task waits for, for Cairn's pages.
+        counts from `since_ms`, and `start_patience` from `alone_since_ms`, as in `_wait_or_refuse`. `by_input`: True if
+        the driver refused the base for its inputs. `waits`: Text for Cairn's pages; this method does not read it.
         """
         waited_ms = max(0, _now_ms() - since_ms)
         self.log.info(
@@ -160,7 +160,7 @@ class ProcessIntervalOperator(WaitingOperator):
         return self._in_order(context, before, since_ms=since_ms, alone_since_ms=alone_since_ms, by_input=by_input)
 
     def go_on(self, context: Any, since_ms: int) -> dict[str, Any]:
-        """Continue the task after a wait for another pipeline. It decides again, also about the interval before."""
+        """Continue the task after a wait for another pipeline: check again whether the interval may be processed."""
         waited_us = max(0, _now_ms() - since_ms) * 1000
         return self._in_order(context, {"wait": waited_us}, since_ms=since_ms, alone_since_ms=None)
 
@@ -188,7 +188,7 @@ class ProcessIntervalOperator(WaitingOperator):
             except StaleBase:
                 if by_input:
                     raise
-                by_input = True  # The task looks at the inputs of its base too, and waits until they are right.
+                by_input = True  # The next round also checks the inputs of the base checkpoint, and waits for them.
 
     def _wait_or_refuse(
         self,
@@ -250,7 +250,7 @@ class ProcessIntervalOperator(WaitingOperator):
             reader = Reader(root=self.root, pipeline=self.pipeline, interval=interval, schedule=None)
             with as_storage_identity(self.storage_conn_id):
                 log, chains = read_newest(open_storage(self._url())), Chains()
-                if by_input:  # The later check then asks the storage for nothing more.
+                if by_input:  # Reads now what `check_base` needs, so that the check itself sends no request.
                     chains.judged(self.root, self.pipeline)
             decide = partial(
                 plan_start,
@@ -324,8 +324,8 @@ class ProcessIntervalOperator(WaitingOperator):
         if alone_since_ms is not None:
             until_ms = min(deadline_ms, alone_since_ms + _ms(self.start_patience))
         if heal is not None:
-            # A trigger without a URL does not see commits, so the task itself looks now and then. An input may also get
-            # right again without a commit of this pipeline.
+            # The trigger can't see the change if it has no URL, or if an input becomes valid without a commit of this
+            # pipeline. So the task then wakes up every `_LOOK_FOR_COMMIT`, and looks itself.
             sees = self.storage_conn_id is None and not by_input
             until_ms = until_ms if sees else min(until_ms, now_ms + _ms(_LOOK_FOR_COMMIT))
             self.log.warning("waiting, without a worker slot, until a stale interval was run again: %s", wait.reason)
@@ -354,9 +354,9 @@ class ProcessIntervalOperator(WaitingOperator):
         return f"To run every interval again that is not healthy, in order:\n{command}"
 
     def _repair_text(self, context: Any, again: Rerun | None, start: datetime) -> str:
-        """Return the commands after which this interval has run, whose base is missing or refused."""
+        """Return the commands that repair a missing or refused base and then run this interval again."""
         if again is not None and not again.replace_overlapping:
-            return self._heal_text(start, by_input=False)  # It runs this interval too.
+            return self._heal_text(start, by_input=False)  # This command runs the task's own interval too.
         first = "" if again is None else f"{repair(self, again)}\n"
         return f"{first}Then run this interval again:\n{command_to_clear(context, self)}"
 
@@ -382,7 +382,7 @@ class ProcessIntervalOperator(WaitingOperator):
         )
 
     def _fits_in_slot(self, log: Log) -> bool:
-        """Return True if the newest interval took at most `wait_in_slot`: such a wait needs no deferral."""
+        """Return True if the newest interval took at most `wait_in_slot`: a wait this short needs no deferral."""
         assert log.newest is not None
         return sum(log.newest.content.durations_us.values()) <= _ms(self.wait_in_slot) * 1000
 
@@ -427,14 +427,14 @@ class ProcessIntervalOperator(WaitingOperator):
 
         def line(text: str) -> None:
             if not text.startswith(BEGUN):
-                self.log.info("%s", text.removeprefix(f"{of}: "))  # The log says it once, above.
+                self.log.info("%s", text.removeprefix(f"{of}: "))  # A line above names pipeline and interval already.
             elif store is not None:
                 store.set(_ATTEMPT_KEY, json.loads(text.removeprefix(BEGUN)))
 
         began_s = time.monotonic()
         result = self.run_driver(request, on_line=line)
         wall_us = int((time.monotonic() - began_s) * 1e6)
-        # The phase `start` is the time that the driver can't measure itself: start of the process, imports, and end.
+        # The phase `start` is the time that the driver can't measure itself: process start, imports, and process end.
         driver_s = result.get("seconds", 0)
         start_us = max(0, wall_us - int(driver_s * 1e6))
         phases_us = {**before, "start": start_us, **result.get("durations_us", {})}
@@ -446,7 +446,7 @@ class ProcessIntervalOperator(WaitingOperator):
         return {**result, "attempt": prepared}
 
 
-# What the last line of the log counts, by its words.
+# Counts in the last line of the task's log: the words there, and the key of the count in the driver's result.
 _COUNTS = {"rows in": "input_rows", "rows out": "output_rows", "keys": "keys"}
 
 
@@ -468,8 +468,8 @@ def check_mode(task_id: str, mode: str) -> None:
 def before_us(run: Any, ti: Any, now: datetime) -> dict[str, int]:
     """Return the microseconds that passed before the task's own code ran, by phase.
 
-    The phase `scheduler` lasts from the run's start to the task's start. It is left out in a retry and in a cleared
-    run, where this time contains more than the scheduler's work. The phase `task` is the start of Airflow's task
+    The phase `scheduler` lasts from the run's start to the task's start. A retry and a cleared run have no such phase,
+    because this time then contains more than the scheduler's work. The phase `task` is the start of Airflow's task
     process.
 
     The operator adds later phases. In the phase `order` the task asks Airflow and the log about the interval before,

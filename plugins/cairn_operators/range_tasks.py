@@ -90,8 +90,8 @@ class RunIntervalsOperator(WaitingOperator):
         wait_timeout: timedelta = timedelta(days=1),
         **kwargs: Any,
     ) -> None:
-        # A task can add only one event to an asset that is its outlet. Through an alias it can add an event per
-        # interval.
+        # A task can add only one event to an asset in its `outlets`. Through an asset alias it can add one event for
+        # each interval.
         self.alias = AssetAlias(f"cairn_{pipeline}_range")
         self.asset = pipeline_asset(pipeline)
         super().__init__(**{"doc_md": _DOC, **kwargs, "outlets": [self.alias, *kwargs.pop("outlets", [])]})
@@ -113,7 +113,7 @@ class RunIntervalsOperator(WaitingOperator):
         return self.go_on(context, time.time_ns() // 1_000_000)
 
     def go_on(self, context: Any, since_ms: int) -> dict[str, Any]:
-        """Process the range, or wait for another pipeline. After the wait, it continues after its last commit."""
+        """Process the range, or wait for another pipeline. A later call continues after the last committed interval."""
         from state_backend.values.operation_parameters import RunRange
 
         if self.reprocess not in REPROCESS:
@@ -133,7 +133,7 @@ class RunIntervalsOperator(WaitingOperator):
             if request.dry_run:
                 raise AirflowFailException(str(missing)) from missing
             self.wait_for_input(context, missing, since_ms)
-        # A long range would make a large XCom.
+        # The result keeps only the number of intervals, because a list for a long range would make a large XCom.
         result["intervals"] = len(result["intervals"])
         tell_asset(context, self.alias, self.asset, committed)
         push_outputs(context, checkpoint=result["checkpoint"])
@@ -154,7 +154,7 @@ def tell_asset(context: Any, alias: AssetAlias, asset: Asset, committed: Sequenc
 
 
 def day_or_instant(name: str, text: str) -> str:
-    """Check a day or an instant before a driver starts, and return it without spaces around it."""
+    """Strip and return `text`, a day or an instant. Raise an error if it is neither, before a driver starts."""
     from state_backend.values.day_or_instant import first_instant
     from state_backend.values.errors import UsageError
 
@@ -174,7 +174,7 @@ def _yes(name: str, value: bool | str) -> bool:
     return text == "true"
 
 
-# The fields of a form that asks for intervals.
+# The fields `from` and `to` of a DAG's trigger form, for the first and the last interval.
 FROM_TO = {
     "from": Param(
         "",

@@ -41,10 +41,10 @@ class Restoration:
     kind: Literal["rewind", "fork", "savepoint"]
     # Id of the checkpoint to restore; None for a savepoint.
     checkpoint: int | None
-    discards: frozenset[int]
+    discards: frozenset[int]  # Ids of the newer checkpoints that the restore discards.
     text: str
-    retracts: frozenset[str] = frozenset()
-    rewind: RewindPlan | None = None
+    retracts: frozenset[str] = frozenset()  # The outputs that the restore deletes; empty without `retract_output`.
+    rewind: RewindPlan | None = None  # None for a fork or a savepoint.
 
 
 class RestoreStateOperator(DriverOperator):
@@ -179,7 +179,7 @@ class RestoreStateOperator(DriverOperator):
         return "savepoint" if savepoint else "fork" if self.fork_as else "rewind"
 
     def _request(self, context: Any = None) -> Any:
-        """Return the request. Without a context it has no run and no attempt, and is only for a plan."""
+        """Return the driver's request. Without `context` it lacks run and attempt, which only a commit needs."""
         from state_backend.values.operation_parameters import Fork, Restore
 
         kind, target = self._kind(), self.target.strip()
@@ -253,7 +253,7 @@ class RestoreStateOperator(DriverOperator):
         if plan.kind == "savepoint":
             return int(self.run_driver(request)["checkpoint"])
         with convert_errors(self):
-            if plan.rewind is None:  # "latest" may be another checkpoint by now than the one that was validated.
+            if plan.rewind is None:  # The fork takes the id that was validated: "latest" may mean a newer one by now.
                 made = fork_state(replace(request, checkpoint=str(plan.checkpoint)))
             else:
                 made = restore_checkpoint(request, plan.rewind)

@@ -49,17 +49,17 @@ class RetriesOverHalfAnHour(RetryPolicy):  # type: ignore[misc]
 
 
 def failures_since_clear(retries: int, max_tries: int, try_number: int) -> int:
-    """Return the number of failed tries since the last clear, with the present one."""
-    # A clear does not reset `try_number`: Airflow sets `max_tries` to the tries so far plus the retries.
+    """Return the number of failed tries since the task was last cleared, including the present try."""
+    # When a task is cleared, Airflow keeps `try_number`, and sets `max_tries` to the tries so far plus `retries`.
     return max(1, retries - max_tries + try_number)
 
 
 def check_failures(error: UserCodeFailed, task: Any, ti: Any) -> None:
-    """Raise `AirflowFailException` if an Airflow without retry policies would retry the user's code too often.
+    """Raise `AirflowFailException` if user code has failed too often, in an Airflow without retry policies.
 
-    A task with pauses of the user's own is retried as often as the user wants.
+    A task whose retry arguments the user has changed is retried as often as these arguments say.
     """
-    if has("retry policy"):  # Airflow asks the policy.
+    if has("retry policy"):  # `RetriesOverHalfAnHour` limits the retries.
         return
     has_cairns_pauses = all(getattr(task, name) == value for name, value in own_pauses(_LONGEST).items())
     failures = failures_since_clear(task.retries, ti.max_tries, ti.try_number)

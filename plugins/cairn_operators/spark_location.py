@@ -23,8 +23,8 @@ from state_backend.values.hide_secrets import hide
 DEFAULT_CONN_ID = "cairn_spark"
 # Spark masters that are a single word. Every other master has a scheme, as in spark://host:7077.
 _WORD = re.compile(r"local(\[.*\])?|local-cluster\[.*\]|yarn")
-# Airflow takes the scheme of a connection URI as the connection's type: `sc` for sc://host:15002. `_SCHEMES` maps
-# such types to the two types of Spark connections.
+# Airflow takes the scheme of a connection URI as the connection's type: `sc` for sc://host:15002. `_SCHEMES` maps such
+# a type to `spark_connect` or `spark`, the two types of Spark connections.
 _SCHEMES = {"sc": "spark_connect", "k8s": "spark", "yarn": "spark"}
 
 
@@ -42,7 +42,7 @@ class SparkLocation:
 
 
 def spark_location(conn_id: str, conf: Mapping[str, Any] | None = None) -> SparkLocation:
-    """Return the address and the settings of Spark that a connection gives.
+    """Return Spark's address, token and configuration from an Airflow connection, with the settings in `conf` added.
 
     If the default connection does not exist, Spark runs inside the driver on all cores.
     """

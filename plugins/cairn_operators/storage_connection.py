@@ -47,8 +47,8 @@ def storage_credentials(conn_id: str | None) -> Iterator[dict[str, str]]:
         raise AirflowFailException(
             f"connection {conn_id!r} has the type {kind!r}; storage_conn_id takes a connection of type {' or '.join(_REFUSED)}"
         )
-    # Without these fields, the SDK encrypts and checks certificates. Cairn can't switch either off, so it refuses other
-    # values.
+    # `verify` and `use_ssl` could switch off certificate checks and encryption. Cairn does not support that, so it
+    # refuses any value but True.
     encryption = [name for name in ("verify", "use_ssl") if connection.extra_dejson.get(name) not in (True, None, "")]
     if useless := [name for name in _REFUSED[kind] if fields.get(name)] + (encryption if kind == "aws" else []):
         raise AirflowFailException(
@@ -79,9 +79,9 @@ def _google(conn_id: str, fields: Mapping[str, Any], folder: Path) -> dict[str, 
 def _amazon(
     conn_id: str, login: str | None, password: str | None, fields: Mapping[str, Any], folder: Path
 ) -> dict[str, str]:
-    """Return the variables of an `aws` connection, whose fields are those of Airflow's Amazon provider.
+    """Return environment variables for an `aws` connection, whose fields are those of Airflow's Amazon provider.
 
-    Keys and a role become a profile in a file. Amazon's SDK assumes the role, and renews it before it expires.
+    Access keys and a role become a profile in a file. Amazon's SDK assumes the role, and renews its credentials.
     """
     names = {"region_name": "AWS_DEFAULT_REGION", "endpoint_url": "AWS_ENDPOINT_URL_S3", "profile_name": "AWS_PROFILE"}
     environment = {variable: str(fields[name]) for name, variable in names.items() if fields.get(name)}
@@ -109,7 +109,7 @@ def _amazon(
     text = "\n".join([f"[profile {_PROFILE}]", *profile])
     if any("\n" in str(value) for value in (*values.values(), role)):
         raise AirflowFailException(f"connection {conn_id!r} has a line break in a key or in role_arn")
-    # The SDK prefers keys in variables to a profile, and the worker may have such variables.
+    # The worker may have access keys in environment variables, which the SDK prefers to a profile. So they are emptied.
     without = dict.fromkeys(map(str.upper, values), "")
     return {
         **environment,
@@ -120,7 +120,7 @@ def _amazon(
 
 
 def _microsoft(conn_id: str, connection: Any, fields: Mapping[str, Any], folder: Path) -> dict[str, str]:
-    """Return the variable of a `wasb` connection, whose fields are those of Airflow's Microsoft provider."""
+    """Return the environment variable for a `wasb` connection, whose fields are those of Airflow's Azure provider."""
     from state_backend.values.environment import Variable
 
     login, secret = connection.login or "", connection.password or fields.get("shared_access_key")

@@ -67,5 +67,5 @@ class SweepStateOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not 
             swept = sweep_all(request_of(Sweep, self, dry_run=self.only_plan))
         for line in lines_of_sweep(swept, files=True):
             self.log.info("%s", line)
-        # A long list would make a large XCom.
+        # The result has counts in place of lists, because a long list would make a large XCom.
         return swept | {name: len(swept[name]) for name in ("planned", "shrunk", "unknown", "rebuilt")}

@@ -105,7 +105,7 @@ class TryCodeOperator(DriverOperator):
             compare=True,
             match=tuple(filter(None, map(str.strip, self.match.split(",")))),
         )
-        # The commits are the trial's: the pipeline's asset gets no event.
+        # The checkpoints belong to the trial, not to production. So the pipeline's asset gets no event.
         result, _ = self.run_and_collect(request)
         # A person reads the comparison in an XCom, so it has at most 60 lines; the log has all of them.
         lines = result.pop("comparison")

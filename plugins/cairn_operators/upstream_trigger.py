@@ -23,7 +23,7 @@ class UpstreamTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow is not type
 
     The trigger asks for the next record of the upstream's log, one request each time, at first every second and later
     every 30 seconds. After a new record, it judges the input. It fires `{"why": text}` if the input is
-    ready, if it can't be judged, or if the time `until_ms` has come. If the storage does not answer, it asks again.
+    ready, if the input can't be judged, or at the time `until_ms`. If the storage does not answer, it asks again.
 
     Args:
         awaited: The `state_backend.chains.pin_inputs.Awaited`, as JSON.
@@ -47,7 +47,7 @@ class UpstreamTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow is not type
         began_s, pause = time.monotonic(), _FIRST_LOOK_S
         while True:
             left_s = self.until_ms / 1000 - time.time()
-            # As `PreviousCheckpointTrigger`, it never fires within the first second.
+            # The trigger never fires within the first second, for the reason in `PreviousCheckpointTrigger.run`.
             await asyncio.sleep(max(_FIRST_LOOK_S, min(pause, left_s)))
             why = await asyncio.to_thread(self.find_end, self.url) if self.url is not None else None
             if why is None and time.time() * 1000 >= self.until_ms:
@@ -76,5 +76,5 @@ class UpstreamTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow is not type
         except RetryableError as error:
             self.log.warning("the storage does not answer; the trigger asks again: %s", error)
             return None
-        except CairnError as error:  # The task's driver meets it again, and fails with it.
+        except CairnError as error:  # The wait ends: the task's driver meets the same error, and fails with it.
             return str(error)

@@ -12,8 +12,8 @@ from cairn_operators.driver_operator import DriverOperator
 from cairn_operators.failures import InputMissing, convert_errors
 from cairn_operators.storage_connection import as_storage_identity
 
-# With `storage_conn_id`, the trigger can't read the upstream's log, so the task itself looks: at first after half a
-# minute, later every five minutes.
+# With `storage_conn_id`, the trigger can't read the upstream's log. So the task itself wakes up and looks at the input:
+# first after half a minute, later every five minutes.
 _LOOKS = timedelta(seconds=30), timedelta(minutes=5)
 
 
@@ -25,7 +25,7 @@ class WaitingOperator(DriverOperator):
     def wait_for_input(self, context: Any, missing: InputMissing, since_ms: int) -> NoReturn:
         """Defer the task until the input is ready, or fail it if it has waited for `wait_timeout` since `since_ms`.
 
-        The trigger begins with the log that the driver has seen, so it also sees what was committed after that.
+        The trigger starts at the upstream's log as the driver has seen it, so it misses no later commit.
         """
         from cairn_operators.upstream_trigger import UpstreamTrigger
         from state_backend.adapters.open_storage import join_url
@@ -61,7 +61,7 @@ class WaitingOperator(DriverOperator):
     def after_input(self, context: Any, event: Any, since_ms: int, awaited: str, waits: str) -> dict[str, Any]:
         """Continue the task after a wait in the triggerer: begin its work again, or wait again.
 
-        `waits`: What the task waits for, for Cairn's pages, which read it in Airflow's database.
+        `waits`: Text that says what the task waits for. Only Cairn's pages read it, from Airflow's database.
         """
         from state_backend.chains.pin_inputs import Awaited
         from state_backend.values.operation_parameters import from_json, to_json
@@ -78,5 +78,5 @@ class WaitingOperator(DriverOperator):
         return self.go_on(context, since_ms)
 
     def go_on(self, context: Any, since_ms: int) -> dict[str, Any]:
-        """Begin the task's work; it has waited since `since_ms`."""
+        """Do the task's work. `since_ms`: The time, in ms since the epoch, at which the task began to wait."""
         raise NotImplementedError

@@ -78,7 +78,7 @@ class WarmDriver:
                 code = _number(self._connection)
             except OSError:
                 code = None
-            # Without a code, the host process has died, and the kernel has killed its drivers with SIGKILL.
+            # No exit code means that the host process has died. The kernel then kills its drivers with SIGKILL.
             self._code = -signal.SIGKILL if code is None else code
         return self._code
 
@@ -114,8 +114,8 @@ def start_host_if_it_pays(*, cwd: Path, environment: Mapping[str, str]) -> None:
         seen = folder / f"{key}.seen"
         now_s = time.time()
         with seen.open("a+") as file:
-            # Several tasks may come here at once. The lock and the pause of 30 s let only one of them start a host
-            # process, which needs seconds for its imports.
+            # Several tasks may reach this line at once. The lock, and the pause of 30 s between two starts, let only
+            # one of them start a host process. A host process needs seconds for its imports.
             fcntl.flock(file, fcntl.LOCK_EX)
             file.seek(0)
             last_s, started_s = _two_times(file.read())
@@ -142,7 +142,7 @@ def start_host_if_it_pays(*, cwd: Path, environment: Mapping[str, str]) -> None:
                 stderr=log,
                 start_new_session=True,
             )
-            host.returncode = 0  # The host outlives this task. With a return code, `Popen` does not warn about that.
+            host.returncode = 0  # Else `Popen` would warn that the host process is still running when the task ends.
 
 
 def _two_times(text: str) -> tuple[float, float]:
@@ -224,7 +224,7 @@ def _ask(
         if not pid:
             return None
         theirs.close()
-        with contextlib.suppress(BrokenPipeError), feeding:  # A broken pipe: the driver has ended; its output says why.
+        with contextlib.suppress(BrokenPipeError), feeding:  # Broken pipe: the driver has already ended.
             feeding.write(private or b"")
         connection.settimeout(None)
         ours.pop_all()

@@ -38,7 +38,7 @@ class DagsInDatabase:
     def pipelines(self) -> list[PipelineRef]:
         """Return the pipelines of all DAGs, and those that only the setting CAIRN_UI_PIPELINES lists.
 
-        The caller must check which of them the user may read.
+        The result does not depend on the user. So the caller must check which pipelines the user may read.
         """
         with self._lock:
             self._read()
@@ -78,9 +78,9 @@ def _slim(data: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def configured_setting() -> str:
-    """Return the setting that lists pipelines beside those of DAGs, as URLs of their folders, separated by white space.
+    """Return the setting that lists pipelines without a DAG: URLs of their folders, separated by white space.
 
-    It is `$CAIRN_UI_PIPELINES`, else Airflow's `[cairn] ui_pipelines`, else an empty text.
+    The setting is `$CAIRN_UI_PIPELINES`, else Airflow's `[cairn] ui_pipelines`, else an empty text.
     """
     from state_backend.values.environment import Variable
 
@@ -161,7 +161,7 @@ def ui_prefix() -> str:
 def open_folder(ref: PipelineRef) -> Storage:
     """Open the storage of a pipeline's folder, with the identity in the DAG's connection.
 
-    Secrets are in a temporary file, which this function reads and deletes before it returns.
+    Secrets of the connection pass through a temporary file, which is deleted before the function returns.
     """
     return open_url(ref, join_url(ref.root, ref.name))
 

@@ -22,12 +22,12 @@ _LEAST_GAP, _LETTER, _MOST_LETTERS = 56, 7, 20
 
 class Node(NamedTuple):
     name: str
-    # Key of the pipeline's pages; None if the list does not have the pipeline.
+    # `PipelineRef.key`, for the link to the pipeline's pages; None for an upstream that the page does not list.
     key: str | None
-    # A CSS class: the worst of `healthy`, `waiting`, `pending`, `stale`, `bad`, or `unlisted`.
+    # A CSS class: `healthy`, `waiting`, `pending`, `stale` or `bad`; `unlisted` if `key` is None.
     tone: str
     words: str
-    # The upstreams with the words of their edges.
+    # For each edge the upstream's name and, in parentheses, the words of `edge_words`.
     reads: tuple[str, ...]
     x: int = 0
     y: int = 0
@@ -54,7 +54,7 @@ class ChainGraph:
 
 
 def state_words(look: Look | None, health: Sequence[Finding]) -> tuple[str, str]:
-    """Return the tone of a pipeline, and its state in words. What its inputs do to it comes first."""
+    """Return (tone, words) of a pipeline. Unusable or outdated results come before other findings about its health."""
     if look is None:
         return "unlisted", "not in this list"
     if look.reading is None:
@@ -73,7 +73,7 @@ def state_words(look: Look | None, health: Sequence[Finding]) -> tuple[str, str]
 
 
 def edge_words(edge: Edge) -> str:
-    """Return how an edge maps intervals, if not equal or contained ones of the output."""
+    """Return an edge's differences from a plain tracked read of the upstream's output; an empty text without any."""
     said = [] if edge.reads == "output" else ["late rows" if edge.reads == "late" else "state"]
     said += ["all before"] if edge.mapping == "all" else []
     said += [f"{edge.back} back"] if edge.back else []
@@ -83,9 +83,9 @@ def edge_words(edge: Edge) -> str:
 def chain_graph(
     refs: Iterable[PipelineRef], looks: Mapping[str, Look], health: Mapping[str, Sequence[Finding]]
 ) -> ChainGraph | None:
-    """Return the drawing of all pipelines that read or are read; None if there is no such pipeline.
+    """Return the drawing of all pipelines that read others or are read by others; None if there is no such pipeline.
 
-    `health`: What there is to say about each pipeline, by its key.
+    `health`: The findings about each pipeline, worst first, by `PipelineRef.key`.
     """
     listed: dict[At, PipelineRef] = {}
     edges: dict[At, dict[At, list[Edge]]] = {}
@@ -102,7 +102,7 @@ def chain_graph(
         (up, at): "; ".join(filter(None, map(edge_words, es))) for at, ups in edges.items() for up, es in ups.items()
     }
     places, ways = _places(order)
-    # Words at a line to the next column stand between the columns; those at a longer line have a spot of their own.
+    # The gap fits the words of lines to the next column. The words of longer lines have a spot of their own.
     gap = max(_LEAST_GAP, 24 + _LETTER * max(len(said) for edge, said in words.items() if not ways.get(edge)))
     at_px = {spot: (MARGIN + level * (WIDTH + gap), MARGIN + row * PITCH) for spot, (level, row) in places.items()}
     nodes = []
@@ -133,10 +133,10 @@ Spot = At | tuple[At, At, int]
 
 
 def _places(order: Mapping[At, Collection[At]]) -> tuple[dict[Spot, tuple[int, int]], dict[tuple[At, At], list[Spot]]]:
-    """Return the column and the row of each pipeline, and the spots between columns that long lines pass.
+    """Return (places, ways): column and row of each spot, and for each edge the spots that its line passes.
 
-    A pipeline is one column right of its last upstream. A long line gets a spot of its own in each column that it
-    crosses, so that it runs through no pipeline. `order`: The upstreams of each pipeline, without cycles.
+    A pipeline is one column right of its rightmost upstream. A line over several columns gets a spot of its own in each
+    column that it crosses, so that it runs through no box. `order`: The upstreams of each pipeline, without cycles.
     """
     column: dict[Spot, int] = {}
     for at in TopologicalSorter(order).static_order():
@@ -163,7 +163,7 @@ def _places(order: Mapping[At, Collection[At]]) -> tuple[dict[Spot, tuple[int, i
 
 
 def _line(points: Sequence[tuple[int, int]], words: str, *, tracked: bool) -> Line:
-    """Return the line from the right side of the first spot to the left side of the last one, through those between."""
+    """Return the line from the right side of the first point's box to the left side of the last, through all others."""
     path, half = list[str](), HEIGHT // 2
     for (left, y1), (right, y2) in pairwise(points):
         begin, middle = left + WIDTH, (left + WIDTH + right) // 2

@@ -16,7 +16,7 @@ from state_backend.values.records import Record
 
 
 class Action(NamedTuple):
-    """An action on a checkpoint: a command to copy, or a DAG that does the same."""
+    """An action on a checkpoint: a command to copy, and perhaps a DAG that does the same."""
 
     title: str
     why: str

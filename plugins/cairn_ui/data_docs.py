@@ -18,7 +18,7 @@ class DocsPage:
     path: str
     pipeline: str
     of: str
-    # The state that the page of Great Expectations is about; None for Cairn's page with all checks.
+    # Name of the state whose expectations the page shows; None for Cairn's own page with all checks.
     table: str | None
     # Time of the validation; None if it is unknown.
     at: datetime | None
@@ -42,7 +42,7 @@ def _written(path: Path) -> datetime:
 
 
 def of_checkpoints(root: Path, pipeline: str) -> dict[int, str]:
-    """Return the path of each checkpoint's page with all checks, or else of its page of Great Expectations."""
+    """Return for each checkpoint id the path of Cairn's page with all checks, else of a page of Great Expectations."""
     found: dict[int, str] = {}
     if "/" in pipeline or pipeline.startswith("."):
         return found

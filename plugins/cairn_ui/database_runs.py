@@ -47,7 +47,7 @@ def run_of(dag_id: str, run_id: str) -> DagRun | None:
 def runs_there(dag_id: str | None, run_ids: Collection[str]) -> set[str]:
     """Return those of the given run ids that Airflow's database has for the DAG.
 
-    A checkpoint's run can be missing there: a person deleted the run, or `cairn run` made the checkpoint.
+    The run of a checkpoint is not in the database if a person deleted it, or if `cairn run` made the checkpoint.
     """
     if dag_id is None or not run_ids:
         return set()
@@ -58,7 +58,7 @@ def runs_there(dag_id: str | None, run_ids: Collection[str]) -> set[str]:
 def last_runs(dag_ids: Collection[str], most: int) -> dict[str, tuple[DagRun, ...]]:
     """Return the newest runs of each DAG, oldest first. Runs without a logical date are left out.
 
-    Each DAG is a query of its own: the index of DAGs and logical dates then finds the runs, however many the DAG has.
+    Each DAG gets its own query, so that the database can use its index of DAG and logical date, also for many runs.
     """
     dated = Row.logical_date.is_not(None)
     return {
@@ -72,15 +72,15 @@ def last_runs(dag_ids: Collection[str], most: int) -> dict[str, tuple[DagRun, ..
 def runs_after(dag_id: str, start: datetime | None, most: int) -> tuple[DagRun, ...]:
     """Return the first runs of a DAG whose data interval begins at or after a time, oldest first."""
     asked = select(Row).where(Row.dag_id == dag_id, Row.logical_date.is_not(None))
-    if start is not None:  # A logical date is never before the start of its interval, and has an index.
+    if start is not None:  # The logical date, which is never before the interval's start, has an index: a fast query.
         asked = asked.where(Row.logical_date >= start, Row.data_interval_start >= start)
     return _runs(asked.order_by(Row.logical_date).limit(most))
 
 
 def failing_tasks(dag_ids: Collection[str]) -> dict[str, list[FailingTask]]:
-    """Return the tasks of unfinished runs whose last try failed, at most 500, by DAG and in the order of their runs.
+    """Return the tasks of unfinished runs whose last try failed, by DAG id, in the order of their runs; at most 500.
 
-    A task that a person cleared starts afresh: Airflow then allows more tries than for the try before.
+    A failure before a person cleared the task does not count.
     """
     tried = or_(TaskInstance.state.in_(FAILED), TaskInstance.try_number > 1)
     asked = (
@@ -110,19 +110,19 @@ def failing_tasks(dag_ids: Collection[str]) -> dict[str, list[FailingTask]]:
 
 
 def _try_before(session: Any, task: Any) -> Any:
-    """Return the failed try that Airflow repeats now; None if a person cleared the task after it."""
+    """Return the failed try that the present try repeats; None if a person cleared the task in between."""
     key = {"dag_id": task.dag_id, "run_id": task.run_id, "task_id": task.task_id, "map_index": task.map_index}
     before = select(TaskInstanceHistory).filter_by(**key, try_number=task.try_number - 1, max_tries=task.max_tries)
     return session.scalar(before.where(TaskInstanceHistory.state.in_(FAILED)))
 
 
 def tries_of(dag_id: str, run_id: str) -> tuple[TaskTry, ...]:
-    """Return the tries of a run's tasks, at most 500, by task and number of the try."""
+    """Return the tries of a run's tasks, in the order of task ids and try numbers; at most 500 of each table."""
     found: dict[tuple[str, int, int], TaskTry] = {}
     with create_session() as session:
         for table in (TaskInstanceHistory, TaskInstance):
             rows = session.scalars(select(table).where(table.dag_id == dag_id, table.run_id == run_id).limit(_TRIES))
-            # While a task waits for another try, both tables have the try that failed.
+            # While a task waits for its next try, both tables have the failed try, so it gets only one key.
             found |= {(row.task_id, row.map_index, row.try_number): _try(row) for row in rows}
     return tuple(found[key] for key in sorted(found))
 
@@ -148,14 +148,14 @@ def _try(row: Any) -> TaskTry:
 
 
 def _kept_for_later(row: Any) -> dict[str, Any]:
-    """Return the arguments with which a deferred task goes on."""
+    """Return the arguments that Airflow stores for a deferred task, for the method that resumes the task."""
     kept = row.next_kwargs if isinstance(row.next_kwargs, dict) else {}
-    plain: dict[str, Any] = kept.get("__var", kept)  # Airflow 3.1 wraps them.
+    plain: dict[str, Any] = kept.get("__var", kept)  # Airflow 3.1 wraps the arguments in `__var`.
     return plain
 
 
 def scheduled_by_assets() -> tuple[Mapping[str, Collection[str]], Mapping[str, Collection[str]]]:
-    """Return the DAGs that each asset schedules, and the assets that each DAG writes, by URI and DAG id.
+    """Return (scheduled, writes): the ids of the DAGs that each asset URI schedules, and the asset URIs of each DAG id.
 
     DAGs that Airflow marks as stale, because their files are missing, are left out.
     """
@@ -169,7 +169,7 @@ def scheduled_by_assets() -> tuple[Mapping[str, Collection[str]], Mapping[str, C
 
 
 def _references(table: Any) -> list[tuple[str, str]]:
-    """Return URI and DAG id of each reference between an asset and a DAG, at most 10,000."""
+    """Return (asset URI, DAG id) of each row in a table of references between assets and DAGs; at most 10,000."""
     with create_session() as session:
         rows = session.execute(
             select(AssetModel.uri, table.dag_id)
@@ -195,7 +195,7 @@ class Reasons:
         if (known := self._known.get(key)) is not None:
             return known
         found = _reason(dag_id, run_id, one)
-        if found is not None:  # A log may come later: some workers upload it at the end of the task.
+        if found is not None:  # None is not cached: some workers upload the log only at the end of the task.
             with self._lock:
                 if len(self._known) >= 1000:
                     self._known.clear()
@@ -217,7 +217,7 @@ def _reason(dag_id: str, run_id: str, one: TaskTry) -> str | None:
 
 
 def _lines(row: Any, try_number: int) -> Iterator[LogLine]:
-    """Yield the messages of a try's log; fewer if it can't be read to the end."""
+    """Yield the messages of a try's log. If the log can't be read to the end, yield those before the error."""
     reader: Any = TaskLogReader()
     if not reader.supports_read:
         return
@@ -231,7 +231,7 @@ def _lines(row: Any, try_number: int) -> Iterator[LogLine]:
                 errors=tuple(_errors(more.get("error_detail"))),
                 signal=more.get("signal_name"),
             )
-    except Exception:  # Any log handler may be configured. The page still has the scheduler's events.
+    except Exception:  # A configured log handler may raise anything. The page then shows only the scheduler's events.
         _log.exception("the log of %s, try %d, can't be read for a page", row.task_id, try_number)
 
 

@@ -15,7 +15,7 @@ from cairn_ui.shown_page import page_of
 
 
 class NotInPipeline(HTTPException):
-    """The answer 404 to a user who may read the pipeline."""
+    """The error 404 for a part of a pipeline that the user may read. The page then links to the pipeline's history."""
 
     def __init__(self, ref: PipelineRef, detail: str) -> None:
         super().__init__(404, detail)
@@ -42,5 +42,5 @@ def add_error_pages(app: FastAPI, base_of: Callable[[Request], str]) -> None:
 
     @app.exception_handler(Exception)
     def failed(request: Request, error: Exception) -> Response:
-        # The server's log has the traceback and the message, which may name what the user may not see.
+        # The page shows only the error's type, since the message may name secrets. The server's log has the message.
         return answer(request, 500, f"{type(error).__name__} in the code of this page")

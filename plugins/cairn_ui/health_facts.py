@@ -19,9 +19,9 @@ from state_backend.values.intervals import Interval
 def lag_of(
     processed_until: datetime | None, newest_end: datetime | None, schedule: DagSchedule | None, now: datetime
 ) -> timedelta | None:
-    """Return how far a pipeline lags behind: from the end of its last usable interval until now.
+    """Return the time from the end of a pipeline's last usable interval until now; None if no interval is usable.
 
-    After the last run of a schedule, the lag ends at the end of the last interval that has a run or a checkpoint.
+    After the last run of a schedule, "now" is the end of the last interval with a run or checkpoint: the lag stays.
     """
     if processed_until is None:
         return None
@@ -34,11 +34,11 @@ def lag_of(
 def unusable_checkpoints(log: Log) -> list[Trouble]:
     """Return the retained checkpoints from which no interval may start.
 
-    Call `load_states` first. Without it, the function sends its requests one after the other.
+    Call `load_states` first, which sends the requests in parallel. Otherwise this function sends one after the other.
     """
     found = []
     for record in log.completed():
-        # Such as `stale by 13`, or `quarantined`.
+        # The state is a text such as `stale by 13` or `quarantined`. Here `by` finds the checkpoint id in it, if any.
         if (state := state_of(log, record)) != "completed":
             why, by = cast(Why, state.partition(" ")[0]), re.search(r"\d+", state)
             made_by = int(by[0]) if by else None
@@ -47,7 +47,7 @@ def unusable_checkpoints(log: Log) -> list[Trouble]:
 
 
 def newest_results(log: Log, unusable: Sequence[Trouble]) -> dict[Interval, Result]:
-    """Return the newest retained checkpoint of each interval, and why no interval may start from it."""
+    """Return for each interval its newest retained checkpoint, with the reason why no interval may start from it."""
     newest: dict[Interval, int] = {}
     for record in log.completed():
         newest[record.content.interval] = max(record.id, newest.get(record.content.interval, 0))
@@ -58,7 +58,7 @@ def newest_results(log: Log, unusable: Sequence[Trouble]) -> dict[Interval, Resu
 def mark_of(unusable: Trouble) -> str:
     """Return the path of the file whose time tells since when a checkpoint can't be used.
 
-    It is the mark of the quarantine, or the record of the commit that made the checkpoint stale or replaced it.
+    The file is the mark of the quarantine, or the record of the commit that made the checkpoint stale or replaced it.
     """
     if unusable.why in ("quarantined", "descends"):
         return paths.quarantine(unusable.by or unusable.checkpoint)
@@ -66,9 +66,9 @@ def mark_of(unusable: Trouble) -> str:
 
 
 def run_to_explain(broken: Broken | None, failing: Sequence[FailingTask], last: Sequence[DagRun]) -> str | None:
-    """Return the run whose failed tries the overview explains; None if no run needs it.
+    """Return the id of the run whose failed tries the overview explains; None if no run needs an explanation.
 
-    `last`: The newest runs. A run in which a task fails may be older: in a backfill, newer runs wait for it.
+    `last`: The newest runs. The explained run may be older: in a backfill, newer runs wait for a failing run.
     """
     if broken is not None and broken.first.run_id is not None:
         return broken.first.run_id
@@ -78,7 +78,6 @@ def run_to_explain(broken: Broken | None, failing: Sequence[FailingTask], last: 
 
 
 def tries_to_explain(tries: Sequence[TaskTry], most: int = 4) -> list[TaskTry]:
-    """Return the failed tries of a run in the order of their ends. Of many tries, the first one and the last ones
-    remain."""
+    """Return the failed tries of a run by the times of their ends: all of them, or the first and the last ones."""
     failed = sorted((t for t in tries if t.failed and t.ended is not None), key=lambda t: (t.ended, t.task_id))
     return failed if len(failed) <= most else [failed[0], *failed[len(failed) - most + 1 :]]

@@ -11,9 +11,9 @@ from state_backend.inspection.pipeline_health import Facts
 from state_backend.values.airflow_runs import DagRun
 from state_backend.values.intervals import Interval
 
-# Largest number of cells, without that of the next interval.
+# Largest number of cells in a strip. The cell of the next interval comes in addition.
 MOST = 30
-# Heights in pixels of the tallest and of the shortest cell. A finger can still hit the shortest one.
+# Heights in pixels of the tallest and of the shortest cell. On a touch screen, a finger can still hit the shortest.
 HIGHEST, LOWEST = 48, 8
 
 Tone = Literal["good", "info", "warn", "bad", "waits", "works", "stale", "next"]
@@ -40,7 +40,7 @@ class Result(NamedTuple):
     """The newest retained checkpoint of an interval."""
 
     checkpoint: int
-    # Why no interval may start from it, such as `stale`; empty if it is usable.
+    # Why no interval may start from this checkpoint, such as `stale`; empty if the checkpoint is usable.
     trouble: str
 
 
@@ -50,9 +50,9 @@ class Cell(NamedTuple):
     tone: Tone
     sign: str
     height: int
-    # Id of the newest retained checkpoint; 0 without one.
+    # Id of the interval's newest retained checkpoint; 0 without one.
     checkpoint: int
-    # The newest run; None without one.
+    # The interval's newest run; None without one.
     run: DagRun | None
     # Duration from the run's start to its end, or until now; None before the start, or without a run.
     seconds: float | None
@@ -82,7 +82,7 @@ def strip_of(facts: Facts, results: Mapping[Interval, Result], last: tuple[DagRu
             runs[i] = run
     shown = sorted({*results, *runs, *facts.due})[-MOST:]
     seconds = {i: seconds_of(runs[i], facts.now) for i in shown if i in runs}
-    # A run in progress, which may wait for days, does not make all others low.
+    # Only ended runs set the scale. A run in progress may wait for days, and would make all other cells low.
     ended = [one for i, one in seconds.items() if one is not None and not runs[i].unfinished]
     longest = max(ended, default=0.0)
     cells = [
@@ -102,7 +102,7 @@ def seconds_of(run: DagRun, now: datetime) -> float | None:
 
 
 def _state_of(facts: Facts, result: Result | None, run: DagRun | None) -> str:
-    """Return the state of an interval: of its run in progress, else of its checkpoint, else of its last run."""
+    """Return the state of an interval's run if it is in progress, else of its checkpoint, else of its last run."""
     if run is not None and run.unfinished:
         if any(one.run_id == run.run_id for one in facts.failing):
             return "failing"

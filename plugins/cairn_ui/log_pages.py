@@ -20,7 +20,7 @@ class IdsOfPage:
 
 
 def ids_of_page(head: int, before: int | None, size: int) -> IdsOfPage:
-    """Return the ids of a page. No read is needed, since the ids of log entries have no gaps."""
+    """Return the ids on a page of a log. The log is not read: its ids are 1 to `head`, without gaps."""
     first = head if before is None else min(head, before - 1)
     ids = list(range(first, max(0, first - size), -1))
     newer = min(head, first + size) + 1 if ids and first < head else None
@@ -30,7 +30,7 @@ def ids_of_page(head: int, before: int | None, size: int) -> IdsOfPage:
 def ids_of_run(log: Log, run_id: str, interval: Interval | None) -> list[int]:
     """Return the ids of the checkpoints that a run committed, ascending.
 
-    The function searches the retained checkpoints, and all commits that overlap the run's interval.
+    The search covers the retained checkpoints, and all commits whose interval overlaps the run's interval.
     """
     near = {e.id for e in log.commits_near(interval)} if interval is not None and log.head_id else set()
     entries = [log.entries[n] for n in sorted({*near, *log.retained})]

@@ -21,7 +21,7 @@ from state_backend.values.airflow_runs import DagRun
 from state_backend.values.errors import CairnError
 from state_backend.values.intervals import from_ms
 
-# Number of runs after the last usable checkpoint that the overview looks at. The first failed one is among them.
+# Largest number of runs after the last usable checkpoint that the overview reads to find the first failed run.
 _RUNS_AFTER = 50
 # Number of waiting DAGs, nearest first, for which the overview asks whether the user may read them.
 _WAITING = 50
@@ -70,7 +70,7 @@ def _runs(
     broken: Broken | None,
     last: tuple[DagRun, ...],
 ) -> dict[str, Any]:
-    """Return since when a pipeline is broken, its lag, why tries failed, and who waits for it."""
+    """Return values for the template: since when the pipeline is broken, its lag, failed tries, and waiting DAGs."""
     now, ref = datetime.now(UTC), page.ref
     asset = f"cairn://{ref.name}"
     waiting = waiting_dags(asset, *database_runs.scheduled_by_assets(), ref.dag_id)

@@ -67,7 +67,7 @@ def _row(ref: PipelineRef, look: Look, airflow: FromAirflow, now: datetime) -> O
             written = shown_page.written_ms(ref, log, [last.id]).get(last.id)
         return overview_row(ref, look, airflow, stored, written, now)
 
-    try:  # The row may need reads of earlier records, so they run in a thread with a time limit.
+    try:  # The row may need reads of earlier records, so `row` runs in a thread with a time limit.
         return shown_page.reader.ask(ref, "overview row", row)
     except (CairnError, NotAnswered) as error:
         return overview_row(ref, Look(reading=None, problem=str(error)), airflow, stored, None, now)

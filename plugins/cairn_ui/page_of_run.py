@@ -26,7 +26,7 @@ from state_backend.values.errors import CairnError
 from state_backend.values.intervals import Interval
 from state_backend.values.records import Permissions
 
-# Longest wait of a page for the logs of tasks, in seconds. A later view of the page has what is missing then.
+# Longest wait of a page for the logs of tasks, in seconds. The read continues, so the page has the logs when reloaded.
 _LOGS_WAIT_S = 2.0
 
 
@@ -100,7 +100,7 @@ def _would(log: Log, name: str, interval: Interval) -> dict[str, Any]:
 class FailedTry(NamedTuple):
     run_id: str
     of: TaskTry
-    # Why it failed, in one line; None if neither its log nor the database has a reason.
+    # Why the try failed, in one line; None if no reason was found, or if the user may not read logs.
     reason: str | None
 
 

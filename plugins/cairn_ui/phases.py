@@ -9,7 +9,7 @@ _ORDER = ("plan", "restore", "read", "process", "timers", "expire", "consolidate
 
 
 class Phase(NamedTuple):
-    # `n` stands for the class `p<n>` of the style sheet.
+    # Number n of the colour's class `p<n>` in the style sheet.
     colour: int
     name: str
     seconds: float

@@ -32,10 +32,10 @@ _COUNTED = ("completed", "stale", "replaced", "quarantined", "descends", "droppe
 
 @frozen
 class FromAirflow:
-    """What Airflow's database says about a pipeline's DAG; empty without a DAG."""
+    """What Airflow's database says about a pipeline's DAG. All fields are empty for a pipeline without a DAG."""
 
     schedule: DagSchedule | None = None
-    # The last runs, and on the overview the first ones after the newest usable state.
+    # The DAG's newest runs. On the overview page also the first runs after the newest usable checkpoint.
     runs: tuple[DagRun, ...] = ()
     failing: tuple[FailingTask, ...] = ()
 
@@ -44,17 +44,17 @@ class FromAirflow:
 class OverviewRow:
     ref: PipelineRef
     look: Look
-    # The last checkpoint: `furthest`. None without checkpoints, or if the pipeline was never read.
+    # The checkpoint that `furthest` returns; None without checkpoints, or if the pipeline was never read.
     last: Record | None = None
-    # Time at which the last checkpoint was committed; None if it is not known.
+    # Time at which `last` was committed; None if it is not known.
     committed: datetime | None = None
-    # The worst first.
+    # Findings about the pipeline, the worst first.
     health: tuple[Finding, ...] = ()
-    # Size of the pipeline's folder; None before the first count.
+    # Size of the pipeline's folder; None before the first count of its bytes.
     stored: Stored | None = None
-    # Time from the end of the last interval with a usable checkpoint to now; None without one.
+    # Time from the end of the last interval with a usable checkpoint to now; None without such an interval.
     lag: timedelta | None = None
-    # The last intervals; None if the pipeline was never read.
+    # The strip of the last intervals' states; None if the pipeline was never read.
     strip: Strip | None = None
 
     @property
@@ -74,9 +74,9 @@ class OverviewRow:
 
 class Pointer(NamedTuple):
     title: str
-    # The checkpoint; None if there is no such checkpoint.
+    # Id of the checkpoint that the card names; None if there is no such checkpoint.
     checkpoint: int | None
-    # The checkpoint's row of `describe_entry`; None if it is not retained.
+    # What `describe_entry` returns for the checkpoint; None if the checkpoint is not retained.
     row: Mapping[str, Any] | None
     # A remark about the checkpoint, or why there is none.
     note: str
@@ -84,27 +84,27 @@ class Pointer(NamedTuple):
 
 @frozen
 class Overview:
-    # The status as `describe_status` describes it.
+    # What `describe_status` returns.
     status: Mapping[str, Any]
     # The checkpoint up to which the pipeline is processed (`furthest`); None without checkpoints.
     last: Record | None
-    # The command for after the last try of a failing task; None if no task fails, or if `status` has a command.
+    # Command to use if a failing task has no retries left; None if no task fails, or if `status` has a command.
     later: str | None
     strip: Strip
     # The bars below the cells of the strip.
     figures: Figures
     pointers: tuple[Pointer, ...]
     counts: tuple[tuple[str, int], ...]
-    # The worst first.
+    # Findings about the pipeline, the worst first.
     health: tuple[Finding, ...]
     broken: Broken | None
-    # Why the first broken interval's checkpoint is stale, as a clause; None if it is not.
+    # Why the checkpoint of the first broken interval is stale, as a clause; None if the checkpoint is not stale.
     why: str | None
     # Number of intervals with current output that was computed from the first broken interval's checkpoint.
     affected: int
-    # Paths of pages of Data Docs, by checkpoint.
+    # Paths of pages of Data Docs, by checkpoint id.
     docs: Mapping[int, str]
-    # Since when the pipeline is broken, its lag and its last runs; None before they are read.
+    # Since when the pipeline is broken, its lag, failed tries, and DAGs that wait for it; None until they are read.
     runs: Mapping[str, Any] | None = None
 
 
@@ -132,7 +132,7 @@ def facts_of(look: Look, airflow: FromAirflow, now: datetime) -> Facts:
 
 def _strip_of(log: Log, facts: Facts, runs: tuple[DagRun, ...]) -> Strip:
     results = newest_results(log, unusable_checkpoints(log))
-    # A result may be out of date because its inputs changed. Its own log does not say so.
+    # A result may be out of date because its inputs changed. The pipeline's own log does not show this.
     for interval, verdict in () if facts.status is None else facts.status.outdated:
         if interval in results and not results[interval].trouble:
             results[interval] = results[interval]._replace(trouble=verdict.kind)
@@ -140,7 +140,7 @@ def _strip_of(log: Log, facts: Facts, runs: tuple[DagRun, ...]) -> Strip:
 
 
 def unvalidated_since(reading: Reading) -> tuple[int, int | None] | None:
-    """Return how many valid checkpoints are newer than the newest validated state, and the id of that one.
+    """Return (number, id): how many valid checkpoints are newer than the newest validated one, and the id of that one.
 
     If no valid checkpoint was validated, all of them count and the id is None. Without valid checkpoints, the whole
     result is None.
@@ -165,7 +165,7 @@ def overview_row(
 ) -> OverviewRow:
     reading, facts = look.reading, facts_of(look, airflow, now)
     health = findings(facts)
-    if ref.unreadable:  # The root is a Jinja template. Nothing failed.
+    if ref.unreadable:  # The root or name is a Jinja template: this is no failure, so the tone is "info".
         health = (Finding("info", "not read here", ref.unreadable),)
     if reading is None:
         return OverviewRow(ref=ref, look=look, health=health)
@@ -185,7 +185,7 @@ def overview_row(
 
 
 def worst_first(rows: list[OverviewRow]) -> list[OverviewRow]:
-    """Sort pipelines by the worst that there is to say about them, then by name."""
+    """Return the rows sorted by the tone of the worst finding about the pipeline, then by name."""
     rank = ("bad", "warn", "info", "good").index
     return sorted(
         rows, key=lambda r: (rank(r.health[0].tone if r.health else "info"), r.look.reading is not None, r.ref.name)
@@ -195,7 +195,7 @@ def worst_first(rows: list[OverviewRow]) -> list[OverviewRow]:
 def command_of(
     ref: PipelineRef, reading: Reading, airflow: str | None = None, broken: Broken | None = None
 ) -> str | None:
-    """Return the command that repairs a pipeline; None if nothing is to be repaired, or if no run helps."""
+    """Return the command that repairs a pipeline; None if nothing is broken, or if no re-run can help."""
     again, to = reading.status.rerun, reading.status.heal_to
     lasts = [again.last] if again is not None else []
     lasts += [to] if to is not None else []
@@ -250,7 +250,7 @@ def overview(
     taken = saved["checkpoint"] if isinstance(saved.get("checkpoint"), int) else None
     where = str(saved.get("savepoint") or "")
     came = "" if restored is None else origin_of(restored) or ""
-    # The title of a card, its checkpoint, a remark, and the remark if there is none.
+    # For each card: title, checkpoint id or None, remark about the checkpoint, and remark if there is no checkpoint.
     cards = [
         ("Latest completed", completed, ago, "No checkpoint was committed yet"),
         ("Latest validated", validated, by, "No valid checkpoint was validated"),
@@ -287,7 +287,7 @@ def furthest(reading: Reading) -> Record | None:
 
 
 def latest_usable(reading: Reading) -> Record | None:
-    """Return the newest state, which the next interval starts from; None if no checkpoint is valid."""
+    """Return the record of the checkpoint that the next interval starts from; None if no checkpoint is valid."""
     newest = newest_state(reading.log)
     return None if newest is None else reading.log.whole(newest.id)
 
@@ -295,8 +295,8 @@ def latest_usable(reading: Reading) -> Record | None:
 def counts_of(log: Log) -> tuple[tuple[str, int], ...]:
     """Return the number of checkpoints in each state that occurs, such as ("completed", 12).
 
-    The count of `dropped` also includes the sweeps, since each sweep adds a record without a checkpoint to the log. To
-    tell these records from those of dropped checkpoints, all old records would have to be read.
+    The count of `dropped` includes sweeps, each of which adds a record without a checkpoint to the log. To tell sweeps
+    from dropped checkpoints, all old records would have to be read.
     """
     known = sorted({*log.retained, *(n for n in log.quarantined if n <= log.head_id)})
     load_states(log, known)

@@ -32,9 +32,9 @@ class PipelineRef:
     storage_conn_id: str | None = None
     # The `Pipeline`, as `module:NAME`; None if it is not known.
     code: str | None = None
-    # Id of the DAG's task that processes intervals; None if it has none.
+    # Id of the DAG's task that processes intervals; None if the DAG has no such task.
     process: str | None = None
-    # Id of the DAG's task that takes savepoints; None if it has none.
+    # Id of the DAG's task that takes savepoints; None if the DAG has no such task.
     savepoint: str | None = None
     restore_dags: tuple[str, ...] = ()
 
@@ -98,8 +98,8 @@ def parse_configured(setting: str) -> list[PipelineRef]:
 def all_pipelines(dags: Iterable[tuple[str, Mapping[str, Any]]], setting: str) -> list[PipelineRef]:
     """Return every pipeline of a DAG or of the setting CAIRN_UI_PIPELINES, each once, ordered by name.
 
-    A pipeline of a DAG is one that a task of the DAG commits. If the setting lists the same pipeline, the result has it
-    once, with the DAG. So only users who may read the DAG may read the pipeline.
+    A pipeline belongs to a DAG if a task of the DAG commits it. If the setting lists such a pipeline too, the result
+    has it only with the DAG. So only users who may read the DAG may read the pipeline.
     """
     every = list(dags)
     found = [ref for dag_id, data in every for ref in pipelines_of(dag_id, data)]

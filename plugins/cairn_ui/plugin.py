@@ -32,8 +32,8 @@ class Mounted:
         await module.app(scope, receive, send)
 
 
-# Modules that Cairn's tasks import in every run, which costs half a second of CPU per run. The scheduler can import
-# these modules before it forks workers: none of them opens a connection, starts a thread, or belongs to a pipeline.
+# Modules that Cairn's tasks import in every run, which costs half a second of CPU per run. It is safe to import these
+# modules in the scheduler: none of them opens a connection, starts a thread, or belongs to a pipeline.
 _NEEDED_BY_TASKS = (
     "cairn_operators.earlier_runs",
     "cairn_operators.predecessor",

@@ -32,9 +32,9 @@ from state_backend.values.records import Record
 T = TypeVar("T")
 _log = logging.getLogger("cairn")
 
-# A reading that is younger than this is not read again, so that one page reads a log only once.
+# Seconds for which a reading counts as new and is used again, so that one page reads a log only once.
 FRESH_S = 2.0
-# Longest wait of a page for one read.
+# Longest wait of a page for one read, in seconds.
 WAIT_S = 5.0
 # Seconds after which the size of a pipeline's folder is counted again. A count lists the whole folder.
 COUNT_AGAIN_S = 600.0
@@ -49,7 +49,7 @@ class Reading:
     log: Log
     status: Status
     validated: dict[int, frozenset[str]]
-    # What the newest interval read of other pipelines.
+    # For each input of the newest interval from another pipeline, what was read.
     reads: tuple[InputRead, ...]
     # Time of the read, in seconds since the epoch.
     read_s: float
@@ -60,7 +60,7 @@ class Reading:
     def newest(self) -> Record | None:
         """The retained checkpoint whose interval ends last; None without checkpoints.
 
-        If the intervals of several checkpoints end at this time, the checkpoint with the highest id counts.
+        If several checkpoints have intervals that end at this time, the one with the highest id is returned.
         """
         return max(self.log.completed(), key=lambda c: (c.content.interval.end, c.id), default=None)
 
@@ -74,7 +74,7 @@ class Reading:
 class Look:
     # The newest successful reading; None if the pipeline was never read.
     reading: Reading | None
-    # Why the pipeline could not be read now, so `reading` is an older one; None if the read succeeded.
+    # Error of the latest read, after which `reading` is an older one or None; None if the latest read succeeded.
     problem: str | None = None
 
 
@@ -125,7 +125,7 @@ class Reader:
 
     def look_at_all(self, refs: Collection[PipelineRef], wait_s: float = WAIT_S / 2) -> dict[str, Look]:
         """Read several pipelines at the same time, as `look` does, and return the results by `PipelineRef.key`."""
-        # A reading stays fresh for the whole call, also if another pipeline takes all of the time.
+        # `fresh_since_s` is fixed now: a reading that is new now counts as new until this call ends.
         until_s, fresh_since_s = time.monotonic() + wait_s, self._clock() - FRESH_S
         for ref in refs:
             known = self._readings.get(ref.key)
@@ -139,7 +139,7 @@ class Reader:
     def written(self, ref: PipelineRef, log: Log, ids: Collection[int]) -> dict[int, int]:
         """Return when the storage wrote the given records, in ms since the epoch, by id.
 
-        Sweeps are left out, and tombstones too: retention wrote the file of a tombstone long after the commit.
+        Sweeps are left out. Tombstones are left out too: retention wrote the file of a tombstone long after the commit.
         """
         known = self._written.setdefault(ref.key, {})
         whole = [n for n in ids if n not in known and isinstance(log.entry(n), Record)]
@@ -220,7 +220,7 @@ class Reader:
         return reading
 
     def _log(self, ref: PipelineRef, fresh_s: float = 0.0) -> Log:
-        """Return a pipeline's log, as it was at most `fresh_s` ago."""
+        """Return a pipeline's log: the cached one if it was read less than `fresh_s` seconds ago, else read again."""
         key = ref.storage_conn_id, ref.folder
         read_s, known = self._logs.get(key, (0.0, None))
         if known is None or self._clock() - read_s >= fresh_s:
@@ -228,18 +228,18 @@ class Reader:
             known = known if known is not None and _is_there(storage, known) else None
             log = read_log(storage, known)
             if known is None or (log.head_id, log.quarantined) != (known.head_id, known.quarantined):
-                known = log  # Else `known` already has earlier records in memory.
+                known = log  # If nothing changed, `known` is better: it has earlier records in memory.
             self._logs[key] = self._clock(), known
         return known
 
     def _chains(self, ref: PipelineRef) -> Chains:
-        """Return what judges the results of a pipeline. The pipelines of a chain share the logs of their upstreams."""
+        """Return a `Chains`, which judges a pipeline's results by its inputs. It takes logs from this cache."""
         here = replace(ref, dag_id=None)
         return Chains(open_log=lambda root, name: self._log(replace(here, root=root, name=name), FRESH_S))
 
     def _count(self, ref: PipelineRef) -> None:
         total = files = 0
-        with contextlib.suppress(CairnError):  # The read of the log fails too, and the page shows that error.
+        with contextlib.suppress(CairnError):  # The page shows the same error from its read of the log.
             for info in self._storage(ref).list(""):
                 total, files = total + info.size_bytes, files + 1
             self._stored[ref.key] = Stored(total=total, files=files, counted_s=self._clock())
@@ -248,8 +248,8 @@ class Reader:
 def _is_there(storage: Storage, log: Log) -> bool:
     """Return True if the storage still has the log that was read before.
 
-    If a person deleted the pipeline's folder and began the pipeline again, the newest record that was read is missing
-    or has another content.
+    After a person has deleted the pipeline's folder and started the pipeline again, the newest known record is missing,
+    or differs from the stored one.
     """
     if not log.head_id:
         return False

@@ -42,7 +42,7 @@ HEADERS = {
 
 @cache
 def environment() -> Environment:
-    """Return Jinja's environment with the templates' filters. If a template uses a missing name, rendering fails."""
+    """Return Jinja's environment with the filters of the templates. A template that uses an unknown name fails."""
     found = Environment(
         loader=FileSystemLoader(_HERE / "templates"),
         autoescape=True,

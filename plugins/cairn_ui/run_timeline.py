@@ -31,13 +31,13 @@ class Line(NamedTuple):
     of: TaskTry
     colour: int
     parts: tuple[Part, ...]
-    # Seconds of each kind; None if Airflow has not recorded a time, or before it.
-    #   pause      from the end of the task's try before until the scheduler found that this try may run; None for a
-    #              first try, also after a clear
-    #   scheduler  from the moment at which the try could run until the scheduler queued it. For a first try, the moment
-    #              is the end of the run's last task before it, or the start of the run
+    # Seconds by kind. A value is None if its start or end has not happened yet, or if Airflow has not recorded it.
+    #   pause      from the end of the task's previous try until the scheduler found that this try may run. A first try,
+    #              also after a clear, has no such key
+    #   scheduler  from the time at which the try could run until the scheduler queued it. For a first try, that time is
+    #              the end of the last task that ended before the try, or the start of the run
     #   queue      in the executor's queue
-    #   wait       of a task that is deferred now; after its end, the wait is a part of `ran`
+    #   wait       since a task was deferred, while it is deferred; later this time is a part of `ran`
     #   ran        from start to end, or until now; also of a try that failed
     seconds: Mapping[Kind, float | None]
 
@@ -49,8 +49,8 @@ class Timeline:
     turn: float | None
     # Seconds from the run's start to its end, or until now; None before the start.
     whole: float | None
-    # Seconds by what they were spent on, in words and with a colour's number or None: each task, and each kind of
-    # waiting.
+    # (words, colour, seconds) for each task and each kind of waiting. The colour is None for waiting, else the number n
+    # of the class `p<n>`.
     totals: tuple[tuple[str, int | None, float], ...]
 
 
@@ -58,7 +58,7 @@ def timeline_of(run: DagRun, tries: Sequence[TaskTry], now: datetime) -> Timelin
     ordered = sorted(tries, key=lambda t: (_first(t) is None, _first(t) or now, t.task_id, t.try_number))
     firsts = [at for one in ordered if (at := _first(one)) is not None]
     began = run.began or min(firsts, default=now)
-    # A try may seem to end after its run: the scheduler's clock dates the run, and the worker's clock dates the try.
+    # A try may seem to end after its run, because the run's end is by the scheduler's clock, the try's by the worker's.
     latest = max((t.ended for t in tries if t.ended is not None), default=began)
     until = max(run.ended or (now if run.unfinished else latest), latest)
     lines = tuple(_line(one, ordered, began, until, now) for one in ordered)
@@ -77,10 +77,9 @@ def _first(one: TaskTry) -> datetime | None:
 def _waits(
     one: TaskTry, tries: Sequence[TaskTry], began: datetime
 ) -> list[tuple[Kind, datetime | None, datetime | None]]:
-    """Return the waits before a try began: the kind, start and end of each. None: Airflow has not recorded that
-    time."""
-    # A deferred task is queued again when its trigger fires. Its start stays, so the second queueing is a part of
-    # `ran`.
+    """Return (kind, start, end) of each wait before a try began. A time is None if Airflow has not recorded it."""
+    # A deferred task is queued again when its trigger fires, but keeps its first start time. A queue time after that
+    # start is left out: this second time in the queue is a part of `ran`.
     queued = one.queued if one.queued is None or one.began is None or one.queued <= one.began else None
     given, at = queued or one.scheduled, _first(one)
     before = [t for t in tries if t is not one and t.ended is not None and at is not None and t.ended <= at]

@@ -81,19 +81,19 @@ class PipelinePage:
 
     @cached_property
     def docs(self) -> Mapping[int, str]:
-        """The paths of pages of Data Docs, by checkpoint."""
+        """The paths of the pipeline's pages of Data Docs, by checkpoint id."""
         return of_checkpoints(docs_root(), self.ref.name)
 
     def ask(self, what: str, work: Callable[[Storage], T]) -> T:
-        """Run `work` in a thread with a time limit. `what` tells it from other reads of the pipeline."""
+        """Run `work` in a thread with a time limit. Calls with the same `what` share one read while it runs."""
         return reader.ask(self.ref, what, work)
 
     def runs_there(self, rows: Iterable[Mapping[str, Any]]) -> set[str]:
-        """Return the ids of those runs of rows that Airflow still has: a link to a deleted run would show an error."""
+        """Return the ids of the runs in `rows` that Airflow still has. A page links only to these runs."""
         return database_runs.runs_there(self.ref.dag_id, {row["run"]["run_id"] for row in rows if row["run"]})
 
     def show(self, template: str, make: Callable[[Reading], Any] | None = None, **values: Any) -> Response:
-        """Render the page. `make` returns the template's `view`."""
+        """Render the page. `make` computes the template's `view` from the reading; None if the template needs none."""
         view, problem, reading = None, self.look.problem, self.look.reading
         if make is not None and reading is not None:
             try:

@@ -18,9 +18,9 @@ _MOST_POINTS = 600
 
 
 class Bar(NamedTuple):
-    """A bar, in percent of the width of an interval's column and of the height of its row."""
+    """A bar of a chart. `x` and `width` are in percent of a column's width, `y` and `height` of a row's height."""
 
-    # A class of the style sheet.
+    # The CSS class that colours the bar.
     colour: str
     x: float
     y: float
@@ -32,36 +32,36 @@ class Column(NamedTuple):
     """The bars of one interval, in rows: size of the state, time by phase, rows in and out."""
 
     rows: tuple[tuple[Bar, ...], ...]
-    # True if the interval before ran other code.
+    # True if the previous interval ran with other code.
     changed: bool
     text: str
 
 
 @frozen
 class Figures:
-    # By the id of the checkpoint.
+    # The columns by checkpoint id.
     columns: Mapping[int, Column]
-    # For each row, what it shows, and the value of a bar of full height.
+    # (label, value) for each row of bars: what the row shows, and which value a bar of full height has.
     scales: tuple[tuple[str, str], ...]
     phases: tuple[Phase, ...]
 
 
 @frozen
 class Trends:
-    """The figures of each interval by its newest retained checkpoint, in the order of time."""
+    """The figures of the newest retained checkpoint of each interval, in the order of time."""
 
     figures: Figures
     points: tuple[tuple[int, Interval], ...]
     heading: tuple[str, ...]
     table: tuple[tuple[str, ...], ...]
-    left_out: int
-    dropped: int
-    # The retained checkpoints whose interval has a newer one.
+    left_out: int  # Number of older intervals beyond `_MOST_POINTS`.
+    dropped: int  # Number of log records that are not retained.
+    # Number of retained checkpoints whose interval also has a newer checkpoint.
     replaced: int
 
 
 def figures_of(records: Sequence[Record]) -> Figures:
-    """Return the bars of checkpoints, which are in the order of time. All bars of a row have one scale."""
+    """Return the bars of checkpoints that are given in the order of time. All bars in a row have the same scale."""
     times = [phases_of(record.content.durations_us) for record in records]
     totals = [record.content.totals for record in records]
     most_bytes = max((one.state_bytes for one in totals), default=0)
@@ -118,7 +118,7 @@ def trends_of(reading: Reading, first: int | None = None, last: int | None = Non
 
 
 def _table(records: Sequence[Record]) -> dict[str, list[str]]:
-    """Return the columns of the table, by their headings."""
+    """Return the columns of the table on the trends page, by heading: a text for each record."""
     totals = [record.content.totals for record in records]
     phases = [{p.name: p.seconds for p in phases_of(record.content.durations_us)} for record in records]
 

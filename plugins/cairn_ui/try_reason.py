@@ -8,8 +8,8 @@ from collections.abc import Iterable, Sequence
 from state_backend.values.frozen import frozen
 
 _LONGEST = 300
-# The end of the exception for a driver that ended without a result (`cairn_operators.failures.exit_failure`). The
-# driver wrote its own exception into the log before it.
+# Last words of the exception that `cairn_operators.failures.exit_failure` makes for a driver without a result. The log
+# has the driver's own exception in an earlier line.
 LOG_ABOVE = "; its log is above"
 _ADVICE = " For more information, see "  # Airflow's link to its docs, in its message about a killed process.
 _RAISED = re.compile(r"(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit): \S")

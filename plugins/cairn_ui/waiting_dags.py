@@ -22,7 +22,7 @@ def waiting_dags(
     The DAGs with the fewest assets in between come first.
     """
     late, waiting, reached = {asset}, dict[str, set[str]](), [asset]
-    for uri in reached:  # The loop goes on with the assets that it adds.
+    for uri in reached:  # The loop appends to this list, and also visits what it has appended.
         for dag_id in sorted(scheduled_by.get(uri, ())):
             if dag_id == own_dag:
                 continue

@@ -1,1 +1,1 @@
-"""Adapters of the ports: RocksDB, and storage on disk, in memory, on Google Cloud Storage and on S3."""
+"""Adapters: RocksDB, and the storage port on disk, in memory, on Google Cloud Storage, on S3 and on Azure."""

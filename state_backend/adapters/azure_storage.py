@@ -1,9 +1,9 @@
 """Storage on Azure Blob Storage: `az://container/prefix`, or `abfss://container@account.dfs.core.windows.net/prefix`.
 
-Both forms go through the Blob endpoint of the account. A file's generation is its ETag. Azure knows no crc32c, so a
-write stores the checksum of its bytes in the file's metadata, as it compares an MD5 of each request with the bytes that
-arrive. A handle after a lost answer has the checksum of the bytes that were sent; the uuid shows that they are this
-write's. A copy by the server keeps the checksum of the source, whose ETag the server compares.
+Both forms go through the account's Blob endpoint. A file's generation is its ETag. Azure computes no crc32c. So a
+write puts the checksum of its bytes into the file's metadata, and Azure compares an MD5 of each request with the bytes
+that arrive. If the answer to a write is lost, the uuid in the metadata shows whether the file is from this write. The
+server's copy of a file gets the checksum of the source, whose ETag the server compares.
 
 Accounts with a hierarchical namespace store folders as files, which listings leave out.
 """
@@ -84,7 +84,7 @@ def open_url(url: str, *, credentials: Mapping[str, str] | None = None) -> Check
 
 
 class AzureCloud(Cloud):
-    """Requests to a container. `host`: that of an `abfss` URL; empty: that of the environment's account."""
+    """Requests to a container. `host`: the host in an `abfss` URL; empty: the host of the login's account."""
 
     scheme = "az"
     batch = 256
@@ -197,7 +197,7 @@ class AzureCloud(Cloud):
         return PART_BYTES
 
     def failure(self, error: Exception) -> Failure | None:
-        # The SDK fails itself on errors whose body it does not understand, such as those of a proxy.
+        # If the SDK can't parse an error of the server or a proxy, it raises another error while it handles this one.
         found: BaseException | None = error
         while found is not None and not isinstance(found, AzureError):
             found = found.__context__
@@ -212,7 +212,7 @@ class AzureCloud(Cloud):
         kind: Any = "other"
         if code == "ContainerNotFound":
             kind = "no bucket"
-        elif status == 404:  # The SDK has one class for absent files and for sources of copies that it could not read.
+        elif status == 404:  # The SDK's class is no help: it also means an unreadable source of a copy.
             kind = "absent"
         elif code in ("BlobAlreadyExists", "ConditionNotMet", "TargetConditionNotMet"):
             kind = "precondition"
@@ -239,20 +239,20 @@ class AzureCloud(Cloud):
 
 
 class _Blocks:
-    """Blocks of a file. Azure deletes blocks that no list of blocks names after a week."""
+    """An upload of a file in blocks. If `finish` is never called, Azure deletes the blocks after a week."""
 
     def __init__(self, cloud: AzureCloud, path: str, nonce: str, generation: int) -> None:
         self._cloud, self._path, self._nonce, self._generation = cloud, path, nonce, generation
         self._blocks: list[BlobBlock] = []
 
     def send(self, data: bytes, last: bool, timeout_s: float) -> None:
-        """Send the next block. All ids of a file's blocks have the same length."""
+        """Send the next block. Azure demands that the ids of all blocks of a file have the same length."""
         block = b64encode(f"{self._nonce}{len(self._blocks):06}".encode()).decode()
         self._cloud._blob(self._path).stage_block(block, data, length=len(data), validate_content=True)
         self._blocks.append(BlobBlock(block))
 
     def finish(self, handle: Handle, timeout_s: float) -> None:
-        """Make a file of the blocks. Another write of the same name may have discarded them."""
+        """Make a file of the blocks. Raise `LostUpload` if another write of the file has discarded the blocks."""
         try:
             self._cloud._blob(self._path).commit_block_list(
                 self._blocks, metadata=_metadata(self._nonce, handle), **_condition(self._generation)
@@ -263,11 +263,11 @@ class _Blocks:
             raise
 
     def abort(self, timeout_s: float) -> None:
-        """Do nothing: nobody sees the blocks."""
+        """Do nothing: readers don't see the blocks, and Azure deletes them after a week."""
 
 
 def _open(bucket: str, host: str, login: Mapping[str, str], patience: Patience) -> ContainerClient:
-    # The SDK does not retry; `_send` does.
+    # The SDK must not repeat requests, because `send` does.
     calm = {"retry_total": 0, "connection_timeout": patience.connect_s, "read_timeout": patience.request_s}
     session = requests.Session()
     for scheme in ("https:", "http:"):
@@ -289,12 +289,12 @@ def _open(bucket: str, host: str, login: Mapping[str, str], patience: Patience) 
         elif credential is None:
             credential = DefaultAzureCredential(managed_identity_client_id=client)
         return ContainerClient(endpoint, bucket, credential, **given)
-    except ValueError:  # The text may hold a key, so no message shows it.
+    except ValueError:  # The connection string may hold a key, so no message shows it.
         raise UsageError(f"can't log in to Azure: AZURE_STORAGE_CONNECTION_STRING is not usable; {_EXPECTED}") from None
 
 
 def _condition(generation: int) -> dict[str, Any]:
-    """Return the precondition of a write; generation 0: the file is absent."""
+    """Return the precondition that the file has this generation, or, for generation 0, that the file is absent."""
     if generation == 0:
         return {"match_condition": MatchConditions.IfMissing}
     return {"etag": etag_of(generation), "match_condition": MatchConditions.IfNotModified}
@@ -305,7 +305,7 @@ def _metadata(nonce: str, handle: Handle) -> dict[str, str]:
 
 
 def _code(error: Exception) -> str:
-    """Return Azure's error code, which the answer to a batch has in a header alone."""
+    """Return Azure's error code. In the answer to a batch, only a header has the code."""
     code = getattr(error, "error_code", None)
     if code is None and getattr(error, "response", None) is not None:
         code = error.response.headers.get("x-ms-error-code")  # type: ignore[attr-defined]

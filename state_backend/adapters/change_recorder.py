@@ -13,7 +13,7 @@ from state_backend.adapters.rocks import MIB, EngineOptions, RocksStore
 from state_backend.formats.changelog import Pair, content_bytes
 
 _MEMORY_BYTES = 16 * MIB
-# Python's overhead for one change: two objects and a place in a dictionary.
+# Bytes of memory that one change takes besides its content: two Python objects and a place in a dictionary.
 _ENTRY_BYTES = 160
 _SPILL = EngineOptions(write_buffer_bytes=8 * MIB, block_cache_bytes=MIB, bloom_bits_per_key=1)
 
@@ -76,7 +76,7 @@ class ChangeRecorder:
             self._spilled.close()
 
     def _forget_deleted(self) -> None:
-        """Remove the entries that new range deletions cover: all ranges together, because each call sorts entries."""
+        """Remove the entries that range deletions since the last call cover. Sort the entries only once for all."""
         if self._applied_ranges == len(self._ranges):
             return
         keys = sorted(self._net)
@@ -88,7 +88,7 @@ class ChangeRecorder:
         self._applied_ranges = len(self._ranges)
 
     def _spill(self) -> None:
-        """Move the entries from memory to a RocksDB in the folder, or give up above `limit_bytes`."""
+        """Move the entries from memory to a RocksDB in the folder. Above `limit_bytes`, stop recording."""
         if self._spilled is None:
             self._spilled = RocksStore(self._folder, _SPILL)
         self._spilled.write((key, b"" if value is None else b"\x01" + value) for key, value in self._net.items())

@@ -14,7 +14,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def die_with_parent(signal_number: int) -> Callable[[], None] | None:
-    """Return a `preexec_fn` for `Popen`. The kernel sends the signal when the thread that started the child ends.
+    """Return a `preexec_fn` for `Popen`; None without Linux. The signal comes when the thread that called `Popen` ends.
 
     This function loads libc before the fork, because the child of a threaded process must not take locks.
     """

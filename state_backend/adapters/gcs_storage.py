@@ -244,8 +244,8 @@ class GcsCloud(Cloud):
         token: str | None = None
 
         def rewrite(timeout_s: float) -> Blob:
-            # The generation of the source is pinned. A source that is rewritten meanwhile is then not found (404), and
-            # a failed precondition (412) can only concern the destination.
+            # The request names the source's generation: if the source was rewritten, the server answers 404. So a
+            # failed precondition (412) can only concern the destination.
             nonlocal token
             pinned = source._blob(found.info.path, generation=found.info.generation)
             copy = self._blob(handle.path, write.nonce)
@@ -315,7 +315,7 @@ class GcsCloud(Cloud):
     def _refusal(self, error: GoogleAPICallError) -> Failure:
         status, told = error.code, [e for e in error.errors if isinstance(e, dict)]
         refused: Refusal | None = None
-        # Some 403 answers mean an overload.
+        # Some 403 answers mean an overload, and not a lack of permission.
         if status == 403 and not any(e.get("reason") in _OVERLOAD for e in told):
             advice = f"give this identity the role Storage Object User on the bucket {self.bucket!r}"
             refused = PermissionRefused, f"{advice}, wait some minutes, then try again"
@@ -352,16 +352,16 @@ class GcsCloud(Cloud):
 
 
 class _Session:
-    """An upload session. A repeat first asks the server how many bytes it has, and continues from there.
+    """An upload session. To repeat a request, first ask the server how many bytes it has, and send only the rest.
 
     Source: https://cloud.google.com/storage/docs/performing-resumable-uploads
     """
 
     def __init__(self, cloud: GcsCloud, url: str) -> None:
         self._cloud, self._url = cloud, url
-        self._at = 0  # of the bytes that are to be sent
-        self._data = b""
-        self._tried = False
+        self._at = 0  # offset in the file of `_data`
+        self._data = b""  # the piece that is being sent
+        self._tried = False  # True: a request has sent the piece, and may have had effect
 
     def send(self, data: bytes, last: bool, timeout_s: float) -> None:
         """Send a piece. The last one waits for `finish`, since its request makes the file visible."""
@@ -395,7 +395,7 @@ class _Session:
                 return made
         self._tried = True
         if not self._at <= has <= end:
-            raise LostUpload  # The server has lost a part of it.
+            raise LostUpload  # The server has lost bytes that it had stored.
         made = None
         if has < end:
             made, has = self._ask(self._data[has - self._at :], f"bytes {has}-{end - 1}/{total}", headers, timeout_s)

@@ -85,7 +85,7 @@ _UNCONFIRMED = (errno.EIO, errno.ESTALE, errno.ETIMEDOUT)
 def os_errors(doing: str, *, may_be_absent: bool = True, advice: Mapping[int, str] | None = None) -> Iterator[None]:
     """Turn an OSError in the block into an error of the storage port.
 
-    `may_be_absent`: a missing file raises `NotFound`, and not `StorageUnavailable` for its deleted folder.
+    A missing file or folder raises `NotFound`; if `may_be_absent` is false, it raises `StorageUnavailable`.
     """
     try:
         yield
@@ -121,7 +121,7 @@ def read_chunks(local: Path, doing: str) -> Iterator[bytes]:
 
 
 def verify_chunks(chunks: Iterable[bytes], handle: Handle, *, url: str) -> Iterator[bytes]:
-    """Yield the chunks, and compare their size and checksum with a handle after the last one."""
+    """Yield the chunks. After the last one, raise `CorruptFile` if their size or checksum differs from the handle."""
     size_bytes = crc32c = 0
     for chunk in chunks:
         size_bytes += len(chunk)
@@ -248,7 +248,7 @@ class LocalStorage:
         return _info(path, found) if S_ISREG(found.st_mode) else None
 
     def folders(self, path: str) -> tuple[str, ...]:
-        """Return the sorted names of the folders in a folder, without symbolic links."""
+        """Return the sorted names of the folders directly in a folder. Symbolic links are left out."""
         with os_errors(self._doing("list", path)):
             try:
                 with (
@@ -290,12 +290,12 @@ class LocalStorage:
         return True
 
     def remove_all(self) -> None:
-        """Delete the root, or the link in its place. Files that can't be deleted stay."""
+        """Delete the root folder with all files; if it is a symbolic link, only the link. Skip undeletable files."""
         with os_errors(f"remove {self.url}"), suppress(FileNotFoundError), self._root.above() as above:
             no_follow.remove_tree(above, self._root.path.name)
 
     def remove_empty(self, up_to: LocalStorage) -> None:
-        """Delete the root and its folders, and the empty folders above it, unless a file exists below the root."""
+        """If no file exists below the root, delete it, and then the empty folders above, up to the root of `up_to`."""
         if next(iter(self.list("")), None) is not None:
             return
         with suppress(OSError):
@@ -375,7 +375,7 @@ def _temp_name(temps: int) -> Iterator[str]:
     try:
         yield name
     finally:
-        # The write has already succeeded or failed. A later writer deletes a file that stays.
+        # The write has already succeeded or failed. If the temp file stays, a later writer deletes it.
         with suppress(OSError):
             os.unlink(name, dir_fd=temps)
 
@@ -409,7 +409,7 @@ def _remove_leftovers(temps: int, min_age_s: float) -> None:
 
 
 def _walk(root: DiskRoot, folder: str, start: str, behind_link: bool | None, *, far: bool = True) -> Iterator[FileInfo]:
-    """Yield the files below a folder, sorted by path. `far`: also those deep behind a symbolic link.
+    """Yield the files below a folder, sorted by path. `far`: enter subfolders of folders behind a symbolic link too.
 
     Symbolic links are followed, except links without a target, links to themselves, and links to a folder above.
     """

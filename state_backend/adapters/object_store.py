@@ -1,4 +1,4 @@
-"""The storage port over an object store, which holds the requests of a cloud.
+"""The storage port over an object store. A `Cloud` has the requests of one provider.
 
     <bucket>/<prefix>/<path>    one object per file; its metadata `cairn-write` is the uuid of the write that made it
 
@@ -6,8 +6,8 @@ Every write has a precondition: the file is absent, or still has the given gener
 nothing. If the server's answer to a write is lost, the server refuses the repeat. Then the uuid shows whether this
 write made the file. If neither can be shown, the write raises `UnknownOutcome`.
 
-A request sends once. `send` repeats a request while a repeat may help. Error messages contain no URLs,
-because the URL of an upload session is a credential.
+A method of `Cloud` sends a request once. `send` repeats the request while that may help. Error messages contain no
+URLs, because the URL of an upload session is a credential.
 """
 
 from __future__ import annotations
@@ -57,11 +57,11 @@ R = TypeVar("R")
 
 @frozen
 class Patience:
-    deadline_s: float = 180.0
-    # A refusal is repeated for this time where a new permission takes effect late.
+    deadline_s: float = 180.0  # how long a failed request is repeated
+    # How long a refused request is repeated if a new permission may take effect late.
     permission_s: float = 30.0
     connect_s: float = 10.0
-    # Timeout of an answer, or of the next bytes of a file.
+    # Timeout of one request: of its answer, or of the next bytes of a file.
     request_s: float = 60.0
     first_delay_s: float = 0.5
     longest_delay_s: float = 20.0
@@ -74,13 +74,13 @@ class Patience:
 class Write:
     """A write and its retries."""
 
-    nonce: str = field(default_factory=lambda: uuid4().hex)
-    uncertain: bool = False
+    nonce: str = field(default_factory=lambda: uuid4().hex)  # the uuid of the write
+    uncertain: bool = False  # True: a request without an answer may have taken effect
 
 
 class Found(NamedTuple):
     info: FileInfo
-    # None if the server does not say. `info` has no checksum where listings have none.
+    # Checksum of the object; None if the server does not say. `info` has it only if the cloud's listings have it too.
     crc32c: int | None
     # Uuid of the write that made the object; None if the answer does not say or another program made it.
     nonce: str | None = None
@@ -107,13 +107,13 @@ class Answer(NamedTuple):
     size_bytes: int | None
     generation: int | None
     crc32c: int | None
-    # Returns at most so many bytes, and may raise if they arrive after a moment of `time.monotonic`.
+    # Returns at most the given number of bytes. It may raise if they arrive after the given `time.monotonic()`.
     read: Callable[[int, float], bytes]
     close: Callable[[], None]
 
 
 class Upload(Protocol):
-    """An upload in parts, which leaves no file before it is finished."""
+    """An upload of a file in parts. The file does not exist before `finish`."""
 
     def send(self, data: bytes, last: bool, timeout_s: float) -> None:
         """Send the next part, or the same part again after an error."""
@@ -122,42 +122,42 @@ class Upload(Protocol):
         """Make the file visible. Return what the server stored, if it says so."""
 
     def abort(self, timeout_s: float) -> None:
-        """Remove the parts."""
+        """Cancel the upload, and delete the parts that were uploaded."""
 
 
-# The error of a refused login or permission, and what to do.
+# The class of the error for a refused login or permission, and the advice at the end of its message.
 Refusal = tuple[type[CairnError], str]
 
 
 @frozen
 class Failure:
-    said: str
+    said: str  # the error in a few words, for messages
     kind: Literal["absent", "no bucket", "precondition", "other", "unknown"] = "other"
-    # How long a repeat may help.
+    # "for permission": repeat the request for `Patience.permission_s`. "yes": for `Patience.deadline_s`.
     repeat: Literal["no", "for permission", "yes"] = "no"
-    # False: the request was refused or never sent, so it changed nothing.
+    # False: the request changed nothing, because it was refused or never sent.
     may_have_effect: bool = True
-    refused: Refusal | None = None
+    refused: Refusal | None = None  # set if the server refused the login or the permission
 
 
 class Interrupted(Exception):
-    """The server's answer ended early. A repeat continues."""
+    """The server's answer is incomplete. `send` repeats the request, which then continues where it ended."""
 
 
 class LostUpload(Exception):
-    """The server does not know an upload any more."""
+    """The server does not know the upload any more. It must be begun again."""
 
 
 class Cloud(ABC):
-    """The files below `<scheme>://<bucket>/<prefix>`, and the requests of a cloud.
+    """The requests of one cloud provider, for the files below `<scheme>://<bucket>/<prefix>`.
 
-    A request sends once, and raises the errors of the cloud's library. A handle's path is that of the file to write.
+    A method sends a request once, and raises the errors of the provider's library. A `handle` names the file to write.
     """
 
     scheme: ClassVar[str]
     # The most files that one request deletes.
     batch: ClassVar[int]
-    # False: the server gives the same answer for a deleted and for an absent file.
+    # False: the server's answer to a deletion does not tell whether the file existed.
     tells_absence: ClassVar[bool] = True
 
     def __init__(self, bucket: str, prefix: str = "", *, patience: Patience | None = None) -> None:
@@ -188,15 +188,15 @@ class Cloud(ABC):
 
     @abstractmethod
     def get(self, path: str, at: int, generation: int | None, timeout_s: float) -> Answer:
-        """Begin to read a file from a byte on, and only in the given generation."""
+        """Begin to read a file at byte `at`. With a generation, fail if the file has another generation."""
 
     @abstractmethod
     def page(self, start: str, token: str | None, timeout_s: float, *, delimiter: str = "", limit: int = 0) -> Page:
-        """Return a part of the listing: objects, or with a delimiter, folders. `limit` 0: as many as fit."""
+        """Return one page of a listing: objects, or folders if there is a delimiter. `limit`: the most; 0: no limit."""
 
     @abstractmethod
     def put(self, handle: Handle, data: bytes, nonce: str, generation: int, timeout_s: float) -> Found | None:
-        """Write a file. Return what the server stored, if it says so. Generation 0: the file must be absent."""
+        """Write a file if it has this generation (0: if it is absent). Return what is stored; None if unknown."""
 
     @abstractmethod
     def begin(self, path: str, nonce: str, generation: int, timeout_s: float) -> Upload: ...
@@ -210,25 +210,25 @@ class Cloud(ABC):
 
     @abstractmethod
     def remove_many(self, waiting: set[str], gone: set[str], timeout_s: float) -> None:
-        """Delete waiting files. Take each that is deleted out of `waiting`, and add it to `gone` if it was there."""
+        """Delete the files in `waiting`. Take a path out when it is done; add it to `gone` if the file existed."""
 
     @abstractmethod
     def failure(self, error: Exception) -> Failure | None:
-        """Return what an error means; None for an error that no request raises."""
+        """Return what an error of a request means; None if the error is not of the provider's library."""
 
     @abstractmethod
     def copies_from(self, source: Self, handle: Handle) -> bool:
-        """Return True if this login may read the source, and a copy by the server is worth its requests."""
+        """Return True if the server may read the source with this login, and its copy is cheaper than a transfer."""
 
     @abstractmethod
     def part_bytes(self, number: int) -> int:
-        """Return the size of a part of an upload, counted from 0. A smaller file is written by one request."""
+        """Return the size of part `number`, from 0, of an upload. A file that fits in part 0 needs one request."""
 
     def is_generation(self, generation: int) -> bool:
         return etag_of(generation) is not None
 
-    def before_write(self, doing: str) -> None:  # noqa: B027  # Most servers keep them.
-        """Check that the server keeps its preconditions, where that is not certain."""
+    def before_write(self, doing: str) -> None:  # noqa: B027
+        """Raise `UsageError` if the server ignores preconditions. Do nothing if it is known to respect them."""
 
 
 class ObjectStore:
@@ -262,12 +262,12 @@ class ObjectStore:
         return None if found is None else found.info
 
     def list(self, prefix: str) -> Iterator[FileInfo]:
-        """Leave out objects whose names end in `/`, which consoles create as folders."""
+        """Yield all files, without objects whose names end in `/`, which web consoles create as folders."""
         start, doing = self.cloud.root + check_prefix(prefix), f"list {prefix!r} of {self.url}"
         return (file for page in _pages(self.cloud, start, doing) for file in page.files)
 
     def folders(self, path: str) -> tuple[str, ...]:
-        """Return the sorted names of the folders in a folder. The server answers with one name for all its files."""
+        """Return the sorted names of the folders in a folder, without listing the files in these folders."""
         start = self.cloud.root + (f"{check_path(path)}/" if path else "")
         doing, found = f"list the folders in {path!r} of {self.url}", set[str]()
         for page in _pages(self.cloud, start, doing, delimiter="/"):
@@ -294,7 +294,7 @@ class ObjectStore:
         return _write(self.cloud, path, (data,), generation, doing)
 
     def delete(self, path: str, *, generation: int | None = None) -> bool:
-        """Without a generation, read the file's first. So a repeated request can't delete a newer file."""
+        """Without a given generation, read the file's generation first, so that a retry can't delete a newer file."""
         doing, cloud = f"delete {path!r} of {self.url}", self.cloud
         if generation is not None and cloud.tells_absence and cloud.is_generation(generation):
             return _delete(cloud, path, generation, doing)
@@ -441,7 +441,7 @@ def pieces_of(chunks: Iterable[bytes], part_bytes: Callable[[int], int]) -> Iter
 
 @contextmanager
 def aborted_on_error(cloud: Cloud, upload: Upload, write: Write, doing: str) -> Iterator[None]:
-    """Abort an upload after an error, unless it may be finished."""
+    """Abort the upload after an error in the block, unless the request to finish it may have taken effect."""
     try:
         yield
     except BaseException:
@@ -479,7 +479,7 @@ def _settle(cloud: Cloud, error: Exception, path: str, generation: int, write: W
 
 
 def compared(cloud: Cloud, stored: Found | None, handle: Handle, generation: int, doing: str) -> Handle:
-    """Return the handle if the server stored its bytes. Delete a new file with other bytes, but no replaced one."""
+    """Return the handle if the server stored its bytes. Else raise an error, and delete the file if it is new."""
     cloud.bucket_seen = True
     if stored is None or stored.matches(handle):
         return handle
@@ -498,7 +498,7 @@ def compared(cloud: Cloud, stored: Found | None, handle: Handle, generation: int
 def send(
     cloud: Cloud, doing: str, request: Callable[..., R], *arguments: Any, write: Write | None = None, **options: Any
 ) -> R:
-    """Send a request with a timeout as its last argument, and retry while a retry may help."""
+    """Call `request` with a timeout as its last argument, and repeat the call after an error while that may help."""
     patience, began_s = cloud.patience, time.monotonic()
     ends_s = {"no": 0.0, "for permission": began_s + patience.permission_s, "yes": began_s + patience.deadline_s}
     for repeats in count():
@@ -531,7 +531,7 @@ def failure_of(cloud: Cloud, error: Exception) -> Failure:
 
 
 def translate(cloud: Cloud, doing: str, failure: Failure, write: Write | None) -> CairnError | None:
-    """Return the error of a request; None if its own error tells more."""
+    """Return the error to raise for a failed request; None if the library's own error tells more."""
     if failure.kind in ("absent", "precondition"):
         return mismatch(failure.kind == "precondition", doing)
     if failure.kind == "no bucket":
@@ -552,7 +552,7 @@ class _Body:
     """
 
     def __init__(self, cloud: Cloud, path: str, doing: str, offset: int = 0) -> None:
-        # The checksum of the whole file, once its first byte has arrived; None if the server does not say.
+        # The checksum of the whole file, which comes with the file's first byte; None if the server does not say.
         self.crc32c: int | None = None
         self._cloud, self._path, self._doing, self._at = cloud, path, doing, offset
         self._answer: Answer | None = None
@@ -620,7 +620,7 @@ class Clients:
         process = os.getpid()
         client = self._clients.get(process)
         if client is None:
-            # A lock that another thread held during the fork is never released here: each process has its own lock.
+            # If another thread held the lock during a fork, the child's copy is never released. So make a new lock.
             if process not in self._clients and self._clients:
                 self._lock = threading.Lock()
                 self._clients.clear()
@@ -660,7 +660,7 @@ def generation_of(etag: str) -> int:
 
 
 def info_of(path: str, size_bytes: int, etag: str, modified: datetime) -> FileInfo:
-    # Such servers report whole seconds. The last millisecond of the second is never before the write.
+    # S3 and Azure report whole seconds. The last millisecond of the second is never before the write.
     modified_ms = int(modified.timestamp()) * 1000 + 999
     generation = generation_of(etag)
     return FileInfo(path=path, size_bytes=size_bytes, generation=generation, modified_ms=modified_ms, crc32c=None)

@@ -74,7 +74,7 @@ def folders_in(url: str, path: str) -> list[str]:
 def list_own(storage: Storage) -> list[FileInfo]:
     """Return the files below a storage's root. Of a folder behind a symbolic link, only files directly in it.
 
-    A link may lead anywhere, such as to a whole disk. These files have `behind_link`.
+    A link may lead anywhere, such as to a whole disk. Files behind a link have `behind_link=True`.
     """
     return list(storage.list_own() if isinstance(storage, LocalStorage) else storage.list(""))
 
@@ -82,7 +82,7 @@ def list_own(storage: Storage) -> list[FileInfo]:
 def check_outside(folder: str, to: str, what: str) -> None:
     """Raise `UsageError` if a new folder lies inside the folder of a pipeline or savepoint.
 
-    There its files would be deleted with the pipeline, and `cairn sweep` would report them as unknown.
+    The new folder would be deleted with the pipeline, and `cairn sweep` would report its files as unknown.
     """
     destination, owner = open_storage(to).url.rstrip("/"), open_storage(folder).url.rstrip("/")
     if f"{destination}/".startswith(f"{owner}/"):

@@ -40,15 +40,15 @@ SST_SUFFIX = ".sst"
 _BLOCK_BYTES = 16 * 1024
 _SCAN_ROWS, _SCAN_BYTES = 4096, 16 * MIB
 # _RUNS_WITHIN_INTERVAL is the number of sorted runs at which RocksDB itself starts merges, because more runs would
-# make reads slow. Only an interval that fills that many write buffers gets there. RocksDB then merges at most
-# _RUNS_PER_MERGE runs at once.
+# make reads slow. Only an interval that fills that many write buffers reaches this number. RocksDB then merges at
+# most _RUNS_PER_MERGE runs at once.
 _RUNS_WITHIN_INTERVAL, _RUNS_PER_MERGE = 32, 8
 # After this many unwanted keys in a row, `read_wanted` seeks the next wanted key instead of passing more keys.
 _UNWANTED_KEYS = 32
 # If lookups of at least _SHARED_KEYS keys take more than _DISK_S for each key, their blocks come from the disk. A disk
 # serves many reads at once in little more time than one. So later lookups are spread over _READERS threads.
 _SHARED_KEYS, _DISK_S, _READERS = 128, 15e-6, 16
-# An open store whose MANIFEST is larger is opened again between two intervals.
+# An open store whose MANIFEST is larger than this is opened again between two intervals.
 _MANIFEST_BYTES = 4 * 1024
 _ANY_RATIO = 1_000_000_000
 _ANY_BYTES = 1 << 60
@@ -120,8 +120,8 @@ class EngineOptions:
         table.set_format_version(6)
         universal = rocksdict.UniversalCompactOptions()
         universal.max_size_amplification_percent = _ANY_RATIO
-        # A merge holds one block of every run in memory, and one large entry makes a block as large. So few runs are
-        # merged at once.
+        # A merge holds one block of every run in memory, and a block is at least as large as its largest entry. Merges
+        # of few runs at once need less memory.
         universal.max_merge_width = _RUNS_PER_MERGE
         options = rocksdict.Options(raw_mode=True)
         options.create_if_missing(True)
@@ -160,7 +160,7 @@ class Recorder(Protocol):
         """Take note that all keys with start <= key < end were just deleted."""
 
     def close(self) -> None:
-        """End this recorder, which gets no more changes."""
+        """Stop the recorder: it will get no more changes."""
 
 
 @frozen
@@ -170,7 +170,7 @@ class SortedRun:
     size_bytes: int
     entries: int
     deletions: int
-    raw_bytes: int
+    raw_bytes: int  # size of all keys and values before compression
 
 
 class Stride:
@@ -198,14 +198,14 @@ class RocksStore:
     """
 
     def __init__(self, directory: Path, options: EngineOptions = EngineOptions(), *, partial: bool = False) -> None:
-        """Open the store, or create an empty one. If `partial`, SSTs may be missing."""
+        """Open the store, or create an empty one. `partial`: also open a store in which SSTs are missing."""
         self.directory = directory
         self.recorder: Recorder | None = None
         self._options = options
         self._reading = _Failures(f"can't read the state in {directory}")
         self._writing = _Failures(f"can't write the state in {directory}")
         opened = options.to_options()
-        # With paranoid checks, RocksDB does not open a store without all its files.
+        # With paranoid checks, RocksDB refuses to open a store in which files are missing.
         opened.set_paranoid_checks(not partial)
         files = len(list(directory.glob(f"*{SST_SUFFIX}")))
         if files and not (directory / "CURRENT").exists():
@@ -289,9 +289,9 @@ class RocksStore:
             self.recorder.write(list(zip(keys, values, strict=True)))
 
     def scan(self, start: bytes, end: bytes | None) -> Iterator[tuple[bytes, bytes]]:
-        """Yield the entries with start <= key < end, ascending, in chunks of which each shows the store as it is then.
+        """Yield the entries with start <= key < end, ascending. A write during the scan may show in later entries.
 
-        No iterator stays open between chunks: it would keep the store locked after `close`.
+        The scan reads chunks, and no iterator stays open between them: it would keep the store locked after `close`.
         """
         for keys, values in self.chunks(start, end):
             yield from zip(keys, values, strict=True)
@@ -299,7 +299,7 @@ class RocksStore:
     def chunks(
         self, start: bytes, end: bytes | None, *, rows: int = _SCAN_ROWS, most_bytes: int = _SCAN_BYTES
     ) -> Iterator[tuple[list[bytes], list[bytes]]]:
-        """Yield what `scan` does, as lists of keys and of values."""
+        """Yield the entries of `scan` in chunks, each as a list of keys and a list of values."""
         ended = False
         while not ended:
             keys, values, ended = self.read_range(start, end, rows=rows, most_bytes=most_bytes)
@@ -310,7 +310,7 @@ class RocksStore:
     def read_range(
         self, start: bytes, end: bytes | None, *, rows: int = _SCAN_ROWS, most_bytes: int = _SCAN_BYTES
     ) -> tuple[list[bytes], list[bytes], bool]:
-        """Read the first entries with start <= key < end, ascending. True: there are no more."""
+        """Return (keys, values, True if no more follow) of the first entries with start <= key < end, ascending."""
         keys: list[bytes] = []
         values: list[bytes] = []
         read = _before(end)
@@ -332,7 +332,7 @@ class RocksStore:
         return keys, values, True
 
     def read_keys(self, start: bytes, end: bytes, *, rows: int = sys.maxsize) -> tuple[list[bytes], bool]:
-        """Read only the keys, in half the time of `read_range`."""
+        """Return (keys, True if no more follow) in half the time that `read_range` takes for keys and values."""
         read = _before(end)
         with self._reading:
             keys: list[bytes] = list(islice(self._db.keys(from_key=start, read_opt=read), rows))
@@ -360,7 +360,7 @@ class RocksStore:
         return last if last is not None and last >= start else None
 
     def read_wanted(self, wanted: Sequence[bytes], most_bytes: int = sys.maxsize) -> list[bytes | None]:
-        """Read the values of ascending keys by one scan: faster than a multi-get if most keys between are wanted."""
+        """Return values (None: absent) of ascending keys up to `most_bytes`. One scan: fast if most keys are wanted."""
         entries: list[bytes | None] = []
         if not wanted:
             return entries
@@ -432,9 +432,9 @@ class RocksStore:
             self.recorder.delete_range(start, end)
 
     def copy_range(self, destination: RocksStore, start: bytes, end: bytes | None) -> None:
-        """Copy the entries with start <= key < end to another store on the same disk without keys in this range.
+        """Copy the entries with start <= key < end to a store on the same disk that has no keys in this range.
 
-        The destination adopts new SSTs in its lowest level. Ordinary writes would be sorted, flushed and merged too.
+        The entries go into new SSTs, which the destination takes over: ordinary writes would be flushed and merged too.
         """
         read = _before(end)
         files: list[str] = []
@@ -462,7 +462,7 @@ class RocksStore:
                 destination._db.ingest_external_file(files, moved)
 
     def sorted_runs(self, *, flushed: bool = True) -> list[SortedRun]:
-        """Return the sorted runs, newest first, after the end of compactions, which would change files meanwhile."""
+        """Wait for running compactions, which change the files, and return the sorted runs, newest first."""
         runs = []
         with self._reading:
             if flushed:
@@ -530,8 +530,8 @@ class RocksStore:
     def compact(self) -> None:
         """Merge all sorted runs into one, without deleted entries, in files of up to 4 times `target_file_bytes`.
 
-        RocksDB starts a thread only for at least one whole file. So the target of a shard of few files is lowered until
-        each thread writes one: otherwise an interval with a merge would take much longer than the others.
+        RocksDB gives each thread at least one whole file to write. So for a shard of few files, the target size is
+        lowered until each thread has a file: otherwise an interval with a merge would take much longer than others.
         """
         needed_bytes = sum(run.size_bytes for run in self.sorted_runs())
         free_bytes = shutil.disk_usage(self.directory).free
@@ -555,7 +555,7 @@ class RocksStore:
             self._await_compactions(600.0)  # Raises the errors of the compaction's jobs; `compact_range` does not.
 
     def capture(self, destination: Path) -> tuple[list[Path], list[Path]]:
-        """Write all entries to files, and hard-link them into a new folder.
+        """Flush all entries to files, hard-link them into a new folder, and return (SSTs, metadata files) there.
 
         The method waits for compactions that the flush started. Otherwise chance would decide whether the next
         checkpoint uploads small or merged files. RocksDB's own checkpoint call can't be used, because it refuses a
@@ -579,8 +579,8 @@ class RocksStore:
     def refresh(self) -> None:
         """Open a captured store again if it would otherwise differ from one that was restored from the capture.
 
-        Merges have changed its options, or its MANIFEST has grown: each flush appends to this file, of which every
-        checkpoint holds a copy. An open writes a short one.
+        That is so if merges have changed its options, or its MANIFEST has grown: each flush appends to the MANIFEST, of
+        which every checkpoint holds a copy. RocksDB writes a new, short MANIFEST when the store is opened.
         """
         folder = self._metadata.folder if self._metadata is not None else self.directory
         if self._changed_options or (folder / _manifest_in(folder)).stat().st_size > _MANIFEST_BYTES:
@@ -633,7 +633,7 @@ def _table_properties(db: Rdict, level: str) -> dict[str, int]:
 
 
 def _before(end: bytes | None) -> rocksdict.ReadOptions:
-    """Return options for an iterator. The caller must keep them as long as the iterator: they own the bound."""
+    """Return options for an iterator that ends before `end`. They own the bound: keep them as long as the iterator."""
     read = rocksdict.ReadOptions()
     if end is not None:
         read.set_iterate_upper_bound(end)

@@ -124,8 +124,8 @@ def _open(patience: Patience, given: Mapping[str, str]) -> Any:
         config=Config(
             connect_timeout=patience.connect_s,
             read_timeout=patience.request_s,
-            # The SDK does not retry; `_send` does. All requests of a client share the SDK's quota of retries, and an
-            # outage would use it up.
+            # The SDK must not repeat requests, because `send` does. All requests of a client share the SDK's quota of
+            # retries, and an outage would use it up.
             retries={"total_max_attempts": 1},
             max_pool_connections=32,
             user_agent_extra="cairn",
@@ -137,7 +137,7 @@ def _open(patience: Patience, given: Mapping[str, str]) -> Any:
     )
 
 
-# Endpoints and buckets, other than Amazon's, that have refused writes with a wrong precondition.
+# The (endpoint, bucket) pairs, other than Amazon's, for which `before_write` has found that preconditions work.
 _conditional: set[tuple[str, str]] = set()
 
 
@@ -163,7 +163,7 @@ class S3Cloud(Cloud):
         given = dict(credentials or {})
         opens = partial(_open, self.patience, given)
         self._clients = Clients(opens) if given else clients_of(("s3", self.patience), _LOGIN, opens)
-        if given:  # Read the files while they exist.
+        if given:  # Read the files of the credentials now: the caller may delete them.
             send(self, f"open {self.url}", lambda _: self._clients.of_this_process())
         payer = Variable.S3_REQUEST_PAYER.given
         self._payer = {"RequestPayer": payer} if payer else {}
@@ -329,7 +329,7 @@ class S3Cloud(Cloud):
             said=f"HTTP {status} {code}" if status is not None else code,
             kind=kind,
             repeat="yes" if transient else "no",
-            # An answer to `_remove_many` has no status for a file.
+            # In an answer to `remove_many`, the error for a file has no status. The file was not deleted.
             may_have_effect=status is not None and (status >= 500 or status == 408),
             refused=refused,
         )
@@ -366,12 +366,12 @@ class _Upload:
 
 
 def _condition(generation: int) -> dict[str, Any]:
-    """Return the precondition of a write; generation 0: the file is absent."""
+    """Return the precondition that the file has this generation, or, for generation 0, that the file is absent."""
     return {"IfNoneMatch": "*"} if generation == 0 else {"IfMatch": etag_of(generation)}
 
 
 def _body(data: bytes) -> dict[str, Any]:
-    """Return the arguments for bytes with their checksum.
+    """Return the arguments of a request that uploads bytes with their checksum.
 
     On a bucket with object lock, S3 demands that a request names the algorithm.
     """
@@ -381,11 +381,11 @@ def _body(data: bytes) -> dict[str, Any]:
 
 def _whole_crc32c(answer: dict[str, Any]) -> int | None:
     """Return the checksum of the whole file in an answer; None if the server reports none."""
-    # A multipart upload may have a checksum of its parts' checksums. Some stores don't report the type of a checksum;
-    # the ETag of a multipart upload has a hyphen.
+    # The checksum of a multipart upload may be one of its parts' checksums (COMPOSITE). If a store does not report the
+    # type of a checksum, a hyphen in the ETag shows that the file came from a multipart upload.
     whole = (
         answer.get("ChecksumType", "COMPOSITE" if "-" in answer.get("ETag", "-") else "FULL_OBJECT") == "FULL_OBJECT"
     )
     crc32c = answer.get("ChecksumCRC32C")
-    # The checksum of the parts' checksums ends with a hyphen and the number of parts.
+    # A checksum of the parts' checksums ends with a hyphen and the number of parts.
     return crc32c_of(crc32c) if whole and crc32c is not None and "-" not in crc32c else None

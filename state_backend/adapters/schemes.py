@@ -19,7 +19,7 @@ class Scheme:
     module: str
     # The form of the URLs, for messages. None if messages do not offer this kind.
     form: str | None
-    absolute: bool = False
+    absolute: bool = False  # True: the rest of a URL is an absolute path
     over_network: bool = False
     # The library that only this kind needs: its top-level module, its name for people, and the extra that installs it.
     # None if no library is needed.

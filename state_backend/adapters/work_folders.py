@@ -51,7 +51,7 @@ def work_folder(what: str) -> Iterator[Path]:
     try:
         parent = _parent()
         # If another user owns the parent folder, or it can't be made, the work folder lies directly in the temp folder.
-        # Nothing removes it then if this process dies.
+        # If this process dies then, nothing removes that work folder.
         if parent is None:
             with tempfile.TemporaryDirectory(prefix=f"cairn-{what}-", ignore_cleanup_errors=True) as name:
                 yield Path(name)
@@ -107,7 +107,7 @@ def _remove_if_abandoned(above: int, name: str, kernel: str, now_s: float) -> bo
 
 
 def is_locked_by(name: str, kernel: str) -> bool:
-    """Return True if this process could see the lock of the folder's task: under the same running kernel."""
+    """Return True if the folder's task runs under this kernel, so that this process can see the task's lock."""
     return kernel != _UNLOCKED and name.partition("-")[0] == kernel
 
 
@@ -122,7 +122,7 @@ def _changed_s(above: int, name: str) -> float:
 
 
 def _parent() -> Path | None:
-    """Make and return the parent of this user's work folders; None if another user owns the name or the disk fails."""
+    """Make and return the parent of this user's work folders; None if another user owns it or it can't be made."""
     parent = Path(tempfile.gettempdir(), f"cairn-work-{os.geteuid()}")
     try:
         with suppress(FileExistsError):

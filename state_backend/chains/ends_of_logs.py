@@ -1,7 +1,7 @@
-"""Check cheaply that no result is out of date: none was at an earlier mark, and logs only got later intervals since.
+"""Check cheaply that no result is out of date: none was at an earlier `LogMark`, and logs have only grown since.
 
-A result reads only upstream intervals that were committed when it was computed. So an interval after the end that the
-upstream had then changes no result.
+A result reads only upstream intervals that were committed when it was computed. So an interval that the upstream
+appends later, after its latest end at that time, changes no result.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from state_backend.checkpoint.log import Entry, Log, interval_of, kind_of
 from state_backend.values.inputs import LogMark
 from state_backend.values.records import SweepRecord
 
-MOST_READ = 200  # Reading more records costs more than judging does.
+MOST_READ = 200  # To read more records costs more than to judge all results again.
 
 
 def mark_of(log: Log, pipeline: str, root: str | None = None) -> LogMark:
@@ -51,12 +51,12 @@ def appends_only(entries: Iterable[Entry], end_ms: int | None) -> bool:
 
 
 def keeps_results(entry: Entry) -> bool:
-    # The release of a quarantined checkpoint is a `SweepRecord` too. `_since` notices it by the quarantined ids.
+    # A release from quarantine is a `SweepRecord` too. `_since` notices the release by the quarantined ids.
     return isinstance(entry, SweepRecord) or kind_of(entry) == "consolidate"
 
 
 def _since(log: Log, mark: LogMark) -> list[Entry] | None:
-    """Return the entries after `mark`; None if they are many, quarantined ids differ, or the log was replaced."""
+    """Return the entries after `mark`; None if they are over 200, quarantined ids differ, or the log was replaced."""
     if not 0 <= log.head_id - mark.head <= MOST_READ or {*log.quarantined} != {*mark.quarantined}:
         return None
     if (attempt_at(log, mark.head) or "") != mark.attempt:  # a folder that was put back from a backup

@@ -17,10 +17,10 @@ from state_backend.values.records import ForgottenKey, Record, Tombstone
 
 
 def followed_without(root: str, log: Log, keys: Collection[bytes]) -> tuple[Followed, ...]:
-    """Return the upstreams of a pipeline once `keys` are erased from it and from its output.
+    """Return the upstreams of a pipeline, as its record names them once `keys` are erased from it and its output.
 
-    An upstream's erasure of these keys then changes nothing here, if the upstream has the same key columns, and if each
-    result here read the upstream's rows as they are. Of an upstream that can't be read, nothing is known.
+    An upstream's erasure of the same keys makes no result stale if the upstream has the same key columns and each
+    result read the upstream's rows as they are. `Followed.erased` lists such erasures.
     """
     found, chains = list(known := followed_in(log)), Chains()
     for one in known:
@@ -31,7 +31,7 @@ def followed_without(root: str, log: Log, keys: Collection[bytes]) -> tuple[Foll
 
 
 def _without_effect(root: str, log: Log, upstream: Node, at: tuple[str, str], keys: Collection[bytes]) -> Iterator[str]:
-    # Before the exchange, a reader may still read the rows that the upstream's record calls erased.
+    # Until a `cairn erase` of the upstream has exchanged the output files, readers may still read the erased rows.
     if not upstream.erased or not _same_key(log, upstream.log) or unexchanged(upstream.log):
         return
     current = [n for _, (n, _) in log.current_outputs().items()]
@@ -47,9 +47,9 @@ def _without_effect(root: str, log: Log, upstream: Node, at: tuple[str, str], ke
 
 
 def _keys_of(log: Log, checkpoint_id: int) -> list[ForgottenKey]:
-    """Return the keys that a commit of `cairn erase` removed. If it is dropped: with the keys that were erased since.
+    """Return the keys that a commit of `cairn erase` removed. If it is dropped, also those of later such commits.
 
-    A key that was erased again is known by the later commit only.
+    They are needed because the log names a key that was erased again only with the later commit.
     """
     entry = log.entries[checkpoint_id]
     if isinstance(entry, Record) and entry.content.forget is not None:

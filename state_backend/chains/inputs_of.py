@@ -31,7 +31,7 @@ class Piece:
 
 
 def span_within(log: Log, edge: Edge, anchor: Interval) -> Interval:
-    """Return the span of an upstream that an edge reads for `anchor`. Rows are read from the upstream's start on."""
+    """Return the span that an edge reads of an upstream for `anchor`. Rows from before its start are not read."""
     start = from_ms(log.newest.content.pipeline_start_ms) if log.newest is not None else anchor.start
     if edge.reads == "state" or (edge.mapping == "within" and anchor.start >= start):
         return anchor
@@ -39,7 +39,7 @@ def span_within(log: Log, edge: Edge, anchor: Interval) -> Interval:
 
 
 def commits_in(log: Log, edge: Edge, span: Interval) -> dict[Interval, int]:
-    """Return the intervals that overlap a span, each with the id of its commit. For a state: the one at the end."""
+    """Return intervals of a span with the ids of their commits. If the edge reads state: only the one at the end."""
     if edge.reads != "state":
         return dict(log.outputs_near(span))
     last = Interval(span.end - timedelta(milliseconds=1), span.end)
@@ -52,7 +52,7 @@ def commits_in(log: Log, edge: Edge, span: Interval) -> dict[Interval, int]:
 
 
 def pieces_of(log: Log, edge: Edge, commits: Mapping[Interval, int]) -> list[Piece]:
-    """Return what the edge reads of some commits of an upstream, in the order of time."""
+    """Return a `Piece` for each commit of an upstream that the edge reads, in the order of time."""
     if edge.reads == "state":
         return [_state_piece(log, interval, n) for interval, n in commits.items()]
     if not commits:
@@ -63,7 +63,7 @@ def pieces_of(log: Log, edge: Edge, commits: Mapping[Interval, int]) -> list[Pie
 
 
 def parts_of(pieces: Sequence[Piece]) -> tuple[InputPart, ...]:
-    """Return pieces as a record keeps them: singly up to 64 of them, else in 64 groups of neighbours."""
+    """Return pieces as parts of a record: up to 64 pieces one by one, more pieces as up to 64 groups of neighbours."""
     size = max(1, -(-len(pieces) // LISTED_SINGLY))
     return tuple(part_of(pieces[at : at + size]) for at in range(0, len(pieces), size))
 
@@ -83,7 +83,7 @@ def part_of(pieces: Sequence[Piece]) -> InputPart:
 
 
 def is_left_out(log: Log, outputs: Mapping[Interval, int], gap: Interval) -> bool:
-    """Return True if a person allowed the upstream to leave out a gap: the interval after it started from before it."""
+    """Return True if a person allowed this gap: the interval after the gap started from a state before the gap."""
     after = outputs.get(min((i for i in outputs if i.start >= gap.end), default=gap))
     entry = log.entries[after] if after is not None else None
     base = base_of(entry) if isinstance(entry, Record | Tombstone) else None
@@ -92,9 +92,9 @@ def is_left_out(log: Log, outputs: Mapping[Interval, int], gap: Interval) -> boo
 
 
 def unexchanged(log: Log) -> bool:
-    """Return True if a `cairn erase` that was stopped has not yet exchanged all the output that its commit names."""
+    """Return True if a `cairn erase` is not finished: output files that its commit replaces are not deleted yet."""
     forgets = [log.whole(kept.id).content.forget for kept in log.kept if kept.kind == "forget"]
-    # The last file of a call is exchanged, and the file before it deleted, after all others.
+    # `cairn erase` exchanges and deletes files one by one. So if the last replaced files are deleted, all are.
     last = [path for one in forgets if one is not None and one.rewritten for path in one.rewritten[-1].replaces]
     return any(log.entries.storage.stat(path) is not None for path in last)
 
@@ -124,7 +124,7 @@ def _state_piece(log: Log, interval: Interval, checkpoint_id: int) -> Piece:
     digest, entries = (
         (entry.digest, 0) if isinstance(entry, Tombstone) else (entry.content.digest, entry.content.totals.entries)
     )
-    # Intervals of any length may end with the state.
+    # Intervals of different lengths may end with this state, so the piece covers only the last millisecond.
     at_end = Interval(interval.end - timedelta(milliseconds=1), interval.end)
     return Piece(interval=at_end, id=checkpoint_id, rows=entries, digest=digest)
 

@@ -31,7 +31,7 @@ Kind = Literal["stale", "pending", "unknown", "unreadable"]
 
 
 class Cause(NamedTuple):
-    """The interval of a pipeline because of which a result is out of date; no interval if its log can't be read."""
+    """The interval because of which a result is out of date; None for a pipeline whose log can't be read."""
 
     root: str
     pipeline: str
@@ -44,7 +44,7 @@ class Verdict:
 
     Attributes:
         kind: `unknown`: the records have no digests to compare. `unreadable`: an upstream's log can't be read.
-        cause: The next step towards the first cause.
+        cause: The interval directly behind this verdict, whose own verdict leads on towards the first cause.
     """
 
     kind: Kind
@@ -53,10 +53,10 @@ class Verdict:
 
 
 def judge_part(read: InputPart, now: list[Piece], name: str, *, known_until: int) -> Verdict | None:
-    """Compare what was read of an upstream with what it has now.
+    """Compare what was read of an upstream with what it has now. Return None if nothing has changed.
 
     Args:
-        read: What was read.
+        read: The part of the upstream that was read, from the reader's record.
         now: What the upstream has in the same span.
         name: Name of the upstream, for the reason.
         known_until: Commits up to this id were there at the reading: they can't have changed since. 0 if the upstream's
@@ -81,7 +81,7 @@ def judge_part(read: InputPart, now: list[Piece], name: str, *, known_until: int
 
 @dataclass(frozen=True)
 class Node:
-    """A pipeline of a chain. What is known of all its intervals is read when it is asked for."""
+    """A pipeline of a chain. Facts about all of its intervals are read when a property is first used."""
 
     log: Log
 
@@ -100,7 +100,7 @@ class Node:
 
     @cached_property
     def spoilt(self) -> Mapping[Interval, str]:
-        """Why results are not valid by the pipeline's own log."""
+        """The intervals whose results are not valid by the pipeline's own log, each with the reason."""
         results = spoilt_results(self.log, self.outputs)
         return {i: r.spoilt for i, r in results.items() if r.spoilt is not None}
 
@@ -109,7 +109,7 @@ class Node:
             return {}
         start = from_ms(self.log.newest.content.pipeline_start_ms)
         found = results_of(self.log, [*commits], Interval(start, start + timedelta(milliseconds=1)))
-        # More may seem spoilt than are: a restored state makes earlier results valid.
+        # `results_of` does not know that a restored state makes earlier results valid. `self.spoilt` does.
         return self.spoilt if any(one.spoilt is not None for one in found.values()) else {}
 
     @cached_property
@@ -119,7 +119,7 @@ class Node:
 
     @cached_property
     def restored(self) -> Fact | None:
-        """The latest restored state that counts. A person wanted all results before it, as they were then."""
+        """The latest restore that counts, or None. The person who restored wanted the earlier results as they are."""
         return last_restore(self.log, self._facts)
 
     @cached_property
@@ -144,7 +144,7 @@ def followed_in(log: Log | None) -> tuple[Followed, ...]:
     """Return the upstreams that some current result of a pipeline has read, by its newest records."""
     if log is None or not log.kept:
         return ()
-    # A restore, or a key that was erased, makes a record from the content of an older one.
+    # The newest record may be of a restore or a `cairn erase`, which copy an older content: read two records.
     found = [record.content for record in (log.whole(log.kept[-1].id), newest_interval(log)) if record is not None]
     known = [one for content in found for one in content.followed]
     if any(one.erased for one in known) and unexchanged(log):  # the rows are still in this pipeline's output
@@ -158,7 +158,7 @@ def newest_interval(log: Log) -> Record | None:
 
 
 def reached(node: Node) -> datetime:
-    """Return the end of the results before the first gap. Gaps that a person allowed do not count."""
+    """Return the time up to which the results have no gap. Gaps that a person allowed do not count."""
     if not node.outputs:
         return from_ms(node.log.whole(node.log.kept[-1].id).content.pipeline_start_ms)
     span = Interval(min(node.outputs).start, max(interval.end for interval in node.outputs))
@@ -179,7 +179,7 @@ def find_problem(
             begins = min(node.outputs, default=span).start
             if gap.end > begins and not is_left_out(node.log, node.outputs, gap):
                 return gap, "the upstream has not committed it"
-    current = {i: n for i, n in commits.items() if n}  # 0: a plan has it run again before
+    current = {i: n for i, n in commits.items() if n}  # id 0: by the plan, the interval runs again before it is read
     spoilt = node.spoilt_among(current)
     for interval in current:
         if (why := spoilt.get(interval)) is not None:
@@ -192,7 +192,7 @@ def find_problem(
 def _open(root: str, pipeline: str) -> Log:
     log = read_newest(storage := locate(root, pipeline).storage)
     needed = [*(k for k in log.kept if k.kind == "forget"), *[k for k in log.kept if k.kind == "interval"][-1:]]
-    # A commit may have dropped one meanwhile.
+    # If another process has dropped one of these checkpoints since, read the log again.
     return log if all(isinstance(log.entry(kept.id), Record) for kept in needed) else read_log(storage, log)
 
 
@@ -201,7 +201,7 @@ class Chains:
     """The logs of pipelines and of their upstreams, each read once.
 
     Attributes:
-        open_log: Reads the log of a pipeline below a root.
+        open_log: Function that reads the log of a pipeline, given the root and the name.
     """
 
     open_log: Callable[[str, str], Log] = _open
@@ -213,7 +213,7 @@ class Chains:
     _met_itself: bool = False
 
     def node(self, root: str, pipeline: str, log: Log | None = None) -> Node:
-        """Return a pipeline; raise the error that its log raised."""
+        """Return the node of a pipeline. If its log can't be read, raise the same error at each call."""
         at = root.rstrip("/"), pipeline
         if at not in self._nodes:
             try:
@@ -226,7 +226,7 @@ class Chains:
         return found
 
     def log(self, root: str, pipeline: str, log: Log | None = None) -> Log:
-        """Return the log of a pipeline. `log`: As the caller has just read it."""
+        """Return the log of a pipeline. `log`: the log, if the caller has just read it."""
         at = root.rstrip("/"), pipeline
         if at not in self._logs:
             self._logs[at] = self.open_log(*at) if log is None else log
@@ -251,7 +251,7 @@ class Chains:
             self._under_way.remove(at)
         if not self._under_way:
             self._met_itself = False
-        if not self._met_itself:  # else a pipeline in the middle of the cycle did not know all
+        if not self._met_itself:  # within a cycle, the answer may be incomplete, so it is not kept
             self._judged[at] = found
         return found
 
@@ -268,8 +268,8 @@ class Chains:
     def id_for(self, root: str, pipeline: str, upstream: tuple[str, str]) -> str:
         """Return the uuid by which a pipeline tells an upstream's log from other logs; an empty text for an empty log.
 
-        A folder that was put back from a backup uses ids again. Then the record that the pipeline saw last is another
-        one, and the log gets a new uuid. The pipeline's next interval records it.
+        A folder that was put back from a backup uses ids a second time. The pipeline notices that the record that it
+        saw last is gone or differs. Then the log gets a new uuid, which the pipeline's next interval records.
         """
         at = (root, pipeline, *upstream)
         if at in self._ids:
@@ -288,7 +288,7 @@ class Chains:
         return self._ids.setdefault(at, found)
 
     def fresh_at(self, root: str, pipeline: str, reads: Sequence[InputRead]) -> FreshAt | None:
-        """Return where the logs end, for the record of a result that read `reads`; None if a result is out of date."""
+        """Return where the logs end, for the record of a result with these reads; None if a result may be outdated."""
         try:
             log = self.log(root, pipeline)
             if self.judged(root, pipeline) or any(self.judge_read(root, pipeline, read) is not None for read in reads):
@@ -301,8 +301,8 @@ class Chains:
             return None
         marks = {(at, name): mark_of(one, name, at) for (at, name), one in logs.items()}
         ends = [(read, marks[read.edge.root, read.edge.pipeline]) for read in reads if read.log and read.edge.tracked]
-        # `cairn erase` exchanges output without a new record, and another folder may have been put in place of the one
-        # that was read.
+        # Two cases get no mark: a `cairn erase`, which exchanges output without a new record; and a log that has grown
+        # or was replaced since it was read.
         if any(kept.kind == "forget" for one in logs.values() for kept in one.kept):
             return None
         if any((read.head, read.attempt) != (mark.head, mark.attempt) for read, mark in ends):
@@ -340,7 +340,7 @@ class Chains:
                 if verdict.cause not in {Cause(root_of_edge(edge.root, root), edge.pipeline, None) for edge in edges}:
                     verdict = Verdict(kind="unknown", why=f"{verdict.why}; newer intervals do not read it")
             if (by := node.restored) is not None and interval.start < by.interval.end and n < by.id:
-                # A person has made another state current, as the pipeline's own log has it too.
+                # A person has restored a state since and so accepted the earlier results, so no verdict may block them.
                 if verdict is not None:
                     found[interval] = Verdict(kind="unknown", why=f"a state was restored after it; {verdict.why}")
                 continue
@@ -356,8 +356,8 @@ class Chains:
     def _unsettled(self, root: str, pipeline: str, followed: Followed) -> datetime | None:
         """Return the start of the first interval of an upstream whose readers may be out of date; None without one.
 
-        These are intervals that were committed more than once, or after a later one, or that are out of date. No
-        interval reads beyond its own end, so the results of earlier intervals need not be looked at.
+        Such an interval was committed more than once, or after a later interval, or is out of date. No interval reads
+        beyond its own end, so the results of earlier intervals need not be looked at.
         """
         at = root_of_edge(followed.root, root), followed.pipeline
         try:
@@ -383,7 +383,7 @@ class Chains:
         return min((v for v in verdicts if v is not None), key=lambda v: _ORDER.index(v.kind), default=None)
 
     def judge_read(self, root: str, pipeline: str, read: InputRead) -> Verdict | None:
-        """Return why what a pipeline below `root` read may not be used any more; None if it may."""
+        """Return the verdict about an input that a pipeline below `root` has read; None if the input is as it was."""
         edge = read.edge
         at = root_of_edge(edge.root, root), edge.pipeline
         if not read.parts and not read.log:
@@ -426,7 +426,7 @@ def _is_there(log: Log, read: InputRead) -> bool:
 def _judge_parts(
     node: Node, read: InputRead, there: Mapping[Interval, int], *, known_until: int, erased: set[Interval]
 ) -> tuple[Verdict, Interval] | None:
-    """Return what differs from a reading, and the first interval that does, or that may."""
+    """Return a verdict about what differs from the reading, and the first such interval; None if nothing differs."""
     edge, count = read.edge, sum(part.intervals for part in read.parts)
     if len(there) == count and all(n <= known_until and i not in erased for i, n in there.items()):
         return None

@@ -1,4 +1,4 @@
-"""Resolve what an interval reads of its upstreams, once: exactly these commits are read and recorded."""
+"""Find once which commits of its upstreams an interval reads. Exactly these commits are then read and recorded."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Reader:
 
 @frozen
 class Awaited:
-    """What an interval waits for. A task of Airflow keeps it as JSON while it waits.
+    """An input that an interval waits for. The waiting task of Airflow keeps this object as JSON.
 
     Attributes:
         root: Root of the upstream.
@@ -48,7 +48,7 @@ class Awaited:
     head: int
 
     def problem(self) -> InputNotReady | None:
-        """Read the logs, and return why the interval still can't be read; None if it can."""
+        """Read the logs, and return why the input still can't be read; None if it can."""
         try:
             pin(Chains(), self.reader, self.edge)
         except InputNotReady as error:
@@ -80,7 +80,7 @@ def pin_each(
 
 
 def pin(chains: Chains, reader: Reader, edge: Edge, part: Interval | None = None) -> Pinned:
-    """Return what the interval reads of an upstream, and the ids of the commits.
+    """Return what the interval reads of an upstream, for its record, and the ids of the commits that it reads.
 
     `part`: The part of the upstream's time that is read; None: all that the edge maps to the interval.
 
@@ -118,7 +118,7 @@ def pin(chains: Chains, reader: Reader, edge: Edge, part: Interval | None = None
 
 
 def check_earlier(chains: Chains, reader: Reader, log: Log) -> None:
-    """Raise `StaleStateError` if the interval would continue from a state that is out of date by an input."""
+    """Raise `StaleStateError` if the interval would start from a state that is out of date because of an input."""
     judged = chains.judged(reader.root, reader.pipeline, log)
     earlier = sorted(i for i, v in judged.items() if i.start < reader.interval.start and v.kind != "unknown")
     if not earlier:
@@ -132,7 +132,7 @@ def check_earlier(chains: Chains, reader: Reader, log: Log) -> None:
 
 
 def position_of(reads: Sequence[InputRead]) -> dict[str, object]:
-    """Return what a source position says of the reads of an edge: equal content elsewhere is the same input."""
+    """Return the source position for the reads of an edge. It has a digest, so that equal rows are the same input."""
     parts = [part for read in reads for part in read.parts]
     digests = [part.digest for part in parts if part.digest is not None]
     return {
@@ -140,7 +140,7 @@ def position_of(reads: Sequence[InputRead]) -> dict[str, object]:
         "span": str(Interval(reads[0].span.start, reads[-1].span.end)),
         "intervals": sum(part.intervals for part in parts),
         "rows": sum(part.rows for part in parts),
-        # Without digests, another checkpoint may have other rows.
+        # If a part has no digest, the ids of checkpoints stand for the rows: another checkpoint may have others.
         "content": f"{sum(digests) % 2**64:016x}"
         if len(digests) == len(parts)
         else f"checkpoints {[part.last_id for part in parts]}",
@@ -156,7 +156,7 @@ def _not_ready(reader: Reader, edge: Edge, root: str, span: Interval, why: str, 
 
 
 def _head_for(log: Log, commits: Mapping[Interval, int]) -> int:
-    """Return the newest id; or one below a `cairn erase` that will still exchange the output of these commits."""
+    """Return the newest id, or an id below that of a `cairn erase` that must still exchange output of `commits`."""
     head = log.head_id
     for kept in log.kept:
         forget = log.whole(kept.id).content.forget if kept.kind == "forget" else None

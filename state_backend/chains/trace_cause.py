@@ -13,7 +13,7 @@ from state_backend.values.records import Record, Tombstone
 
 
 class Step(NamedTuple):
-    """A result on the way from a cause to another one; without `span`, a pipeline that can't be read."""
+    """One result on the way from the first cause to the asked result. No `span`: a pipeline that can't be read."""
 
     pipeline: str
     span: Interval | None
@@ -22,7 +22,7 @@ class Step(NamedTuple):
 
 
 def trace_cause(chains: Chains, root: str, pipeline: str, interval: Interval) -> list[Step]:
-    """Return how a result came to be out of date, in the order of cause; nothing if it is not, as far as logs tell."""
+    """Return the steps by which a result became out of date, the first cause first; empty if no log shows any."""
     path = [Cause(root.rstrip("/"), pipeline, interval)]
     if (verdict := chains.judged(*path[0][:2]).get(interval)) is not None and verdict.kind == "unknown":
         return []
@@ -42,7 +42,7 @@ def _cause_of(chains: Chains, at: Cause) -> Cause | None:
 
 
 def _spoilt_by(node: Node, interval: Interval) -> Record | Tombstone | None:
-    """Return the commit of its own pipeline that made a result stale; None if it is not stale, or dropped."""
+    """Return the commit of the same pipeline that made a result stale; None if the result is not stale or dropped."""
     mark = node.log.retained.get(node.outputs.get(interval, 0))
     by = node.log.entry(mark.stale_by) if mark is not None and mark.stale_by is not None else None
     return by if isinstance(by, Record | Tombstone) else None
@@ -57,7 +57,7 @@ def _step(chains: Chains, at: Cause) -> Step:
         return Step(at.pipeline, at.interval, "not committed" if verdict is None else verdict.kind)
     if spoilt is not None:
         return Step(at.pipeline, at.interval, spoilt if by is None else f"stale: {why_stale(node.log, by.id)}")
-    # The file of a dropped checkpoint was written again when it was dropped.
+    # The time of a record's file is that of the commit, until a clean-up writes the tombstone of a dropped checkpoint.
     info = node.log.entries.storage.stat(paths.record(made)) if made in node.log.retained else None
     when = "" if info is None else f" at {format_instant(from_ms(info.modified_ms // 1000 * 1000))}"
     return Step(at.pipeline, at.interval, f"corrected{when}", made)

@@ -35,7 +35,7 @@ E = TypeVar("E", Record, SweepRecord)
 
 # Each record's summary has two lists of pending work: intervals that are not published yet, and dropped commits whose
 # files a clean-up still has to delete. The next commit copies both lists into its own summary. It first removes the
-# items that are done, with one request for each: for a copied item, the next publishing or clean-up would send several.
+# items that are done. That costs one request for each item, but saves the next publishing or clean-up several requests.
 
 
 def append(storage: Storage, log: Log, entry: E) -> E:
@@ -51,7 +51,7 @@ def append(storage: Storage, log: Log, entry: E) -> E:
 def note_head(storage: Storage, log: Log, head_id: int) -> None:
     """Write the id of an existing record to `HEAD.json`, if the file held a lower id when `log` was read.
 
-    If another writer changes `HEAD.json` at the same time, that writer's id stays: any id of a record helps readers.
+    If another writer changes `HEAD.json` at the same time, that writer's id stays. Readers can begin at any record.
     """
     if log.hint >= head_id:
         return

@@ -23,7 +23,7 @@ class Begun:
     h0: int
     # Record of the checkpoint that the attempt starts from; None for empty state.
     base: Record | None
-    # The log with which the attempt began; None if its output joins no other output.
+    # The log as it was when the attempt began; None for a restore, which makes no output.
     log: Log | None = None
     spelling: tuple[str, ...] = ()
     returning: tuple[Returning, ...] = ()

@@ -36,9 +36,9 @@ def choose_base(
 ) -> Kept | None:
     """Return the retained checkpoint that the interval starts from; None for empty state.
 
-    The base of an interval is chosen three times, each time over a newly read log: before Spark is started, so that an
-    error costs little; at begin, to know what to restore; and at commit, since other attempts may have committed
-    meanwhile.
+    Cairn calls this three times with a newly read log: before Spark starts, so that an error costs little; at begin;
+    and at commit, since other attempts may have committed. `as_of`: the permissions forgive no overlap and no staleness
+    that a commit with a higher id has caused. None: they forgive all.
     """
     _check_start_and_output(log, pipeline, interval, permissions, pipeline_start_ms, as_of)
     if interval.start_ms == pipeline_start_ms:
@@ -119,7 +119,7 @@ def reproduces(log: Log, content: Content) -> int | None:
     before = [e for e in near if interval_of(e) == content.interval and kind_of(e) in ("interval", "restore", "forget")]
     if content.kind != "interval" or not before or overlapping_outputs(log, content.interval):
         return None
-    # While the newest one was quarantined, later intervals may have started from the one before.
+    # While the newest commit was quarantined, later intervals may have started from an older one, so check both.
     usable = [e for e in before if log.quarantine_above(e.id) is None]
     same = all(left_same_state(e, content) for e in (before[-1], *usable[-1:]))
     return before[-1].id if same else None
@@ -147,9 +147,9 @@ def stale_marks(log: Log, content: Content, new_id: int) -> dict[int, int]:
 
 
 def restored_away(log: Log) -> frozenset[int]:
-    """Return the ids of the retained checkpoints that a restore took out of use: those of later intervals.
+    """Return the ids of the retained checkpoints of later intervals that a restore took out of use.
 
-    Their marks don't tell, because a checkpoint that was stale before the restore keeps its older mark.
+    The stale marks alone don't show this: a checkpoint that was stale before the restore keeps its older mark.
     """
     causes = {mark.stale_by for mark in log.retained.values() if mark.stale_by is not None}
     entries = [log.entry(n) for n in causes | {c.id for c in log.kept if kind_of(c) == "restore"}]
@@ -202,16 +202,14 @@ def kept(log: Log) -> str:
 
 
 def lines_of(what: Iterable[object], most: int = 10) -> str:
-    """Return up to `most` of the items `what` as text, one item a line. A last line says how many items are left
-    out."""
+    """Return up to `most` items as text, one item a line. A last line says how many items are left out."""
     listed = [f"\n  {one}" for one in what]
     more = len(listed) - most
     return "".join(listed if more <= 0 else [*listed[:most], f"\n  and {more} more"])
 
 
 def why_stale(log: Log, stale_by: int) -> str:
-    """Return what commit `stale_by` did to the state that other checkpoints were computed from, as a sentence without a
-    period."""
+    """Return a clause that says how commit `stale_by` changed the state that later checkpoints were made from."""
     cause = log.entry(stale_by)
     if not isinstance(cause, Record | Tombstone):
         return f"checkpoint {stale_by} later changed an earlier interval"
@@ -292,8 +290,7 @@ def _gap(
 
 
 def _bridge(log: Log, schedule: Schedule | None, gap: Interval) -> str | None:
-    """Return the advice for a gap after a change of the schedule, if no interval of the new schedule begins at the
-    gap's start."""
+    """Return advice if the schedule has changed and none of its intervals begins at the start of the gap; else None."""
     if schedule is None or log.schedule is None or are_same(log.schedule, schedule):
         return None
     if interval_from(schedule, gap.start) is not None:
@@ -350,7 +347,7 @@ def _explain_refusal(log: Log, pipeline: str, interval: Interval, candidates: li
         text += f"\nThe newest usable checkpoint is {newest.id}, which ends at {format_instant(newest.interval.end)}."
     if whole is None:
         return text, None
-    # The refused checkpoint's own interval may have a usable result meanwhile.
+    # The interval of the quarantined checkpoint may have run again since, with a usable result.
     redone = any(c.interval == whole and log.quarantine_above(c.id) is None for c in log.kept)
     first = whole.end if redone else whole.start
     again = Rerun(first=first, last=max(first, base.interval.start))

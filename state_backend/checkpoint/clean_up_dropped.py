@@ -36,12 +36,13 @@ logger = logging.getLogger("cairn")
 @frozen
 class CleanUp:
     deleted_files: int
+    # The ids of the records that became tombstones.
     shrunk: tuple[int, ...]
 
 
 @frozen
 class Needed:
-    """The files that a clean-up must keep."""
+    """The files that a clean-up must keep: the files in `paths`, and all state files of the `attempts`."""
 
     paths: set[str]
     attempts: frozenset[str]
@@ -95,7 +96,7 @@ def clean_up(storage: Storage, after: Log | None = None) -> CleanUp:
 
 
 def try_clean_up(storage: Storage, after: Log | None = None) -> None:
-    """Clean up after a commit, which is valid also if the clean-up meets a damaged file of another checkpoint."""
+    """Clean up after a commit. If a damaged file stops the clean-up, only log a warning: the commit is valid."""
     try:
         clean_up(storage, after)
     except CorruptFile as error:
@@ -137,8 +138,8 @@ def _find_needed(storage: Storage, log: Log) -> Needed:
 
     A checkpoint whose base is retained has two kinds of state files: files of its base, and files of its own attempt.
     The function keeps all state files of the attempt, so it need not read the checkpoint's record and manifests. It
-    reads record and manifests of the other retained checkpoints. Manifests of quarantined checkpoints may be damaged,
-    so they count as no base.
+    reads record and manifests of the other retained checkpoints. A quarantined checkpoint does not count as such a
+    base, because its manifests may be damaged.
     """
     intervals = [
         k for k in log.kept if k.kind == "interval" and k.base_id in log.retained and k.base_id not in log.quarantined
@@ -149,7 +150,7 @@ def _find_needed(storage: Storage, log: Log) -> Needed:
         [k for k in log.kept if k.id not in inner and (k.id in log.quarantined) is one] for one in (False, True)
     )
     beginnings = [log.whole(k.id).content for k in usable]
-    # A checkpoint may be quarantined because its manifest is damaged. It must not stop all deletions while it is held.
+    # A checkpoint may be quarantined because its manifest is damaged. Such a manifest must not stop all deletions.
     damaged = [log.whole(k.id).content for k in refused]
     named = {h.path for content in (*beginnings, *damaged) for ref in content.shards for h in _list_named(ref)}
     named |= {h.path for h in _manifests_files(beginnings, storage)}
@@ -166,14 +167,13 @@ def _list_named(ref: ShardRef) -> Iterable[Handle]:
 
 
 def files_of(content: Content, storage: Storage, *, gone_before: bool = False) -> Iterable[Handle]:
-    """Yield the state files, manifests and outputs of a checkpoint."""
+    """Yield a checkpoint's state files, manifests and outputs. `gone_before`: skip missing and damaged manifests."""
     yield from _state_files(content, storage, gone_before=gone_before)
     yield from (o.handle for o in (*content.outputs, *rewritten_outputs(content)))
 
 
 def rewritten_outputs(content: Content) -> tuple[OutputFile, ...]:
-    """Return the new files by which a commit of `cairn erase` replaces output files of earlier commits; empty for
-    others."""
+    """Return the output files that a commit of `cairn erase` rewrote in place of earlier ones; empty for others."""
     rewritten = content.forget.rewritten if content.forget is not None else ()
     return tuple(output for one in rewritten for output in one.outputs)
 
@@ -211,8 +211,8 @@ def _manifests_files(contents: Iterable[Content], storage: Storage, *, gone_befo
 def _collect(storage: Storage, log: Log, entry: Record | Tombstone, needed: Needed) -> int:
     """Delete the files of a dropped commit that are not needed, and return how many were deleted.
 
-    The function first writes how the commit's attempt ended: `prepared.json` is deleted too, and a late retry then
-    learns from the settled file that the attempt was committed.
+    The function first writes the attempt's file in `settled/attempts/`. Since `prepared.json` is deleted too, only this
+    file tells a late retry that the attempt was committed.
     """
     doomed: set[str] = set()
     if isinstance(entry, Record):

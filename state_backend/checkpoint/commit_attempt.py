@@ -51,10 +51,10 @@ class CommitResult:
     log: Log | None = None
 
     def created(self, checkpoint_id: int) -> bool:
-        """Return True if the call itself created the record, with this id.
+        """Return True if this call of `commit` created the record, and the record has the id `checkpoint_id`.
 
-        Only then may another attempt that was computed from this one, with this id as its base, be committed. If
-        another writer has the id, its checkpoint is another base, even if it is adopted as this attempt's result.
+        Only then may an attempt be committed that was computed from this attempt's state and names this id as its base.
+        A record of another writer with this id is another base, even if it was adopted as this attempt's result.
         """
         return self.outcome == "committed" and self.id == checkpoint_id
 
@@ -72,10 +72,10 @@ def commit(
     Args:
         at: The pipeline.
         attempt: The attempt.
-        prepared: Its `prepared.json`, if the caller wrote it; None, or that of another attempt: the file is read.
-        before: A log that the caller read earlier. Its records are not read again, but later records are looked for:
-            a record that the newest record retains never changes.
-        policy: A policy in place of the attempt's.
+        prepared: The attempt's `prepared.json`, if the caller wrote it. If None or of another attempt, it is read.
+        before: A log that the caller read earlier. Later records are looked for. The log's own records are not read
+            again, because the record of a retained checkpoint never changes.
+        policy: A retention policy in place of the attempt's.
     """
     # Read `prepared.json` before the log. A process deletes this file only after the log says how the attempt
     # ended: by its commit, by a commit that fenced it, or by a sweep. So if the file is missing here, the log that
@@ -158,8 +158,8 @@ def _plan(
 
     The folder `validated/` has a file for each checkpoint and mode that passed. If the commit would drop at most
     `_FEW_DROPPED` checkpoints, the function looks up their files in this folder by name. If no such file exists, the
-    commit drops no validated checkpoint. The function then saves the listing of the folder, which costs as much as a
-    dozen look-ups.
+    commit drops no validated checkpoint, and the function need not list the folder. A listing costs as much as a dozen
+    look-ups.
     """
     held = _held_in_quarantine(storage, log, prepared.content, policy)
     decision = plan_commit(log, prepared, policy, held)

@@ -1,8 +1,8 @@
 """The current output of a pipeline as readers get it, with the intervals whose result is no longer valid.
 
-The current output of an interval is that of its last commit, unless a later commit replaced or retracted it (`Log`). It
-stays current if its checkpoint becomes stale or quarantined, until the interval runs again or a person retracts it: the
-sink has the same rows. A reader therefore gets these intervals too, and its answer names them.
+The current output of an interval is that of its last commit, unless a later commit replaced or retracted it (`Log`). If
+the checkpoint becomes stale or quarantined, the output stays current until the interval runs again or a person retracts
+it, because the sink has its rows. So a reader gets this output too, and `spoilt` names the intervals.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class CurrentOutput:
 
 def current_output(log: Log, start: datetime | None = None, end: datetime | None = None) -> CurrentOutput:
     start_ms, end_ms = (None if at is None else to_ms(at) for at in (start, end))
-    # With a span, only the settled records of its days are read.
+    # If both `start` and `end` are given, only the files in `settled/commits/` for these days are read.
     found = log.current_outputs(Interval(start, end) if start is not None and end is not None and start < end else None)
     within = {
         interval: found[interval]

@@ -129,8 +129,7 @@ def plan_commit(
 
 
 def _check_no_release(log: Log, who: str) -> None:
-    """Raise an error if a release has begun and not ended: afterwards, the attempt may have to start from the released
-    checkpoint."""
+    """Raise if a checkpoint is being released from quarantine: afterwards, the attempt may need another base."""
     for checkpoint_id in sorted(n for n, mark in log.quarantined.items() if mark.releasing):
         raise StorageUnavailable(
             f"{who}: checkpoint {checkpoint_id} is being released from quarantine, so nothing is committed\n"
@@ -159,7 +158,7 @@ def _find_replaced(log: Log, prepared: Prepared) -> tuple[Interval, ...]:
 
 
 def _with_schemas(log: Log, record: Record) -> Record:
-    """Return the record with all schemas of output and input, and its files with the numbers of their schemas."""
+    """Return the record with lists of all output and input schemas. Its files name their schemas by number."""
     try:
         content, output, read = with_schemas(log, record.content)
     except UsageError as error:

@@ -14,7 +14,7 @@ from state_backend.values.records import SweepRecord
 
 
 def explain_drop(log: Log, checkpoint_id: int) -> str | None:
-    """Return a message that retention dropped the checkpoint, naming the valid ones; None if it was not dropped."""
+    """Return a text that names the valid checkpoints if retention has dropped this checkpoint; None if it has not."""
     entry = log.entry(checkpoint_id)
     if entry is None or isinstance(entry, SweepRecord) or checkpoint_id in log.retained:
         return None

@@ -14,7 +14,7 @@ from state_backend.ports.storage import Storage
 
 
 def last_marked(listed: Iterable[str]) -> tuple[int, str]:
-    """Return the highest checkpoint id that the path of a mark contains, and that path.
+    """Return the highest checkpoint id that the path of a mark contains, and that path. Without a mark: 0 and "".
 
     A mark is a file in `published/`, `validated/` or `quarantine/` about one checkpoint. Callers compare the id with
     the end of the log: a mark of a later checkpoint shows that the newest record is lost.

@@ -17,7 +17,7 @@ logger = logging.getLogger("cairn")
 
 
 def find_checkpoint(at: Location, which: str | int | datetime) -> tuple[Log, Record]:
-    """Return the log and the record of a checkpoint: its id, the end of its interval, a text with either, or "latest".
+    """Return the log and the record of the checkpoint `which`: an id, an interval's end, either as text, or "latest".
 
     This reads the newest record and the checkpoint's record, but no record of another checkpoint.
     """
@@ -34,7 +34,7 @@ def record_of(at: Location, which: str | int | datetime) -> Record:
 
 
 def id_of(at: Location, which: str) -> int:
-    """Return the id of the checkpoint that a person names. An id need not exist."""
+    """Return the id of the checkpoint that a person names. A text that is an id is not looked up."""
     found = parse_checkpoint(which)
     return found if isinstance(found, int) else record_of(at, found).id
 

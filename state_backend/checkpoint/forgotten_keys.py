@@ -29,7 +29,7 @@ from state_backend.values.records import Content, Forget, Forgotten, ForgottenKe
 
 @frozen
 class Returning:
-    """A forgotten key that an attempt would bring back."""
+    """A forgotten key that an attempt could bring back: by its input `rows`, its `base`, or both."""
 
     id: int
     key: ForgottenKey
@@ -59,8 +59,7 @@ def returning_keys(log: Log, start_ms: int | None, base_id: int | None) -> tuple
 
 
 def check_rerun(log: Log, pipeline: str, interval: Interval, base_id: int | None) -> None:
-    """Refuse an interval that could bring a forgotten key back, if `cairn erase` was called with `--on-rerun
-    refuse`."""
+    """Refuse an interval that could bring back a key that was forgotten with `cairn erase --on-rerun refuse`."""
     for key in returning_keys(log, interval.start_ms, base_id):
         if key.key.on_rerun == "refuse":
             raise UsageError(
@@ -96,8 +95,7 @@ def check_target(log: Log, target: int) -> None:
 
 
 def check_restored(log: Log, pipeline: str, content: Content) -> None:
-    """Refuse to restore a savepoint, or to fork another pipeline, whose state may hold a key that this pipeline
-    forgot."""
+    """Refuse a restore or a fork if its state may hold a key that this pipeline has forgotten."""
     for forgotten in _missing(log.summary.forgotten, content.forget):
         raise UsageError(
             f"{pipeline}: the state at {format_instant(content.interval.end)} that would be restored may hold a key that checkpoint "
@@ -162,8 +160,7 @@ def next_forgotten(before: Summary, new: Record) -> tuple[Forgotten, ...]:
 
 
 def forgets_of(record: Record) -> Forget | None:
-    """Return the forgotten keys that a savepoint or fork of the checkpoint must list as removed; None if there are
-    none."""
+    """Return the keys that a savepoint or fork of the checkpoint must list as forgotten; None if there are none."""
     keys = tuple(forgotten.key for forgotten in record.summary.forgotten)
     return Forget(keys=keys) if keys else None
 

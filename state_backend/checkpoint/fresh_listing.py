@@ -1,7 +1,7 @@
 """List the files of a folder on storages whose listings may be old.
 
-docs/design-commits.md tells why `settled/names/<folder>.json` exists, and who reads it ("Old listings"). The writer of
-a file that listings must not miss writes the file's name there before any process depends on the file.
+docs/design-commits.md tells why `settled/names/<folder>.json` exists, and who reads it ("Old listings"). If listings
+must not miss a file, its writer adds the file's name to this JSON file before any process depends on the file.
 
 A writer that stops half-way leaves a name without a file, or a file without a name. Readers skip a name without a file.
 No process depends on a file without a name, and listings show the file some seconds later. Storages whose listings are

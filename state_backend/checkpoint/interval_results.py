@@ -54,15 +54,15 @@ def results_of(log: Log, intervals: Sequence[Interval], pipeline_start: Interval
 
 
 def spoilt_results(log: Log, outputs: Mapping[Interval, int]) -> dict[Interval, Result]:
-    """Return the results that are not valid, of intervals with current output, in the order of time.
+    """Return the results that are no longer valid, of the intervals in `outputs` (interval: commit), by time.
 
     The result of an interval before the end of a restored state is valid: a person made that state current on purpose.
     """
     if not outputs or log.newest is None:
         return {}
     start = from_ms(log.newest.content.pipeline_start_ms)
-    # Of a dropped checkpoint, only later commits tell whether it is stale. Their names tell which checkpoints they
-    # concern.
+    # The log has no stale mark of a dropped checkpoint: the facts of all commits tell which later ones may have made it
+    # stale. Without dropped ones, the facts of retained checkpoints suffice.
     whole = any(n not in log.retained for n in outputs.values())
     named = log.facts(None) if whole else [Fact(kept.interval, kept.id, kept.kind) for kept in log.kept]
     restore = last_restore(log, named)
@@ -84,16 +84,16 @@ def spoilt_results(log: Log, outputs: Mapping[Interval, int]) -> dict[Interval, 
 
 
 def last_restore(log: Log, facts: Sequence[Fact]) -> Fact | None:
-    """Return the restore of the latest interval whose state a person restored, as long as no later commit changed it.
+    """Return the restore of the latest interval whose state no later commit has changed; None without one.
 
-    Retention may have dropped the restore. The results that continue from it still count.
+    Retention may have dropped the restored checkpoint. The results that were computed from it still count.
     """
     valid = {kept.id for kept in valid_states(log)}
 
     def counts(restore: Fact) -> bool:
         if restore.id in valid or log.quarantine_above(restore.id) is not None:
             return restore.id in valid
-        # It may be dropped, or an erase may have taken its place.
+        # It may be dropped, or replaced by `cairn erase`. So look for a later commit that changed the state.
         later = log.commits_near(Interval(datetime.min.replace(tzinfo=UTC), restore.interval.end), after=restore.id)
         return not any(_makes_stale(one, restore.interval) or _replaces_state(one, restore.interval) for one in later)
 

@@ -49,8 +49,7 @@ _RENEWED = ", renewals: "
 
 
 def plan_leases(leases: Sequence[FileInfo], newest_record_ms: int) -> tuple[set[int], list[FileInfo]]:
-    """Return the ids of checkpoints that a lease protects, and the leases that have ended, whose files may be
-    deleted."""
+    """Return the ids of the checkpoints that leases protect, and the files of leases that have ended."""
     held, ended = set(), []
     for info in leases:
         found = paths.leased_id(info.path)
@@ -92,8 +91,8 @@ def take_lease(storage: Storage, checkpoint_id: int, what: str, lasts: timedelta
 def renew(storage: Storage, path: str) -> bool:
     """Write a lease again, so that it lasts from now on, and return False if the lease had ended and was deleted.
 
-    The text for people counts the renewals. With the same bytes, the file could keep its generation on an object store
-    (`FileInfo.generation`). A clean-up that saw the lease before would then delete the renewed lease.
+    The lease's `holder` counts the renewals, so that the file's bytes change. With equal bytes, an object store could
+    keep the file's `generation`, and a clean-up that listed the old lease would delete the new one.
     """
     try:
         info = storage.stat(path)

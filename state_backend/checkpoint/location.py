@@ -10,7 +10,7 @@ from state_backend.values.frozen import frozen
 
 @frozen
 class Location:
-    """The folder of a pipeline below a root. Each call makes it once, and hands it on."""
+    """The folder of a pipeline below a root. Each operation makes one `Location`, and passes it on."""
 
     root: str
     pipeline: str

@@ -48,9 +48,9 @@ class ById(NamedTuple):
 
     kept: dict[int, Kept]
     superseded: dict[int, tuple[int, ...]]
-    # The nearest ancestor that was quarantined when the record was written. Other checkpoints were not judged.
+    # The nearest ancestor that was quarantined when the newest record was written, or None. Others were not judged.
     refused: dict[int, int | None]
-    # The lowest id that was quarantined since; else an id beyond all.
+    # The lowest id that was quarantined since the newest record was written; without one, the next record's id.
     lowest_since: int
 
 
@@ -105,7 +105,7 @@ class Log:
 
     @property
     def code(self) -> str:
-        """The pipeline's recorded code for a printed command, or else the placeholder `module:NAME`."""
+        """The pipeline's recorded code, for printed commands. Without one, the placeholder `module:NAME`."""
         return (self.newest.content.code if self.newest is not None else None) or "module:NAME"
 
     def entry(self, checkpoint_id: int) -> Entry | None:
@@ -274,9 +274,9 @@ class Log:
             return None
         near, _, refused, lowest_since = self.by_id
         judged = refused.get(checkpoint_id)
-        # Ids fall from a checkpoint to its base, so the loop below ends once the id is below every quarantined id. It
-        # only has to search for checkpoints that were quarantined since the newest record was written, if there was no
-        # quarantined ancestor then, or if this ancestor still is quarantined.
+        # Ids fall from a checkpoint to its base, so the loop below ends once the id is below every quarantined id. If
+        # the newest record found no quarantined ancestor, or one that is quarantined still, the loop only looks for
+        # checkpoints that were quarantined since that record.
         known = checkpoint_id in refused and (judged is None or judged in self.quarantined)
         lowest = lowest_since if known else min(self.quarantined)
         at: int | None = checkpoint_id
@@ -347,7 +347,7 @@ def facts_of_entries(entries: Mapping[int, Entry]) -> list[Fact]:
 def last_facts(facts: Iterable[Fact]) -> list[Fact]:
     """Return the last change of the output of each interval that ever had output, by the highest id of a commit.
 
-    The kind is `interval` if that commit made the output, which is then current; else `replaced`: there is none.
+    Kind `interval`: the commit made the current output. Kind `replaced`: the interval has no current output.
     """
     last: dict[Interval, Fact] = {}
     for fact in facts:
@@ -373,7 +373,7 @@ def kept_of(record: Record) -> Kept:
     )
 
 
-# The functions below read the same property from a record, from its tombstone, or from its `Kept` in a summary.
+# Each function below reads one property from a record, from its tombstone, or from its `Kept` in a summary.
 
 
 def kind_of(entry: Record | Tombstone | Kept) -> str:
@@ -392,7 +392,7 @@ def attempt_of(entry: Record | Tombstone) -> str:
 def id_of_log(storage: Storage) -> str:
     """Return a text that tells this log from all other logs: the uuid of the attempt that made the first record.
 
-    Each later record, a tombstone too, and a copy of the folder have the same first attempt.
+    The text stays the same when the first record becomes a tombstone, and in a copy of the folder.
     """
     first = RecordReader(storage, 1).fresh(1)
     return first.sweep if isinstance(first, SweepRecord) else attempt_of(first)
@@ -500,7 +500,7 @@ def read_newest(storage: Storage, before: Log | None = None) -> Log:
     """Read the newest record, but not the records of the other retained checkpoints.
 
     `Log.kept` has most facts about these checkpoints. `Log.whole` reads a record when a caller asks for it. If a commit
-    has dropped the checkpoint meanwhile, `Log.whole` raises `CorruptRecord`; the caller should then call `read_on`.
+    has dropped the checkpoint since, `Log.whole` raises `CorruptRecord`; the caller should then call `read_on`.
     """
     known = _still_needed(before) if before is not None else {}
     try:
@@ -590,8 +590,8 @@ def _read_quarantined(storage: Storage) -> dict[int, Quarantine]:
         try:
             mark: Any = record_codec.decode(storage.read(path), path, Quarantine, Released)
         except NotFound:
-            # `listed` also returns names from `settled/names/`. The writer of a mark first adds the mark's name there,
-            # so a name can be without a mark: the writer stopped, or has not written the mark yet.
+            # `list_fresh` also returns names from `settled/names/`. The writer of a mark first adds the mark's name
+            # there, so a name can be without a mark: the writer stopped, or has not written the mark yet.
             continue
         if paths.quarantine(mark.id) != path:
             raise CorruptRecord(f"{path} contains the mark of another checkpoint, {mark.id}")

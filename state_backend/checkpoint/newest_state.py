@@ -28,7 +28,7 @@ def is_superseded(log: Log, candidate: Record | Kept) -> bool:
 
 
 def superseded_by(new: Record, older: Iterable[Kept]) -> list[Kept]:
-    """Return those of the older checkpoints for whose interval the commit `new` leaves another state."""
+    """Return the older checkpoints of the same interval that have another state than the commit `new`."""
     if new.content.kind not in ("interval", "restore", "forget"):
         return []
     interval = interval_of(new)
@@ -36,7 +36,7 @@ def superseded_by(new: Record, older: Iterable[Kept]) -> list[Kept]:
 
 
 def valid_states(log: Log, new: Record | None = None, marks: Mapping[int, int] | None = None) -> tuple[Kept, ...]:
-    """Return the valid checkpoints, by id."""
+    """Return the valid checkpoints, by id; with `new`, those after this commit, which makes those in `marks` stale."""
     stale = {n for n, retained in log.retained.items() if retained.stale_by is not None} | {*(marks or ())}
     old = [
         k for k in log.kept if k.id not in stale and log.quarantine_above(k.id) is None and not is_superseded(log, k)
@@ -68,8 +68,7 @@ def checkpoint_named(log: Log, which: str | int | datetime) -> int | None:
 
 
 def overtaken(log: Log, newest: Kept | Record) -> str | None:
-    """Return a sentence about the later intervals whose checkpoints are not valid; None if the newest state is the
-    last."""
+    """Return a sentence about the invalid checkpoints of later intervals; None if no interval is later."""
     end = interval_of(newest).end
     later = [kept for kept in log.kept if kept.interval.end > end]
     if not later:

@@ -1,7 +1,7 @@
 """Track the schemas of a pipeline's output and input, and check whether a new output schema may join the others.
 
-Output files are never rewritten, so one table must hold the rows of all of them. The newest commit lists all schemas,
-and each file names its schema by number. So no schema is lost when retention drops records.
+An output file keeps its schema for ever, so one table must hold the rows of all files. The newest commit lists all
+schemas, and each file names its schema by number. So no schema is lost when retention drops records.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from state_backend.values.records import Content, OutputFile, Record
 
 
 def recorded_schemas(log: Log, *, late: bool = False) -> tuple[dict[str, Any], ...]:
-    """Return all schemas that output has had, or with `late` those of the input, in the order in which they were new.
+    """Return all schemas that output has had, or with `late` those of the input, in the order of first use.
 
     The record of the newest commit lists them. That record is never a tombstone, because a commit retains itself.
     """
@@ -77,9 +77,9 @@ def check_output_schema(log: Log, pipeline: str, interval: Interval, declared: d
 
 
 def with_schemas(log: Log, content: Content) -> tuple[Content, tuple[dict[str, Any], ...], tuple[dict[str, Any], ...]]:
-    """Return a content whose files name their schemas by number, all schemas of output, and all of the input.
+    """Return (content whose files name their schemas by number, all output schemas, all input schemas).
 
-    The content no longer has its own schemas, since the lists have them.
+    The returned content has no schemas of its own, since the two lists have them.
     """
     output, read = recorded_schemas(log), recorded_schemas(log, late=True)
     numbers: dict[bool, int | None] = {False: None, True: None}

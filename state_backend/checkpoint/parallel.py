@@ -1,4 +1,4 @@
-"""Run small reads in parallel: an object store answers one in about 25 ms, and eight at once in the same time."""
+"""Run small reads in parallel: an object store answers one in about 25 ms, and eight parallel ones too."""
 
 from __future__ import annotations
 

@@ -58,9 +58,8 @@ def plan_retention(
     `protected`. The policy chooses among the other checkpoints that are not quarantined.
 
     Quarantined checkpoints and their descendants do not count for the policy, and are dropped if not protected
-    (`held_in_quarantine`). A
-    consolidated checkpoint's base is dropped one commit later than the consolidation, because a running interval may
-    still restore the base.
+    (`held_in_quarantine`). A consolidated checkpoint's base is dropped one commit later than the consolidation, because
+    a running interval may still restore the base.
     """
     before, valid = log.kept, valid_states(log, new, marks)
     usable = [*(c for c in before if log.quarantine_above(c.id) is None), kept_of(new)]

@@ -67,8 +67,7 @@ Ack = TypeVar("Ack", bound=OfShard)
 
 
 def by_shard(acks: Sequence[Ack], parallelism: int) -> list[Ack]:
-    """Return the acknowledgements in the order of their shards, and check that each of the `parallelism` shards has
-    one."""
+    """Return the acks in the order of shards, and check that each of the `parallelism` shards has exactly one."""
     ordered = sorted(acks, key=lambda ack: ack.shard)
     if [ack.shard for ack in ordered] != list(range(parallelism)):
         raise InvariantViolated(f"expected one ack of each of {parallelism} shards, got {[a.shard for a in ordered]}")
@@ -129,6 +128,7 @@ class ShardAck:
     input_rows: int = 0
     keys_touched: int = 0
     changed_bytes: int = 0
+    # For each (state, field): how many values did not fit and were stored as NULL, and the first error message.
     mismatches: Mapping[tuple[str, str], tuple[int, str]] = field(default_factory=dict)
 
 

@@ -1,6 +1,6 @@
 """Write and read `prepared.json`, and the file by which validation refuses an attempt.
 
-If a process stops before `prepared.json` is there, the attempt's files are named by no record: a sweep deletes them.
+If a process stops before it has written `prepared.json`, no record names the attempt's files. A sweep deletes them.
 """
 
 from __future__ import annotations
@@ -76,8 +76,7 @@ def uncommitted_attempts(at: Location) -> list[Prepared]:
 
 
 def is_prepared(at: Location, attempt: str) -> bool:
-    """Return True if `prepared.json` exists: all shards have acknowledged, and no process has fenced or swept the
-    attempt, or dropped its checkpoint."""
+    """Return True if `prepared.json` exists. A fence, a sweep or the drop of the checkpoint deletes the file."""
     return at.storage.stat(paths.prepared(attempt)) is not None
 
 

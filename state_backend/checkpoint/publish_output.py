@@ -47,8 +47,7 @@ def publish(
     only: Collection[datetime] | None = None,
     code: str | None = None,
 ) -> list[tuple[Interval, int]]:
-    """Call the sink hook for every current output without a published mark, and return what `unpublished` returned
-    before.
+    """Call the sink hook for each current output without a published mark. Return the published (interval, id) pairs.
 
     If the hook raises for an interval, that interval gets no mark, and the next call of `publish` tries it again.
     The other intervals are still published; with `in_order`, only those before it.
@@ -106,7 +105,7 @@ def newer_output(storage: Storage, interval: Interval, checkpoint_id: int) -> Re
 def unpublished_in(storage: Storage, log: Log, *, own: bool = False) -> list[tuple[Interval, int]]:
     """Return the outputs that the sink has not accepted: those without a file that marks them as published.
 
-    `own`: this process has just made the newest commit, which so has no such file: the storage is not asked.
+    `own`: this process has just made the newest commit, so no such file exists yet, and none is looked up.
     """
     just_made = log.head_id if own else 0
     told = [(u.interval, u.id) for u in log.summary.unpublished]
@@ -147,7 +146,7 @@ def _explain_failed(at: Location, failed: list[tuple[Interval, int, Exception]],
 
 
 def is_own(log: Log, interval: Interval, checkpoint_id: int) -> bool:
-    """Return False if the commit is of an overlapping interval, and replaced this interval's output."""
+    """Return True if the commit computed this interval, False if another interval's commit replaced its output."""
     entry = log.entries[checkpoint_id]
     return not isinstance(entry, SweepRecord) and interval_of(entry) == interval
 
@@ -157,9 +156,9 @@ def _publish(
 ) -> list[tuple[Interval, int]]:
     """Call the hook for an interval until the newest output of the interval is published.
 
-    While the hook runs, another process may publish a newer output. The hook may then have overwritten the newer
-    output in the sink, so the hook runs again for the newer commit. `own`: this process has just made the commit, so
-    its record is as `log` has it.
+    While the hook runs, another process may publish a newer output. The hook may then have overwritten the newer output
+    in the sink, so the hook runs again for the newer commit. `own`: this process has just made the commit, so the
+    record in `log` is current.
     """
     published: list[tuple[Interval, int]] = []
     while True:

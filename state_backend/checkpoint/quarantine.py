@@ -86,7 +86,7 @@ def _append_fence(at: Location, name: str) -> None:
 def drop_quarantined(at: Location, checkpoint_id: int) -> None:
     """Let the next commit drop a quarantined checkpoint. The checkpoint stays quarantined.
 
-    The mark is rewritten. Until a commit has dropped the checkpoint, `release` still ends the quarantine.
+    The function rewrites the quarantine mark. Until a commit has dropped the checkpoint, a person can still release it.
     """
     found = read_log(at.storage).quarantined.get(checkpoint_id)
     path = paths.quarantine(checkpoint_id)

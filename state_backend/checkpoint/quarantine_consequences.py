@@ -21,7 +21,7 @@ class Consequences:
 
 
 def describe_consequences(costs: Consequences | None) -> dict[str, Any]:
-    """Return consequences as JSON values; None if nothing was refused."""
+    """Return consequences as JSON values. If nothing was refused, `costs` is None, and the values are empty."""
     return {
         "published": [
             {"id": n, "interval": str(interval)} for interval, n in ([] if costs is None else costs.published)
@@ -40,7 +40,7 @@ def plan_consequences(log: Log, refused: int) -> Consequences:
         entry = log.entries[later]
         if not isinstance(entry, SweepRecord) and base_of(entry) in descends:
             descends.add(later)
-    # No descendant ends earlier, so the span of one listing has all of them.
+    # No descendant's interval ends before the refused checkpoint's, so this one listing has the output of all.
     published = tuple((interval, n) for interval, n in log.outputs_after(own.start) if n in descends)
     intervals = [interval for interval, _ in published] or [own]
     return Consequences(published=published, rerun=Rerun(first=intervals[0].start, last=intervals[-1].start))
@@ -79,8 +79,7 @@ def hidden_by_release(log: Log, checkpoint_id: int) -> int | None:
 
 
 def _find_released(log: Log, checkpoint_id: int) -> tuple[Log, Interval] | None:
-    """Return the log after a release, and the checkpoint's interval; None if a usable commit has replaced the
-    checkpoint."""
+    """Return (log after a release, checkpoint's interval); None if a usable commit has replaced the checkpoint."""
     entry = log.entry(checkpoint_id)
     if entry is None or isinstance(entry, SweepRecord):
         return None

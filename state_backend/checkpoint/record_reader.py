@@ -196,14 +196,13 @@ class RecordReader(Mapping[int, Entry]):
         return found.outputs
 
     def ended(self, attempt: str) -> int | None:
-        """Return the id of the record that committed or abandoned an attempt; None without a file in
-        `settled/attempts/`."""
+        """Return the id of the record that ended an attempt; None if `settled/attempts/` has no file of the attempt."""
         if attempt not in self._ends:
             self._ends[attempt] = self._read_end(attempt)
         return self._ends[attempt]
 
     def all_ended(self, asked: Collection[str]) -> set[str]:
-        """Return every attempt that has a file in `settled/attempts/`, from a listing."""
+        """Return the attempts with a file in `settled/attempts/`. Where listings may be old, also look up `asked`."""
         found = {paths.ended_attempt(info.path) for info in self.storage.list(paths.SETTLED_ATTEMPTS)} - {None}
         if lists_late(self.storage):
             unknown = sorted({*asked} - found)

@@ -252,8 +252,8 @@ def fork(
     """
     if begun_before(into, attempt) is None:
         content, manifests, begun = _plan_fork(source, target, into, pipeline_start_ms, permissions)
-        # An earlier call with this attempt's uuid may have left files. File names contain a task number: with the
-        # number of these files as task number, this call's names do not exist yet.
+        # An earlier call with this attempt's uuid may have left files. Names of files contain a task number. The number
+        # of those files serves as task number, so that this call's names are new.
         task = sum(1 for _ in into.storage.list(f"{paths.SHARED}{attempt}/"))
         try:
             with holding(source, target if isinstance(target, int) else None, "a fork"):
@@ -274,7 +274,7 @@ def fork(
 
 
 def fork_state(request: Fork) -> dict[str, Any]:
-    """Make a state that of another pipeline; in a dry run, only plan it. Return what the other pipeline gets."""
+    """Fork a state into another pipeline; in a dry run, only plan the fork. Return JSON values about the fork."""
     target: int | Savepoint
     if request.savepoint is not None:
         source = open_storage(request.savepoint)
@@ -304,7 +304,7 @@ def fork_state(request: Fork) -> dict[str, Any]:
 def _plan_fork(
     source: Storage, target: int | Savepoint, into: Location, pipeline_start_ms: int | None, permissions: Permissions
 ) -> tuple[Content, Callable[[], Iterator[ShardManifest]], Begun]:
-    """Return the content that a fork gives to the pipeline `into`, and what its copy needs. Only reads."""
+    """Return (content of the fork, function that reads the manifests to copy, begun attempt). Write nothing."""
     if into.storage.url == source.url:
         raise UsageError(
             f"{source.url} can't be forked into itself\nGive the fork another name, or go back with cairn restore"

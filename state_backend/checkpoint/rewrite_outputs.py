@@ -42,7 +42,7 @@ _ROUNDS = 20
 
 @frozen
 class OutputsWithout:
-    """The output that a call of `cairn erase` rewrites."""
+    """Output that `cairn erase` rewrites. `unknown`: paths of files in which the key's columns can't be read."""
 
     rewritten: tuple[RewrittenOutput, ...]
     files: int
@@ -82,7 +82,7 @@ def write_outputs_without(
 
 
 class _Filtered:
-    """A copy of one output file without the rows of the forgotten keys, in the local file `local`."""
+    """Local copy of an output file without forgotten keys. `gone`: number of removed rows; None: keys not readable."""
 
     def __init__(
         self, storage: Storage, output: OutputFile, keys: Collection[bytes], key_schema: StructType, work: Path

@@ -33,7 +33,7 @@ from state_backend.values.records import Content, ShardManifest
 
 
 def read_savepoint(storage: Storage) -> Savepoint:
-    """Read and check the savepoint whose folder the storage is."""
+    """Read and check the savepoint in the folder that `storage` opens."""
     where = f"{storage.url}/{paths.SAVEPOINT_RECORD}"
     try:
         data = storage.read(paths.SAVEPOINT_RECORD)
@@ -51,7 +51,7 @@ def read_savepoint(storage: Storage) -> Savepoint:
 
 
 def _problem(savepoint: Savepoint) -> str | None:
-    """Return a sentence about a contradiction in the savepoint, which Cairn never writes; None if there is none."""
+    """Return a sentence about a contradiction in the savepoint; None if there is none. Cairn never writes one."""
     content = savepoint.content
     try:
         check_parallelism(content.parallelism, content.max_parallelism)
@@ -80,8 +80,7 @@ def _problem(savepoint: Savepoint) -> str | None:
 
 
 def shared_by_states(content: Content) -> str | None:
-    """Return a sentence about a name or an id that two states have, or a state and the timers; None if there is
-    none."""
+    """Return a sentence if two states, or a state and the timers, share a name or an id; else None."""
     states = content.states
     names = {TIMERS_NAME, *(d.name for d in states)}
     if len(names) == len(states) + 1 and len({d.state_id for d in states}) == len(states):
@@ -113,7 +112,7 @@ def read_claim(storage: Storage) -> Claim | None:
 
 
 def check_unclaimed(storage: Storage, owner: str) -> Claim | None:
-    """Check that no other pipeline has claimed the savepoint, that is, taken it over to delete it later."""
+    """Raise `UsageError` if a pipeline other than `owner` has claimed the savepoint. Else return the claim or None."""
     claim = read_claim(storage)
     if claim is not None and claim.owner != owner:
         raise UsageError(
@@ -175,8 +174,8 @@ def remove_leftovers(storage: Storage, savepoint: Savepoint | None) -> int:
     """Delete files that earlier tries left in a savepoint's folder, and return how many existed.
 
     Readers of a folder of Parquet files read every file in it, so leftovers would appear as rows. Files that are not
-    named like files of a savepoint belong to the owner and stay. In a pipeline's folder all files stay, since state
-    files have the same names.
+    named like files of a savepoint belong to the folder's owner and stay. In a pipeline's folder all files stay, since
+    state files have the same names.
     """
     found = [info.path for info in storage.list("") if not info.behind_link]
     if any(path.startswith(paths.CHECKPOINTS) for path in found):

@@ -87,6 +87,7 @@ class SweepResult:
     record: SweepRecord | None
     deleted_files: int
     deleted_bytes: int
+    # The ids of the records that became tombstones.
     shrunk: tuple[int, ...]
     rebuilt: tuple[str, ...] = ()
 
@@ -151,10 +152,9 @@ def plan_sweep(
     """Decide which of the listed files a sweep may delete.
 
     A file of a committed or abandoned attempt may be deleted if it is old and not needed. Rows that failed an
-    expectation stay as long as their checkpoint is retained. Files of any other attempt
-    may be deleted if all files of the attempt are old. The sweep must first abandon the attempt: it creates a record
-    that names the attempt, and from then on the attempt can't be committed. A lease may be deleted if it ended more
-    than `min_age_ms` ago.
+    expectation stay as long as their checkpoint is retained. Files of any other attempt may be deleted if all files of
+    the attempt are old. The sweep must first abandon the attempt: it creates a record that names the attempt, and from
+    then on the attempt can't be committed. A lease may be deleted if it ended more than `min_age_ms` ago.
     """
     _check_end_of_log(files, log)
     oldest_ms = now_ms - min_age_ms
@@ -308,7 +308,7 @@ def _find_needed(log: Log, storage: Storage) -> frozenset[str]:
     named |= {h.path for fact in settled for h in handles_in(read_settled(storage, fact))}
     whole = [e for e in near.values() if isinstance(e, Record)]
     named |= {paths.prepared(record.content.attempt) for record in whole}
-    # A quarantined checkpoint is held for days, maybe because its manifest is damaged. It must not stop all sweeps.
+    # A checkpoint may be quarantined because its manifest is damaged. Such a manifest must not stop all sweeps.
     retained = [r.content for r in whole if r.id in log.retained and r.id not in log.quarantined]
     # A dropped checkpoint has a full record until a clean-up has deleted the checkpoint's files and made the record a
     # tombstone. A clean-up that stopped before may have deleted some manifests of the checkpoint. So `paths_in` accepts
@@ -389,7 +389,7 @@ def _outdated_marks(files: Sequence[FileInfo], log: Log) -> set[str]:
     replaced the output. A file in `validated/` says that a checkpoint passed validation; it is not needed once the
     checkpoint is no longer retained.
     """
-    # In the order of commits: in `dict(told)`, the last change of an interval's output stays.
+    # Sort by commit: so `dict(told)` has the last change of each interval's output.
     facts = sorted(log.facts(None), key=lambda f: (f.id, f.kind == "interval", f.interval))
     told = [(f.interval, f.id) for f in facts if f.kind in ("interval", "replaced")]
     validated = {f.path: mark[0] for f in files if (mark := paths.validated_id(f.path)) is not None}

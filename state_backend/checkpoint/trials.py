@@ -58,7 +58,7 @@ def check_no_trial(root: str, doing: str) -> None:
 
 
 def production_root(root: str) -> str:
-    """Return the root whose pipelines a trial's root stands beside; another root as it is."""
+    """Return production's root for the root of a trial, and any other root unchanged."""
     before, found, _ = f"{root.rstrip('/')}/".partition(f"/{paths.TRIALS}/")
     return before if found else root
 
@@ -68,8 +68,7 @@ def trials_url(root: str, pipeline: str) -> str:
 
 
 def root_of_trial(root: str, pipeline: str, name: str) -> str:
-    """Return the URL of the root in which the trial `name` of `pipeline` keeps its own state, below production's
-    `root`."""
+    """Return the URL of a trial's own root, which lies below production's `root`."""
     return join_url(trials_url(root, pipeline), paths.trial_root(name))
 
 
@@ -158,9 +157,9 @@ def remove_trial(root: str, trial: Trial) -> Removed:
 def remove_trial_named(root: str, pipeline: str, name: str, *, dry_run: bool = False) -> Removed:
     """Remove the record and all files of the trial of this name.
 
-    The trial's record may be removed already: a trial that still ran then may have written files after its removal.
-    If another trial of this name begins meanwhile, its record is deleted too. That trial stops with an error, and some
-    of its files may be deleted.
+    The trial's record may be removed already: a trial that still ran then may have written files after its removal. If
+    another trial of this name begins during the removal, its record is deleted too. That trial stops with an error, and
+    some of its files may be deleted.
     """
     folder = trials_url(root, pipeline)
     files, size_bytes = remove_all(root_of_trial(root, pipeline, name), dry_run=dry_run)
@@ -176,8 +175,8 @@ def sweep_trials(root: str, pipeline: str, *, now_ms: int | None = None, dry_run
     If a folder of trials lies behind a symbolic link, the function logs a warning and removes nothing behind the link.
     """
     try:
-        # List the roots before the records: a trial writes its record before its first file.
-        # So a root without a record belongs to a removed trial.
+        # List the roots before the records: a trial writes its record before its first file. So a root without a record
+        # belongs to a removed trial.
         folder = trials_url(root, pipeline)
         roots = [name for name in folders_in(folder, paths.TRIAL_ROOTS) if paths.is_name(name)]
         trials = {t.name: t for t in list_trials(root, pipeline)}
@@ -199,7 +198,7 @@ def sweep_trials(root: str, pipeline: str, *, now_ms: int | None = None, dry_run
 
 
 def intervals_of_trial(trial: Trial, ran: Iterable[Interval] = ()) -> list[Interval]:
-    """Return the intervals of a trial. `ran`: Those that it has run, which may have other lengths, as days do."""
+    """Return a trial's intervals. `ran`: intervals that it has run, whose lengths may differ, such as days of 23 h."""
     there, found, at = {interval.start: interval for interval in ran}, list[Interval](), trial.span.start
     while at < trial.span.end:
         found.append(there.get(at) or Interval(at, at + timedelta(milliseconds=trial.length_ms)))

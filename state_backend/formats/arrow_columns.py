@@ -167,7 +167,7 @@ def checked_column(column: pa.Array | pa.ChunkedArray, field: Field, owner: str)
 
 
 def check_values(column: pa.Array, data_type: DataType) -> None:
-    """Raise ValueError for values, not nested ones, that Arrow can hold, but the Spark type or Python can't."""
+    """Raise ValueError for a value that Arrow can hold, but the Spark type or Python can't. Skip nested values."""
     if isinstance(data_type, DecimalType) or data_type == AtomicType("string"):
         column.validate(full=True)
     elif isinstance(data_type, AtomicType) and len(column) and (bounds := _RANGES.get(data_type.name)):
@@ -230,7 +230,7 @@ def binary_views(column: pa.Array) -> tuple[npt.NDArray[np.int32], npt.NDArray[n
 
 
 def gather(raw: Array, positions: Array, dtype: np.dtype[Any]) -> Array:
-    """Return the values of type `dtype` that begin at some byte positions."""
+    """Return the values of type `dtype` that begin at the byte positions `positions` in `raw`."""
     if not len(positions):
         return np.empty(0, dtype)
     everywhere = np.ndarray((len(raw) - dtype.itemsize + 1,), dtype, raw.data, 0, (1,))
@@ -271,7 +271,7 @@ def binary_column(offsets: Array, data: pa.Buffer) -> pa.BinaryArray:
 def cut(data: pa.Buffer, begins: Array, ends: Array) -> pa.BinaryArray:
     """Return a binary column whose value i is the bytes `begins[i]` to `ends[i] - 1` of `data`. The slices must ascend.
 
-    The slices and the gaps between them become one column without a copy, from which `take` then drops the gaps.
+    The slices and the gaps between them become one column without a copy. `take` then copies only the slices.
     """
     offsets = np.stack((begins, ends), axis=1).astype(np.int32)
     every = pa.Array.from_buffers(pa.binary(), offsets.size - 1, [None, pa.py_buffer(offsets), data])

@@ -9,8 +9,8 @@
     kind 3    the shard's manifest, as a pair of an empty key and the manifest: at most one, last before the end
 
 All numbers are big-endian. `crc32c` covers the block's other head fields and its stored bytes. The reader checks it
-before it uses either. Ranges come first: a replay deletes the ranges, then puts and deletes the entries. Lengths, keys
-and values are stored separately, because each compresses better beside its like and can be cut out faster.
+before it uses the block. Ranges come first: a replay deletes the ranges, then puts and deletes the entries. Lengths,
+keys and values are stored separately, because each compresses better beside its like and can be cut out faster.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _MOST_BLOCK_BYTES = 256 * _BLOCK_BYTES
 def write_segment(file: BinaryIO, ranges: Sequence[tuple[bytes, bytes]], entries: Iterable[Pair]) -> int:
     """Write one complete segment, and return the number of its ranges and entries together.
 
-    `ranges` are deleted, each with an excluded end. A value of None in `entries` is a deleted key. Keys must ascend.
+    `ranges`: (start, excluded end) of each deleted range. `entries`: key and value (None: deleted), ascending by key.
     """
     file.write(MAGIC)
     written = 0
@@ -69,7 +69,7 @@ def append_manifest(segment: BinaryIO, manifest: bytes) -> int:
 
 
 def read_manifest(tail: bytes, name: str) -> bytes:
-    """Return the manifest's bytes that `append_manifest` wrote."""
+    """Return the manifest in `tail`: a segment's bytes from the offset on that `append_manifest` returned."""
     file = io.BytesIO(tail)
     kind, count, raw = _read_block(file, name)
     if (kind, count) != (MANIFEST, 1) or _read_block(file, name)[0] != END or file.read(1):
@@ -129,7 +129,7 @@ def read_segment(file: BinaryIO, name: str) -> Iterator[tuple[int, list[Pair]]]:
 
 
 def content_bytes(pairs: Iterable[Pair]) -> int:
-    """Return the bytes of all keys and values before compression. Changelog thresholds compare this number."""
+    """Return the size of all keys and values before compression, to which thresholds for consolidation apply."""
     return sum(len(first) + len(second or b"") for first, second in pairs)
 
 
@@ -206,7 +206,7 @@ def _read_block(file: BinaryIO, name: str) -> tuple[int, int, bytes]:
     if not stored_size:
         return kind, count, b""
     try:
-        # Not above: Arrow and NumPy take as long to import as all that `cairn key` does for a state without segments.
+        # Imported here, because `cairn key` needs no Arrow without segments, and this import would double its time.
         import pyarrow as pa
 
         raw: bytes = pa.Codec("zstd", 1).decompress(stored, decompressed_size=raw_size, asbytes=True)

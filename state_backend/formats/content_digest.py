@@ -56,7 +56,7 @@ def _of_column(column: pa.Array) -> Hashes:
 
 
 def _of_values(column: pa.Array) -> Hashes:
-    """Return a hash of each value; any number where the column is null."""
+    """Return a hash of each value. The hash of a null is an arbitrary number, which the caller replaces."""
     type_ = column.type
     if types.is_struct(type_):
         return _of_fields(type_, (column.field(i) for i in range(type_.num_fields)), len(column))
@@ -101,7 +101,7 @@ def _halves(column: pa.Array) -> npt.NDArray[Any]:
 
 
 def _kind(type_: pa.DataType) -> str:
-    """Return what a value means, so that the number 5 differs from the instant 5."""
+    """Return the kind of a type, such as "number", so that the number 5 and the instant 5 have different hashes."""
     for kind, is_kind in _KINDS:
         if is_kind(type_):
             return kind

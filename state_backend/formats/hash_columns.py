@@ -33,7 +33,7 @@ _BLOCK_ROWS = 16384
 
 def _rotation(bits: Any) -> tuple[Hashes, Hashes]:
     left = np.array(bits, np.uint64)
-    return left, np.array(64 - left, np.uint64)  # NumPy 1 makes a float of a difference without dimensions.
+    return left, np.array(64 - left, np.uint64)  # In NumPy 1, this difference is a float if `bits` is a single number.
 
 
 # Constants are arrays without dimensions: with numbers of Python, a short call of NumPy takes twice the time.
@@ -48,7 +48,7 @@ _AVALANCHE = [[np.array(number, np.uint64) for number in step] for step in ((33,
 
 
 def xxh64(data: pa.BinaryArray, seed: int | Hashes) -> Hashes:
-    """Return the hash of each row. `seed`: one for all rows, or one for each."""
+    """Return the hash of each row. `seed`: one seed for all rows, or an array with a seed for each row."""
     if data.null_count:
         raise InvariantViolated(f"{data.null_count} of {len(data)} rows to hash are null")
     if len(data) < _MIN_ROWS[0]:
@@ -93,13 +93,13 @@ def _hash(data: pa.BinaryArray, length: int, seed: int | Hashes) -> Hashes:
 class _Block(NamedTuple):
     """A block of rows that all have the same length."""
 
-    h: Hashes
-    raw: npt.NDArray[np.uint8]
-    start: int
-    length: int
-    lanes: Hashes
-    words: Hashes
-    spare: Hashes
+    h: Hashes  # the hash of each row, which `hash` computes in place
+    raw: npt.NDArray[np.uint8]  # the bytes of all rows, without gaps
+    start: int  # the position in `raw` of the first row
+    length: int  # bytes of each row
+    lanes: Hashes  # the four accumulators of XXH64 for each row
+    words: Hashes  # the numbers that `_read` has read last
+    spare: Hashes  # scratch memory
 
     def hash(self, seeds: Hashes) -> None:
         h = self.h

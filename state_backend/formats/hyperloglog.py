@@ -57,7 +57,7 @@ _RANK_BITS = 6
 _RANK = np.uint64((1 << _RANK_BITS) - 1)
 _OWNER_SHIFT = np.uint64(32)
 _BITS_OF_BYTE = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1).sum(axis=1, dtype=np.uint8)
-# NumPy counts bits since 2.0; the table takes three times as long.
+# NumPy has `bitwise_count` since 2.0. An older NumPy uses the table, which takes three times as long.
 _count_bits = getattr(np, "bitwise_count", _BITS_OF_BYTE.take)
 _WORD = 4
 # Bytes of dense sketches in one step of the estimate, small enough for the step's arrays to stay in the CPU's cache.
@@ -159,7 +159,7 @@ class Sketches:
         return pa.Array.from_buffers(pa.binary(), self.count, buffers)
 
     def add(self, owners: I64, hashes: U64) -> Sketches:
-        """Return new sketches, to which each value's hash is added. A row without a sketch gets one."""
+        """Return new sketches with the value of hash `hashes[i]` added to row `owners[i]`, which may have no sketch."""
         rest_bits = np.uint64(64 - self.precision)
         rest = hashes & ((np.uint64(1) << rest_bits) - np.uint64(1))
         # `length` is the bit length of `rest`, read from the exponent of `rest` as a float. A float has only 53 bits,
@@ -182,7 +182,7 @@ class Sketches:
         return both._with_entries(np.concatenate([self.entries, other.entries]))
 
     def united(self, groups: I64, count: int) -> Sketches:
-        """Return one sketch for each group of rows: of the union of the rows' sets of values. `groups` ascend."""
+        """Return `count` sketches: sketch i is the union of those of the rows with group i. `groups` must ascend."""
         owners = groups[(self.entries >> _OWNER_SHIFT).astype(np.int64)].astype(np.uint64)
         entries = (owners << _OWNER_SHIFT) | (self.entries & np.uint64(0xFFFFFFFF))
         dense_groups = groups[self.dense_owners]

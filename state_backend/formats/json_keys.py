@@ -24,7 +24,7 @@ def keys_of_json(text: str, schema: StructType, *, for_spark: bool = False) -> l
     """Parse a key that is written as a JSON object, such as `{"origin": "JFK"}`.
 
     In the JSON, binary values are strings of hex digits. Decimals and dates are strings. Timestamps are strings in ISO
-    8601, with a time zone for `timestamp`. `for_spark` also takes a list of keys, and instants in UTC without a zone.
+    8601, with a time zone for `timestamp`. `for_spark`: accept a list of keys too, and UTC instants without a zone.
 
     Raises:
         UsageError: A key is no JSON object with exactly the key's columns, or a value does not fit its column.
@@ -77,7 +77,7 @@ def _values_of_text(text: str, schema: StructType) -> dict[str, str]:
 
 
 def _from_text(text: str, data_type: DataType) -> Any:
-    """Return a value as JSON would hold it."""
+    """Convert the text of one column to the value that JSON would hold, such as an int for a `long`."""
     match data_type:
         case AtomicType(name) if name in _WHOLE:
             return int(text)

@@ -155,7 +155,7 @@ class KeyColumns:
 
 
 def key_groups(columns: Sequence[pa.Array], key_schema: StructType, max_parallelism: int) -> npt.NDArray[np.uint16]:
-    """Return (n,) the key group of each row of the key columns.
+    """Return an array with the key group of each row of the key columns.
 
     The columns must be as `KeyColumns.decode` returns them. Nested types and wide decimals are hashed row by row.
     """

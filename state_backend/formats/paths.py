@@ -1,7 +1,7 @@
 """Builders and parsers of every durable path.
 
-docs/design.md draws a pipeline's folder ("What is on disk"). The folder also has, for a moment, a file `clock`, from
-whose time a process learns the storage's time.
+docs/design.md draws a pipeline's folder ("What is on disk"). To learn the storage's time, a process creates a file
+`clock` in this folder, reads the time of the file, and deletes the file.
 
 A savepoint's own folder contains
 
@@ -13,7 +13,7 @@ A savepoint's own folder contains
 The folder .trials/<pipeline>, beside the pipelines' folders, contains the trials. No pipeline can have such a name.
 
     trials/<name>.json                                             a trial's record: written first, deleted last
-    roots/<name>/<pipeline>/…                                      the trial's pipeline: all files of the first list
+    roots/<name>/<pipeline>/…                                      the files of the trial, as in a pipeline's folder
 
 `<interval>` is `20130101T000000000Z_20130102T000000000Z`. These names sort by time, and all their characters are
 allowed in shells, URLs and file systems.
@@ -216,7 +216,7 @@ def published(interval: Interval, checkpoint_id: int) -> str:
 
 
 def published_id(path: str) -> int | None:
-    """Parse the path of a file in `published/`, which marks an interval's output as taken by the sink."""
+    """Return the id of a commit from the path of its file in `published/`; None for other paths."""
     match = _MARK.fullmatch(path)
     return int(match[1]) if match else None
 
@@ -304,7 +304,7 @@ def ended_attempt(path: str) -> str | None:
 
 
 def quarantined_id(path: str) -> int | None:
-    """Parse the path of a file in `quarantine/`, which says that validation refused a committed checkpoint."""
+    """Return the id of a checkpoint from the path of its quarantine mark; None for other paths."""
     return record_id(path.removeprefix(QUARANTINE)) if kind_of(path) == "quarantine" else None
 
 
@@ -318,7 +318,7 @@ def validated(checkpoint_id: int, mode: str) -> str:
 
 
 def validated_id(path: str) -> tuple[int, str] | None:
-    """Parse the path of a file in `validated/`, which marks a checkpoint as passed by validation."""
+    """Return (id, mode) from the path of a checkpoint's mark that it passed validation; None for other paths."""
     match = _VALIDATED.fullmatch(path)
     return (int(match[1]), match[2]) if match else None
 
@@ -333,7 +333,7 @@ def lease(checkpoint_id: int, seconds: int, lease: str) -> str:
 
 
 def leased_id(path: str) -> tuple[int, int] | None:
-    """Return a lease's checkpoint, and for how many seconds after its last write the lease lasts."""
+    """Return (checkpoint id, seconds that the lease lasts) from the path of a lease; None for other paths."""
     match = _LEASE.fullmatch(path)
     return (int(match[1]), int(match[2])) if match else None
 

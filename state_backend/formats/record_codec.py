@@ -105,7 +105,7 @@ _SIGNED = {
     "ttl_ms",
 }
 _BITS = {"digest": 64, "crc32c": 32}
-# What `encode` writes before and after the body of a file.
+# The bytes that `encode` writes before the body of a file, and the pattern of those (at most 200) after the body.
 _BEGIN, _MOST_END = b'{"body":', 200
 _END = re.compile(rb',"cairn":"([a-z-]+)","crc32c":"([0-9a-f]{8})","format":1,"release":"[^"]*"\}\Z')
 # With these patterns `decode_content` finds the content and the id of a record.
@@ -135,7 +135,7 @@ def encode(value: object) -> bytes:
 
 
 def encode_and_decode(value: T) -> tuple[bytes, T]:
-    """Return the bytes of a value, and the value that `decode` reads from them: JSON turns tuples into lists."""
+    """Return the bytes of a value, and what `decode` reads from them: tuples in a source position become lists."""
     data, compact = _encoded(value)
     try:
         found: T = _adapter(cast(Any, type(value))).validate_json(compact)
@@ -179,7 +179,7 @@ def decode(data: bytes, path: str, *expected: type[T]) -> T:
     if cls is not None and cls not in expected:
         raise _another_type(path, expected, envelope)
     try:
-        # Usually the body need not become compact JSON again: it is, if its bytes have the checksum.
+        # If the body's bytes have the checksum, they are compact JSON already. Usually this saves the encoding.
         compact = _body_of(plain, envelope["cairn"]) or _compact(envelope["body"])
     except (UnicodeEncodeError, RecursionError) as error:
         raise CorruptRecord(f"{path}: not a record: {error}") from None
@@ -206,10 +206,10 @@ def decode(data: bytes, path: str, *expected: type[T]) -> T:
 
 
 def decode_content(data: bytes, path: str) -> tuple[int, Content] | None:
-    """Return id and content of a checkpoint's record, without its lists of other checkpoints; None for unusual bytes.
+    """Return (id, content) of a checkpoint's record without decoding its lists of other checkpoints, to save time.
 
-    With a thousand retained checkpoints, the lists are 99 % of a record. The checksum covers them too. Bytes that
-    `encode` does not write for a record are unusual: `decode` then tells why.
+    With a thousand retained checkpoints, the lists are 99 % of a record. The checksum covers them too. Return None for
+    bytes that `encode` would not write for a record: `decode` then raises the error.
     """
     try:
         text = (_body_of(_gunzip(data) if data[:1] == _GZIP_HEADER[:1] else data, _NAMES[Record]) or b"").decode()

@@ -94,7 +94,7 @@ def live_ssts(log: bytes, name: str) -> tuple[SstSpan, ...]:
 
 
 def _check(spans: Sequence[SstSpan], next_file: int, last_sequence: int, greatest_log: int) -> None:
-    """Check what RocksDB relies on, or refuses itself.
+    """Raise ValueError if the numbers or key ranges in a MANIFEST contradict each other.
 
     RocksDB takes the next file number for its new write-ahead log. If the MANIFEST has a greater log number, RocksDB
     deletes the new log as obsolete while it opens the store, and crashes.
@@ -162,7 +162,7 @@ def _masked_crc(kind: int, payload: bytes) -> int:
 
 
 def _edits(record: bytes) -> Iterator[SstSpan | tuple[int, int]]:
-    """Yield what one record of a MANIFEST, a version edit, changes in the store."""
+    """Yield the changes in one record of a MANIFEST: an `SstSpan` for a new file, (tag, number) for other changes."""
     at = 0
     while at < len(record):
         tag, at = number_at(record, at)
@@ -207,7 +207,7 @@ def _edits(record: bytes) -> Iterator[SstSpan | tuple[int, int]]:
 
 
 def number_at(data: bytes, at: int) -> tuple[int, int]:
-    """Return the varint at a place, and the place behind it."""
+    """Return (the varint that begins at offset `at`, the offset behind it)."""
     value = shift = 0
     while True:
         byte = data[at]

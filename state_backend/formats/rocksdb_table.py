@@ -80,7 +80,7 @@ def _versions(table: memoryview, spans: Sequence[Span]) -> Versions:
     properties = dict(_pairs(_block(table, *_handle(meta[_PROPERTIES]))))
     if _flag(properties, b"rocksdb.block.based.table.index.type", 4):
         raise UnknownTable("another kind of index")
-    # All entries of an ingested file have the sequence number that MANIFEST gives the file. In the file, it is 0.
+    # An ingested file has sequence number 0 in all entries. The real number is in MANIFEST, which is not read here.
     if _RANGES in meta and b"rocksdb.external_sst_file.version" in properties:
         raise UnknownTable("an ingested file with deleted ranges")
     with_user_keys = _flag(properties, b"rocksdb.index.key.is.user.key", 8)
@@ -127,7 +127,7 @@ def _metaindex(table: memoryview) -> tuple[int, int]:
 
 
 def _block(table: memoryview, offset: int, size: int) -> bytes:
-    """Return the raw bytes of a block."""
+    """Return the uncompressed bytes of the block of `size` stored bytes at an offset of an SST."""
     if offset < 0 or offset + size + _TRAILER_BYTES > len(table):
         raise ValueError("a block is outside of the table")
     stored, compression = bytes(table[offset : offset + size]), table[offset + size]
@@ -161,10 +161,10 @@ def _pairs(block: bytes) -> Iterator[tuple[bytes, bytes]]:
 
 
 def _delta_handles(block: bytes) -> Iterator[tuple[bytes, tuple[int, int]]]:
-    """Yield key and block of each entry of an index whose values are deltas.
+    """Yield (key, (offset, size) of the data block) for each entry of a delta-encoded index.
 
     An entry that shares no bytes with the key before has the offset and the size of its block. Any other entry has only
-    the difference between its block's size and the size before. Its block follows directly.
+    the difference between its block's size and the size before. This block follows directly after the one before.
     """
     at, end, key, handle = 0, _entries_end(block), b"", (0, 0)
     while at < end:
@@ -195,6 +195,6 @@ def _unpack(stored: bytes) -> tuple[int, int]:
 
 
 def _flag(properties: dict[bytes, bytes], name: bytes, size: int) -> int:
-    """Return a property: a number in a fixed number of bytes, or a varint; 0 if it is absent."""
+    """Return a property of an SST as a number, stored in `size` bytes or as a varint; 0 if it is absent."""
     value = properties.get(name, b"")
     return int.from_bytes(value, "little") if len(value) == size else number_at(value, 0)[0] if value else 0

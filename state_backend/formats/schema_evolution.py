@@ -9,8 +9,8 @@ when it reads the entry.
 docs/state-schema.md lists the allowed changes ("Change a state's schema"). Besides these, byte and short may become
 float. A dropped field that is added again under its name starts from null.
 
-The same rules hold inside structs, array elements and map values. Each step is exact. So a value does not depend on the
-number of versions between. Keys of maps must never change, because the digest hashes their bytes.
+The same rules hold inside structs, array elements and map values. Each conversion is exact. So a value does not depend
+on the versions between. Keys of maps must never change, because the digest hashes their bytes.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class SchemaChange:
 def compare_schemas(recorded: StructType, declared: StructType) -> SchemaChange:
     """Compare two schemas at every depth, and return the dropped fields and the refused changes.
 
-    Schemas that differ only by other allowed changes give two empty lists.
+    Other allowed changes, such as an added field, are in neither list.
     """
     differences = list(_struct_differences("", recorded, declared))
     return SchemaChange(

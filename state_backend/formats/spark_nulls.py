@@ -63,7 +63,7 @@ class MismatchCounts:
         self._first.setdefault((state_name, path), message)
 
     def as_mapping(self) -> Mapping[tuple[str, str], tuple[int, str]]:
-        """Return the counts of values that did not fit their state's schema and were stored as NULL instead."""
+        """Return, by state and field, (number of values that were stored as NULL instead, first error message)."""
         return {place: (count, self._first[place]) for place, count in self._counts.items()}
 
 
@@ -116,7 +116,7 @@ def _fields(schema: StructType, values: Any, zone: tzinfo, path: str, found: lis
 
 
 def _fitting(data_type: DataType, value: Any, zone: tzinfo, path: str, found: list[tuple[str, str]]) -> Any:
-    """Return the value, with None in place of each value inside for which Spark stores NULL."""
+    """Return the value with None in place of each part for which Spark stores NULL. Add their paths to `found`."""
     if value is None:
         return None
     plain = value.tolist() if hasattr(value, "tolist") and not hasattr(value, "columns") else value

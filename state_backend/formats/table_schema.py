@@ -26,7 +26,7 @@ class Clash:
 
 
 def join_schemas(one: StructType, other: StructType) -> tuple[StructType, tuple[Clash, ...]]:
-    """Return a schema that holds rows of both schemas, and the fields for which no type does.
+    """Return a schema that holds rows of both schemas, and the clashes: fields for which no type holds both.
 
     The fields of the first schema come first. A field that clashes has its type of the first schema.
     """

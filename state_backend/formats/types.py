@@ -438,7 +438,7 @@ def _from_float(expected: AtomicType) -> Convert:
 
 
 def _widen(expected: AtomicType, value: int) -> float:
-    """Return the float that equals an int."""
+    """Return the float that equals an int. Raise `Misfit` if no number of the type `expected` equals it."""
     try:
         widened = float(value)
         if expected.name == "float":
@@ -718,7 +718,7 @@ def to_python(data_type: DataType, struct_factory: StructFactory | None = None, 
     Args:
         data_type: The type of the value.
         struct_factory: `struct_factory(names)(values)` makes nested structs; None for tuples.
-        zone: The zone of the wall time that instants become.
+        zone: The time zone of the naive datetimes that timestamps become.
 
     Returns:
         The function; None if the physical value is the Python value already.

@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 def chain_of(root: str, pipeline: str | None, chains: Chains | None = None) -> list[At]:
-    """Return root and name of each pipeline of a chain: each after those that it reads of the same interval."""
+    """Return (root, name) of each pipeline of a chain, each after the pipelines that it reads at the same interval."""
     return [*TopologicalSorter(chain_order(root, pipeline, chains)).static_order()]
 
 
@@ -31,7 +31,7 @@ def readers_of(root: str, pipeline: str) -> list[str]:
 
 
 def trials_of_chain(root: str, trial: Trial) -> tuple[list[Trial], list[str]]:
-    """Return a trial, those of its name of pipelines that read its own, upstream first, and the readers without one."""
+    """Return the trial and its readers' trials of this name, upstream first; and the names of readers without one."""
     found = {name: read_trial(root, name, trial.name) for name in readers_of(root, trial.pipeline)}
     there = [one for one in found.values() if one is not None]
     return [trial, *there], [name for name, one in found.items() if one is None]
@@ -40,12 +40,12 @@ def trials_of_chain(root: str, trial: Trial) -> tuple[list[Trial], list[str]]:
 def chain_order(
     root: str, pipeline: str | None, chains: Chains | None = None, *, upstreams: bool = True
 ) -> dict[At, list[At]]:
-    """Return root and name of each pipeline of a chain, with the pipelines that must run before it.
+    """Return each pipeline of a chain, as (root, name), with the pipelines that must run before it.
 
-    Without a pipeline: of all pipelines below the root, and those of other roots that they read.
+    If `pipeline` is None, these are all pipelines below the root, and those of other roots that they read.
 
-    Pipelines below the same root are asked what they read. So a pipeline of another root is found if one of these reads
-    it, but not if it only reads them. `upstreams`: False follows only those that read.
+    The function looks up what each pipeline below `root` reads. So it finds a pipeline of another root if one of these
+    reads it, but not if that pipeline only reads these. `upstreams`: If False, return only the readers.
     """
     chains, root = chains or Chains(), root.rstrip("/")
     own = set[At]() if pipeline is None else {(root, pipeline)}
@@ -61,7 +61,7 @@ def chain_order(
 
 
 def without_cycles(reads: Mapping[At, Mapping[At, int]]) -> dict[At, list[At]]:
-    """Return the upstreams of each pipeline that must run before it. In a cycle, pipelines that look back don't wait.
+    """Return for each pipeline the upstreams that must run before it. With a cycle, only reads without `back` count.
 
     `reads`: The upstreams of each pipeline, with the number of intervals that it looks back.
     """
@@ -90,7 +90,7 @@ def _reads(chains: Chains, at: At) -> dict[At, int]:
 
 
 def _if_readable(chains: Chains, at: At, read: Callable[[Log], T]) -> T | None:
-    """Return what is read of a log; None if the log can't be read: then the work on that pipeline says so."""
+    """Return `read(log)`; None if the log can't be read. Work on that pipeline itself then raises the error."""
     try:
         return read(chains.log(*at))
     except RetryableError:

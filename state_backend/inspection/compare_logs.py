@@ -23,10 +23,10 @@ class Made:
 
     id: int
     outputs: tuple[OutputFile, ...]
-    # The content of that commit; None if the checkpoint was dropped, because a tombstone has no counts and times.
+    # The content of commit `id`; None if the checkpoint was dropped, because a tombstone has no counts and times.
     content: Content | None
     digest: int
-    # The record of that state; None if the checkpoint was dropped, so that its state can't be read.
+    # The record whose checkpoint has this state; None if it was dropped, so that the state can't be read.
     state: Record | None = None
 
     @property

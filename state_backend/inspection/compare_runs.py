@@ -1,6 +1,6 @@
 """Compare a trial with production: the result of each interval, and the rows and state entries that differ.
 
-    interval   Equal digests mean equal state, and equal sizes and checksums mean equal rows. Then nothing is read.
+    interval   Equal digests mean equal state, and equal sizes and checksums mean equal rows: nothing more is read.
     rows       If the files differ, output and late output of both sides are read and compared, one interval at a time.
     state      If the digests differ, the state of the last interval that both sides retain is compared entry by entry.
 
@@ -68,7 +68,7 @@ def _read(storage: Storage, files: Iterable[OutputFile], work: Path) -> pa.Table
 def compare_states(old: StateSource, new: StateSource, work: Path, limit: int) -> list[dict[str, Any]]:
     """Compare two states entry by entry, and return the differences by state.
 
-    Leases keep the files of both checkpoints meanwhile.
+    Leases keep the files of both checkpoints during the comparison.
     """
     with ExitStack() as stack:
         for source in (old, new):

@@ -40,6 +40,7 @@ class TableDifference:
     new: pa.Table
     # The key columns; empty: rows match only as a whole.
     key: tuple[str, ...]
+    # Positions of rows that only one side has; pairs of positions of rows with the same key and other values.
     only_old: Numbers
     only_new: Numbers
     changed: Numbers
@@ -143,8 +144,7 @@ def codes_of(old: pa.ChunkedArray, new: pa.ChunkedArray) -> tuple[Numbers, Numbe
 
 
 def combine_codes(codes: Sequence[tuple[Numbers, Numbers]], old_rows: int, new_rows: int) -> tuple[Numbers, Numbers]:
-    """Return one code for each row of both tables. Two rows have equal codes if their codes are equal in every
-    column."""
+    """Return a code for each row of both tables. Rows have equal codes if their codes are equal in every column."""
     made = np.zeros(old_rows + new_rows, np.int64)
     for old, new in codes:
         both = np.concatenate([old, new])
@@ -154,7 +154,7 @@ def combine_codes(codes: Sequence[tuple[Numbers, Numbers]], old_rows: int, new_r
 
 
 def _pairs(old: Numbers, new: Numbers) -> tuple[Numbers, int]:
-    """Match rows whose key occurs exactly once on each side."""
+    """Return pairs of rows whose key occurs once on each side, and the number of keys that a side has repeatedly."""
     size = max(old.max(initial=-1), new.max(initial=-1)) + 1
     counts = np.bincount(old, minlength=size), np.bincount(new, minlength=size)
     position = np.zeros(size, np.int64)

@@ -324,7 +324,7 @@ def same_input(first: Content, second: Content) -> bool | None:
 
 
 def self_describing(value: Any, data_type: DataType) -> Any:
-    """Return a decoded value of state in a form that says its type, as Arrow does: `plain` then prints both alike.
+    """Return a decoded value of state in the form that Arrow returns, so that `plain` prints both in the same way.
 
     A codec decodes a TIMESTAMP to a naive datetime in UTC: the result has the zone UTC. A TIMESTAMP_NTZ stays without
     zone. A struct is a dict by the names of its fields; as the key of a map it stays a tuple, which can be hashed.

@@ -1,4 +1,4 @@
-"""Say a changed entry or row in one line, for `cairn diff`, `key`, `replay` and `compare`."""
+"""Describe a changed entry or row in one line, for `cairn diff`, `key`, `replay` and `compare`."""
 
 from __future__ import annotations
 

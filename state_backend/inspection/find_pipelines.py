@@ -34,7 +34,7 @@ def other_pipelines(root: str, pipeline: str) -> str:
 def refuse_nothing(storage: Storage, root: str, pipeline: str, *, if_new: str = "") -> None:
     """Raise `UsageError` if a pipeline's folder has no files. The message names similar pipelines of the root.
 
-    `if_new`: Lines for a pipeline that never ran, for the message if no name is similar.
+    `if_new`: Advice for a pipeline that never ran, which the message gets if no name is similar.
     """
     if next(iter(storage.list("")), None) is None:
         other = other_pipelines(root, pipeline)

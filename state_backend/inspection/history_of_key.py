@@ -36,7 +36,7 @@ from state_backend.values.key_groups import shard_of
 from state_backend.values.records import Content, Record, ShardRef, StateDescriptor, Tombstone
 
 _CACHE_BYTES = 1 << 30
-# The checkpoints whose manifests and files are read together, in parallel.
+# The most checkpoints whose manifests and files are read together, in parallel.
 _AT_ONCE = 64
 
 
@@ -49,6 +49,7 @@ class KeyStep:
     # The checkpoint that `changes` compare with: the base, or the nearest retained ancestor. None if the interval began
     # with empty state, or if `unknown` is set.
     since: int | None = None
+    # The number of dropped checkpoints between `since` and this checkpoint.
     between: int = 0
     # Why the earlier state is unknown; None if it is known.
     unknown: str | None = None
@@ -122,8 +123,8 @@ class _Steps:
     def _load_contents(self, ids: Iterable[int]) -> None:
         """Read the records of some retained checkpoints.
 
-        Each file is read once, for the states known so far. If one of these records has a new state, all files are read
-        again.
+        Each SST and segment is read once, for the states that are known so far. If one of these records has a new
+        state, all of them are read again.
         """
         missing = sorted({*ids} - self._contents.keys())
         try:
@@ -164,15 +165,15 @@ class _Steps:
         return _Shard(group=group, files=self._versions.files_of(manifest))
 
     def _may_differ(self, checkpoint_id: int, since: int | None) -> bool:
-        """Return False if the key has the same entries in both checkpoints, or none in the only one."""
+        """Return False if the key surely has the same entries in both checkpoints; with `since` None, if it has
+        none."""
         here, before = self._shards[checkpoint_id], self._shards[since] if since is not None else None
         if here.group == (before.group if before is not None else None):
             return False
         return here.files is None or before is None or here.files != before.files
 
     def _fetch(self, ids: Iterable[int]) -> None:
-        """Read those files of some checkpoints that were not read yet. Forget the files that none of these checkpoints
-        has."""
+        """Read the files of some checkpoints that were not read yet. Forget files that none of these has."""
         files = {n: found for n in ids if (found := self._shards[n].files) is not None}
         self._versions.forget_all_but(files.values())
         try:
@@ -212,8 +213,8 @@ class _Steps:
         )
 
     def _before(self, checkpoint_id: int) -> tuple[int | None, int, str | None]:
-        """Return the retained checkpoint that a checkpoint is compared with, or None; how many dropped ones lie
-        between; and why the state before is unknown, or None."""
+        """Return (id of the retained checkpoint to compare with or None, number of dropped checkpoints in between, why
+        the earlier state is unknown or None)."""
         content, between, first = self._contents[checkpoint_id], 0, min(self._log.retained)
         if content.kind == "restore":
             return None, 0, f"the state was restored from {source_of(content)}"
@@ -273,8 +274,7 @@ def _any(rows: pa.Table | None) -> bool:
 
 
 def describe_step(step: KeyStep) -> dict[str, Any]:
-    """Return a step of a key's history as JSON values. Rows that were not searched, or can't be told apart, are
-    None."""
+    """Return a step of a key's history as JSON values. Unknown rows (not searched, or without key columns) are None."""
     record = step.record
     run = run_of(record)
     changes = [describe_change(c) for c in step.changes if c.state != layout.TIMERS_NAME]

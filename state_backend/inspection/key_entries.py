@@ -43,8 +43,7 @@ class SearchedKey:
 
     @property
     def named(self) -> dict[str, Any]:
-        """The values by the names of their columns, as a read of state returns them: a decimal has the digits of its
-        type."""
+        """The key's values by column name, as a read of state returns them: a decimal has the scale of its type."""
         found: dict[str, Any] = self_describing(KeyCodec(self.schema).decode(self.encoded), self.schema)
         return found
 

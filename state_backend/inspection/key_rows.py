@@ -45,10 +45,9 @@ def rows_of_key(table: pa.Table | pa.RecordBatch, key: SearchedKey) -> pa.Table 
 def read_key_rows(
     files: Iterable[OutputFile], attempt: str, shard: int, key: SearchedKey, storage: Storage, work: Path
 ) -> pa.Table | None:
-    """Return the rows of a key in the output files, or in the files of late rows, of one commit, in the order of the
-    files.
+    """Return the rows of a key in the output files, or the files of late rows, of one commit, file by file.
 
-    None if a file lacks a key column, or a key column has another type. Its rows can't be told apart by key then.
+    Return None if a file lacks a key column, or has it with another type: its rows can't be told apart by key.
     """
     found, local = [], work / f"{uuid4().hex}.parquet"
     for file in files:

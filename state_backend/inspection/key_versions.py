@@ -1,7 +1,7 @@
 """Stored entries of one key in many checkpoints of a pipeline, read from SSTs and segments without a RocksDB store.
 
 Checkpoints share most of their files. Each file is read once, and only the versions of the key stay in memory. To open
-a store for each checkpoint would write all its files to the local disk again.
+a RocksDB store for each checkpoint, all of its files would be written to the local disk each time.
 
 The files of a shard have an order: a segment is newer than any SST, a later segment newer than an earlier one.
 RocksDB's MANIFEST orders the SSTs: a lower level is newer, and within level 0 a higher epoch.
@@ -34,6 +34,7 @@ Stored = tuple[bytes, bytes]
 
 @frozen
 class KeyFiles:
+    # For each SST, newest first: its handle (a hash for an inline SST), and its smallest and largest key.
     ssts: tuple[tuple[Source, bytes, bytes], ...]
     segments: tuple[Source, ...]
 
@@ -50,7 +51,7 @@ class KeyVersions:
     def files_of(self, manifest: ShardManifest) -> KeyFiles | None:
         """Return the files of a shard that may hold the key; None if only RocksDB can read the shard.
 
-        Inline files are read at once.
+        Inline files, whose bytes the manifest holds, are read by this call already.
         """
         try:
             touched = [span for span in ssts_of(manifest) if any(span.touches(*wanted) for wanted in self._spans)]
@@ -69,8 +70,7 @@ class KeyVersions:
             return None
 
     def fetch(self, files: Iterable[KeyFiles]) -> None:
-        """Read the SSTs and segments of some checkpoints, in parallel. Files that were read before are not read
-        again."""
+        """Read the SSTs and segments of some checkpoints that were not read before, in parallel."""
         every = [*files]
         self._fetch(self._ssts, lambda file, _: self._versions_in(file), (s for f in every for s, _, _ in f.ssts))
         self._fetch(
@@ -100,7 +100,7 @@ class KeyVersions:
         self._segments = {s: b for s, b in self._segments.items() if isinstance(s, bytes) or s in needed}
 
     def read_stored(self, files: KeyFiles) -> list[Stored]:
-        """Return the stored keys and values of the key in a checkpoint, ascending. Its files were fetched before."""
+        """Return the stored keys and values of the key in a checkpoint, ascending. Call `fetch` for `files` before."""
         found: dict[bytes, bytes | None] = {}
         newer: list[tuple[bytes, bytes, int]] = []
         for source, smallest, largest in files.ssts:

@@ -1,6 +1,6 @@
-"""Decide how well a pipeline is: one rule for the pages, the list of pipelines and the terminal. Pure functions.
+"""Decide how healthy a pipeline is: one rule for the pages, the list of pipelines and the terminal. Pure functions.
 
-The rule takes what its caller knows. The terminal does not ask Airflow, so it knows no runs.
+The rule uses the facts that its caller has. The terminal does not ask Airflow, so its facts have no runs.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ GRACE = timedelta(minutes=10)
 Why = Literal["failed", "quarantined", "stale", "descends", "replaced", "missing"]
 BLOCKED = "next interval can't start"
 Tone = Literal["good", "info", "warn", "bad"]
-# What is only a note stands behind the verdict `good`.
+# The first finding is the pipeline's health. A mere note (`info`) comes after `good`, so it is not first.
 _ORDER: tuple[Tone, ...] = ("bad", "warn", "good", "info")
 _MOST_DUE = 2_000  # due intervals that are listed
 
@@ -72,11 +72,11 @@ class Facts:
     begun: bool = True  # The log has a record.
     # The end of the newest usable state; None without one.
     until: datetime | None = None
-    # The intervals that follow it and are due (`due_intervals`).
+    # The intervals after `until` that are due (`due_intervals`).
     due: Sequence[Interval] = ()
-    # The checkpoints of intervals after it, from which no interval may start.
+    # The checkpoints of intervals after `until` from which no interval may start.
     unusable: Sequence[Trouble] = ()
-    # How many valid checkpoints are newer than the newest validated state, and its id; None without valid ones.
+    # (number of valid checkpoints since the newest validated state, id of that state); None without a valid one.
     unvalidated: tuple[int, int | None] | None = None
     # The schedule of the DAG, its last runs and its first ones after `until`, and the failing tasks of its unfinished
     # runs. None and empty for a pipeline without a DAG, or if Airflow was not asked.
@@ -108,10 +108,10 @@ def due_intervals(log: Log, last: Interval | None, schedule: DagSchedule | None,
 
 
 def findings(facts: Facts) -> tuple[Finding, ...]:
-    """Return what there is to say about a pipeline, the most severe first. The first one is the pipeline's health.
+    """Return the findings about a pipeline, the most severe first. The first finding is the pipeline's health.
 
-    Without a problem it has the tone `good`. It has another tone while an interval that was due has no usable
-    checkpoint, a task has failed, or the pipeline's log can't be read.
+    Without a problem, the first finding has the tone `good`. It has another tone while an interval that was due has no
+    usable checkpoint, a task has failed, or the pipeline's log can't be read.
     """
     found = [*_findings(facts)]
     well = {one.tone for one in found} <= {"info"} and not _behind(facts)
@@ -152,7 +152,7 @@ def _findings(facts: Facts) -> Iterator[Finding]:
 
 
 def _of_runs(facts: Facts) -> Iterator[Finding]:
-    """Yield what the DAG's runs and its schedule say."""
+    """Yield the findings that follow from the DAG's runs and its schedule."""
     schedule, found = facts.schedule, troubles(facts)
     if failed := [one.interval for one in found if one.why == "failed"]:
         yield Finding("bad", f"{len(failed)} failed", f"The run of {failed[0]} failed, and Airflow does not try again")
@@ -178,7 +178,7 @@ def _of_runs(facts: Facts) -> Iterator[Finding]:
         title = "The DAG is paused: Airflow creates no runs"
         yield Finding("warn", f"paused, behind {late}" if behind is not None else "paused", title)
     elif schedule.next_due is None:
-        # After the last run, the time until now says nothing. The runs of the demo, for instance, used another root.
+        # The schedule has ended, so no delay is shown. The last runs may have used another root, as in the demo.
         title = "The schedule has no more runs, and this root has no checkpoint of the last run's interval"
         ended = Finding("info", "no run due", "The schedule has no more runs")
         yield ended if behind is None else Finding("warn", "incomplete", title)
@@ -190,7 +190,7 @@ def _of_runs(facts: Facts) -> Iterator[Finding]:
 
 
 def _behind(facts: Facts) -> datetime | None:
-    """Return since when an interval is due that has no usable checkpoint; None if there is no such interval."""
+    """Return since when an interval without a usable checkpoint is due; None if there is no such interval."""
     if facts.due:
         return facts.due[0].end
     until = asked_until(facts.schedule, facts.now)
@@ -233,7 +233,7 @@ def _by_interval(facts: Facts, *, after: bool) -> dict[Interval, list[DagRun]]:
 
 
 def broken(facts: Facts) -> Broken | None:
-    """Return since when and up to which interval a pipeline is broken; None if it is not."""
+    """Return from which to which interval a pipeline is broken; None if no interval is in trouble."""
     if not (found := troubles(facts)):
         return None
     counts = Counter(sorted(trouble.why for trouble in found))

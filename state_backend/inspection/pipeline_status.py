@@ -35,6 +35,7 @@ class Status:
     # The intervals to run first so that `next` can start, or the intervals that a restore discarded; None if there are
     # none, or no run helps.
     rerun: Rerun | None
+    # Pairs: (checkpoint, commit that made it stale), (checkpoint, reason), (interval, commit with its output).
     stale: tuple[tuple[int, int], ...]
     quarantined: tuple[tuple[int, str], ...]
     unpublished: tuple[tuple[Interval, int], ...]
@@ -48,8 +49,7 @@ class Status:
 
     @property
     def well(self) -> bool:
-        """Return True if the next interval can start, no interval must run again and no output waits for the sink
-        hook."""
+        """Return True if the next interval can start, no interval must run again, and no output waits for the sink."""
         known = all(verdict.kind == "unknown" for _, verdict in self.outdated)
         return self.problem is None and self.rerun is None and not self.unpublished and known
 

@@ -29,7 +29,7 @@ _REPORT = "export.json"
 
 
 class Place(NamedTuple):
-    """A place where a key can still be present."""
+    """A place where a key can still be present, and what to do about it (`then`)."""
 
     what: str
     # Path or URL of the place; empty if Cairn does not know it.
@@ -42,7 +42,7 @@ class Place(NamedTuple):
 
 @frozen
 class Left:
-    """The parts of the pipeline's folder where a key can still be present after `cairn erase`."""
+    """What may still hold a key in the pipeline's folder: `dropped` or retained (`holding`) checkpoints, and output."""
 
     dropped: Collection[int]
     holding: Collection[int]
@@ -53,8 +53,8 @@ class Left:
 def places_of(root: str, pipeline: str, encoded: Collection[bytes], texts: Collection[str], left: Left) -> list[Place]:
     """Return the places that may hold the forgotten keys, those in the pipeline's own folder first.
 
-    The function lists all files below the root. It looks into a linked folder of the root, but not into folders below
-    it.
+    The function lists all files below the root. Of a folder behind a symbolic link, it lists only the files directly in
+    this folder.
     """
     storage = open_storage(join_url(root, pipeline))
     found = [*_own(storage, pipeline, texts, left)]
@@ -143,7 +143,7 @@ def _below_root(root: str, pipeline: str, encoded: Collection[bytes]) -> Iterato
     content = _newest(open_storage(join_url(root, pipeline)))
     for info in list_own(above):
         folder, _, name = info.path.rpartition("/")
-        # Earlier releases exported into a pipeline's folder too.
+        # Earlier releases wrote exports into a pipeline's folder too, so only savepoints are skipped there.
         skipped = (own, trials) if name == paths.SAVEPOINT_RECORD else trials
         if info.path.startswith(skipped) or name not in (paths.SAVEPOINT_RECORD, _REPORT, paths.HEAD):
             continue

@@ -1,7 +1,7 @@
 """A group of pipelines: up to which time the results of all members fit together. Only reads.
 
-A result is out of date if its own log says so, or the log of what it read (`Chains`). No interval reads beyond its own
-end. So the results that end before the first result that is out of date, missing or incomplete fit together.
+A result is out of date if its own log says so, or the log of a pipeline that it read (`Chains`). No interval reads
+beyond its own end. So all results that end before the first outdated, missing or incomplete result fit together.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Output = tuple[str, Interval, int]
 
 @frozen
 class Group:
-    """Members upstream first, and the time `until` which their results fit. `level`: No member has a later result."""
+    """The members, upstream first. Their results up to `until` fit together. `level`: no member has a later result."""
 
     members: Mapping[str, Log]
     until: datetime
@@ -34,22 +34,22 @@ class Group:
     level: bool
 
     def ready(self, waiting: Collection[Output]) -> list[Output]:
-        """Return what the sinks may get now: nothing while a result is out of date that others may have read.
+        """Return the outputs that the sinks may get now: none while a result is out of date that others may have read.
 
-        Intervals that replaced a longer one wait until it can leave the sink with them.
+        Short intervals that replaced a longer one wait until its rows can leave the sink together with them.
         """
         until = _uncrossed(self.until, (interval for _, interval, _ in waiting))
         return [o for o in waiting if self.outdated is None and (o[1].end <= until or self.level)]
 
 
 def group_in(log: Log) -> str | None:
-    """Return the group of a pipeline, by its newest interval. A state that was only restored or forked has none."""
+    """Return the group that a pipeline's newest interval names; None if none, or if no interval ran after a fork."""
     newest = newest_interval(log)
     return None if newest is None else newest.content.group
 
 
 def group_of(root: str, name: str, chains: Chains | None = None) -> Group:
-    """Find the members of a group in the logs below a root. UsageError: The group has no member."""
+    """Find the members of a group in the logs below a root. Raise `UsageError` if there is no member."""
     chains, root = chains or Chains(), root.rstrip("/")
     order = [at for at in chain_of(root, None, chains) if at[0] == root]
     names = {at[1]: group_in(chains.log(*at)) for at in order}
@@ -108,7 +108,7 @@ def end_within_group(group: str, root: str, pipeline: str, log: Log, end: dateti
     heads, until = marker["heads"], parse_instant("until", marker["until"])
     if pipeline not in heads:
         raise UsageError(f"pipeline {pipeline!r} is not in the group; its members are {', '.join(heads)}")
-    # `cairn erase` rewrites the output of any interval.
+    # A commit of `cairn erase` counts in any case, since it may rewrite the output of any interval.
     newer = any(f.id > heads[pipeline] and (f.interval.start < until or f.kind == "forget") for f in log.facts(None))
     if newer or log.head_id < heads[pipeline]:
         raise StorageUnavailable(

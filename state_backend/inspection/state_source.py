@@ -159,10 +159,10 @@ def open_shard(
 def open_part(
     manifest: ShardManifest, spans: Sequence[Span], storage: Storage, folder: Path, cache: FileCache | None
 ) -> RocksStore | None:
-    """Open a shard with the SSTs that `needed_for` names; None if the scans of the spans need others.
+    """Open a shard with the SSTs that `needed_for` names. Return None if a scan of the spans needs other SSTs.
 
     Where a range deletion covers a key, RocksDB seeks behind the range in all older files. A MANIFEST does not say
-    where such a range ends, so each span is scanned once.
+    where such a range ends, so each span is scanned once to find out.
     """
     needed = needed_for(manifest, spans)
     store = restore_shard(manifest.key_groups, [needed], storage, folder, EngineOptions(), cache, partial=True).store
@@ -212,7 +212,7 @@ def fill_store(
     source: StateSource, owned: KeyGroupRange, max_parallelism: int, storage: Storage, work: Path
 ) -> Iterator[RocksStore]:
     """Yield a store with the state of a canonical savepoint, limited to `owned` of `max_parallelism` key groups."""
-    from state_backend.shard.canonical_files import read_canonical  # NumPy and Arrow: no other state needs them here.
+    from state_backend.shard.canonical_files import read_canonical  # imports NumPy and Arrow, needed only here
 
     content, savepoint = source.content, source.savepoint
     with RocksStore(work / f"filled-{owned.first}") as store:

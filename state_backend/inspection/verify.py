@@ -77,7 +77,7 @@ from state_backend.values.records import (
     Tombstone,
 )
 
-# For each kind of JSON file (`paths.kind_of`): its types, and the path that its content belongs to.
+# For each kind of JSON file (`paths.kind_of`): the types of its content, and a function that returns its path.
 _DECODED: Mapping[str, tuple[tuple[type, ...], Callable[[Any], str]]] = {
     "record": ((Record, SweepRecord, Tombstone), lambda found: paths.record(found.id)),
     "quarantine": ((Quarantine, Released), lambda found: paths.quarantine(found.id)),
@@ -330,7 +330,7 @@ def _marks(storage: Storage, files: Mapping[str, FileInfo]) -> Iterator[str]:
         try:
             found: Any = record_codec.decode(storage.read(path), path, *types)
         except NotFound:
-            # A clean-up deleted the file meanwhile. This file is no record: records are never deleted.
+            # A clean-up deleted the file after the listing. The file is no record, since records are never deleted.
             continue
         except (CorruptRecord, UnsupportedFormat) as error:
             rebuilt = (
@@ -369,7 +369,7 @@ def _check_listed(handle: Handle, info: FileInfo | None) -> str | None:
 
 
 def _with_checksums(storage: Storage, files: Iterable[FileInfo]) -> dict[str, FileInfo]:
-    """Return by path those of the listed files whose checksum a storage that `TellsChecksums` adds."""
+    """Return, by path, the files that the listing gave without a checksum, with the checksum that the storage tells."""
     unknown = [info for info in files if info.crc32c is None] if isinstance(storage, TellsChecksums) else []
     told = at_once(lambda info: cast(TellsChecksums, storage).checksum(info.path), unknown)
     return {info.path: replace(info, crc32c=crc32c) for info, crc32c in zip(unknown, told, strict=True)}

@@ -58,7 +58,7 @@ class Storage(Protocol):
         """The root's URL, for messages: `file:///...`, `gs://...`, `s3://...` or `memory://...`."""
 
     def read(self, path: str, *, offset: int = 0) -> bytes:
-        """Return a file's bytes from `offset` on; for metadata, since state files may be too large for memory.
+        """Return a file's bytes from `offset` on. For metadata only: state files may be too large for memory.
 
         Raises:
             NotFound: No file has this path.
@@ -97,7 +97,7 @@ class Storage(Protocol):
         """Copy a file to a local path, replacing a local file there.
 
         The local file appears only after its size and crc32c were checked. Missing parent folders are created.
-        It does not sync the local file to disk, since local copies are only a cache.
+        This method does not sync the local file to disk, since local copies are only a cache.
 
         Raises:
             NotFound: No file has the handle's path.

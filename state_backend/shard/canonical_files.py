@@ -43,7 +43,7 @@ from state_backend.values.marks import CanonicalFile
 from state_backend.values.records import KeyGroupState, ShardManifest, StateDescriptor
 
 _BATCH_ROWS, _BATCH_BYTES = 131_072, 64 * 1024 * 1024
-# A chunk of a scan becomes Arrow columns at once, while its Python objects lie in the processor's cache.
+# A scan's chunk is converted to Arrow columns right after its read, while its Python objects are in the CPU's cache.
 _CHUNK_ROWS, _CHUNK_BYTES = 4096, 16 * 1024 * 1024
 
 
@@ -61,7 +61,7 @@ def write_canonical(
 ) -> tuple[CanonicalFile, ...]:
     """Write all entries of a store, expired entries too, to canonical Parquet files, and upload the files.
 
-    A state without entries has no file.
+    Return a `CanonicalFile` for each Parquet file. A state without entries has no file.
     """
     files: list[CanonicalFile] = []
     for descriptor in (*states, None):
@@ -90,9 +90,9 @@ def write_canonical(
 
 
 def stored_batches(store: RocksStore, prefixes: Sequence[bytes]) -> Iterator[tuple[pa.Array, pa.Array]]:
-    """Yield stored keys that begin with one of the prefixes, and their entries, prefix by prefix.
+    """Yield batches (stored keys, their entries) of the stored keys that begin with one of the prefixes.
 
-    A batch holds at least one entry. It ends with the chunk that brings it to 131,072 entries or 64 MiB.
+    Batches come in the order of `prefixes`. Each but the last has at least 131,072 entries or 64 MiB.
     """
     rows_of_a_chunk, bytes_of_a_chunk = min(_CHUNK_ROWS, _BATCH_ROWS), min(_CHUNK_BYTES, _BATCH_BYTES)
     chunks: list[tuple[pa.Array, pa.Array]] = []
@@ -125,7 +125,7 @@ def read_canonical(
     max_parallelism: int,
     recorded_max_parallelism: int,
 ) -> tuple[KeyGroupState, ...]:
-    """Fill an empty store with the entries of canonical files whose key group is in `owned`.
+    """Write the entries of key groups in `owned` from canonical files into an empty store, and return their account.
 
     If the savepoint and the pipeline have the same number of key groups, only the files that have key groups of `owned`
     are read. Otherwise every file is read, because the keys belong to other key groups.
@@ -183,7 +183,7 @@ class EntryWriter:
         where: str,
         same: bool,
     ) -> tuple[int, bytes]:
-        """Write those rows of a Parquet row group that belong to the store's key groups, and skip the other rows."""
+        """Write the rows of a row group that belong to the store. Return (key group, key) of the last row."""
         try:
             located = rows.to_entries(table)
             hashed = key_groups_of(keys_of(table), self._key_schema, self._max_parallelism)
@@ -222,7 +222,7 @@ class EntryWriter:
             self._index(expiry_keys(here[expiring], times, descriptor.state_id, rests.filter(mask)))
 
     def put_timers(self, located: Located, groups: Array, mine: Array) -> None:
-        """Write those timers of a canonical file that belong to the store's key groups into the store."""
+        """Write the timers that belong to the store's key groups, and their keys in the timer index."""
         here, rests, _ = self._put(layout.TIMERS_NAME, layout.TIMERS, located, groups, mine)
         if len(here):
             keys, times = split_timers(rests)
@@ -232,8 +232,8 @@ class EntryWriter:
         self, name: str, state_id: int, located: Located, groups: Array, mine: Array
     ) -> tuple[Array, pa.Array, pa.Array]:
         """Write the entries that belong to the store's key groups, count them, and return them ordered by key group."""
-        # So the digest of each key group is updated only once. Stored keys begin with the key group, so the writes into
-        # the store come nearly in the order of the stored keys too.
+        # Sort by key group, so that each key group's digest is updated once. Stored keys begin with the key group, so
+        # the store also gets its writes nearly in their order.
         places = np.flatnonzero(mine)
         places = places[np.argsort(groups[places], kind="stable")]
         here, rests, entries = groups[places], located.rests.take(places), located.entries.take(places)

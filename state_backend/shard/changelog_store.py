@@ -107,7 +107,7 @@ def inline_segment_bytes(parallelism: int) -> int:
 
 
 class ShardChangelog:
-    """Recorder of one interval's changes to one shard, from the restore until they become a segment or files."""
+    """Recorder of one interval's changes to one shard, from the restore until a checkpoint stores the changes."""
 
     def __init__(
         self,

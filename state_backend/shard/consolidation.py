@@ -19,8 +19,8 @@ entries and deletion markers.
 Neither rule starts a merge if the local disk lacks room for the output. A delayed merge costs only time and bytes.
 
 Source: sorted runs and merges of the newest ones are RocksDB's universal compaction. RocksDB itself would pick the runs
-by size alone, and all shards would merge in the same intervals. Over 300 batches, checkpoints then uploaded 3.6 times
-the changed bytes, and 13.6 times with leveled compaction.
+by size alone, and all shards would merge in the same intervals. Over 300 batches, checkpoints uploaded 3.6 times the
+changed bytes with universal compaction, and 13.6 times with leveled compaction.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ _WIDTH_BIAS = 1.4
 class Consolidation:
     """Plan of one shard's merge at the end of an interval.
 
-    Every interval adds a sorted run: files that RocksDB searches as one, because no key is in two of them.
+    Every interval adds a sorted run: files that RocksDB searches as one, because no key is in two of them. `whole`: the
+    merge rewrites all runs of the shard.
     """
 
     merged_runs: int
@@ -123,10 +124,10 @@ def plan_consolidation(
 def live_bytes(runs: Sequence[SortedRun], live_raw_bytes: int) -> int:
     """Estimate the bytes of a shard's files after a rewrite.
 
-    The estimate multiplies `live_raw_bytes` with a compression ratio: that of the oldest run, because a rewrite
-    produces a run of this kind, or that of all runs together if it is smaller. Both ratios are wrong if the live
-    entries compress otherwise than most of the files. Then the shard is rewritten once too early. Afterwards the
-    shard's only run has the right ratio.
+    The estimate multiplies `live_raw_bytes` by the compression ratio of the oldest run, because a rewrite produces a
+    run of this kind, or by the ratio of all runs together if this is smaller. Both ratios are wrong if the live entries
+    compress otherwise than most of the files. Then the shard is rewritten once too early. Afterwards the shard's only
+    run has the right ratio.
     """
     oldest, size_bytes = runs[-1], sum(run.size_bytes for run in runs)
     density = min(size_bytes / max(sum(run.raw_bytes for run in runs), 1), oldest.size_bytes / max(oldest.raw_bytes, 1))
@@ -195,8 +196,7 @@ def consolidate(
     The job of each shard calls this function after the rows of an interval, before the shard's new files are uploaded.
     Merges of the newest runs may happen in every interval. A rewrite of all files of a shard happens only every eighth
     interval (`TURNS`), in another interval for each shard. If there are fewer than eight shards, it may happen every
-    `parallelism` intervals. A shard whose obsolete bytes exceed their limit by a
-    quarter does not wait.
+    `parallelism` intervals. A shard whose obsolete bytes exceed their limit by a quarter does not wait.
     """
     runs = store.sorted_runs()
     plan = plan_consolidation(

@@ -175,8 +175,8 @@ class FileCache:
     def _open(self) -> Iterator[int]:
         """Yield a descriptor of the cache's folder.
 
-        In a shared temp folder, another user may have created the folder first, or may replace it by a link at any
-        time.
+        Raise `PermissionError` if another user owns the folder. In a shared temp folder, other users may create the
+        folder first, or replace it by a symbolic link at any time.
         """
         with no_follow.closing(no_follow.open_folder(self._folder)) as descriptor:
             if os.fstat(descriptor).st_uid != os.geteuid():
@@ -198,11 +198,10 @@ def open_cache(options: EngineOptions) -> FileCache | None:
 
 @contextmanager
 def damage_of_copies(cache: FileCache | None, url: str, manifests: Iterable[ShardManifest]) -> Iterator[None]:
-    """Run a block that reads files of manifests; if cached copies may have caused its `CorruptFile`, raise
-    `DamagedCopy`.
+    """Raise `DamagedCopy` in place of the block's `CorruptFile`, if files in the cache may have caused the error.
 
-    A file may be damaged in this host's cache only. So this function removes the cached files of the manifests. The
-    caller's next try downloads the files from the storage, and fails only if the storage's files are damaged too.
+    A file may be damaged in this host's cache only. So this function removes the files of the manifests from the cache.
+    If the caller tries again, it downloads them, and fails only if the storage's files are damaged too.
     """
     try:
         yield

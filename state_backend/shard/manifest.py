@@ -67,7 +67,7 @@ def manifest_of(ref: ShardRef, storage: Storage) -> ShardManifest:
 
 
 def needed_manifest(ref: ShardRef, storage: Storage) -> ShardManifest:
-    """Return the manifest like `manifest_of`, for code that can't go on without it."""
+    """Return the manifest that a ref leads to. If the manifest's file is missing, raise `CorruptFile`."""
     try:
         return manifest_of(ref, storage)
     except NotFound as error:
@@ -100,7 +100,7 @@ def ssts_of(manifest: ShardManifest) -> tuple[SstSpan, ...]:
 
 
 def mentions_key(manifest: ShardManifest, key: bytes) -> bool:
-    """Return True if RocksDB's MANIFEST contains the key, in a record about a deleted SST too."""
+    """Return True if RocksDB's MANIFEST contains the key, even if only in its entry of a deleted SST."""
     return any(mentions(file.data, file.name, key) for file in _rocksdb_manifests(manifest))
 
 
@@ -119,7 +119,7 @@ def changes_since(earlier: ShardChanges | None, base: ShardManifest, now: ShardM
     """Return the changes that a new record must list so that it can name an old manifest file of the shard again.
 
     The base's record names a manifest file, and lists the changes since that file was written (`earlier`). This
-    function adds the changes from `base` to `now` to these changes.
+    function adds the changes from `base` to `now`. None if the shard's files changed too.
     """
     if replace(now, segments=base.segments, key_group_states=base.key_group_states) != base:
         return None

@@ -35,7 +35,7 @@ class RestoredShard:
     key_group_states: tuple[KeyGroupState, ...]
     # The manifest whose files were opened; None if the store was empty.
     opened: ShardManifest | None = None
-    # The same manifest, if it has exactly the key groups of this shard: the checkpoint may add a segment to it.
+    # `opened` if it has exactly this shard's key groups, else None. Changelog mode adds segments only to this base.
     base: ShardManifest | None = None
     # The number of bytes that the storage delivered.
     downloaded_bytes: int = 0
@@ -65,7 +65,7 @@ def restore_shard(
 ) -> RestoredShard:
     """Open the state of `target` in `directory`, from the storage or from the host's cache.
 
-    If `partial` is set, the manifests may lack SSTs that RocksDB's MANIFEST lists. Reads must not need these SSTs.
+    `partial`: the manifests may lack SSTs that RocksDB's MANIFEST lists. Reads must not need these.
     """
     found = plan_restore(target, manifests)
     states = tuple(s for m in manifests for s in m.key_group_states if s.key_group in target)
@@ -111,7 +111,7 @@ def fetch(
 ) -> tuple[int, int]:
     """Make a folder with the files that RocksDB opens, and with the shard's segments as files beside them.
 
-    `restore_shard` replays the segments into the open store.
+    Return (downloaded bytes, bytes from the host's cache). `restore_shard` replays the segments into the open store.
     """
     directory.mkdir(parents=True)
     for file in manifest.inline_files:
@@ -166,7 +166,7 @@ def _replay(manifest: ShardManifest, directory: Path, store: RocksStore, target:
 
 
 def _inside(directory: Path, name: str) -> Path:
-    """Return the path of a file in the folder."""
+    """Return the path of a file in the folder. Raise if the name leads out of the folder."""
     if "/" in name or name in ("", ".", "..") or "\\" in name:
         raise InvariantViolated(f"a manifest names the local file {name!r}, which is outside of {directory}")
     return directory / name

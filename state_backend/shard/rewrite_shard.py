@@ -1,6 +1,6 @@
 """Removal of forgotten keys from a shard's files: all other entries are copied to a new store.
 
-`cairn erase` uses it, and each interval whose base may still have a forgotten key.
+`cairn erase` removes keys in this way, and so does each interval whose base may still have a forgotten key.
 
 A deletion in RocksDB leaves the key's bytes in three places: in older SSTs, in the deletion marker, and in the
 MANIFEST, which lists the smallest and largest keys of deleted files too. So the remaining entries are copied to an

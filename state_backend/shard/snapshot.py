@@ -1,7 +1,7 @@
 """Upload an open shard's state as durable files: the snapshot of a checkpoint.
 
-1. Capture an image of the store, a folder of hard links to its files, after a flush. The store must not be written
-   meanwhile. A crash leaves a local folder that nothing refers to.
+1. Capture an image of the store, a folder of hard links to its files, after a flush. The caller must not write to the
+   store during the capture. A crash leaves a local folder that nothing refers to.
 2. Upload the SSTs that the base does not have. SSTs never change, so the manifest refers to the base's files for all
    others. A crash leaves files under `shared/<attempt>/` that no record names, and `cairn sweep` deletes them.
 
@@ -39,7 +39,7 @@ def inline_budget_bytes(parallelism: int) -> int:
 
 @frozen
 class SnapshotPlan:
-    """Plan for each SST of an image of the store."""
+    """SSTs of a store, by what happens to each: the base's file is shared, or the SST is stored inline or uploaded."""
 
     shared: tuple[LocalFile, ...]
     # The names of SSTs whose bytes are stored in the manifest itself.

@@ -65,7 +65,7 @@ def download_all(storage: Storage, files: Sequence[tuple[Handle, Path]], *, para
 
 
 def read_verified(storage: Storage, handle: Handle) -> bytes:
-    """Return the bytes of a small file."""
+    """Return the bytes of a small file. If size or checksum differ from the handle, raise `CorruptFile`."""
     data = storage.read(handle.path)
     crc32c = google_crc32c.value(data)
     if len(data) != handle.size_bytes or crc32c != handle.crc32c:
@@ -78,7 +78,7 @@ def read_verified(storage: Storage, handle: Handle) -> bytes:
 
 @contextmanager
 def content_of(storage: Storage, handle: Handle, work: Path) -> Iterator[memoryview]:
-    """Yield the bytes of a file: from memory, or those of a large file from a copy in the local folder `work`."""
+    """Yield the bytes of a file. A file above 4 MiB is downloaded to the folder `work` and mapped into memory."""
     if handle.size_bytes <= IN_MEMORY_BYTES:
         yield memoryview(read_verified(storage, handle))
         return

@@ -13,21 +13,21 @@ from state_backend.state.entry_columns import changes_by_key_group, is_expiring,
 from state_backend.values.errors import InvariantViolated
 from state_backend.values.records import KeyGroupState
 
-# A record may leave out the bytes of a key group. No sum of changes makes this number positive.
+# Start of a key group's bytes if the record has no count: so low that no later changes make the sum positive.
 _NOT_COUNTED = -(1 << 62)
 
-# State ids, with the name of each state and the seed of its hashes.
+# For each state id: the state's name, and the seed of the hashes of its entries.
 Names = dict[int, tuple[str, int]]
 
 
 class Accounts:
-    """The accounts of key groups. They count what is in the store, not what waits in memory."""
+    """Digest, entry counts and bytes of each key group, for the entries in the store, without changes in memory."""
 
     def __init__(self, key_groups: Iterable[KeyGroupState] = ()) -> None:
         self._digests = defaultdict[int, int](int)
         self._counts = defaultdict[tuple[int, str], int](int)
         self._totals = defaultdict[str, int](int)
-        # Includes the keys of the timer index and of the expiry index.
+        # Bytes of each key group, with its keys in the timer index and in the expiry index.
         self._sizes = defaultdict[int, int](int)
         for group in key_groups:
             self._digests[group.key_group] = group.digest
@@ -40,7 +40,7 @@ class Accounts:
         return self._totals.get(name, 0) if key_group is None else self._counts.get((key_group, name), 0)
 
     def key_groups(self, name: str | None = None) -> list[int]:
-        """Return the key groups in which a state, or any state, has entries, ascending."""
+        """Return the key groups that have entries of the named state (None: of any state), ascending."""
         return sorted({group for (group, of), count in self._counts.items() if count and name in (None, of)})
 
     def change(self, key_group: int, name: str, digest: int, count: int, size_bytes: int) -> None:
@@ -50,7 +50,7 @@ class Accounts:
         self._totals[name] += count
 
     def resize(self, key_group: int, change_bytes: int) -> None:
-        """Count bytes of what is no entry, such as the bounds of a list."""
+        """Count stored bytes that belong to no entry, such as a list's bounds (its first and next position)."""
         self._sizes[key_group] += change_bytes
 
     def states(self) -> tuple[KeyGroupState, ...]:
@@ -68,7 +68,7 @@ class Accounts:
                 key_group=key_group,
                 entries=entries,
                 digest=self._digests[key_group] % 2**64,
-                # A size below 0 is not counted, or was counted wrongly. At worst, the shard is rewritten once.
+                # Below 0, the size was not counted, or counted wrongly. For None, `count_bytes` reads the entries.
                 size_bytes=None if self._sizes[key_group] < 0 else self._sizes[key_group],
             )
             for key_group, entries in counts.items()
@@ -81,7 +81,7 @@ Entries = list[bytes | None]
 def account_one_by_one(
     accounts: Accounts, names: Names, keys: list[bytes], old: Entries, new: Entries
 ) -> dict[bytes, bytes | None]:
-    """Account for replaced entries, and return the changes of the timer index and of the expiry index."""
+    """Account for replaced entries. Return the changes of the timer and expiry indexes (None: delete the index key)."""
     index: dict[bytes, bytes | None] = {}
     for key, entry_before, entry in zip(keys, old, new, strict=True):
         name, seed = names[key[2]]
@@ -104,7 +104,7 @@ def account_one_by_one(
 def account_columns(
     accounts: Accounts, names: Names, keys: list[bytes], old: Entries, new: Entries
 ) -> dict[bytes, bytes | None]:
-    """Do what `account_one_by_one` does, faster for 64 or more small entries: as Arrow columns."""
+    """Do what `account_one_by_one` does, with Arrow columns. For 64 or more small entries, this is faster."""
     groups, state_ids, rests = parts_of(pa.array(keys, pa.binary()))
     old_entries, new_entries = pa.array(old, pa.binary()), pa.array(new, pa.binary())
     for state_id in np.unique(state_ids).tolist():

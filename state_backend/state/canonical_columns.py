@@ -52,7 +52,7 @@ class Located:
 
 
 class StateRows:
-    """Converter of batches in the order of the state's keys, because a list may continue in the next batch."""
+    """Converter of one state's batches. Pass batches in the order of keys: a list may continue in the next batch."""
 
     def __init__(self, descriptor: StateDescriptor, key_schema: StructType) -> None:
         latest = descriptor.versions[-1]
@@ -99,7 +99,7 @@ class StateRows:
     def _elements(
         self, groups: Groups, rests: pa.Array, entries: pa.Array
     ) -> tuple[Groups, pa.Array, pa.Array, dict[str, pa.Array]]:
-        """Separate elements from the bounds of their lists, which come before them, and return columns of positions."""
+        """Return a list state's rows without the bounds of lists, and the columns `position` and `next_position`."""
         _, sizes = self._keys.decode_prefix(rests)
         heads, elements = list_parts(rests, sizes)
         if not (heads | elements).all():

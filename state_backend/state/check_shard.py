@@ -54,12 +54,12 @@ def verify_shard(
     key_schema: dict[str, Any],
     max_parallelism: int,
 ) -> tuple[int, list[str]]:
-    """Check every entry of a shard against its manifest.
+    """Check every entry of a shard against its manifest. Return the number of entries, and at most 20 findings.
 
     1. Each key belongs to the shard and to the key group that it is stored under.
     2. Each entry can be decoded with its recorded schema version.
-    3. Each list has an element at every position, except if its state has an expiry: elements may expire in any order
-       once the expiry was changed.
+    3. Each list has an element at every position, except if its state has an expiry: if the expiry was changed,
+       elements may expire in any order.
     4. The timer index and the expiry index agree with the timers and the expiring entries.
     5. The entry counts and digests of the key groups are the recorded ones.
     """
@@ -77,7 +77,7 @@ def verify_shard(
 
 
 class _OpenList(NamedTuple):
-    """A list whose elements may continue in the next batch."""
+    """A list that may continue in the next batch: positions `first` to `next` - 1, and `seen` elements so far."""
 
     group: int
     key: bytes
@@ -209,7 +209,7 @@ class _Check:
             self._accounts.change(group, name, *changes)
 
     def _lists(self, state: _State, groups: Groups, rests: pa.Array, entries: pa.Array, sizes: Array) -> Mask:
-        """Check lists, whose bounds come directly before their elements. Return a mask of the elements."""
+        """Check lists, and return a mask of their elements. A list's bounds come directly before its elements."""
         offsets, raw = binary_views(rests)
         heads, elements = list_parts(rests, sizes)
         if not (heads | elements).all():
@@ -222,7 +222,7 @@ class _Check:
             self.found(f"list state {state.name!r}: the positions of a list are not 16 bytes")
             return elements
         keys = cut(rests.buffers()[2], offsets[:-1], offsets[:-1] + sizes)
-        # List 0 is the one that is open since the batch before.
+        # List 0 is the list that was still open at the end of the batch before.
         open_ = state.open_list
         list_of, begun = np.cumsum(heads), keys.filter(pa.array(heads))
         list_groups = np.append(open_.group, groups[heads])

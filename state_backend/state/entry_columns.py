@@ -83,7 +83,7 @@ def _located(key_groups: Groups, state_id: int, pieces: list[Fixed | pa.Array]) 
 def changes_by_key_group(
     name: str, key_groups: Groups, rests: pa.Array, old: pa.Array, new: pa.Array
 ) -> Iterator[tuple[int, int, int, int]]:
-    """Yield the changes of each key group's digest, entry count and bytes when entries of one state are replaced."""
+    """Yield (key group, changes of its digest, entry count and bytes) for `new` entries that replace `old` ones."""
     seed = layout.seed_of(name)
     gone, come = (mask_of(entries.is_valid()) for entries in (old, new))
     change = np.zeros(len(rests), np.uint64)
@@ -122,7 +122,7 @@ def _entry_bytes(name: str, key_sizes: Int64s, entries: pa.Array) -> Int64s:
 
 
 def mask_of(column: pa.Array) -> Mask:
-    """Return a column of booleans without nulls."""
+    """Convert a column of booleans that has no nulls to a NumPy mask."""
     mask: Mask = column.to_numpy(zero_copy_only=False)
     return mask
 
@@ -142,7 +142,7 @@ def split_timers(timers: pa.Array) -> tuple[pa.Array, Array]:
 
 
 def list_parts(rests: pa.Array, key_sizes: Array) -> tuple[Mask, Mask]:
-    """Return masks of the bounds and of the elements among the stored keys of a list state."""
+    """Return two masks of a list state's stored keys: which are bounds of a list, and which are elements."""
     offsets, raw = binary_views(rests)
     sizes = np.diff(offsets)
     marks = raw[offsets[:-1] + np.minimum(key_sizes, sizes - 1)]
@@ -151,7 +151,7 @@ def list_parts(rests: pa.Array, key_sizes: Array) -> tuple[Mask, Mask]:
 
 
 def numbers_at(raw: Array, places: Array) -> Int64s:
-    """Read the big-endian u64 at each byte position. Only damaged state has values of 2^63 or more."""
+    """Read the big-endian u64 at each byte position, as int64. Only damaged state has values that do not fit."""
     return gather(raw, places, np.dtype(">u8")).astype(np.int64)
 
 
@@ -174,7 +174,7 @@ def expiries(entries: pa.Array, name: str) -> Int64s:
 
 
 def split_expiry(entries: pa.Array, name: str) -> tuple[pa.Array, pa.Array]:
-    """Split stored entries into expiry times, null for never, and encoded rows."""
+    """Return (expiry times, encoded rows) of stored entries. The time of an entry that never expires is null."""
     expiring = is_expiring(entries)
     if not expiring.any():
         return pa.nulls(len(entries), pa.int64()), entries

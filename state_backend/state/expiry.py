@@ -34,7 +34,7 @@ class _Span(NamedTuple):
 def expire(shard: ShardState) -> int:
     """Delete all entries that expired up to `shard.now_ms`, and return how many.
 
-    Every interval ends with this call. Therefore the stored state depends only on the intervals that ran.
+    Each interval ends with `expire`, so the stored state depends only on the intervals that have run.
     """
     shard.flush()
     expired = held = 0
@@ -92,8 +92,8 @@ def _in_order(groups: Groups, state_ids: np.ndarray, rests: pa.Array) -> np.ndar
 class ExpiredEntries(EntryColumns):
     """Expired entries of one state.
 
-    The batch that `begin` sets consists of entries, not of keys: each has its stored key without key group and state
-    id. The keys of the expiry index stay.
+    Here `begin` gets entries instead of keys: each entry's stored key without key group and state id. `remove` leaves
+    the keys of the expiry index, which the caller deletes.
     """
 
     def remove(self) -> None:

@@ -19,11 +19,11 @@ from state_backend.values.records import KeyGroupState, StateDescriptor
 
 @frozen
 class RemovedKeys:
-    """What is left after a removal of keys, and how many entries of each state are gone."""
+    """Counts and digests of the key groups after a removal of keys, and the number of removed entries of each state."""
 
     key_group_states: tuple[KeyGroupState, ...]
     entries: dict[str, int]
-    # True if a key had anything in the store, such as the bounds of an empty list.
+    # True if one of the keys had anything in the store, such as the bounds of an empty list.
     found: bool
 
 

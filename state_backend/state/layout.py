@@ -54,12 +54,12 @@ def prefix(key_group: int, state_id: int) -> bytes:
 
 
 def key_group_bounds(first: int, last: int) -> tuple[bytes, bytes | None]:
-    """Return the range of stored keys of the key groups `first` to `last`, both included."""
+    """Return (start, end) of the stored keys of key groups `first` to `last`; `end` is exclusive, None: no end."""
     return first.to_bytes(2, "big"), None if last == 0xFFFF else (last + 1).to_bytes(2, "big")
 
 
 def after(start: bytes) -> bytes | None:
-    """Return the smallest key that is greater than every key with a prefix; None if no key is greater."""
+    """Return the smallest key that is greater than every key with the prefix `start`; None if no key is greater."""
     stripped = start.rstrip(b"\xff")
     return stripped[:-1] + bytes([stripped[-1] + 1]) if stripped else None
 
@@ -83,7 +83,7 @@ def unpack_time(data: bytes) -> int:
 
 
 def check_timer(rest: bytes, data: bytes) -> None:
-    """Raise `CorruptFile` if a stored entry is no timer, such as the entry that held all timers of a key at first."""
+    """Raise `CorruptFile` if a stored entry is no timer, such as an early release's entry of all timers of a key."""
     if data or len(rest) < TIME_BYTES:
         raise CorruptFile(
             f"the timer stored under {rest.hex()} has the value {data[:16].hex() or 'nothing'}, expected a key and a time, "
@@ -125,7 +125,7 @@ def with_expiry(row: bytes, expiry_ms: int) -> bytes:
 
 
 def entry_of(row: bytes, now_ms: int, ttl_ms: int | None) -> bytes:
-    """Return a row as a stored entry, whose time to live begins now."""
+    """Return a row as a stored entry, which expires `ttl_ms` after `now_ms`. None: it never expires."""
     return row if ttl_ms is None else with_expiry(row, later(now_ms, ttl_ms))
 
 
@@ -146,7 +146,7 @@ def expiry_key(stored_key: bytes, entry: bytes) -> bytes | None:
 
 
 def expiry_changes(stored_key: bytes, before: bytes | None, entry: bytes | None) -> dict[bytes, bytes | None]:
-    """Return the changes of the expiry index that follow when one entry replaces another."""
+    """Return the changes of the expiry index when one entry replaces another: index keys (None: delete the key)."""
     values = ((before, None), (entry, b""))
     keys = ((expiry_key(stored_key, one), value) for one, value in values if one is not None)
     return {key: value for key, value in keys if key is not None}
@@ -168,7 +168,7 @@ def record_bytes(stored_key: bytes, data: bytes) -> int:
 
 def entry_bytes(stored_key: bytes, entry: bytes) -> int:
     """Return the bytes that RocksDB counts for an entry and for its key in the timer index or expiry index."""
-    # For speed, this repeats `record_bytes`.
+    # For speed, this function repeats the code of `record_bytes`.
     size_bytes = len(stored_key) + len(entry) + SEQUENCE_BYTES
     if stored_key[2] == TIMERS:
         return size_bytes + len(stored_key) + SEQUENCE_BYTES
@@ -176,7 +176,7 @@ def entry_bytes(stored_key: bytes, entry: bytes) -> int:
 
 
 def seed_of(state_name: str) -> int:
-    """Return the seed that makes equal entries of two states hash differently. A fork may change ids, but no names."""
+    """Return the seed by which equal entries of two states get other hashes. A fork may change ids, but no names."""
     return xxhash.xxh64_intdigest(state_name.encode())
 
 

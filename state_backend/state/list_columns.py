@@ -28,7 +28,7 @@ class ListColumns(StateColumns):
         return self._table(rows), offsets_of(owners, wanted)
 
     def exists(self, wanted: Places) -> Mask:
-        """Return which lists have an element that has not expired. Often the last element tells."""
+        """Return a mask: which lists have an unexpired element. The last element is read first, and often suffices."""
         first, next_ = self._positions(wanted)
         filled = next_ > first
         there = np.zeros(len(wanted), np.bool_)
@@ -107,7 +107,7 @@ class ListColumns(StateColumns):
         return (owners, entries) if order is None else (owners[order], entries.take(pa.array(order)))
 
     def _lists_of(self, owners: Places) -> tuple[Places, Positions, Positions, Positions, Positions]:
-        """Return the keys of sorted rows, first row and number of rows of each, and the bounds of their lists."""
+        """Return the keys of sorted rows, and for each key its first row, number of rows, and bounds of its list."""
         touched, starts, counts = np.unique(owners, return_index=True, return_counts=True)
         return touched, starts, counts, *self._positions(touched)
 

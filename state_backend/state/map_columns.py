@@ -21,7 +21,7 @@ from state_backend.values.records import StateDescriptor
 
 
 class MapColumns(StateColumns):
-    """A map state of a batch of keys. `user_keys`: the columns of the user keys."""
+    """A map state for a batch of keys. In all methods, `user_keys` are the columns of the user keys."""
 
     def __init__(self, shard: ShardState, descriptor: StateDescriptor) -> None:
         super().__init__(shard, descriptor)
@@ -58,7 +58,7 @@ class MapColumns(StateColumns):
 
     def entries(self, wanted: Places) -> tuple[list[pa.Array], pa.Table, Int64s]:
         owners, encoded, found = self._read_below(wanted)
-        # The maps of all keys: later changes of the batch need not read the entries that they replace.
+        # If the maps of all keys were read, keep them: later changes of the batch need not read the old entries again.
         self._whole = (self._rests(owners, encoded), found) if len(wanted) == self.keys else None
         rows = self._visible(found)
         if rows.null_count:
@@ -67,7 +67,7 @@ class MapColumns(StateColumns):
         return self._user_keys.decode(encoded), self._table(rows), offsets_of(owners, wanted)
 
     def exists(self, wanted: Places) -> Mask:
-        """Return which maps have an entry that has not expired. Often the first entry tells."""
+        """Return a mask: which maps have an unexpired entry. The first entry is read first, and often suffices."""
         there = np.zeros(len(wanted), np.bool_)
         doubtful = wanted
         for rows in (1, None):
@@ -101,7 +101,7 @@ class MapColumns(StateColumns):
         rests = self._rests(owners, encoded)
         self._replace(owners, rests, new, None if self._whole is None else _found(rests, *self._whole))
         if self._whole is not None:
-            # Of equal keys, `_found` takes the first one.
+            # The new entries come first, because of equal keys `_found` takes the first one.
             known, entries = self._whole
             self._whole = pa.concat_arrays([rests, known]), pa.concat_arrays([new, entries])
 

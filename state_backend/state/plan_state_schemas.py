@@ -21,14 +21,14 @@ from state_backend.values.records import SchemaVersion, StateDescriptor
 
 MAX_SCHEMA_VERSION = 255
 _NO_NAMES: Mapping[str, str] = MappingProxyType({})
-# Like `SETTINGS`, for the settings that Cairn recorded first. A comparison of states includes them, because recorded
-# hashes include them.
+# Key in the metadata of a field, like `SETTINGS`: the settings that early releases recorded. A comparison of states
+# includes them, because recorded hashes include them.
 MADE_WITH = "cairn.made_with"
 
 
 @frozen
 class StatePlan:
-    """The states that an interval runs with, and what the pipeline's owner should know about them."""
+    """States of an interval; names of `undeclared` ones that it keeps; `dropped` ones, whose entries it deletes."""
 
     states: tuple[StateDescriptor, ...]
     undeclared: tuple[str, ...]
@@ -80,9 +80,9 @@ def plan_states(
 
 
 def _rename(before: StateDescriptor, now: StateDescriptor, renamed: Mapping[str, str]) -> StateDescriptor:
-    """Return a recorded state with the new names of its fields in all versions. Stored entries stay as they are."""
+    """Return a recorded state with fields renamed in all schema versions. Stored entries need no change."""
     wanted = field_types(parse_struct(now.versions[-1].value))
-    # A struct comes before its fields, which are named by the struct's new name.
+    # Rename a struct before its fields: the paths of the fields in `renamed` begin with the struct's new name.
     for name, new in sorted(renamed.items(), key=lambda item: item[0].count(".")):
         state, _, old = name.partition(f"{now.name}.")
         parent, dot, _ = old.rpartition(".")
@@ -117,7 +117,7 @@ def _evolve(
     if lost:
         raise StateSchemaError(f"{owner} no longer declares {', '.join(lost)}: {_lost(now.name, lost, was, declared)}")
     if was == declared:
-        # Older code may have recorded no settings.
+        # An older release may have recorded no settings, so record those of the declared schema.
         same = replace(latest, value=with_settings_of(latest.value, now.versions[-1].value))
         return replace(before, ttl_ms=now.ttl_ms, versions=(*before.versions[:-1], same))
     if latest.version >= MAX_SCHEMA_VERSION:
@@ -135,7 +135,7 @@ def _evolve(
 
 
 def _lost(state: str, lost: Sequence[str], was: StructType, declared: StructType) -> str:
-    """Say what the pipeline's owner can do about fields whose values would be lost."""
+    """Return the text that says what the pipeline's owner can do about fields whose values would be lost."""
     had, has = field_types(was), field_types(declared)
     keep = ""
     for path in lost:

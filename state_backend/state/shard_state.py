@@ -38,7 +38,7 @@ UNREAD: Any = object()
 PREFETCH_BYTES, GATHERED_BYTES, PART_BYTES = 16 * MIB, 32 * MIB, 32 * MIB
 # Estimated bytes of Python objects for each changed entry, and for each read entry, in addition to the entry's bytes.
 CHANGE_BYTES, _READ_BYTES = 400, 200
-# If the processor lists timers, the timers of each key that has at most so many are prefetched.
+# If the processor lists timers, a prefetch reads the timers of each key that has at most this many.
 _LISTED_TIMERS = 16
 # A scan of one key's entries begins with a chunk of _FIRST_SCAN_ROWS. Each later chunk has 8 times as many rows, up to
 # _MOST_SCAN_ROWS. A scan merges the map's unwritten changes into each chunk. If there are more than _SCANNED_CHANGES,
@@ -49,7 +49,7 @@ _FIRST_SCAN_ROWS, _MOST_SCAN_ROWS, _SCANNED_CHANGES = 32, 65_536, 1024
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class _Scan:
     start: bytes
-    # None for the last key of the store.
+    # The scan ends before this key. None: the scan ends with the last key of the store.
     end: bytes | None
     # For each stored key whose entry in the store differs from the entry when the scan began: the entry when the scan
     # began; None for no entry. The scan yields these entries in place of the store's.
@@ -60,18 +60,18 @@ class _Scan:
 class Firing:
     """The timers that handlers registered and deleted while timers fire."""
 
-    # All timers up to this time fire; None while none fire.
+    # Timers with this time or an earlier one fire now; None while no timers fire.
     due_ms: int | None = None
     registered: set[bytes] = field(default_factory=set)
     deleted: set[bytes] = field(default_factory=set)
 
 
 class ShardState:
-    """Entries of one shard in memory, over a store that holds nothing else.
+    """Entries of one shard that were read or changed, in memory, over the shard's store.
 
-    State variables and timers act on the key of the last `set_key`. For speed, they change the attributes `cache`,
-    `before` and `unaccounted` themselves instead of calling methods. These three are dicts by stored key, in which None
-    stands for no entry.
+    State variables and timers act on the key of the last `set_key`. For speed, they change three dicts by stored key
+    themselves: `cache` (current entries), `before` (the store's entries, for changed keys) and `unaccounted` (changed
+    bounds of lists). In these dicts, None stands for no entry.
     """
 
     def __init__(
@@ -133,7 +133,7 @@ class ShardState:
     # --- batches ------------------------------------------------------------------------------------------------------
 
     def prefetch(self, key_groups: Groups, keys: pa.Array) -> int:
-        """Read the entries of the next keys, and return of how many. Call `flush` before."""
+        """Read the entries of the first of these keys, and return of how many keys. Call `flush` before `prefetch`."""
         done = size_bytes = 0
         while done < len(keys) and size_bytes < PREFETCH_BYTES:
             end = min(len(keys), done + self.prefetch_stride.rows)
@@ -143,7 +143,7 @@ class ShardState:
         return done
 
     def read_ahead(self, key_groups: Groups, keys: pa.Array) -> tuple[int, int]:
-        """Read the entries of the first of these keys, up to about 16 MiB. Return how many keys and bytes these are."""
+        """Read the entries of the first of these keys, up to about 16 MiB. Return (number of keys, number of bytes)."""
         size_bytes = 0
         for (state_id, suffix), name in self._prefetched.items():
             wanted = stored_keys(key_groups, state_id, keys, suffix)
@@ -151,7 +151,7 @@ class ShardState:
             if not self.accounts.entries(name):
                 self.cache.update(dict.fromkeys(wanted))
                 continue
-            # A list has more entries than the wanted one, so a scan for it would read the others too.
+            # With a suffix, the wanted entry is the bounds of a list. A scan would also read the list's elements.
             found = (
                 self.stored.look_up(wanted, PREFETCH_BYTES)
                 if suffix
@@ -266,7 +266,7 @@ class ShardState:
         self.gathered_bytes += CHANGE_BYTES + (len(entry) if entry else 0)
 
     def write_new(self, stored_key: bytes, entry: bytes) -> None:
-        """Write an entry of which the caller knows that none is stored, so that the flush need not read it."""
+        """Write an entry whose stored key the store lacks, as the caller knows. So the flush reads no old entry."""
         self.cache.setdefault(stored_key, None)
         self.write(stored_key, entry)
 
@@ -283,7 +283,7 @@ class ShardState:
     # --- maps and timers ----------------------------------------------------------------------------------------------
 
     def write_map(self, start: bytes, stored_key: bytes, entry: bytes | None) -> None:
-        """Replace an entry of a map, or a timer of a key. `start` is their prefix."""
+        """Replace an entry of a map, or a timer of a key. `start`: the prefix of the map, or of the key's timers."""
         self.write(stored_key, entry)
         self.changed_maps.setdefault(start, set()).add(stored_key)
 
@@ -317,7 +317,7 @@ class ShardState:
             yield from _overlaid(chunk, over, None if ended else scan.start) if over else chunk
 
     def _changes_to_scan(self, prefix: bytes) -> set[bytes]:
-        """Return the stored keys under a prefix that a scan must merge. If they are many, write all changes instead."""
+        """Return stored keys under a prefix with unwritten changes. If they are many, write all and return none."""
         changed = self.changed_maps.get(prefix, _NO_CHANGES)
         if len(changed) <= _SCANNED_CHANGES:
             return changed
@@ -331,7 +331,7 @@ _NO_CHANGES: set[bytes] = set()
 def _overlaid(
     chunk: list[tuple[bytes, bytes]], over: dict[bytes, bytes | None], end: bytes | None
 ) -> list[tuple[bytes, bytes]]:
-    """Return a chunk of a scan as the entries were when the scan began."""
+    """Return a chunk of a scan, with the entries that were current when the scan began."""
     entries: dict[bytes, bytes | None] = dict(chunk)
     for key in [key for key in over if end is None or key < end]:
         entries[key] = over.pop(key)

@@ -75,7 +75,7 @@ class EntryColumns:
         return stored_keys(self._groups[owners], self._state_id, self._keys.take(pa.array(owners)))
 
     def _read(self, owners: Places, located: Sequence[bytes], *, empty: bool = True) -> pa.Array:
-        """Read entries from the store. `empty`: a state that counts no entries need not be read."""
+        """Read entries from the store. `empty`: if the state counts no entries, return nulls without a read."""
         if not len(located) or (empty and not self._shard.accounts.entries(self._name)):
             return pa.nulls(len(located), pa.binary())
         for wanted, found in self._seen:
@@ -86,7 +86,7 @@ class EntryColumns:
         return found
 
     def _read_below(self, owners: Places, rows: int | None = None) -> tuple[Places, pa.Array, pa.Array]:
-        """Read all map entries or timers of some keys of the batch, or the first `rows` of each."""
+        """Return (owners, user keys or times, entries): map entries or timers of keys, the first `rows` of each key."""
         if not self._shard.accounts.entries(self._name):
             nothing = pa.array([], pa.binary())
             return np.zeros(0, np.int64), nothing, nothing
@@ -103,7 +103,7 @@ class EntryColumns:
         old: pa.Array | None = None,
         located: list[bytes] | None = None,
     ) -> None:
-        """Write or remove entries, account for them, and update their index. Read old entries that are not given."""
+        """Write entries (null: remove), account for them, and update the index. Without `old`, read the old entries."""
         located = located or self._locate(owners, rests)
         if old is None:
             old = self._read(owners, located)
@@ -142,7 +142,7 @@ class StateColumns(EntryColumns):
         self.schema: pa.Schema = self._codec.arrow_schema
 
     def _visible(self, entries: pa.Array) -> pa.Array:
-        """Return encoded rows; null for null and for an expired entry."""
+        """Return the encoded rows of entries. Where an entry is null or has expired, the row is null."""
         times, rows = split_expiry(entries, self._name)
         if rows is entries:
             return entries
@@ -161,7 +161,7 @@ class StateColumns(EntryColumns):
 
 
 def entry_list(entries: pa.Array) -> list[bytes | None]:
-    """Return entries as Python values. All null or all empty, such as those of timers, they need no conversion."""
+    """Return entries as Python values. If all are null, or all empty like those of timers, this is fast."""
     if entries.null_count == len(entries):
         return [None] * len(entries)
     if not entries.null_count and not bytes_in(entries):

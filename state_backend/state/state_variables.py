@@ -33,12 +33,12 @@ class _KeyedState:
         if shard.mismatches is not None:
             self._encode = nulling_encoder(name, codec.schema, shard.zone, codec.encode, shard.mismatches)
         self._decode = codec.decode
-        self._group = -2  # never equal to a key group of `set_key`, not even -1 for no key
+        self._group = -2  # unequal to every `ShardState.key_group`, also to -1, which means no key
         self._prefix = bytes([0, 0, descriptor.state_id])
         self._prepare(descriptor)
 
     def _prepare(self, descriptor: StateDescriptor) -> None:
-        """Set up what only one kind of state has."""
+        """Set up what only this kind of state (value, list or map) needs."""
 
     def _stored_key(self) -> bytes:
         shard = self._shard
@@ -188,7 +188,7 @@ class ListState(_KeyedState):
         shard.relieve()
 
     def _positions(self, base: bytes) -> tuple[int, int]:
-        """Return the bounds of the list, between which expired elements may be missing."""
+        """Return the list's first and next position. Between them, expired elements may be missing."""
         packed = self._shard.read(base + layout.LIST_META)
         return layout.unpack_positions(packed) if packed else (0, 0)
 

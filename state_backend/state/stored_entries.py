@@ -16,13 +16,13 @@ from state_backend.state.entry_columns import Groups
 from state_backend.values.records import KeyGroupState, StateDescriptor
 
 MIB = 1024 * 1024
-# RocksDB holds a write batch twice in memory until the batch is written.
+# The most bytes of a write batch, because RocksDB holds a batch twice in memory until it is written.
 _WRITE_BYTES = 8 * MIB
 _GET_ROWS = 1024
 # From MIN_COLUMN_ROWS rows on, Arrow and NumPy calls cost less than a Python loop. For entries that average more than
 # MAX_COLUMN_BYTES, the copies that Arrow makes cost more than the loop.
 MIN_COLUMN_ROWS, MAX_COLUMN_BYTES = 64, 4096
-# A range deletion slows down every read of its file a little, so fewer keys are deleted one by one.
+# Fewer keys than this are deleted one by one, because a range deletion slows down every read of its file a little.
 RANGE_KEYS = 64
 # For each entry, wanted or not, a scan takes about 1/SCAN_SHARE of the time of a lookup. So a scan is worth its time if
 # at least 1/SCAN_SHARE of the entries are wanted. Fewer than MIN_SCAN_ROWS wanted entries are always looked up, because
@@ -32,7 +32,7 @@ MIN_SCAN_ROWS = 16
 
 
 class StoredEntries:
-    """The entries in a shard's store. Writes reach the store at once."""
+    """The entries in a shard's store. Each write goes to the store immediately."""
 
     def __init__(
         self, store: RocksStore, key_groups: Iterable[KeyGroupState] = (), states: Iterable[StateDescriptor] = ()
@@ -44,7 +44,7 @@ class StoredEntries:
         self.checked: set[int] = set()
 
     def look_up(self, wanted: Sequence[bytes], most_bytes: int = sys.maxsize) -> Entries:
-        """Look up entries from the first on. The result ends once the entries found have `most_bytes`."""
+        """Return the wanted entries in order. The result ends early once its entries have `most_bytes`."""
         found: Entries = []
         size_bytes = 0
         while len(found) < len(wanted) and size_bytes < most_bytes:
@@ -56,9 +56,9 @@ class StoredEntries:
     def read_sorted(
         self, name: str, key_groups: Groups, wanted: Sequence[bytes], most_bytes: int = sys.maxsize
     ) -> Entries:
-        """Look up entries of a state, or scan key groups of which a quarter or more is wanted.
+        """Return the wanted entries of a state in order. Scan the key groups of which a quarter or more is wanted.
 
-        The result ends once the entries found have `most_bytes`.
+        The result ends early once its entries have `most_bytes`.
         """
         starts = [0, *(np.flatnonzero(key_groups[1:] != key_groups[:-1]) + 1).tolist(), len(wanted)]
         dense = []
@@ -86,7 +86,7 @@ class StoredEntries:
     ) -> None:
         """Write entries. The caller accounts for them, and changes the indexes.
 
-        `sizes`: the bytes of the keys and of the entries, if the caller knows them.
+        `sizes`: (bytes of keys, bytes of entries), if the caller knows them. `deletions`: likewise the number of None.
         """
         key_bytes, entry_bytes = sizes or (sum(map(len, keys)), sum(map(len, filter(None, entries))))
         self.changed_bytes += key_bytes + entry_bytes
@@ -107,7 +107,7 @@ class StoredEntries:
             self.put_many(ordered, [changes[key] for key in ordered])
 
     def delete_many(self, keys: Sequence[bytes], start: bytes, end: bytes) -> None:
-        """Delete all keys of a range: many with one deletion marker of RocksDB, few with a marker for each."""
+        """Delete `keys`, which are all keys of a range: many by one deletion marker of RocksDB, few by one for each."""
         if len(keys) < RANGE_KEYS:
             self.put_many(keys, [None] * len(keys))
         else:
@@ -154,7 +154,7 @@ class StoredEntries:
             self.remove(layout.prefix(key_group, state.state_id), as_range=True)
 
     def check_timers(self, key_group: int) -> None:
-        """Read the key group's first timer once, and raise `CorruptFile` if it has a layout of earlier code."""
+        """Raise `CorruptFile` if the key group's first timer has the layout of an early release. Read it only once."""
         if key_group in self.checked:
             return
         self.checked.add(key_group)

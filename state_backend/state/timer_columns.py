@@ -26,7 +26,7 @@ from state_backend.values.frozen import frozen
 Times = Int64s
 # (keys, start, end): all timer-index keys with start <= key < end, ascending.
 Span = tuple[list[bytes], bytes, bytes]
-# From this many timers on, it is worth reading the latest timer of each key group first.
+# From this many timers on, read the latest timer of each key group first: later timers then need no look-up.
 MIN_LATEST_ROWS = 256
 
 
@@ -36,7 +36,7 @@ class DueTimers:
 
     key_groups: Groups
     keys: pa.Array
-    # The times of all timers, in milliseconds since the epoch, ascending within a key.
+    # Milliseconds since the epoch, ascending within a key. Key i has those from `offsets[i]` to `offsets[i + 1] - 1`.
     times_ms: Times
     offsets: Int64s
 
@@ -71,8 +71,8 @@ class TimerColumns(EntryColumns):
     def due(self, now_ms: int, most: int) -> Iterator[DueTimers]:
         """Yield all timers with time <= `now_ms`, grouped by key.
 
-        Each key comes once. Timers that a handler registers meanwhile are not yielded. The yielded timers are deleted
-        when the caller asks for the next ones.
+        Each key comes once. Timers that a handler registers during the iteration are not yielded. The yielded timers
+        are deleted when the caller asks for the next ones.
         """
         self._fired_ms = now_ms
         waiting: list[DueTimers] = []
@@ -102,8 +102,8 @@ class TimerColumns(EntryColumns):
         owners, deleted = np.repeat(np.arange(len(due.keys)), np.diff(due.offsets)), self._deleted
         self.begin(due.key_groups, due.keys)
         # Delete the fired timers, also those that the handler deleted and registered again, as Spark does. If the
-        # handler deleted no timer, the store holds all fired timers, and the index none. Otherwise it may have
-        # registered one again: `_set` reads which timers there are, and deletes their keys in the index too.
+        # handler deleted no timer, the store holds all fired timers, and the index none. Otherwise the handler may have
+        # registered a timer again: `_set` reads which timers there are, and deletes their keys in the index too.
         self._indexed = deleted
         self._set(owners, due.times_ms, pa.nulls(1, pa.binary()), None if deleted else pa.array([b""], pa.binary()))
 
@@ -131,7 +131,7 @@ class TimerColumns(EntryColumns):
         return due, (found, start, end)
 
     def _set(self, owners: Places, times_ms: Times, new: pa.Array, old: pa.Array | None = None) -> None:
-        """Write timers, or remove timers. The store's entry of a timer is empty bytes."""
+        """Write timers (`new`: empty bytes) or remove them (null). `old`: the entries in the store; None: read them."""
         self._check()
         same_owner = owners[1:] == owners[:-1]
         if ((owners[1:] < owners[:-1]) | (same_owner & (times_ms[1:] <= times_ms[:-1]))).any():
@@ -149,7 +149,7 @@ class TimerColumns(EntryColumns):
 
     def _read_stored(self, owners: Places, times_ms: Times, located: list[bytes]) -> pa.Array:
         """Return the store's entry of each timer: empty bytes, or null for no timer."""
-        # Most new timers are later than all timers of their key group, as watermarks ascend. They are not looked up.
+        # Watermarks ascend, so most new timers are later than all timers of their key group. Look up only the others.
         if len(owners) < MIN_LATEST_ROWS or not self._shard.accounts.entries(self._name):
             return self._read(owners, located)
         groups = self._groups[owners]

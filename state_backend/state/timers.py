@@ -14,7 +14,7 @@ from state_backend.adapters.rocks import RocksStore
 from state_backend.state import layout
 from state_backend.state.shard_state import CHANGE_BYTES, UNREAD, ShardState
 
-# So many timers fire in one round at most.
+# The most timers that fire in one round.
 _DUE_TIMERS = 4096
 _NOTED_TIMERS = 10_000
 
@@ -29,7 +29,7 @@ class DueTimer(NamedTuple):
 
 
 def timers(shard: ShardState) -> Iterator[int]:
-    """Return the current key's timers, ascending, as they are when the caller asks for the first one."""
+    """Return the times of the current key's timers, ascending, as they are when the caller asks for the first one."""
     base = _base(shard)
     shard.lists_timers = True
     return (layout.unpack_time(stored_key[-8:]) for stored_key, _ in shard.scan_map(base))
@@ -64,8 +64,8 @@ def due_timers(shard: ShardState, now_ms: int) -> Iterator[DueTimer]:
     """Yield the timers with time <= `now_ms`, in order.
 
     Before a timer is yielded, its key becomes the current key and the key's state is prefetched. A timer is deleted
-    when the caller asks for the next one. A timer that a handler deletes meanwhile does not fire. A timer that a
-    handler registers meanwhile fires in the next interval at the earliest.
+    when the caller asks for the next one. A timer that a handler deletes before its turn does not fire. A timer that a
+    handler registers fires in the next interval at the earliest.
     """
     shard.flush()
     groups = shard.accounts.key_groups(layout.TIMERS_NAME)
@@ -90,7 +90,7 @@ def due_timers(shard: ShardState, now_ms: int) -> Iterator[DueTimer]:
                 shard.changed_maps.setdefault(stored_key[:-8], set()).add(stored_key)
                 shard.gathered_bytes += CHANGE_BYTES
         if len(registered) + len(deleted) > most_noted:
-            # Both sets are needed only for timers that are still to come.
+            # Forget earlier timers: both sets are needed only for timers that are still to come.
             last = round_[-1].stored_key[-8:]
             for noted in (registered, deleted):
                 noted -= {stored_key for stored_key in noted if stored_key[-8:] < last}

@@ -27,7 +27,7 @@ from state_backend.values.intervals import format_instant
 def command_line(command: str, *arguments: object, **options: object) -> str:
     """Return a command line of `cairn`, quoted for a shell. An option that is None or False is left out.
 
-    A value follows its option's name; True gives the name alone. `from_` gives `--from`.
+    Each keyword argument is an option: `from_=value` gives `--from value`. True gives the option without a value.
     """
     words = ["cairn", *command.split(), *map(_text, arguments)]
     for name, value in options.items():
@@ -70,9 +70,9 @@ def heal_command(
     code: str | None = None,
     chain: bool = False,
 ) -> str:
-    """Return the command that runs all stale, failed, quarantined and missing intervals in order.
+    """Return the command that runs all stale, failed, quarantined and missing intervals up to `to` in order.
 
-    It always names the DAG: without it, `cairn heal` uses Airflow only if the newest interval ran there.
+    Callers with a DAG pass `dag_id`: without `--dag`, `cairn heal` uses Airflow only if the newest interval ran there.
     """
     at = _address(airflow)
     return command_line("heal", root=root, pipeline=pipeline, to=to, code=code, dag=dag_id, airflow=at, chain=chain)
@@ -88,13 +88,13 @@ def repair_command(
     airflow: str | None = None,
     chain: bool = False,
 ) -> str:
-    """Return the command after which the given intervals and those before them have valid results.
+    """Return the command that repairs the intervals in `again`. `cairn heal` also repairs all earlier intervals.
 
-    The intervals run in the DAG, or with `code` without Airflow. `chain`: the upstreams are repaired first.
+    The intervals run in the DAG, or, with `code`, without Airflow. `chain`: `cairn heal` repairs the upstreams first.
     """
     if not again.replace_overlapping:
         return heal_command(root, pipeline, again.last, dag_id, airflow, code=code, chain=chain)
-    # `cairn heal` replaces no output of intervals with other boundaries.
+    # `cairn heal` can't do this: it replaces no output of overlapping intervals that have other boundaries.
     if dag_id is not None:
         return backfill_command(dag_id, again, airflow)
     return command_line(

@@ -1,6 +1,6 @@
-"""Runs, tries, schedules and states of Airflow DAGs, as Airflow's two APIs and its database tell them.
+"""Runs, tries, schedules and states of Airflow DAGs, without an import of Airflow.
 
-No module of Airflow is imported: all three use the same names.
+Airflow's REST API, its API for tasks and its database give these fields the same names.
 """
 
 from __future__ import annotations
@@ -14,30 +14,28 @@ from state_backend.values.frozen import frozen
 from state_backend.values.human_units import span
 from state_backend.values.intervals import Interval
 
-# States of a run that waits or is in progress.
-UNFINISHED = ("queued", "running")
-# States of a task whose try ended with an error.
-FAILED = ("failed", "up_for_retry")
+UNFINISHED = ("queued", "running")  # states of a run
+FAILED = ("failed", "up_for_retry")  # states of a task
 
 
 @frozen
 class DagRun:
     run_id: str
     state: str
-    # Such as `scheduled`, `manual` or `backfill`.
+    # "scheduled", "manual", "backfill" or another run type of Airflow.
     run_type: str = "scheduled"
     clear_number: int = 0
     logical_date: datetime | None = None
-    # The data interval; None if the run has none.
+    # Start and end of the run's data interval; None if the run has no data interval.
     start: datetime | None = None
     end: datetime | None = None
-    # Time at which the run may begin.
+    # Earliest time at which the run may begin.
     due: datetime | None = None
     # Time at which the run began to wait for its turn; None if it is not known.
     queued: datetime | None = None
-    # Start of the run; None before it.
+    # Time at which the run began; None if it has not begun.
     began: datetime | None = None
-    # End of the run; None before it.
+    # Time at which the run ended; None if it has not ended.
     ended: datetime | None = None
 
     @property
@@ -46,7 +44,7 @@ class DagRun:
             return None
         try:
             return Interval(self.start, self.end)
-        except UsageError:  # An empty interval, or an end with a fraction of a millisecond: the run is of no pipeline.
+        except UsageError:  # An empty interval, or a fraction of a millisecond: this is no pipeline's run.
             return None
 
     @property
@@ -57,13 +55,13 @@ class DagRun:
 @frozen
 class DagSchedule:
     paused: bool
-    # The latest end of a data interval among the DAG's runs, in whatever state; None without runs.
+    # The latest end of a data interval among the DAG's runs, whatever their states; None without runs.
     asked_end: datetime | None
     # When Airflow should create the next run; None if the schedule has no further run.
     next_due: datetime | None
     # Number of runs that wait or are in progress.
     running: int
-    # Ids of the runs in progress of which a task waits in the triggerer.
+    # Ids of the active runs with a task that waits in the triggerer.
     waiting: frozenset[str] = frozenset()
 
 
@@ -74,20 +72,21 @@ class TaskTry:
     try_number: int
     # Airflow's state of the try; None before Airflow has scheduled it.
     state: str | None
-    # Time at which the scheduler found that the task may run; None before it.
+    # Time at which the scheduler found that the task may run; None if it has not found so yet.
     scheduled: datetime | None = None
-    # Time at which the scheduler gave the task to the executor; None before it.
+    # Time at which the scheduler gave the task to the executor; None if it has not done so yet.
     queued: datetime | None = None
-    # Start of the try; None before it.
+    # Time at which the try began; None if it has not begun.
     began: datetime | None
-    # End of the try; None before it.
+    # Time at which the try ended; None if it has not ended.
     ended: datetime | None
     # The reason that the retry policy gave for another try; None without one.
     retry_reason: str | None = None
-    # What a deferred task waits for, as its log says, and since when; None if the task is not deferred.
+    # What a deferred task waits for, in the words of its log; None if the task is not deferred.
     waits: str | None = None
+    # Time since which a deferred task waits; None if the task is not deferred.
     waits_since: datetime | None = None
-    # Number of retries that Airflow allows in all. A clear raises it, so it tells a clear from a retry.
+    # Number of retries that Airflow allows in all. A clear raises the number, and a retry does not.
     most_retries: int | None = None
 
     @property
@@ -104,8 +103,9 @@ class FailingTask:
     # The run's data interval; None if it has none.
     interval: Interval | None
     task_id: str
-    # The number of the try that failed, and how many there are in all.
+    # The number of the try that failed.
     try_number: int
+    # The most tries that Airflow makes.
     tries: int
     ended: datetime | None
 
@@ -120,7 +120,7 @@ R = TypeVar("R", bound=DagRun)
 
 
 def read_run(of: type[R], said: Any) -> R:
-    """Return a run that Airflow describes by an object, or by a mapping with ISO 8601 times as its REST API does."""
+    """Return the run of class `of` that `said` describes: an object of Airflow, or a mapping from its REST API."""
 
     def get(name: str) -> Any:
         return said.get(name) if isinstance(said, Mapping) else getattr(said, name, None)

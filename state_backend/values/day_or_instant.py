@@ -1,4 +1,4 @@
-"""Read what a person has written: a day or an instant, as in `2024-01-04T06:00+01:00`, a checkpoint, or a duration."""
+"""Parsers of texts that people write: a day, an instant as in `2024-01-04T06:00+01:00`, a checkpoint, a duration."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def first_instant(name: str, text: str, zone: tzinfo = UTC) -> datetime:
 
 
 def last_instant(name: str, text: str, zone: tzinfo = UTC) -> datetime:
-    """Return the instant, or the last millisecond of the day, in UTC. `zone` is for a text without a time zone."""
+    """Return the instant in a text; for a day, its last millisecond. `zone` applies to a text without a time zone."""
     if not _DAY.fullmatch(text.strip()):
         return first_instant(name, text, zone)
     following = _parse(name, text, days=1)
@@ -25,12 +25,12 @@ def last_instant(name: str, text: str, zone: tzinfo = UTC) -> datetime:
 
 
 def needs_zone(text: str) -> bool:
-    """Return True if a day or an instant has no time zone of its own."""
+    """Return True if a text with a day or an instant names no time zone."""
     return _parse("the date", text).tzinfo is None
 
 
 def parse_checkpoint(text: str) -> str | int | datetime:
-    """Return "latest", a checkpoint id, or the end of an interval, which must have a time zone."""
+    """Parse the name of a checkpoint: "latest", an id, or the end of an interval with a time zone (a datetime)."""
     if text == "latest":
         return text
     if text.isdigit():

@@ -1,4 +1,4 @@
-"""What this process is doing at the moment, for whoever explains its death."""
+"""What this process is doing at the moment, so that the driver can say it if the process dies."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ _listeners: list[Callable[[str], None]] = []
 
 @contextmanager
 def heard_by(listener: Callable[[str], None]) -> Iterator[None]:
-    """Call a function with the words of all open `doing` blocks, joined by commas, whenever they change in the block.
+    """Within the block, call `listener` whenever a `doing` block begins or ends, or `say_part` is called.
 
-    They change when a `doing` begins or ends, and by `say_part`. The block's end calls it with an empty text.
+    The argument is the words of all open `doing` blocks, joined by commas; at the end of this block, an empty text.
     """
     _listeners.append(listener)
     try:
@@ -25,7 +25,7 @@ def heard_by(listener: Callable[[str], None]) -> Iterator[None]:
 
 @contextmanager
 def doing(words: str) -> Iterator[None]:
-    """Say what the block does, such as `opening RocksDB`. It takes microseconds: say a phase, and not each key."""
+    """Tell listeners what the block does, such as `opening RocksDB`. It takes microseconds: don't call it per key."""
     _words.append(words)
     _tell()
     try:
@@ -36,7 +36,7 @@ def doing(words: str) -> Iterator[None]:
 
 
 def say_part(words: str) -> None:
-    """Say which part the innermost `doing` block has come to, such as `processing key group 5`."""
+    """Replace the words of the innermost `doing` block, such as by `processing key group 5`."""
     if _words:
         _words[-1] = words
         _tell()

@@ -10,5 +10,5 @@ T = TypeVar("T")
 
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(field,))
 def frozen(cls: type[T]) -> type[T]:
-    """Make a class a value: a frozen dataclass with slots, whose arguments have names."""
+    """Make a class a frozen dataclass with slots, whose constructor takes keyword arguments only."""
     return dataclass(frozen=True, slots=True, kw_only=True)(cls)

@@ -16,7 +16,7 @@ TEMP_FOLDER = ".tmp"
 
 @frozen
 class Handle:
-    """A durable file, identified by its content."""
+    """The path of a durable file, with the size and checksum of its content."""
 
     path: str
     size_bytes: int
@@ -30,19 +30,19 @@ class Handle:
 class FileInfo:
     path: str
     size_bytes: int
-    # A number that changes with every write of other bytes to the path. After a write of the same bytes it may stay the
-    # same, or come back.
+    # Every write of other bytes changes this number. After a write of the same bytes, it may be an earlier number.
     generation: int
     # A time by the storage's clock, in milliseconds since the epoch. It is never earlier than the moment when the file
     # got this path, even if the file is a link or a copy of an older file.
     modified_ms: int
     # The checksum of the content; None if the storage keeps no checksums (local files).
     crc32c: int | None
+    # True if a folder in the path is a symbolic link.
     behind_link: bool = False
 
 
 def check_path(path: str) -> str:
-    """Return the path, if it names a file inside a root.
+    """Return a path that is valid for a file below a root. Raise `UsageError` for any other path.
 
     A valid path consists of printable non-empty segments between `/`, without backslashes. No segment is `.`, `..` or
     the adapters' `.tmp`.

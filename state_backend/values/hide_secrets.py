@@ -14,14 +14,14 @@ from typing import Any
 
 HIDDEN = "***"
 
-# Words that make the name of a parameter, option or setting the name of a secret.
+# Pattern of the names of parameters, options and settings whose values are secrets.
 _SECRET = (
     r"[\w.\-]{0,100}(?:token|password|passwd|passphrase|secret|signature|credential"
     r"|(?:api|access|account|private|secret)[._-]?key(?:[._-]?id)?)|sig|pwd|sas"
 )
 _QUOTED = r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\""
 _RULES = (
-    # user:password@ of a URL. A password may have a slash, as an S3 secret key often has; a port has none before the @.
+    # user:password@ of a URL. A password may have a slash, as S3 secret keys often do. But :8080/…@ begins with a port.
     # With the limits of 300 characters, the time stays linear for a long text without spaces.
     (
         re.compile(r"(://)[^\s/@:\[\]'\"]{0,300}:(?:[^\s/'\"]{0,300}|(?!\d{1,5}[/?#;])[^\s@'\"]{1,300})@"),
@@ -32,14 +32,14 @@ _RULES = (
     # ;token=…  ?sig=…  password='…'  --password …
     (re.compile(rf"(?i)((?:^|[\s?&;,({{'\"\[])(?:{_SECRET})\s*=\s*)(?:{_QUOTED}|[^\s&;,'\"<>)}}\]]+)"), rf"\1{HIDDEN}"),
     (re.compile(rf"(?i)(--(?:{_SECRET})\s+)(?:{_QUOTED}|[^\s'\"-][^\s'\"]*)"), rf"\1{HIDDEN}"),
-    # "password": "…" of JSON, and of the repr of a dict. A token may also be a key of the state, as in {"token": "…"}.
+    # "password": "…" of JSON, and of the repr of a dict. {"token": "…"} is not hidden: it may be a key of the state.
     (
         re.compile(
             rf"(?i)(([\"'])(?!(?:(?!access|auth|refresh|session|security)\w)*token\2)(?:{_SECRET})\2\s*:\s*)(?:{_QUOTED})"
         ),
         rf'\1"{HIDDEN}"',
     ),
-    # The header Authorization
+    # The value of the HTTP header Authorization
     (re.compile(r"\b((?:Bearer|Basic) )(?=[^\s'\"]*[\d._~+/=\\-])[^\s'\"]{6,}"), rf"\1{HIDDEN}"),
 )
 
@@ -63,7 +63,7 @@ def hide_all(value: Any) -> Any:
 
 
 def hide_in(error: BaseException) -> None:
-    """Hide credentials in the texts of a foreign exception, of its causes and of their notes."""
+    """Hide credentials in an exception of another library: in its texts and notes, and in those of its causes."""
     seen, pending = set[int](), [error]
     while pending:
         one = pending.pop()
@@ -82,7 +82,7 @@ def hide_title(command: str) -> None:
     """Make `ps` show this process's command without credentials. Nothing happens if the command has none.
 
     Every user of a machine can read the command lines of all processes. Airflow depends on the library setproctitle;
-    without the library the command line stays.
+    without the library, this function does nothing.
     """
     if hide(command) != command:
         with suppress(ImportError):
@@ -96,10 +96,10 @@ def _hide_in_record(record: logging.LogRecord) -> bool:
     if record.exc_info:
         told = "".join(traceback.format_exception(*record.exc_info)).rstrip()
         if hide(told) != told:
-            # A formatter of JSON, such as PySpark's, reads the exception itself.
+            # A JSON formatter, such as PySpark's, would format `exc_info` again, with the credentials.
             record.exc_text, record.exc_info = hide(told), None
     return True
 
 
-for _name in ("cairn", "cairn.spark"):  # A logger does not filter the records of the loggers below it.
+for _name in ("cairn", "cairn.spark"):  # A filter of a logger does not see records of its child loggers.
     logging.getLogger(_name).addFilter(_hide_in_record)

@@ -1,4 +1,4 @@
-"""What an interval reads of other pipelines: declared edges, and the reads that a record keeps."""
+"""The upstreams that a pipeline declares (edges), and what an interval has read of them, as records keep it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from state_backend.values.intervals import Interval
 from state_backend.values.schedule import Schedule, interval_before
 
 Reads = Literal["output", "late", "state"]
-# "within": the upstream's intervals inside of the reading interval; "all": those from the upstream's start to its end.
+# "within": read the upstream's intervals that lie inside of the reading interval. "all": read all before them too.
 Maps = Literal["within", "all"]
 
 
@@ -44,7 +44,7 @@ class Edge:
 
 @frozen
 class TriedUpstream:
-    """The trial from which trials of the same name read a pipeline. They read production for the time before `span`."""
+    """A trial of an upstream. Trials of the same name read it instead of production, from the start of `span` on."""
 
     root: str
     span: Interval
@@ -72,12 +72,12 @@ class InputRead:
 
     Attributes:
         edge: The edge as it was declared.
-        span: The time of the upstream that the edge maps to the interval. A state is read at its end.
+        span: The upstream's time that the edge's mapping selects. If the edge reads a state: the state at its end.
         log: The uuid that tells the upstream's log from other logs (`Chains.id_for`).
         head: The highest id in the upstream's log when the attempt read it.
         attempt: The uuid of the attempt that made the record `head`. Empty in older records.
-        parts: What was read, in the order of time. Up to 64 intervals are listed singly.
-        plain: True if the rows reached the processor as the upstream has them. Then a key's rows are those of its key.
+        parts: What was read, in the order of time, in at most 64 parts: single intervals, or groups of neighbours.
+        plain: True if the processor got the upstream's output rows unchanged.
     """
 
     edge: Edge
@@ -96,7 +96,7 @@ class Followed:
     Attributes:
         root: Root of the upstream; None for the root of the reading pipeline.
         log: The uuid of the upstream's log at the time of that reading, as in `InputRead`.
-        erased: The attempts by which `cairn erase` removed keys of the upstream that it has removed here too.
+        erased: The attempts of `cairn erase` in the upstream whose keys were erased from this pipeline too.
     """
 
     pipeline: str
@@ -107,7 +107,7 @@ class Followed:
 
 @frozen
 class LogMark:
-    """Where a pipeline's log ended.
+    """Where a pipeline's log ended when the interval read it.
 
     Attributes:
         root: The pipeline's root; None if it is the reader's root.
@@ -127,7 +127,7 @@ class LogMark:
 
 @frozen
 class FreshAt:
-    """The ends of a pipeline's and its upstreams' logs when a check last found no result out of date."""
+    """The ends of the logs of a pipeline and its upstreams, at a check that found no stale result."""
 
     own: LogMark
     upstreams: tuple[LogMark, ...]
@@ -135,14 +135,14 @@ class FreshAt:
 
 @frozen
 class Untracked:
-    """A pipeline that a source read by a way of its own, such as `keyed_output`, without naming checkpoints."""
+    """A pipeline that a source read without a declared edge and without checkpoint ids, as with `keyed_output`."""
 
     pipeline: str
     root: str
 
 
 def followed_after(before: Iterable[Followed], reads: Iterable[InputRead]) -> tuple[Followed, ...]:
-    """Return the upstreams of all results once more is read. None is left out: older results may have read it."""
+    """Return the upstreams in `before`, and those of `reads`. Keep all, because older results may have read them."""
     new = [Followed(pipeline=r.edge.pipeline, root=r.edge.root, log=r.log) for r in reads if r.log and r.edge.tracked]
     found: dict[tuple[str, str | None, str], Followed] = {}
     for one in [*before, *new]:

@@ -46,7 +46,7 @@ class Interval:
 
 
 def _in_utc(instant: datetime) -> datetime:
-    # A record lists hundreds of intervals, all in UTC: for these, the general way takes three times as long.
+    # A record lists hundreds of intervals in UTC. For these, `from_ms(to_ms(instant))` takes three times as long.
     if type(instant) is datetime and instant.utcoffset() == _NO_OFFSET and not instant.microsecond % 1000:
         return instant.astimezone(UTC)
     return from_ms(to_ms(instant))

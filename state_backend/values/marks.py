@@ -26,7 +26,7 @@ class Settled:
             older commit had made of this interval.
         outputs: The output files of the commit. They are repeated here, because retention may drop the commit's record
             while its output is current.
-        collected: True if a later commit replaced these output files, and the files are deleted.
+        collected: True if a later commit replaced these output files, and a clean-up has deleted them.
     """
 
     id: int
@@ -147,7 +147,7 @@ class Lease:
 
 @frozen
 class Published:
-    """The content of a file in `published/`: the user's sink has got this output of an interval, or needs no call."""
+    """The content of a file in `published/`: the user's sink has this output of an interval, or need not get it."""
 
     id: int
     interval: Interval

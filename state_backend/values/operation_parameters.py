@@ -29,7 +29,7 @@ COMMITTED = "@cairn committed "
 def parameter(text: str, default: Any = MISSING, *, option: str = "", env: str = "", least: int | None = None) -> Any:
     """Return a field that the command line offers as an option.
 
-    `option`: Name of the option; empty: the field's name. A name without dashes makes a positional argument.
+    `option`: The option, as `--from`; empty: made from the field's name. A name without dashes: positional argument.
     """
     return field(default=default, metadata={"help": text, "option": option, "env": env, "least": least})
 
@@ -51,7 +51,7 @@ DRY_RUN = "Print what would be done; do nothing."
 MATCH = "Column that identifies an output row; may be repeated. Left out: compare whole rows."
 
 
-# A driver refuses a field that it does not know: an operator of a newer release may ask for less than it would do.
+# A driver refuses unknown fields: if it ignored a newer release's field, such as `dry_run`, it could do too much.
 _NO_OTHER_FIELDS = {"extra": "forbid"}
 
 
@@ -65,7 +65,7 @@ class Operation:
 
 @dataclass(frozen=True, kw_only=True)
 class OfPipeline(Operation):
-    """Request that needs no code of the pipeline."""
+    """Base of the requests that need the pipeline's name, but not its code."""
 
     pipeline: str = parameter("Name of the pipeline.", env=Variable.PIPELINE)
 
@@ -78,7 +78,7 @@ class OfCode(Operation):
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessInterval(OfCode):
-    """Request of an operator: compute one interval, up to *prepared*."""
+    """Request of an operator to compute one interval, without the commit: the attempt becomes *prepared*."""
 
     command: ClassVar[str] = "interval"
 
@@ -88,13 +88,13 @@ class ProcessInterval(OfCode):
     attempt: str
     mode: str = "incremental"
     # `{"attempt": ID, "options": {NAME: TEXT}}` of an earlier try of this run; None if there is no earlier try. The
-    # options are settings that decide the result. If nothing changed, the driver computes nothing, and returns that
-    # attempt.
+    # options are settings that decide the result. If code, options and input are as in that try, the driver returns its
+    # attempt, and computes nothing.
     earlier: dict[str, Any] | None = None
-    committed: bool = False
+    committed: bool = False  # True: a run has committed this interval, so its result may be reused
     # The DAG's schedule, encoded. The driver checks that the pipeline declares no other one. None skips the check.
     schedule: dict[str, Any] | None = None
-    newest_first: bool = False
+    newest_first: bool = False  # True: Airflow chose the newest interval, because the DAG's catchup is off
     permissions: Permissions = NO_PERMISSIONS
 
 
@@ -165,7 +165,7 @@ class TryCode(OfCode):
         "recorded code.",
         (),
     )
-    # True also compares the trial with production; `match` names the columns that identify an output row.
+    # True: compare the trial with production too. The columns in `match` identify an output row.
     compare: bool = False
     match: tuple[str, ...] = ()
 
@@ -210,7 +210,7 @@ class TakeSavepoint(OfCode):
 
 @dataclass(frozen=True, kw_only=True)
 class _OfState(Operation):
-    """Request that gives a state to a pipeline. The state may be refused."""
+    """Base of the requests that give a state to a pipeline. Stale and quarantined states are refused by default."""
 
     allow_stale: bool = parameter(
         "Accept a stale checkpoint: later, an earlier interval got another result, or an earlier state was restored.",
@@ -219,13 +219,13 @@ class _OfState(Operation):
     allow_quarantined: bool = parameter(
         "Accept a quarantined checkpoint, or one that was computed from a quarantined one.", False
     )
-    # A uuid, the same in every try. A second try completes the first one. None for a new uuid.
+    # Uuid of the attempt, equal in all tries of a task, so that a second try completes the first. None: a new uuid.
     attempt: str | None = None
     # The Airflow run that asks; None: the command line.
     run: RunRef | None = None
 
     def of_record(self, what: str) -> dict[str, Any]:
-        """Return run, attempt and permissions of the record that the operation makes."""
+        """Return the run, attempt and permissions that the operation's record gets."""
         attempt = self.attempt or str(uuid4())
         return {
             "run": self.run or own_run(f"{what}__{attempt}"),
@@ -303,9 +303,9 @@ class Validate(OfCode):
     dry_run: bool = parameter(
         "Print the findings, but mark the checkpoint neither as validated nor as quarantined.", False
     )
-    # Id of a prepared attempt; None validates something else.
+    # Uuid of the prepared attempt to validate; None: validate the checkpoint or the savepoint.
     attempt: str | None = None
-    # URL of a savepoint's folder; None validates something else.
+    # URL of the folder of the savepoint to validate; None: validate the checkpoint or the attempt.
     savepoint: str | None = None
     without_expectations: bool = False
 
@@ -314,7 +314,7 @@ class Validate(OfCode):
 class Sweep(OfPipeline):
     """Request to delete the files of attempts that died, and trials whose time is over."""
 
-    # The time exceeds a weekend, because a task that failed on Friday may be cleared as late as Monday.
+    # The default exceeds a weekend, because a task that failed on Friday may be cleared as late as Monday.
     min_age: timedelta = parameter(
         "An attempt (a try of an interval) without a commit that wrote nothing for this time counts as dead: 90m, 12h, "
         "3d. Younger files stay.",
@@ -413,14 +413,14 @@ class Erase(OfPipeline):
     )
 
 
-# What a driver carries out.
+# The requests that a driver process carries out.
 Request = ProcessInterval | RunRange | TryCode | PromoteTrial | TakeSavepoint | Restore | Validate
 REQUESTS: dict[str, type[Any]] = {kind.command: kind for kind in get_args(Request)}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Call:
-    """How a driver reaches Spark, beside its request."""
+    """What a driver process gets beside its request: above all, how it reaches Spark."""
 
     __pydantic_config__: ClassVar = _NO_OTHER_FIELDS
 
@@ -430,7 +430,7 @@ class Call:
     # UUID of the session of an earlier try of the same task. The driver ends this session and its jobs. None if this is
     # the first try.
     former: str | None = None
-    settings_on_stdin: bool = False
+    settings_on_stdin: bool = False  # True: standard input has Spark's settings and token as JSON
     # Version of Cairn in the operator's process.
     release: str = ""
 
@@ -442,7 +442,7 @@ def to_json(value: Any) -> str:
 
 
 def from_json(kind: type[Any], text: str) -> Any:
-    """Raise `UsageError` for an unknown field, or a value that a field can't have: `to_json` writes any value."""
+    """Return the request in a JSON text. Raise `UsageError` for an unknown field, or a value of a wrong type."""
     from pydantic import TypeAdapter, ValidationError
 
     try:

@@ -328,7 +328,7 @@ class LogicalTime:
     def fired_until_ms(self) -> int:
         """The time up to which timers fired in the interval, in milliseconds since the epoch.
 
-        With `Pipeline(watermark="observed")` that is the watermark of the base, up to which rows are late next.
+        With `Pipeline(watermark="observed")`, this is `late_watermark_ms`: the watermark that the base recorded.
         """
         return (self.late_until_ms or 0) if self.mode == "event" else self.processing_time_ms
 
@@ -376,7 +376,7 @@ class ForgottenKey:
         until_ms: The latest end of all intervals that were committed before the removal, in milliseconds since the
             epoch. A re-run of an interval that starts before this time may read rows with the key, and so bring the key
             back.
-        on_rerun: The effect on such a re-run: it is refused, or its shards leave the key out.
+        on_rerun: The effect on such a re-run. "refuse": it is refused. "filter": its shards leave the key out.
     """
 
     forget: str
@@ -425,11 +425,11 @@ class Content:
     """The result of an attempt, before and after its commit.
 
     Attributes:
-        interval: The interval. The state is the state at its end.
+        interval: The processed interval, to whose end the state belongs.
         attempt: The uuid of the attempt.
         base_id: The checkpoint from which the attempt started; None for empty state.
         key_schema: The key columns, a `StructType` as JSON.
-        source_position: The JSON by which the source says which input it read; empty if it recorded none.
+        source_position: The source's own JSON about the input that it read; empty if the source gave none.
         code_hash: A hash of the processor's source code and of the user's modules that the processor imports.
         outputs: The files of output rows and of late rows.
         durations_us: Microseconds by phase. The phases within a shard are those of the slowest shard.
@@ -438,21 +438,21 @@ class Content:
         retention: The policy by which the commit chose the retained checkpoints. Later commits use this policy until an
             interval brings another. None means the default policy of releases that did not record the policy.
         output_schema: The schema of the output rows as Spark reads it from the files, a `StructType` as JSON. None
-            after the commit, because the record has the schema in `output_schemas`, and in older attempts.
-        input_schema: The schema of the input rows, in the same form, which late rows have too. None after the commit,
-            and in older attempts.
+            after the commit, because the record has the schema in `output_schemas`. Older attempts have None too.
+        input_schema: The schema of the input rows and of late rows, in the same form. None after the commit, and in
+            older attempts.
         input_hash: 32 hex digits that hash code, settings and input (`input_hash` of `plan_reuse.py`).
             Intervals with equal hashes and equal bases have equal results. None if the hash is unknown.
         code_version: The name of the code for people: the pipeline's `version`, or else git's description of the code's
             folder. None if both are missing.
-        code: The declaration as `module:NAME`, which printed commands repeat. None if no module has it by a name.
+        code: The pipeline's declaration as `module:NAME`, for printed commands. None if no module names the object.
         schedule: The schedule of the intervals from this commit on. None: neither the pipeline nor its DAG gave one.
         forget: The keys that a `forget` record removes, or that the restored state never holds; None for other records.
         filtered: The uuids of the attempts of `cairn erase` whose keys the shards of this attempt left out.
         inputs: What the attempt read of other pipelines. Empty without declared upstreams, and in older records.
         followed: The upstreams that this result or an earlier one has read, so that a reader of this record knows all.
-        fresh_at: Where the logs ended when the attempt found no result out of date by an input; None if it did not.
-        untracked: The pipelines that the source read by a way of its own, as far as Cairn noticed.
+        fresh_at: The ends of the logs if the attempt found no stale result; None if it found one or did not look.
+        untracked: The pipelines that the source read without declaring them as upstreams, as far as Cairn noticed.
         group: The group of pipelines whose sinks are called together; None without one.
     """
 
@@ -659,7 +659,7 @@ class Record:
             checkpoint stale. None if there is no such commit.
         output_schemas: All schemas that the pipeline's output has had so far, oldest first. Readers use the list of the
             newest commit for all files.
-        input_schemas: The same for the input. Late rows have the input's columns.
+        input_schemas: All schemas that the input has had so far, oldest first. Late rows have the input's columns.
         replaced: Other intervals whose output is no longer current after this commit: intervals with other boundaries
             that overlap, or the later intervals whose output a rewind retracts.
         summary: The facts about earlier records.
@@ -685,14 +685,14 @@ class Record:
         return () if forget is None else tuple(one.interval for one in forget.rewritten)
 
 
-# Begin of `SweepRecord.sweep` in the record that a release of a quarantined checkpoint adds; the checkpoint's id
-# follows.
+# `SweepRecord.sweep` is this text and a checkpoint's id in the record that the release of a quarantined checkpoint
+# adds.
 RELEASE = "release of checkpoint "
 
 
 @frozen
 class SweepRecord:
-    """The record of a sweep in the log, or of the release of a quarantined checkpoint, which may be used again.
+    """The record of a sweep in the log, or of a release, after which a quarantined checkpoint is usable again.
 
     Once this record is in the log, the attempts in `abandoned` can't be committed.
 

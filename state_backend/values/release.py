@@ -11,7 +11,7 @@ from state_backend.values.errors import UnsupportedFormat
 def _version() -> str:
     try:
         found: str = import_module("state_backend.values._version").version
-    except (ModuleNotFoundError, SyntaxError, AttributeError):  # A build that was stopped leaves a part of the file.
+    except (ModuleNotFoundError, SyntaxError, AttributeError):  # A stopped build leaves an incomplete file.
         return "0.1.dev0"
     return found
 
@@ -24,7 +24,7 @@ WHEEL = f"cairn_state-{RELEASE}-py3-none-any.whl"
 
 
 def unsupported(where: str, wrote: str, reads: str, release: str | None = None) -> UnsupportedFormat:
-    """Return an error for a file in a format that this release can't read. Its message names the release to use."""
+    """Return the error for a file in a format that this release can't read. The message names the release to use."""
     who = f"Cairn {release[:40]}" if release is not None else "another release of Cairn"
     text = f"{where}: {who} wrote {wrote}; this is Cairn {RELEASE}, which reads {reads}\n"
     if release is None:

@@ -126,7 +126,7 @@ Schedule: TypeAlias = Cron | Every
 
 
 class _Clock:
-    """The boundaries of a cron expression."""
+    """Finds the instants at which the intervals of a cron schedule begin and end."""
 
     def __init__(self, cron: Cron) -> None:
         from croniter import croniter
@@ -144,8 +144,8 @@ class _Clock:
     def after(self, boundary: datetime) -> datetime:
         local = self._local(boundary)
         if not self._matches_every_hour and self._offset(boundary) != self._offset(boundary - _CLOCKS_CHANGE):
-            # If the clock skips several times of the expression, Airflow ends a run at the first and begins the next
-            # run at the last. The last one is the time that the expression matches before the boundary's local time.
+            # If the expression matches several times that the clock skips, Airflow ends a run at the first of them, and
+            # begins the next run at the last. `back` finds the last: it is the match before the boundary's local time.
             last = self._instant(self._tick(local, back=True))
             if last > boundary:
                 return last
@@ -153,12 +153,12 @@ class _Clock:
         return boundary + (tick - local) if self._matches_every_hour else self._instant(tick)
 
     def _before_changes(self, at: datetime) -> datetime:
-        """Return a boundary at or before an instant that no change of clocks has moved."""
+        """Return a boundary, at or before the instant `at`, that no change of clocks has moved."""
         local = self._local(at)
         tick = local if self._tick(self._tick(local, back=True)) == local else self._tick(local, back=True)
         while True:
-            # If the expression matches every hour, `after` adds a length to the boundary. So if clocks change in a
-            # pause of the expression, later boundaries move too.
+            # If the expression matches every hour, `after` adds a length of time to the boundary. So if clocks change
+            # between two matches, all later boundaries move too.
             since = self._tick(tick - _CLOCKS_CHANGE, back=True) if self._matches_every_hour else tick
             found = self._instant(tick)
             if self._offset(self._instant(since) - _CLOCKS_CHANGE) == self._offset(found + _CLOCKS_CHANGE):
@@ -240,7 +240,7 @@ def starting_between(schedule: Schedule, first: datetime, last: datetime) -> Ite
 
 
 def count_between(schedule: Schedule, first: datetime, last: datetime, most: int = 20_000) -> tuple[int, bool]:
-    """Return how many intervals begin at or between two instants, and True if the number is exact."""
+    """Return (number of intervals that begin at or between two instants, False if it is an estimate above `most`)."""
     if isinstance(schedule, Every):
         return max(0, (last - first) // schedule.length + 1), True
     counted = list(islice(starting_between(schedule, first, last), most + 1))
@@ -265,7 +265,7 @@ def interval_before(schedule: Schedule, end: datetime) -> Interval | None:
 
 
 def interval_around(schedule: Schedule, at: datetime) -> Interval:
-    """Return the interval that contains an instant; under `Every`, the interval that begins there."""
+    """Return the interval that contains the instant `at`; under `Every`, the interval that begins at `at`."""
     return _clock(schedule).around(at)
 
 

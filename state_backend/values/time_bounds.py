@@ -1,7 +1,7 @@
 """Bounds of event times and of the lengths of time that are added to them.
 
-Spark and Python know the years 1 to 9999. The sum of an event time and a length of time must lie there too, or be an
-integer of microseconds that fits 64 bits.
+Spark and Python know the years 1 to 9999. The sum of an event time and a length of time must lie in these years, or at
+least fit 64 bits as an integer of microseconds.
 """
 
 from __future__ import annotations

@@ -22,12 +22,11 @@ from state_backend.values.errors import UsageError
 from state_backend.values.frozen import frozen
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-# Casey in Antarctica sets its clocks back by three hours.
+# No zone changes its clocks by so much: Casey in Antarctica sets them back by three hours.
 _LONGEST_CHANGE_MS = 4 * 3_600_000
 _UTC_NAMES = {"UTC", "Z", "GMT", "UT", "Etc/UTC", "Etc/GMT", "Etc/UCT", "UCT", "Zulu", "Etc/Zulu", "Universal", "GMT0"}
 _OFFSET = re.compile(r"(?:UTC|GMT|UT)?([+-])(\d{1,2})(?::?(\d{1,2}))?(?::?(\d{2}))?")
-# Short names of zones that Spark accepts. Three of them mean a fixed offset, and the others a region.
-# Source: java.time.ZoneId.SHORT_IDS.
+# Short names of zones that Spark accepts, for a region or a fixed offset. Source: java.time.ZoneId.SHORT_IDS.
 _SHORT = {
     "ACT": "Australia/Darwin",
     "AET": "Australia/Sydney",
@@ -68,6 +67,7 @@ class Zone:
     name: str
     # The zone as a `tzinfo` for datetimes; `datetime.UTC` itself for UTC.
     rules: tzinfo
+    # The zone as a value of the environment variable TZ.
     posix: str
 
 
@@ -96,9 +96,9 @@ def zone_of(name: str) -> Zone:
 
 
 def settled_wall_ms(at_ms: int, rules: tzinfo) -> int:
-    """Return the latest wall time that no instant after `at_ms` falls below, in milliseconds as if the zone were UTC.
+    """Return the latest wall time that all instants after `at_ms` reach or exceed, in ms as if the zone were UTC.
 
-    Mostly this is the wall time at `at_ms`. In the first of two hours that clocks repeat, this is the hour's start.
+    Mostly this is the wall time at `at_ms`. If `at_ms` is in an hour that clocks will repeat, it is the hour's start.
     """
     low, offset = at_ms, _offset_ms(rules, at_ms)
     high = at_ms + _LONGEST_CHANGE_MS
@@ -130,7 +130,7 @@ def local_zone(zone: Zone) -> Iterator[None]:
         time.tzset()
         yield
         return
-    from state_backend.values.environment import environment  # Not needed where DAGs are parsed.
+    from state_backend.values.environment import environment  # The parse of a DAG file does not need it.
 
     try:
         with environment({"TZ": zone.posix}):

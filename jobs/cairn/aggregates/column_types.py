@@ -28,7 +28,7 @@ _SCALARS = (BooleanType, DateType, TimestampType, TimestampNTZType, BinaryType, 
 
 
 class UnfitError(Exception):
-    """The reason why a column's type does not fit: completes the sentence "column 'x' is array<int>, and ..."."""
+    """The error for an unfit column type. Its text completes the sentence "column 'x' is array<int>, and ..."."""
 
 
 def numeric_type(of: Any, result: DataType) -> DataType:
@@ -46,7 +46,7 @@ def sum_type(of: Any) -> DataType:
 def is_scalar(of: Any) -> bool:
     """Return True for a type that can be ordered: numbers, strings, binary, booleans, dates and timestamps.
 
-    The caller checks the collation of a string type.
+    The result is True for every string type, so the caller must check the collation.
     """
     return isinstance(of, (*_INTEGERS, *_FLOATS, DecimalType, *_SCALARS))
 

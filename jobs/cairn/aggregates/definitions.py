@@ -30,7 +30,7 @@ from cairn.aggregates.groups import Column, Doubles, Groups
 from cairn.numpy_columns import array_of, booleans, numbers, valid_rows, whole
 from state_backend.formats.hyperloglog import Sketches, hash_values, precision_for
 
-# The new fields of one aggregate's state, and the aggregate's value for each key.
+# Result of `Aggregate.step`: (new state fields of the aggregate, the aggregate's value for each key).
 Step = tuple[Parts, pa.Array]
 
 
@@ -88,10 +88,10 @@ class Aggregate(ABC):
 
     @abstractmethod
     def merge(self, stored: Groups) -> Parts:
-        """Merge several aggregates of disjoint sets of rows to one aggregate for each key.
+        """Merge the stored aggregates of each key, which cover different rows, to one aggregate for each key.
 
         Args:
-            stored: In place of rows, the stored aggregates of each key. The columns are the fields of `parts_to_merge`.
+            stored: The stored aggregates, one per row, grouped by key. Columns are the fields of `parts_to_merge`.
 
         Returns:
             The fields of the merged aggregates, with one element per key.
@@ -204,8 +204,8 @@ class Variance(_OfColumn):
     The type is double. The result is null for fewer than two values, and NaN if a value is not finite.
 
     The state sums differences to the key's first value. So equal values have a variance of exactly 0, and large values
-    lose no digits. The formula is as stable as Welford's, and all of it except the sums is computed for many rows at a
-    time.
+    lose no digits. The formula is as stable as Welford's. Everything except the running sums is computed for many rows
+    at a time.
 
     Source: Youngs and Cramer's updating formula, in Chan, Golub and LeVeque, "Algorithms for computing the sample
     variance" (1983).
@@ -214,8 +214,8 @@ class Variance(_OfColumn):
     def parts(self, of: Any) -> dict[str, DataType]:
         """Return the four stored fields `count`, `origin`, `sum` and `squares`.
 
-        `count` is the number of the key's values and `origin` the first value. `sum` is the sum of all differences to
-        `origin`, and `squares` the sum of squared differences to the mean.
+        `count` is the number of the key's values, and `origin` its first value. `sum` is the sum of the differences
+        between the values and `origin`. `squares` is the sum of the squared differences between values and mean.
         """
         double = numeric_type(of, DoubleType())
         return {"count": LongType(), "origin": double, "sum": double, "squares": double}
@@ -243,9 +243,9 @@ class Variance(_OfColumn):
         return state, array_of(self._of_variance(nan_as_one(variance)), pa.float64(), count > 1)
 
     def merge(self, stored: Groups) -> Parts:
-        """Return count, origin, sum and squares of the values of all aggregates of a key.
+        """Merge the stored variances of each key to one: `count`, `origin`, `sum` and `squares` of all their values.
 
-        Source: Chan, Golub and LeVeque's formula for two samples, over all aggregates of a key at once.
+        Source: Chan, Golub and LeVeque's formula for two samples, applied to all stored variances of a key at once.
         """
         count, origin, total, squares = (
             numbers(whole(stored.batch.rows[part])) for part in ("count", "origin", "sum", "squares")
@@ -281,7 +281,7 @@ class StdDev(Variance):
 class _Extreme(_OfColumn, ABC):
     """Base class of `Min` and `Max`."""
 
-    # Name of the state's only field and of Arrow's aggregation.
+    # "min" or "max": the name of the state's only field, and of the aggregation in Arrow's `group_by`.
     _part: ClassVar[str]
     _fold: ClassVar[np.ufunc]
     _of_two: ClassVar[Any]
@@ -332,7 +332,7 @@ class Min(_Extreme):
     """
 
     _part = "min"
-    # Of two floats, `fmin` returns the one that is not NaN.
+    # `fmin` ignores a NaN if the other value is a number, so NaN counts as larger than all numbers.
     _fold = np.fmin
     _of_two = staticmethod(pc.min_element_wise)
 
@@ -352,12 +352,12 @@ class Max(_Extreme):
 
 @dataclass(frozen=True, slots=True)
 class OfOneRow(_OfColumn, ABC):
-    """Base class of `First` and `Last`: the value of one row."""
+    """Base class of `First` and `Last`, whose value is the column's value in one chosen row."""
 
     ignore_nulls: bool = False
 
     def parts_to_merge(self, of: Any) -> dict[str, DataType]:
-        """Return the fields of `parts`, and the arrival of the value's row: `interval_ms` and `number`."""
+        """Return the fields of `parts`, and `interval_ms` and `number`, which say when the value's row arrived."""
         return {**self.parts(of), **ARRIVAL}
 
 

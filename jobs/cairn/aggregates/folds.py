@@ -23,12 +23,12 @@ _ROUNDS = 32
 _FEW_KEYS = 16
 ARRIVAL: dict[str, DataType] = {"interval_ms": LongType(), "number": LongType()}
 
-# The fields of one aggregate's state by name, each with one element per key.
+# The state fields of one aggregate, by name. Each array has one element per key.
 Parts = Mapping[str, pa.Array]
 
 
 def total_of(column: Column, before: pa.Array, name: str, valid: Bools) -> pa.Array:
-    """Return each key's stored sum plus its values, in the type of the stored sums."""
+    """Return each key's stored sum plus the key's values in the batch, in the type of the stored sums."""
     if pa.types.is_floating(before.type):
         return array_of(double_total(column, before), before.type, valid)
     add = _decimal_total if pa.types.is_decimal(before.type) else _long_total
@@ -39,7 +39,7 @@ def total_of(column: Column, before: pa.Array, name: str, valid: Bools) -> pa.Ar
 
 
 def double_total(column: Column, before: pa.Array) -> Doubles:
-    """Return each key's old sum plus its values, added one by one from left to right."""
+    """Return each key's stored sum plus the key's values in the batch, added one by one from left to right."""
     total = numbers(before).astype(np.float64)
     with np.errstate(all="ignore"):
         np.add.at(total, column.owners, column.doubles)
@@ -47,9 +47,9 @@ def double_total(column: Column, before: pa.Array) -> Doubles:
 
 
 def _long_total(column: Column, before: pa.Array) -> tuple[Int64s, Bools]:
-    """Return each key's new sum, and True for each key whose sum exceeds 64 bits.
+    """Return (sums, overflows): each key's new sum, and True for each key whose sum does not fit 64 bits.
 
-    The upper and lower 32 bits are summed apart, so that these sums can't overflow. Only the final sum must fit 64
+    The upper and lower 32 bits are summed separately, so that neither sum can overflow. Only the final sum must fit 64
     bits: a partial sum may exceed them.
     """
     low_bits = np.int64(0xFFFFFFFF)
@@ -62,9 +62,9 @@ def _long_total(column: Column, before: pa.Array) -> tuple[Int64s, Bools]:
 
 
 def _decimal_total(column: Column, before: pa.Array) -> tuple[Array, Bools]:
-    """Return each key's new decimal sum as four 32-bit limbs, and True for each key whose sum exceeds its precision.
+    """Return (sums, overflows): each key's new decimal sum, and True for each key whose sum exceeds the precision.
 
-    Each limb is summed in an int64 of its own, so that no sum overflows. The carries are added afterwards.
+    A sum has four 32-bit limbs. Each limb is summed in its own int64, so that none overflows. Carries are added last.
     """
     total = numbers(before)
     total[column.present] += column.reduce(np.add, column.values)
@@ -88,7 +88,7 @@ def _less(left: Int64s, right: Int64s) -> Bools:
 
 
 def decimal_means(column: Column, totals: pa.Array, counts: Int64s, name: str) -> pa.Array:
-    """Return each key's mean, rounded half up to four more digits than the values have."""
+    """Return each key's mean, rounded half up to four more decimal places than the values have. No values: null."""
     of = column.array.type
     result = pa.decimal128(min(MAX_DIGITS, of.precision + 4), min(MAX_DIGITS, of.scale + 4))
     wide, step = Context(prec=2 * MAX_DIGITS, rounding=ROUND_HALF_UP), Decimal(1).scaleb(-result.scale)
@@ -113,7 +113,7 @@ def _overflow(what: str, name: str, of: pa.DataType, column: Column, overflows: 
 
 
 def running_sums(values: Doubles, before: Doubles, starts: Int64s, lengths: Int64s) -> Doubles:
-    """Return for each value the sum of its key's values up to this value, added from left to right."""
+    """Return for each value the running sum of its key: `before`, plus the key's values up to and with this value."""
     running = values.copy()
     running[starts] += before
     at, left = starts, lengths
@@ -143,7 +143,7 @@ def counts_of(stored: Groups) -> Int64s:
 
 
 def arrivals_of(groups: Groups, old: Parts, keys: Any, rows: Int64s, replaced: Bools) -> Parts:
-    """Return the arrival of each key's value; nothing if the state does not have these fields."""
+    """Return the fields of `ARRIVAL`: when the row of each key's value arrived. Empty if the state lacks them."""
     if groups.arrivals is None:
         return {part: old[part] for part in ARRIVAL if part in old}
     interval_ms, number = (numbers(old[part]).copy() for part in ARRIVAL)
@@ -154,7 +154,7 @@ def arrivals_of(groups: Groups, old: Parts, keys: Any, rows: Int64s, replaced: B
 
 
 def arrival_keys(rows: pa.Table) -> tuple[Int64s, Int64s]:
-    """Return the numbers and the interval ends of the arrivals, as keys for a sort."""
+    """Return (numbers, interval ends) of the rows' arrivals, for `np.lexsort`, whose last key is the primary one."""
     return numbers(whole(rows["number"])), numbers(whole(rows["interval_ms"]))
 
 
@@ -164,6 +164,6 @@ def taken_rows(rows: pa.Table, chosen: Int64s) -> Parts:
 
 
 def pick_values(before: pa.Array, array: pa.Array, rows: Int64s, places: Int64s) -> pa.Array:
-    """Return one element for each key: its stored element, or a new element from the batch."""
+    """Return for each key the element at `places` in the stored elements followed by the elements at `rows`."""
     new = array.take(pa.array(rows)).cast(before.type)
     return pa.concat_arrays([before, new]).take(pa.array(places))

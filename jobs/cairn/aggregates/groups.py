@@ -23,14 +23,14 @@ class Arrivals:
 
     # End of the interval, in milliseconds since the epoch.
     interval_ms: int
-    numbers: Int64s
+    numbers: Int64s  # Each row's place among the rows of its key in the interval.
 
 
 class Groups:
     """The rows of a batch, grouped by key.
 
-    Every key has at least one row, or the batch has no rows at all. Without rows, `Aggregate.step` leaves the stored
-    fields as they are, and returns the aggregates' values.
+    Every key has at least one row, or the batch has no rows at all. For a batch without rows, `Aggregate.step` returns
+    the stored fields unchanged, and the aggregates' values.
     """
 
     def __init__(self, batch: KeyedBatch, arrivals: Arrivals | None = None) -> None:
@@ -45,7 +45,7 @@ class Groups:
 
     @property
     def some(self) -> slice:
-        """All keys; without rows no key."""
+        """The slice of the keys that have rows: all keys, or none if the batch has no rows."""
         return slice(None if self.batch.rows.num_rows else 0)
 
     @cached_property
@@ -54,14 +54,14 @@ class Groups:
         return every if self.keys == self.batch.rows.num_rows else np.repeat(every, self.lengths)
 
     def column(self, name: str) -> Column:
-        """Return a column's values by key. Aggregates of the same column share one `Column`."""
+        """Return the values of a column, grouped by key. Aggregates of the same column share one `Column`."""
         if name not in self._columns:
             self._columns[name] = Column(whole(self.batch.rows[name]), self)
         return self._columns[name]
 
 
 def key_text(batch: KeyedBatch, key: Any) -> str:
-    """Return a key of a batch as text for messages, by its place."""
+    """Return the text for messages of the key at position `key` in a batch, such as "user='ann'"."""
     values = batch.keys.slice(int(key), 1).to_pylist()[0]
     return ", ".join(f"{name}={value!r}" for name, value in values.items())
 
@@ -69,7 +69,7 @@ def key_text(batch: KeyedBatch, key: Any) -> str:
 class Column:
     """The non-null values of a column, grouped by key."""
 
-    present: Int64s | slice
+    present: Int64s | slice  # Positions of the keys that have a non-null value.
 
     def __init__(self, array: pa.Array, groups: Groups) -> None:
         self.array = array
@@ -99,7 +99,7 @@ class Column:
         return self.values.astype(np.float64)
 
     def reduce(self, fold: np.ufunc, values: Array) -> Array:
-        """Reduce the values of each key to one value. Keys without a non-null value are left out."""
+        """Reduce `values` (one per non-null value) to one for each key. Keys without a non-null value are left out."""
         if len(values) == len(self.starts):
             return values
         folded: Array = fold.reduceat(values, self.starts, axis=0)

@@ -47,8 +47,8 @@ class RunningAggregate(ArrowProcessor):
     splits_keys = True
     _states_follow_settings = True
     ttl_ms: int | None = None
-    # In the order of declaration. `vars(cls)` loses this order: a class that is pickled by value for a worker arrives
-    # with its attributes sorted.
+    # The aggregates by attribute name, in the order of declaration. `vars(cls)` loses this order: a class that is
+    # pickled by value arrives in the worker with its attributes sorted by name.
     declared_aggregates: Mapping[str, Aggregate] = {}
 
     def __init_subclass__(cls, **arguments: Any) -> None:
@@ -84,7 +84,7 @@ class RunningAggregate(ArrowProcessor):
 def step_aggregates(
     aggregates: Mapping[str, Aggregate], parts_of: Mapping[str, Sequence[str]], groups: Groups, old: pa.Table
 ) -> tuple[pa.Table, dict[str, pa.Array]]:
-    """Return the new parts of all aggregates, and their values: one element for each key of the groups."""
+    """Return (state, values): the new state fields of all aggregates, and their values, with one element per key."""
     new: dict[str, pa.Array] = {}
     values: dict[str, pa.Array] = {}
     for name, aggregate in aggregates.items():

@@ -22,7 +22,7 @@ def nullable(schema: StructType) -> list[StructField]:
 
 
 def spelled_name(name: str, names: Sequence[str]) -> str:
-    """Return `name` as `names` spell it, in any upper and lower case. If `names` lack it, return it unchanged."""
+    """Return the spelling of `name` in `names`, ignoring case. If `names` lacks the name, return it unchanged."""
     return name if name in names else next((own for own in names if own.lower() == name.lower()), name)
 
 
@@ -41,9 +41,9 @@ def aggregate_fields(aggregates: Mapping[str, Aggregate], handle: Any) -> list[S
 def state_fields(
     aggregates: Mapping[str, Aggregate], parts: Mapping[str, Sequence[tuple[str, DataType]]]
 ) -> list[StructField]:
-    """Return a field of the state for each part of each aggregate.
+    """Return the fields of the state: one for each part of each aggregate.
 
-    The field's metadata names the aggregate's input column and `ignore_nulls`. So Cairn refuses changed code that
+    The field's metadata records the aggregate's input column and `ignore_nulls`. So Cairn can refuse changed code that
     computes the same output column in another way.
     """
     return [
@@ -88,7 +88,7 @@ def plan_fields(
     *,
     merged: bool = False,
 ) -> dict[str, list[tuple[str, DataType]]]:
-    """Return the state fields of each aggregate: by aggregate name, the names and Spark types of its parts."""
+    """Return for each aggregate (name, Spark type) of its state fields. `merged`: include the fields for `merge`."""
     check_declared(owner, aggregates)
     types = {f.name: f.dataType for f in input_schema.fields}
     taken = {name.lower(): f"key column {name!r}" for name in key_schema.names}
@@ -113,7 +113,7 @@ def plan_fields(
 def declared_in(of: type, base: type) -> dict[str, Aggregate]:
     """Return the aggregates that a class declares or inherits, those of base classes first.
 
-    Refuse an aggregate of the class that has the name of an attribute of `base`.
+    Raise `UsageError` if an aggregate has the name of an attribute that every processor has (`base`).
     """
     for name, value in vars(of).items():
         if isinstance(value, Aggregate) and hasattr(base, name):

@@ -7,10 +7,10 @@ scheduler writes. A backfill counts as active for half a minute after its end.
 `create_backfill` works around these limits:
 
 1. It asks for the logical dates with a dry run, before it changes anything.
-2. It creates the backfill. After a temporary refusal it tries again. It cancels the incomplete backfill that the failed
-   call left. The DAG is paused meanwhile, so that no run of the incomplete backfill starts.
+2. It creates the backfill, and tries again after a temporary refusal. Before a new try it cancels the incomplete
+   backfill that the failed call has left, and pauses the DAG until then, so that no run of this backfill starts.
 3. It checks that each logical date has a run that is queued, is running, or was queued since the creation. If a date
-   has no run, it begins again.
+   has no run, it continues with step 2.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class AirflowRest:
                 time.sleep(0.5)
 
     def call_once(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
-        """Send a request once, and raise `RestError` for a temporary refusal too. Otherwise as `call`."""
+        """Send a request as `call` does, but only once: raise `RestError` for a temporary refusal too."""
         headers = {"Content-Type": "application/json", "Accept": "application/json"}
         if path != "/auth/token":
             headers["Authorization"] = f"Bearer {self.token()}"
@@ -121,9 +121,9 @@ class AirflowRest:
     def zone_of_days(self, dag_id: str, recorded: Schedule | None) -> Zone:
         """Return the time zone in which a day of a DAG begins.
 
-        `recorded`: Schedule of the pipeline's newest checkpoint. A cron schedule has a zone of its own. Otherwise the
-        zone is Airflow's default time zone, since Airflow's API tells no other: the field `timezone` of a DAG is the
-        setting `[core] default_timezone` (seen with Airflow 3.3.2).
+        `recorded`: Schedule of the pipeline's newest checkpoint. If it is a cron schedule, the result is its zone.
+        Otherwise the result is Airflow's default time zone, the only one that Airflow's API tells: the field `timezone`
+        of a DAG is the setting `[core] default_timezone` (seen with Airflow 3.3.2).
         """
         if isinstance(recorded, Cron):
             return zone_of(recorded.zone)
@@ -136,7 +136,7 @@ class AirflowRest:
             return bool(self.call("GET", f"/api/v2/dags/{dag_id}")["is_paused"])
 
     def running(self, dag_id: str) -> dict[str, dict[str, str | None]]:
-        """Return Airflow's state of each task, by task id, of each running DAG run."""
+        """Return {run id: {task id: Airflow's state of the task}} for the running runs of a DAG."""
         found = {}
         runs_of_dag = f"/api/v2/dags/{dag_id}/dagRuns"
         with explain_errors(self.url, dag_id):
@@ -186,10 +186,10 @@ class AirflowRest:
         timeout_s: float = 120,
         say: Callable[[str], None] = lambda _: None,
     ) -> Backfill:
-        """Create a backfill with a DAG run for each date, and unpause the DAG.
+        """Create a backfill with a DAG run for each date, and unpause the DAG, so that Airflow starts the runs.
 
-        If Airflow creates runs for only some of the dates, this method cancels the backfill and creates it again.
-        Without the unpausing, Airflow would never start the runs.
+        If Airflow creates runs for only some of the dates, this method cancels the backfill and creates it again, until
+        `timeout_s` is over.
         """
         body = {
             "dag_id": dag_id,
@@ -197,7 +197,7 @@ class AirflowRest:
             "to_date": last.isoformat(),
             "max_active_runs": max_active_runs,
             "reprocess_behavior": reprocess,
-            "dag_run_conf": dict(conf or {}),  # Airflow 3.1 refuses null.
+            "dag_run_conf": dict(conf or {}),  # An empty object instead of null, which Airflow 3.1 refuses.
         }
         with explain_errors(self.url, dag_id):
             return self._create(body, time.monotonic() + timeout_s, say)
@@ -226,7 +226,7 @@ class AirflowRest:
                 active = self.active_backfills(dag_id)
                 same = [one for one in active if _same_dates(one, body)]
                 incomplete = [one for one in same if self._missing(dag_id, dates, one["created_at"])]
-                # Airflow may create the whole backfill and then fail to answer.
+                # Airflow may have created the whole backfill, although the request failed. Then take this backfill.
                 new = [one for one in same if one not in incomplete and one["id"] not in former]
                 if whole := [one for one in new if (one.get("dag_run_conf") or {}) == body["dag_run_conf"]]:
                     made = whole[0]
@@ -250,10 +250,10 @@ class AirflowRest:
         return Backfill(id=made["id"], dag_id=dag_id, runs=len(dates), tries=tries)
 
     def backfill_dates(self, body: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-        """Return the request's body that asks Airflow for all runs of a backfill, and the logical dates of these runs.
+        """Return (body, dates): a request body that covers all runs of a backfill, and the runs' logical dates.
 
         If the clock skips the local time at which an interval ends, Airflow 3.3 leaves the interval out of a range that
-        begins exactly at its start. Airflow finds the interval from one second earlier, so the body may begin there.
+        begins exactly at its start. So in this case the body's range begins one second earlier.
         """
         body, dates = dict(body), self._dry_run(body)
         first = _instant(body["from_date"])
@@ -268,7 +268,7 @@ class AirflowRest:
         return [run["logical_date"] for run in self.call("POST", "/api/v2/backfills/dry_run", body)["backfills"]]
 
     def _missing(self, dag_id: str, dates: Sequence[str], since: str) -> list[str]:
-        """Return the dates without a run that is queued, is running, or was queued at or after `since`."""
+        """Return those of `dates` for which no run is queued or running, or was queued at or after `since`."""
         covered = {
             run.logical_date
             for run in self.runs_between(DagRun, dag_id, dates[0], dates[-1])
@@ -279,7 +279,7 @@ class AirflowRest:
 
 @contextmanager
 def explain_errors(url: str, dag_id: str) -> Iterator[None]:
-    """Turn an error of Airflow's API in the block into a `CairnError` that says what to do."""
+    """Convert an error of Airflow's API in the `with` block to a `CairnError` that says what to do."""
     try:
         yield
     except RestError as error:

@@ -66,7 +66,7 @@ def backfill(
     """The command checks that the backfill has a run for each interval. `cairn heal` runs only what needs a repair."""
     rest = AirflowRest(airflow)
     for option, text in (("--from", from_), ("--to", to)):
-        first_instant(option, text)  # A wrong text is told before Airflow is asked.
+        first_instant(option, text)  # Raises an error for a wrong text, before the first request.
     zone = None
     if needs_zone(from_) or needs_zone(to):
         recorded = None if root is None else read_log(open_storage(join_url(root, pipeline or dag))).schedule

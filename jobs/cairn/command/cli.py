@@ -24,8 +24,8 @@ Most commands need neither Spark nor Airflow. Only run, heal --code, try, promot
 
 Exit codes: 0 success, 1 the command found a problem or can't use the state, the input or the pipeline's code, 2 the call is wrong, 3 the storage failed or refused.
 """
-# Each command: its function, whose name is the command's, and its help in the groups of `cairn --help`. The function's
-# docstring is the rest of `cairn COMMAND --help`.
+# The commands by their group in `cairn --help`: `module:function`, where the function has the command's name, and the
+# short help. `cairn COMMAND --help` prints the short help and the function's docstring.
 _TABLE = {
     "Look": {
         "status:status": "Show the next interval, whether it can start, all stale, quarantined and unpublished intervals, and the command that repairs them; or list all pipelines of the root, those with problems first.",
@@ -64,7 +64,7 @@ _TABLE = {
         "trial_commands:trials": "List the trials of a pipeline with their intervals, code and end; or with --remove delete one.",
     },
 }
-# What a stopped command leaves. The other commands continue.
+# What remains after Ctrl-C, by group or command. A command that is not listed continues when it is called again.
 _LEAVES = {"Look": CHANGED_NOTHING, "trial_commands:compare": CHANGED_NOTHING, "export:export": REMOVE_FIRST}
 COMMANDS = tuple(
     Row(function, panel, text, _LEAVES.get(function) or _LEAVES.get(panel, CONTINUES))
@@ -89,7 +89,7 @@ app = typer.Typer(
 
 
 class _NoPandas(MetaPathFinder):
-    """PyArrow imports pandas at its first conversion, if it can. The import takes longer than the rest of a command."""
+    """An import hook that hides pandas from PyArrow, whose import of pandas takes longer than the rest of a command."""
 
     def find_spec(self, fullname: str, *_: object) -> None:
         if fullname == "pandas":
@@ -98,9 +98,9 @@ class _NoPandas(MetaPathFinder):
 
 def main() -> None:
     hide_title(shlex.join(["cairn", *sys.argv[1:]]))
-    if {*sys.argv[1:2]} & {"status", "checkpoints", "key", "diff"}:  # They import no code of a pipeline.
+    if {*sys.argv[1:2]} & {"status", "checkpoints", "key", "diff"}:  # They need no pandas.
         sys.meta_path.insert(0, _NoPandas())
-        # Pydantic would read what every installed package declares, and NumPy would start a thread for each core.
+        # For a faster start: Pydantic does not search all installed packages for plugins, NumPy starts only one thread.
         os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     app(prog_name="cairn")
@@ -147,7 +147,7 @@ def _cairn(
         ),
     ] = False,
 ) -> None:
-    """Take the options of `cairn` itself."""
+    """Declare the options of `cairn` without a command: `--version` and `--help-all`."""
 
 
 if __name__ == "__main__":

@@ -34,7 +34,7 @@ def diff(
     ] = False,
     as_json: Json = False,
 ) -> int:
-    """Only key groups that differ are read."""
+    """The command reads only the key groups that differ."""
     sources = [find_state(which, root=root, pipeline=pipeline) for which in (first, second)]
     found = _metadata_diff(sources)
     if not fast:

@@ -30,7 +30,7 @@ P = ParamSpec("P")
 def exit_codes(command: Callable[P, int], leaves: str = CONTINUES) -> Callable[P, None]:
     """Wrap a command: make its return value the exit code, and print a `CairnError` on stderr with its own exit code.
 
-    After Ctrl-C, print what is done and the command that continues. Other exceptions pass through.
+    After Ctrl-C, print how much was done and which command continues. Do not catch any other exception.
     """
 
     @functools.wraps(command)
@@ -54,7 +54,7 @@ def exit_codes(command: Callable[P, int], leaves: str = CONTINUES) -> Callable[P
 
 
 def _on_ctrl_c(*_: object) -> NoReturn:
-    # Py4J logs a traceback for a call that Ctrl-C interrupts. The user needs the message of `after_stop` only.
+    # Switch off logs: Py4J logs a traceback for an interrupted call, but the user needs only the text of `after_stop`.
     logging.disable(logging.CRITICAL)
     raise KeyboardInterrupt
 
@@ -70,13 +70,13 @@ def _print_error(error: CairnError, options: Mapping[str, object]) -> None:
     if isinstance(error, UsageError | NoSuchCheckpoint) and root and pipeline:
         other = _if_wrong(str(root), str(pipeline))
         message += "" if other in message else other
-    for note in getattr(error, "__notes__", []):  # Notes come first: they may be long, such as a traceback.
+    for note in getattr(error, "__notes__", []):  # Long notes, such as a traceback, stand above the message.
         typer.echo(note, err=True)
     typer.echo(hide(f"{type(error).__name__}: {message}"), err=True)
 
 
 def _if_wrong(root: str, pipeline: str) -> str:
-    """Return a line with similar pipelines of a root, if the named pipeline has no files; else an empty text."""
+    """Return a line with similar names of pipelines below a root, if `pipeline` has no files there; else ""."""
     from state_backend.adapters.open_storage import join_url, open_storage
     from state_backend.inspection.find_pipelines import other_pipelines
 

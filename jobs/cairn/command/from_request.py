@@ -16,10 +16,9 @@ from state_backend.values.operation_parameters import Operation
 
 
 def with_options(command: Callable[..., int]) -> Callable[..., int]:
-    """Return the command with an option for each field of its request, its first parameter, and with its own other
-    options.
+    """Replace the command's first parameter, a request, by an option for each of its fields. Keep its other options.
 
-    A command whose first parameter is no request stays as it is.
+    A command whose first parameter is not a request is returned unchanged.
     """
     hints = get_type_hints(command, include_extras=True)
     (_, own), *others = [(one, hints[one]) for one in inspect.signature(command).parameters] or [("", None)]
@@ -40,14 +39,14 @@ def with_options(command: Callable[..., int]) -> Callable[..., int]:
         given = {name: _value(request_hints[name], values.pop(name)) for name in offered}
         return command(request(**given), **values)
 
-    del call.__wrapped__  # Typer would read the signature of `command`.
+    del call.__wrapped__  # With it, Typer would read the signature of `command` instead of that of `call`.
     call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     call.__annotations__ = {one.name: one.annotation for one in parameters}
     return call
 
 
 def option_of(request: type[Any], name: str) -> Any:
-    """Return the option or the argument of a request's field, for Typer."""
+    """Return the `typer.Option` or `typer.Argument` for a field of a request class, from the field's metadata."""
     told = next(field.metadata for field in fields(request) if field.name == name)
     option = told["option"] or f"--{name.replace('_', '-')}"
     if not option.startswith("--"):

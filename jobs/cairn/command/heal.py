@@ -66,12 +66,12 @@ class _Place(Protocol):
     last: datetime
 
     def plan(self, now: datetime, *, fresh: bool) -> tuple[HealPlan, Health]:
-        """Return the next steps, and the state of the results that they follow from."""
+        """Return (plan, health): the next steps, and the state of the pipeline's results."""
 
     def carry_out(self, step: Step) -> None: ...
 
     def publish(self) -> None:
-        """Call the sink for what an earlier call had committed when it was killed. A task of Airflow is tried again."""
+        """Call the sink for output that a killed `cairn heal` had committed. In Airflow, the task's retry does this."""
 
 
 def heal(
@@ -129,8 +129,8 @@ def heal(
 
 
 def _last_of_others(log: Log, to: str) -> str:
-    """Return `--to` for the other pipelines of a chain. They are healed to the end of the named pipeline's last
-    interval: a month reads days that start after the month."""
+    """Return `--to` for the other pipelines of a chain: a second before the end of the named pipeline's last
+    interval. If this interval is a month, it also reads days that start later than the month."""
     last = last_instant("--to", to)
     ends = [fact.interval.end for fact in last_facts(log.facts(None)) if fact.interval.start <= last]
     if not isinstance(log.schedule, Every | None):  # Under `Every`, an interval begins at any instant.
@@ -140,7 +140,7 @@ def _last_of_others(log: Log, to: str) -> str:
 
 
 def _healing(request: Heal, spark: str, airflow: str, *, as_json: bool, recorded: bool = False) -> _Healing:
-    """Return the work on one pipeline. `recorded`: with its recorded code, since CAIRN_CODE means another pipeline."""
+    """Prepare the work on one pipeline. `recorded`: Take the code that the newest checkpoint names, not CAIRN_CODE."""
     root, pipeline, to, dag = request.root, request.pipeline, request.last, request.dag
     storage = open_storage(join_url(root, pipeline))
     log = read_log(storage)
@@ -175,7 +175,7 @@ def _healing(request: Heal, spark: str, airflow: str, *, as_json: bool, recorded
 
 
 class _Progress:
-    """Progress of `cairn heal`, as printed lines and as a count of intervals. With `quiet`, it prints nothing."""
+    """The progress of `cairn heal`: printed lines, and the number of healed intervals. `quiet`: Print nothing."""
 
     def __init__(self, name: str, *, quiet: bool) -> None:
         self.healed = 0
@@ -188,7 +188,7 @@ class _Progress:
         self.say(f"{interval}: done, {self.healed} of {self.wanted}")
 
     def say(self, text: str) -> None:
-        """Print a line, but not the same line twice in a row. In a chain, the line begins with the pipeline."""
+        """Print a line, unless the line before was the same. In a chain, the line begins with the pipeline's name."""
         text = text if text.startswith(self._name) else f"{self._name}{text.strip()}"
         if self._said[-1:] != [text]:
             self._said.append(text)
@@ -204,11 +204,11 @@ class _Healing:
         self.progress = progress
         self.as_json = as_json
         self.steps: list[str] = []
-        # What `--json` prints, from the end of `run` on.
+        # The pipeline's result as `--json` prints it. `run` sets it at its end.
         self.shown: dict[str, Any] = {}
-        # Ids of the backfills that a printed line has named, or that this call has created.
+        # Ids of the backfills that a printed line has named, or that this command has created.
         self._adopted: set[int] = set()
-        # Steps of the plan that are printed, and not begun.
+        # Texts of the steps that were printed with the plan and have not begun yet.
         self._announced: set[str] = set()
 
     def run(self) -> Iterator[None]:
@@ -226,7 +226,7 @@ class _Healing:
         self._end(plan, health, what, healthy=not plan.steps)
 
     def _until_healthy(self, plan: HealPlan, health: Health) -> Generator[None, None, tuple[HealPlan, Health]]:
-        """Carry out steps and plan again until there is no step, or until the plan gives up."""
+        """Carry out steps and plan again, until no step is left or the plan gives up. Return plan and health."""
         fresh, changed_s = True, time.monotonic()
         self.place.publish()
         while True:
@@ -237,7 +237,7 @@ class _Healing:
             if waits:
                 yield
             before = plan
-            # If no step is left, ask for the schedule again: more intervals may have ended.
+            # If no step is left, the next plan asks for the schedule again: more intervals may have ended since then.
             fresh = not plan.steps
             plan, health = self.place.plan(_now(), fresh=fresh)
             if self._tell_progress(before, plan) or not waits:
@@ -247,7 +247,7 @@ class _Healing:
                 self.progress.say(f"still: {plan.steps[0]} (for another minute)")
 
     def _carry_out(self, plan: HealPlan) -> bool:
-        """Carry out the steps that need no waiting. Return True if the next plan must wait for a run."""
+        """Carry out the plan's steps that need no waiting. Return True if a run must go on before the next plan."""
         for step in plan.steps:
             if not isinstance(step, WaitFor | GiveUp):
                 self._note(str(step))
@@ -272,7 +272,7 @@ class _Healing:
     def _tell_progress(self, before: HealPlan, after: HealPlan) -> bool:
         left = {interval.start for interval in after.unfinished}
         done = [interval for interval in before.unfinished if interval.start not in left]
-        if isinstance(self.place, InAirflow):  # `_Here` tells each interval at its commit.
+        if isinstance(self.place, InAirflow):  # Without Airflow, `_Here` reports each interval itself.
             for interval in done:
                 self.progress.done(interval)
         return bool(done)
@@ -341,7 +341,7 @@ class _Healing:
 
 
 class _Here:
-    """The pipeline in this process, as `cairn run` runs it."""
+    """The place that runs intervals in this process, as `cairn run` does."""
 
     def __init__(
         self, request: Heal, storage: Storage, terminal: Terminal, on_done: Callable[[Interval], None]

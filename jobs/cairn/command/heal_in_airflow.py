@@ -46,8 +46,8 @@ class InAirflow:
         self.say = say
         self._path = f"/api/v2/dags/{urllib.parse.quote(dag_id, safe='')}"
         self._log: Log | None = None
-        # Starts of the schedule's intervals. Airflow's dry run of a backfill leaves out intervals whose run is queued
-        # or running, so the starts of these intervals come from their runs.
+        # Starts of the intervals of the DAG's schedule, from a backfill's dry run. The dry run leaves out intervals
+        # whose run is queued or running, so the starts of these intervals come from their runs.
         self._starts: set[datetime] = set()
         self._from: datetime | None = None
         self._first_seen: dict[str, datetime | None] = {}
@@ -56,7 +56,7 @@ class InAirflow:
         self.own_backfills: set[int] = set()
 
     def plan(self, now: datetime, *, fresh: bool) -> tuple[HealPlan, Health]:
-        """Ask Airflow, read the log, and return the next steps."""
+        """Ask Airflow for runs and backfills, read the log, and return the next steps and the results' health."""
         with explain_errors(self.rest.url, self.dag_id):
             dag = self.rest.call("GET", f"{self._path}/details")
             health = self._health()
@@ -66,7 +66,7 @@ class InAirflow:
             runs = self._runs(self._from, self.last + self._length())
             self._note_starts(runs)
             backfills = self._backfills()
-            # Read the log after Airflow's runs: then the log has the commits of all runs that Airflow says have ended.
+            # The log is read after the runs, so that it has the commits of all runs that Airflow reports as ended.
             health = self._health()
             runs = [self._with_commit(run, health) for run in runs]
         view = AirflowView(dag_id=self.dag_id, paused=dag["is_paused"], runs=tuple(runs), backfills=tuple(backfills))
@@ -138,8 +138,8 @@ class InAirflow:
         return begin
 
     def _note_starts(self, runs: Sequence[AirflowRun]) -> None:
-        """Remember the starts of queued and running runs: when a run has ended, its interval still belongs to the
-        schedule."""
+        """Remember the starts of queued and running runs. When such a run has ended, its interval still belongs to
+        the schedule."""
         self._starts |= {run.start for run in runs if run.unfinished and run.run_type != "manual"}
 
     def _schedule(self, begin: datetime, dag: Mapping[str, Any]) -> set[datetime]:
@@ -172,8 +172,8 @@ class InAirflow:
         return tuple(health.results.get(start, Interval(start, end)) for start, end in zip(starts, ends, strict=True))
 
     def _length(self) -> timedelta:
-        """Return the length of the last interval: the time between the last two starts, since Airflow returns only
-        starts."""
+        """Return the time between the last two starts. It stands for the length of the last interval, because
+        Airflow's dry run returns only starts."""
         last_two = sorted(self._starts)[-2:]
         return last_two[1] - last_two[0] if len(last_two) > 1 else timedelta(days=1)
 
@@ -182,7 +182,7 @@ class InAirflow:
         return [run for run in found if run.start is not None and run.start <= self.last]
 
     def _with_commit(self, run: AirflowRun, health: Health) -> AirflowRun:
-        """Ask Airflow whether a failed run has committed, if its interval has a valid result."""
+        """Return the run with `committed` set: for a failed run whose interval has a valid result, ask Airflow."""
         if run.state != "failed" or run.start not in health.results or run.start in health.spoilt:
             return run
         key = (run.run_id, None if run.ended is None else run.ended.isoformat())
@@ -215,5 +215,5 @@ class InAirflow:
         try:
             self.rest.call("PUT", path)
         except RestError as error:
-            if error.status != 409:  # 409: Airflow has completed the backfill meanwhile.
+            if error.status != 409:  # 409: Airflow has completed the backfill in the meantime.
                 raise

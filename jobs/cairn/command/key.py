@@ -53,7 +53,7 @@ def key(
     can hold the key are read, without Spark.
     """
     if history:
-        from cairn.command.key_history import show_history  # Arrow and NumPy: for the rows of output files.
+        from cairn.command.key_history import show_history  # Imported only here, since it loads Arrow and NumPy.
 
         return show_history(key_, root, pipeline, whole=all_, as_json=as_json)
     source = find_state(checkpoint, root=root, pipeline=pipeline)
@@ -84,7 +84,7 @@ def key(
 
 
 def look_up(source: StateSource, keys: Sequence[Key], states: Sequence[str] | None = None) -> dict[str, Entries]:
-    """Return the entries of some keys, by key (as `_name` writes it) and by state. Write nothing below the root."""
+    """Return {key's text: {state: entries}} for some keys, without expired entries. Write nothing below the root."""
     content, schema = source.content, parse_struct(source.content.key_schema)
     searched = [SearchedKey.of(key, schema, content.max_parallelism) for key in keys]
     wanted = {name: source.descriptor(name) for name in states or [*(d.name for d in content.states), TIMERS_NAME]}
@@ -106,13 +106,13 @@ def look_up(source: StateSource, keys: Sequence[Key], states: Sequence[str] | No
 
 
 def _make_title(source: StateSource) -> str:
-    # The title of a printed table has the status of a stale, replaced or quarantined checkpoint. Otherwise a reader
-    # would take the table for the current state.
+    # The title contains the status of a stale, replaced or quarantined checkpoint. Without it, a reader would mistake
+    # the table for the current state.
     return f"{source}" if source.status in (None, "completed") else f"{source}, {source.status}"
 
 
 def _similar(source: StateSource, key: Key, schema: StructType, states: Sequence[str] | None) -> list[dict[str, Any]]:
-    """Return the keys with state that differ from `key` only in upper and lower case, or in spaces or zeros around a
+    """Return keys that have state and differ from `key` only in case, or in spaces or zeros at the ends of a
     text."""
     others = [*similar_keys(key, schema)]
     shown = {_name(one): one for one in (_as_json(other, source, schema) for other in others)}

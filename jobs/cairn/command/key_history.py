@@ -19,7 +19,7 @@ from state_backend.values.errors import StateUnusable, UsageError
 
 
 def show_history(key: str, root: str | None, pipeline: str | None, *, whole: bool, as_json: bool) -> int:
-    """Print the history of a key. Checkpoints whose key group has the digest of the checkpoint before are not read."""
+    """Print the history of a key. Skip a checkpoint if the digest of the key's key group has not changed."""
     if root is None or pipeline is None:
         raise UsageError("--history needs --root and --pipeline: a savepoint has no history")
     at, log = open_log(root, pipeline, newest=True)
@@ -56,7 +56,7 @@ def _changes(step: dict[str, Any]) -> bool:
 
 
 def lines_of(step: dict[str, Any], *, rows: bool) -> list[str]:
-    """Return one checkpoint of a key's history as lines."""
+    """Return the lines that describe one checkpoint (`step`) in a key's history."""
     run = step["run"]
     code = f", code {step['code']}" if step["code"] is not None else ""
     status = "" if step["status"] == "completed" else f", {step['status']}"
@@ -72,7 +72,7 @@ def lines_of(step: dict[str, Any], *, rows: bool) -> list[str]:
             f"  changes since checkpoint {step['since']}, with those of {step['dropped_between']} dropped "
             f"checkpoint{'' if step['dropped_between'] == 1 else 's'}:"
         )
-    # The header names the key, so the lines leave it out.
+    # The key is left out of each line, because the header names it.
     for change in step["changes"]:
         lines.append(f"  {line_of({name: value for name, value in change.items() if name != 'key'})}")
     for name, what in (("timers_set", "set"), ("timers_fired", "fired"), ("timers_deleted", "deleted")):

@@ -21,7 +21,7 @@ from state_backend.values.hide_secrets import hide_in
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    # `module:function`. The name of the command is that of the function, without the `_` behind a word of Python.
+    # `module:function`. The command has the function's name, without the `_` at the end of a name such as `try_`.
     function: str
     panel: str
     help: str
@@ -51,14 +51,14 @@ class Row:
 
 
 class LazyCommand(TyperCommand):
-    """The name and the short help of a command. A call builds the command itself."""
+    """A command of which only name and short help are known. A call imports and builds the command itself."""
 
     def __init__(self, name: str, row: Row, **settings: Any) -> None:
         super().__init__(name, help=row.help, rich_help_panel=row.panel, **settings)
         self._row = row
 
     def make_context(self, *arguments: Any, **settings: Any) -> Any:
-        """Parse the command's arguments. Click then calls the command of the returned context: the loaded command."""
+        """Parse the arguments. The returned context belongs to the loaded command, so Click calls that command."""
         return self._row.command().make_context(*arguments, **settings)
 
 
@@ -73,12 +73,12 @@ class LazyGroup(TyperGroup):
             self.add_command(LazyCommand(row.name, row))
 
     def make_context(self, *arguments: Any, **settings: Any) -> Any:
-        """Parse the words before the command, and hide credentials in the error for a wrong word."""
+        """Parse the options before the command's name. Hide credentials in the error for a wrong option."""
         with _hidden():
             return super().make_context(*arguments, **settings)
 
     def invoke(self, ctx: Any) -> Any:
-        """Parse the command's words and call the command, and hide credentials in the error for a wrong word."""
+        """Parse the command's arguments and call the command. Hide credentials in the text of an error."""
         with _hidden():
             return super().invoke(ctx)
 

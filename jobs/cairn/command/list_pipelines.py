@@ -26,7 +26,7 @@ from state_backend.values.intervals import Interval, format_instant
 @frozen
 class Line:
     name: str
-    # The interval of the newest state; None without a valid checkpoint.
+    # The interval of the newest valid checkpoint; None without such a checkpoint.
     last: Interval | None
     # Time of the newest record, in milliseconds since the epoch; None if the log can't be read.
     written_ms: int | None
@@ -71,7 +71,7 @@ def state_of(status: Status) -> tuple[str, tuple[str, ...]]:
 
 
 def _read(chains: Chains, root: str, name: str) -> None:
-    with suppress(CairnError):  # The pipeline's line says so.
+    with suppress(CairnError):  # `_line` meets the same error, and prints it in the pipeline's line.
         chains.log(root, name)
 
 

@@ -40,7 +40,7 @@ _FILES = {
     "dags/$name.py": "dag.py.tmpl",
     "tests/pipelines/test_$name.py": "test.py.tmpl",
 }
-# Words stand in words at most this deep.
+# Largest depth to which the replacement of a `$word` may contain other `$words`.
 _NESTED = 5
 _SEVERAL_KEYS = (
     "a new pipeline has one key column, as its sample data has; give one --key\nTo add key columns later, change the pipeline's module: add "
@@ -60,14 +60,14 @@ def parts_of(template: str) -> Mapping[str, Any]:
 
 
 def _fill(text: str, words: Mapping[str, Any]) -> str:
-    """Replace each `$word`, also in the texts that replace words. Answers of the user have no `$`."""
+    """Replace each `$word` in `text` by its value in `words`, also in the values. The user's answers contain no `$`."""
     for _ in range(_NESTED):
         text = Template(text).substitute(words)
     return text
 
 
 def _sample_value(chance: random.Random, column: Any) -> Any:
-    """Make a value of a column: one of some texts, a number between two numbers, or true with a probability."""
+    """Make a random value as the template describes `column`: a text of a list, a number in a range, or a bool."""
     if isinstance(column, float):
         return chance.random() < column
     if isinstance(column[0], str):
@@ -105,7 +105,7 @@ INTERFACES = (Form.row, Form.pandas, Form.arrow)
 
 @frozen
 class NewPipeline:
-    """The answers from which a new pipeline is written."""
+    """The user's answers, from which the files of a new pipeline are made."""
 
     name: str
     schedule: Schedule
@@ -138,7 +138,7 @@ class NewPipeline:
 
     @property
     def file_format(self) -> str:
-        """Format of an interval's start in the name of its file."""
+        """The `strftime` format of an interval's start in the name of its sample file."""
         return "%Y-%m-%dT%H" if self.schedule == "hourly" else "%Y-%m-%d"
 
     def words(self) -> dict[str, Any]:
@@ -165,7 +165,7 @@ class NewPipeline:
         return {_fill(path, words): _fill(_text_of(file), words) for path, file in _FILES.items()} | self.sample_data()
 
     def sample_data(self) -> dict[str, str]:
-        """Return three days of made-up rows as JSON lines, by path in the repository.
+        """Return three days of made-up rows: the content of each JSON-lines file, by its path in the repository.
 
         One interval has no rows. About 3 % of the rows arrive one interval late, and about 1 % three intervals late.
         """
@@ -205,7 +205,7 @@ class NewPipeline:
 
 
 def write_files(into: Path, files: dict[str, str]) -> None:
-    """Write all files, or none if one of them exists already."""
+    """Write all files. If one of them exists already, write none and raise `UsageError`."""
     there = [path for path in files if (into / path).exists()]
     if there:
         named = "\n".join(f"  {into / path}" for path in there[:5])
@@ -220,9 +220,9 @@ def write_files(into: Path, files: dict[str, str]) -> None:
 
 
 def path_to_add(into: Path) -> Path | None:
-    """Return the folder that PYTHONPATH needs, so that Python imports `pipelines` from `into`; None if it does already.
+    """Return the folder to add to PYTHONPATH, so that Python imports `pipelines` from `into`; None if it already does.
 
-    In the environment of another clone, Python finds that clone's `pipelines`.
+    In the virtual environment of another clone, Python would import that clone's `pipelines`.
     """
     spec = importlib.util.find_spec("pipelines")
     there = [*(spec.submodule_search_locations or ())] if spec is not None else []
@@ -289,7 +289,7 @@ def new(
     files = made.files()
     jobs = path_to_add(into)
     if jobs is not None and not (jobs / "pipelines" / "__init__.py").exists():
-        # Without this file, Python prefers any other folder of this name that has one, wherever it is.
+        # Without an `__init__.py`, Python would prefer any other package `pipelines`, wherever it is in `sys.path`.
         files["jobs/pipelines/__init__.py"] = ""
     write_files(into, files)
     data = [path for path in files if path.startswith("data/")]

@@ -16,7 +16,7 @@ _LEVELS = ("OFF", "ERROR", "WARN", "INFO")
 
 
 def open_spark(where: str, app_name: str, *, own_workers: bool = False, silent: bool = False) -> SparkSession:
-    """Return a new session. Two lines on stderr say that Spark starts, and how long that took.
+    """Return a new session. Unless `silent`, print on stderr that Spark starts, and how long the start took.
 
     The start of a local Spark takes ten seconds, and a minute on a busy machine.
     """
@@ -27,7 +27,7 @@ def open_spark(where: str, app_name: str, *, own_workers: bool = False, silent: 
         raise UsageError(f"{Variable.SPARK_LOG} is {level!r}; set it to one of {', '.join(_LEVELS).lower()}")
     remote = where.startswith("sc://")
     began_s = time.monotonic()
-    if not silent:  # The URL may contain a token.
+    if not silent:  # The line does not contain the URL, which may contain a token.
         print("connecting to Spark" if remote else "starting Spark", file=sys.stderr, flush=True)
     session = connect(where, app_name, own_workers=own_workers)
     if not remote:

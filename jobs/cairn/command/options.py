@@ -20,14 +20,14 @@ Pipeline = Annotated[str, option_of(OfPipeline, "pipeline")]
 AnyRoot = Annotated[str | None, option_of(Export, "root")]
 AnyPipeline = Annotated[str | None, option_of(Export, "pipeline")]
 States = Annotated[list[str] | None, option_of(Export, "states")]
-# Spark of a command, if neither `--spark` nor CAIRN_SPARK names another.
+# The Spark that a command uses if neither `--spark` nor CAIRN_SPARK names one.
 LOCAL_SPARK = Variable.SPARK.default
 
 
 def spark_option(when: str = "") -> Any:
-    """Return the option that names Spark.
+    """Return the option `--spark`.
 
-    `when`: The case in which the command uses Spark; empty: always.
+    `when`: Words for the help text that say when the command uses Spark; empty if it always does.
     """
     what = "a Connect server (sc://host:port) or a master (local[2], spark://host:port)."
     return typer.Option(envvar=Variable.SPARK, help=f"Spark to use{when}: {what}")
@@ -36,7 +36,7 @@ def spark_option(when: str = "") -> Any:
 Spark = Annotated[str, spark_option()]
 AIRFLOW = "URL of Airflow's API server. The variable CAIRN_AIRFLOW_TOKEN may hold a token."
 Airflow = Annotated[str, typer.Option(envvar=Variable.AIRFLOW, help=AIRFLOW)]
-# DAG of the command that a command prints.
+# The option `--dag`, for commands that print another command for Airflow.
 Dag = Annotated[
     str | None,
     typer.Option(

@@ -33,8 +33,8 @@ Row = dict[str, Any]
 
 
 def plan(request: Plan, as_json: Json = False) -> int:
-    """The rule is that of cairn heal --chain. Rows and seconds are those of the present results. Exit code 1 says that
-    a pipeline can't be read, or that an interval is left out, since it waits for something that no run repairs.
+    """The intervals are those that cairn heal --chain would run. Rows and seconds are those of the present results.
+    Exit code 1 says that a pipeline can't be read, or that an interval is left out: no run repairs what it waits for.
     """
     check_no_trial(request.root, "plan")
     if request.last is not None:
@@ -69,7 +69,7 @@ def plan(request: Plan, as_json: Json = False) -> int:
 
 
 def _by_pipeline(root: str, order: Sequence[At], option: str, texts: Iterable[str]) -> dict[At, str]:
-    """Return the values of an option `PIPELINE=VALUE` by pipeline."""
+    """Parse the values of an option `PIPELINE=VALUE`. Return each value by its pipeline."""
     found = dict[At, str]()
     for name, _, value in (text.partition("=") for text in texts):
         named = sorted((at for at in order if at[1] == name), key=lambda at: at[0] != root.rstrip("/"))
@@ -116,10 +116,10 @@ def _commands(
     restores: Mapping[At, str],
     codes: Mapping[At, str],
 ) -> Iterator[str]:
-    """Yield the commands that carry a plan out, in their order: for each chain the assumed changes, then its repair."""
+    """Yield the commands that carry out a plan, in order: for each chain the assumed changes, then `cairn heal`."""
     left, below = [one for one in found if one.planned], [at for at in order if at[0] == request.root.rstrip("/")]
     while left:
-        # Readers are looked for below the root of the command, so the command names a pipeline of the plan's root.
+        # `cairn heal` finds a chain's readers only below its own root. So it names a pipeline of the plan's root.
         named = next((one.at for one in left if one.at in below), None)
         named = named or next((at for at in below if left[0].at in chain_of(*at, chains)), left[0].at)
         chain = {*chain_of(*named, chains)}
@@ -127,14 +127,14 @@ def _commands(
         coded = [one.at for one in here if one.at in codes and not one.rerun and ran_here(chains.log(*one.at))]
         to = request.last or max(i.start for stage in here for i in stage.planned)
         heal = [heal_command(*(at := [*coded, named][0]), to, code=codes[at] if coded else None, chain=True)]
-        if len(coded) > 1 or any(at not in below for at in coded):  # A command takes the code of one pipeline.
+        if len(coded) > 1 or any(at not in below for at in coded):  # A command can take the code of one pipeline.
             heal = [heal_command(*one.at, to, code=codes[one.at] if one.at in coded else None) for one in here]
         changes = [one for one in here if one.rerun or one.restored]
         own = {p.reason for one in here for p in one.planned.values() if p.cause is None}
         if not changes or own - {
             "run again",
             "missing",
-        }:  # A change may need repaired inputs. What is missing can wait.
+        }:  # Repair first, if a change may need it. Missing intervals can wait.
             yield from heal
         for one in changes:
             (root, name), log, runs = one.at, chains.log(*one.at), [*one.planned]
@@ -143,7 +143,7 @@ def _commands(
             if again := [n for n, i in enumerate(runs) if i in one.rerun]:
                 first = again[0]
                 while first and one.planned[runs[first - 1]].reason == "base dropped":
-                    first -= 1  # Without its base, the interval would not start.
+                    first -= 1  # The base of the interval is dropped, so earlier ones run first.
                 begin, end = runs[first].start, runs[again[-1]].start
                 code = codes.get(one.at, log.code) if ran_here(log) else None
                 local = command_line("run", code=code, root=root, from_=begin, to=end, reprocess="all")
@@ -152,7 +152,7 @@ def _commands(
 
 
 def _row(before: Stage, one: Stage) -> Row:
-    """Return what a plan says of a pipeline, for JSON."""
+    """Return the part of the plan for one pipeline, as JSON values."""
     intervals, late = list[Row](), False
     for interval, (reason, sure, cause) in one.planned.items():
         made, verdict = one.node.outputs.get(interval), before.judged.get(interval)
@@ -198,7 +198,7 @@ def _lines(shown: Row) -> Iterator[str]:
 
 
 def _reason(some: Sequence[Row]) -> str:
-    """Return a line for neighbouring intervals that run for the same reason."""
+    """Return the printed line for consecutive intervals that run for the same reason."""
     reason, why, cause = (some[0][name] for name in ("reason", "why", "cause"))
     if cause is not None:
         at = f"{cause['pipeline']} {_span([one for one, _ in groupby(p['cause'] for p in some)])}"

@@ -52,7 +52,7 @@ def prepare_spark() -> int:
 
 
 def _record(archive: Path, work: Path) -> None:
-    """Run a small pipeline on a Spark server that writes the archive when it ends."""
+    """Run a small pipeline on a Spark server. When the server ends, it writes the archive of the loaded classes."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]

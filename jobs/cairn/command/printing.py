@@ -23,7 +23,7 @@ def print_json(value: Any) -> int:
 
 
 def print_text(text: str, style: str = "") -> None:
-    """Print a text. Colours appear on a terminal only, and not if NO_COLOR is set. Rich would be slow to import."""
+    """Print a text in a style, without Rich, whose import is slow. Use colours only on a terminal without NO_COLOR."""
     typer.secho(text, fg=style or None, color=False if os.environ.get("NO_COLOR") else None)
 
 
@@ -35,7 +35,7 @@ def style_of(state: str) -> str:
 
 
 def print_table(names: Sequence[str], rows: Sequence[tuple[Sequence[str], str]]) -> None:
-    """Print rows, each with its style, below the names of their columns. Nothing is truncated."""
+    """Print a table of (cells, style) rows below the names of the columns. Truncate nothing."""
     widths = [max(map(len, column)) for column in zip(names, *(cells for cells, _ in rows), strict=True)]
     pads = [str.ljust if name in _LEFT else str.rjust for name in names]
     for cells, style in ((names, ""), *rows):
@@ -54,7 +54,7 @@ def span_of(interval: Interval) -> str:
 
 
 def span_between(start: str, end: str) -> str:
-    """Return start and end of an interval, without what says nothing: midnight, seconds, and the same day twice."""
+    """Return start and end of an interval in short: leave out midnight, zero seconds, and a day that repeats."""
     short, until = (at.removesuffix("T00:00:00Z").replace(":00Z", "Z") for at in (start, end))
     return f"{short} to {until.removeprefix(start[:11])}"
 
@@ -67,7 +67,7 @@ def measure(name: str, value: Any) -> str:
 
 
 def cell(value: Any) -> str:
-    """Return a value as text: nothing for None, commas in a whole number, JSON for a list or a struct."""
+    """Return a value as text: "" for None, thousands separators in an integer, JSON for a list or a struct."""
     if value is None:
         return ""
     if isinstance(value, int) and not isinstance(value, bool):

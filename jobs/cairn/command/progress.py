@@ -10,21 +10,21 @@ from contextlib import contextmanager
 OnProgress = Callable[[int, int], None]
 INTERRUPTED = 130
 
-# What a stopped command leaves, by the kind of the command. {command} is the command as the user typed it.
+# Messages after Ctrl-C, by what remains of the command's work. {command} is the command as the user typed it.
 CHANGED_NOTHING = "The command changed nothing. To begin again, run:\n{command}"
 CONTINUES = "To continue, run:\n{command}"
 REMOVE_FIRST = "The files of this export are incomplete. Delete its folder, then run:\n{command}"
 
 
 class Stopped(KeyboardInterrupt):
-    """Ctrl-C, with a message for the user. Without it, the command prints the text of its kind, as `CONTINUES`."""
+    """Ctrl-C with a message of its own, which is printed instead of a general one such as `CONTINUES`."""
 
 
 @contextmanager
 def progress(doing: str, things: str) -> Iterator[OnProgress]:
-    """Show a bar on stderr while the block runs, if stderr is a terminal.
+    """Show a progress bar on stderr while the `with` block runs, if stderr is a terminal.
 
-    Ctrl-C in the block gets a note that says how much is done.
+    If Ctrl-C ends the block, its exception gets a note that says how much was done.
     """
     counted = (0, 0)
     show, close = _bar(doing) if sys.stderr.isatty() else (lambda done, total: None, lambda: None)
@@ -45,7 +45,7 @@ def progress(doing: str, things: str) -> Iterator[OnProgress]:
 
 
 def after_stop(stop: KeyboardInterrupt, leaves: str) -> str:
-    """Return the message after Ctrl-C: what was done, what the command leaves, and the command that continues."""
+    """Return the message after Ctrl-C: how much was done, what remains, and which command to call next."""
     own = str(stop) if isinstance(stop, Stopped) else leaves.format(command=shlex.join(["cairn", *sys.argv[1:]]))
     return "\n".join(["Stopped by Ctrl-C", *getattr(stop, "__notes__", []), own])
 

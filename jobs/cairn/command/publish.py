@@ -185,7 +185,7 @@ def _rebuild(sink: TableSink, declared: Declaration, at: Location, *, yes: bool,
             table.publish(publication)
         published += [(publication.interval, publication.checkpoint_id) for publication in current]
         lines.append(f"{table!r} has the {'late rows' if late else 'output'} of {len(current)} interval(s)")
-    # The tables have this output now, so the calls change nothing and note the success.
+    # The tables have this output now. So these calls change no table, and only record that the output is published.
     declared.call_sink(at, None, only=[interval.start for interval, _ in unpublished(at)])
     if as_json:
         return print_json({"published": _describe(sorted({*published})), "skipped": []})
@@ -194,7 +194,7 @@ def _rebuild(sink: TableSink, declared: Declaration, at: Location, *, yes: bool,
 
 
 def _others(table: TableSink, at: Location, late: bool) -> str | None:
-    """Return what a rebuild would delete besides the rows of the output; None if it deletes nothing else."""
+    """Return a text about rows that a rebuild would delete although they are not of the output; None without any."""
     outputs = read_log(at.storage).current_outputs()
     ours = {i: sum(file.rows for file in files if file.late == late) for i, (_, files) in outputs.items()}
     counts = table.row_counts()

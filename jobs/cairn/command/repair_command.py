@@ -25,7 +25,7 @@ def code_of(log: Log) -> str:
 def ran_here(log: Log) -> bool:
     """Return True if the newest interval ran without Airflow, as by `cairn run`. A restore does not change this."""
     newest = max((kept.id for kept in log.kept if kept.kind == "interval"), default=None)
-    if newest is None:  # Retention has kept restored states only.
+    if newest is None:  # All retained checkpoints come from restores. So look at dropped ones too.
         newest = max((fact.id for fact in log.facts(None) if fact.kind == "interval"), default=None)
     entry = None if newest is None else log.entries[newest]
     return isinstance(entry, Record | Tombstone) and run_of(entry).run_id.startswith("direct__")

@@ -52,8 +52,8 @@ def replay(
     spark: Annotated[str, spark_option(" if the source needs it")] = LOCAL_SPARK,
     as_json: Json = False,
 ) -> int:
-    """State comes from the checkpoint that the interval started from, rows from the source, clock and watermark from
-    the records. Exit code 1 says that the results differ. Nothing is written below the root.
+    """The state comes from the checkpoint that the interval started from, the rows from the source, clock and watermark
+    from the records. Exit code 1 says that the results differ. Nothing is written below the root.
     """
     from cairn.replay.debug import Debugger
     from cairn.replay.replay_key import replay_key
@@ -248,8 +248,8 @@ def test_{title}() -> None:
 
 
 def text_of_test(found: Replay, code: str) -> str:
-    """Return the source of a module with one test, which expects the result of the replay and needs neither root nor
-    source."""
+    """Return the Python text of a module with one test, which expects the replay's result. The test needs neither root
+    nor source."""
     from cairn.literal_state import in_utc, timers_of, values_of
     from cairn.rows.routing import INITIAL
 
@@ -288,7 +288,7 @@ def text_of_test(found: Replay, code: str) -> str:
         "inf|nan": "from math import inf, nan",
         "StructType": "from pyspark.sql.types import *",
     }
-    # NaN is not equal to itself, but its text is.
+    # Results with NaN are compared as text, because NaN does not equal itself.
     by_text = re.search(r"\bnan\b", text) is not None
     return _TEST.format(
         id=record.id,
@@ -305,7 +305,7 @@ def text_of_test(found: Replay, code: str) -> str:
 
 
 def _ddl_of(schema: StructType) -> Any:
-    """Return the DDL of a schema, or the schema itself if its DDL says less."""
+    """Return the DDL text of a schema; the schema itself if the text would lose something, such as NOT NULL."""
     from cairn.spark.ddl import parse_ddl_locally
 
     ddl = schema.simpleString().removeprefix("struct<").removesuffix(">")

@@ -56,7 +56,7 @@ class _Again:
     def command(self, rerun: Rerun, reprocess: str) -> str:
         asked = self.request
         last = rerun.last
-        if asked.every is not None:  # `rerun.last` may lie within an interval, and `--to` is the start of one.
+        if asked.every is not None:  # `--to` needs an interval's start, but `rerun.last` may lie inside an interval.
             last = rerun.first + (last - rerun.first) // asked.every * asked.every
         return command_line(
             "run",
@@ -67,6 +67,6 @@ class _Again:
             every=None if asked.every is None else f"{int(asked.every.total_seconds())}s",
             reprocess=None if reprocess == "changed" else reprocess,
             replace_overlapping=rerun.replace_overlapping,
-            # The user's terminal still has the variable CAIRN_SPARK.
+            # Left out if CAIRN_SPARK or the default gives the same, since the user's terminal still has the variable.
             spark=None if self.spark == (Variable.SPARK.given or LOCAL_SPARK) else self.spark,
         )

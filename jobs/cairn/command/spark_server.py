@@ -28,9 +28,9 @@ from state_backend.values.errors import StorageUnavailable, UsageError
 
 
 def _free_behind(port: int) -> int:
-    """Return the next higher port on which a server can listen now.
+    """Return the next port above `port` on which a server can listen now; 15002 if none is free.
 
-    A port that an outgoing connection uses counts as taken too. Return 15002 if no port is free.
+    A port that an outgoing connection uses counts as taken too.
     """
     for other in range(port + 1, 65536):
         with socket.socket() as probe:

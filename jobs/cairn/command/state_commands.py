@@ -86,7 +86,7 @@ def restore(
     spark: Annotated[str, spark_option(" for --savepoint")] = LOCAL_SPARK,
     as_json: Json = False,
 ) -> int:
-    """Later checkpoints become stale, and their intervals must run again."""
+    """A restore makes later checkpoints stale, and their intervals must run again."""
     if (request.savepoint is None) == (request.checkpoint is None):
         raise UsageError("give either a checkpoint, as in: cairn restore 7, or --savepoint URL")
     if request.checkpoint is not None:
@@ -125,7 +125,7 @@ def _rewind(request: Restore, dag: str | None, *, yes: bool, as_json: bool) -> i
 
 
 def fork(request: Fork, as_json: Json = False) -> int:
-    """The storage links or copies the files. Afterwards neither pipeline depends on the other."""
+    """The storage links or copies the state's files. Afterwards neither pipeline depends on the other."""
     said = fork_state(request)
     if request.dry_run:
         text = (

@@ -45,12 +45,12 @@ class DagControl(Protocol):
     def pause(self, dag_id: str, paused: bool) -> None: ...
 
     def running(self, dag_id: str) -> Mapping[str, Mapping[str, str | None]]:
-        """Return the tasks of each DAG run that has not ended."""
+        """Return {run id: {task id: state}} for the runs of a DAG that have not ended."""
 
 
 @frozen
 class StopPlan:
-    """The tasks to wait for and the runs to commit, before a paused DAG counts as stopped."""
+    """The tasks to wait for (`under_way`), and the runs to commit (`uncommitted`), until a paused DAG is stopped."""
 
     under_way: tuple[str, ...]
     uncommitted: tuple[str, ...]
@@ -82,8 +82,8 @@ def stopped(
 ) -> Iterator[tuple[str, ...]]:
     """Pause a DAG, wait until no task is active, and yield the ids of the runs to commit.
 
-    After the body the DAG stays paused. If the body fails, a DAG that was not paused before is unpaused. If that fails
-    too, a warning says so, and the body's error is raised.
+    After the `with` block the DAG stays paused. If the block fails, a DAG that was not paused before is unpaused. If
+    this fails too, a warning says so, and the block's error is raised.
     """
     paused_before = airflow.is_paused(dag_id)
     try:
@@ -114,8 +114,8 @@ def pause_dag(
     wait: Callable[[float], None] = time.sleep,
     monotonic: Callable[[], float] = time.monotonic,
 ) -> tuple[str, ...]:
-    """Pause a DAG, wait until no task is active, and return the ids of the runs to commit. `left`: The DAG's state
-    after a timeout, for the message."""
+    """Pause a DAG, wait until no task is active, and return the ids of the runs to commit. `left`: Words for the error
+    after a timeout, which say in what state the DAG is."""
     airflow.pause(dag_id, True)
     deadline_s, quiet, said = monotonic() + timeout_s, 0, ""
     while True:

@@ -10,7 +10,7 @@ from state_backend.values.operation_parameters import Sweep
 
 
 def sweep(request: Sweep, as_json: Json = False) -> int:
-    open_log(request.root, request.pipeline)  # raises an error if the pipeline does not exist
+    open_log(request.root, request.pipeline)  # Raises an error if the pipeline does not exist.
     with progress("deleting", "files") as on_progress:
         swept = sweep_all(request, on_progress=on_progress)
     if as_json:

@@ -1,4 +1,4 @@
-"""The terminal as the place of a request: its Spark, and its lines."""
+"""The terminal as the place that carries out a request: how it starts Spark, and what it prints."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Terminal:
-    """The place of a request that somebody types.
+    """The place that carries out a request which a person has typed.
 
     `silent`: Print nothing on stdout, for `--json`.
     """
@@ -49,7 +49,7 @@ class Terminal:
             typer.echo(text)
 
     def tell_plan(self, intervals: Sequence[Interval]) -> None:
-        """Remember the intervals that will run: the message after Ctrl-C names those that are left."""
+        """Remember the intervals that will run. The message after Ctrl-C names those that have not run."""
         self.intervals = intervals
 
     @contextmanager

@@ -30,7 +30,7 @@ OfTrial = Annotated[str | None, option_of(PromoteTrial, "trial")]
 
 
 def try_(request: TryCode, spark: Spark = LOCAL_SPARK, as_json: Json = False) -> int:
-    """No sink is called. After a failure the same command continues."""
+    """A trial calls no sink. After a failure, the same command continues."""
     from cairn.trials.try_code import carry_out_try
 
     said = carry_out_try(request, Terminal(spark, silent=as_json))
@@ -58,7 +58,7 @@ def trials(
         return 0
     there = list_trials(root, pipeline)
     if not there:
-        open_log(root, pipeline)  # raises an error if the pipeline does not exist
+        open_log(root, pipeline)  # Raises an error if the pipeline does not exist.
     if as_json:
         return print_json([describe_trial(trial) for trial in there])
     for trial in there:

@@ -1,4 +1,4 @@
-"""The check of a data source's options. Spark passes every option on, so a misspelt one would change nothing."""
+"""The check of a data source's options. Spark accepts every option, so a misspelt one would be ignored silently."""
 
 from __future__ import annotations
 

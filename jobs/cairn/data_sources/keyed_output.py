@@ -9,9 +9,9 @@ Options:
                       warning names these intervals.
     checkpoints       The ids of the checkpoints whose output is read, with commas between them. If the current output
                       is that of other checkpoints, the query fails.
-    group             Name of the pipeline's group, or a marker of `group_marker`. Only intervals up to which the
-                      results of all members fit together are read.
-    interval_column   Name of a further column, the last one: the start of the row's interval, a TIMESTAMP.
+    group             Name of the pipeline's group, or a marker from `group_marker`. Only intervals are read for which
+                      the results of all members of the group fit together.
+    interval_column   Name of an additional last column, which has the start of the row's interval as a TIMESTAMP.
 
 The checkpoint log says, when the query is planned, which files are current. So a query never sees half an interval,
 even on storage that can't replace a folder in one step.
@@ -102,18 +102,18 @@ class KeyedOutput(DataSource):
     def _schema(self, log: Log) -> dict[str, Any]:
         """Return the schema of the table.
 
-        The records name the schemas of files. A file of a release that did not record its schema is downloaded.
+        The records contain the schemas of files. A file without a recorded schema, from an old release, is downloaded.
         """
         recorded, files = recorded_schemas(log, late=self._late()), self._files(log)
         if not recorded and not files:
-            # The options may select no files. The empty table still needs columns.
+            # The options select no files. The empty table needs columns too, so they come from the newest file.
             newest = newest_output(log, late=self._late())
             if newest is None:
                 raise StateUnusable(
                     f"pipeline {self._option('pipeline')!r} under {self._option('root')} has no committed output yet; run an interval first"
                 )
             files = [newest]
-        # For each schema, the latest file that has it.
+        # `read`: for each different schema, the latest file with this schema.
         read = dict[SparkStruct, OutputFile]()
         for file, schema in zip(files, self._schemas_of(files, recorded), strict=True):
             read[schema] = file
@@ -150,7 +150,7 @@ class KeyedOutput(DataSource):
         return self._current(log).list_files(late=self._late())
 
     def _spoilt(self, log: Log) -> str | None:
-        """Return a text about intervals whose result is not valid; with the option `valid`, raise an error."""
+        """Return a warning about intervals without a valid result, or None. With the option `valid`, raise an error."""
         notice = self._current(log).notice(self._option("root"), self._option("pipeline"))
         if notice is not None and self._is("valid"):
             raise StateUnusable(f"{notice}\nWithout the option valid, the table has these rows too")

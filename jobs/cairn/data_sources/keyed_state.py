@@ -82,9 +82,9 @@ class KeyedState(DataSource):
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return the reader of the table. Spark calls this method after the method `schema`.
 
-        The reader reads the same checkpoint, attempt or savepoint for which the method `schema` returned the columns,
-        even if "latest" names another checkpoint by now. With the option `state="$check"`, the reader checks each shard
-        instead of reading a state.
+        The reader reads the checkpoint, attempt or savepoint for which the method `schema` returned the columns, even
+        if "latest" now names another checkpoint. With the option `state="$check"`, the reader checks each shard instead
+        of reading a state.
         """
         source, state = self._source(), self._state()
         if state != CHECK:
@@ -106,8 +106,8 @@ class KeyedState(DataSource):
     def _source(self) -> StateSource:
         """Return the checkpoint, attempt or savepoint, resolved at the first call.
 
-        Spark sends this object, with the resolved source, from the planning of the schema to the reader. So "latest"
-        names the same checkpoint in both.
+        Spark calls `schema` first, and sends this object with the resolved source to the process that calls `reader`.
+        So "latest" means the same checkpoint in both calls.
         """
         if self._found is None:
             options = self.options
@@ -136,7 +136,7 @@ class KeyedState(DataSource):
 
 
 def _table_schema(source: StateSource, name: str) -> StructType:
-    # Metadata travel with the DataFrame. So a reader can tell which interval "latest" named.
+    # The column's metadata name the source, so a user of the DataFrame can see which checkpoint "latest" meant.
     shard = StructField("shard", IntegerType(), False, {"source": str(source)})
     place = [StructField("key_group", IntegerType(), False), shard]
     if name == CHECK:

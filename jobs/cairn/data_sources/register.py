@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def register_data_sources(spark: SparkSession) -> None:
-    """Register both data sources with a session, classic or Connect.
+    """Register the formats `keyed_state` and `keyed_output` with a session, classic or Connect.
 
     A second call for the same session changes nothing.
     """

@@ -23,7 +23,7 @@ from state_backend.values.records import Content
 
 @frozen
 class ReadPlan:
-    """The selection of a query."""
+    """The selection of a query: the shards to restore, and the key groups or keys to read from them."""
 
     shards: tuple[int, ...]
     part: Part = WHOLE

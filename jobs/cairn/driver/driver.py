@@ -2,10 +2,10 @@
 
     python -m cairn.driver.driver COMMAND REQUEST --call CALL --result FILE
 
-`state_backend.values.operation_parameters` declares commands, requests and calls, which travel as JSON. Secrets travel
-on stdin, because any user of the host can read a command line. The result is JSON: `{"ok": {...}}`, or
-`{"error": {"type": ..., "message": ...}}` with exit code 1. A driver that is killed leaves no result. The driver writes
-its log to stdout.
+`state_backend.values.operation_parameters` declares the commands, and the requests and calls, which are passed as JSON.
+Secrets are passed on stdin, because any user of the host can read a command line. The result is JSON: `{"ok": {...}}`,
+or `{"error": {"type": ..., "message": ...}}` with exit code 1. A driver that is killed leaves no result. The driver
+writes its log to stdout.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("cairn")
 
-# The functions that carry out a request, by its command, as "module:function" in the package `cairn`.
+# By command, the function that carries out the request, as "module:function" in the package `cairn`.
 _OPERATIONS = {
     "run": "operations.intervals.run_range:run_range",
     "try": "trials.try_code:carry_out_try",
@@ -71,7 +71,7 @@ _OPERATIONS = {
 
 @frozen
 class Driver:
-    """The place of a request that an operator sends: this process, whose lines go into the task's log."""
+    """The `Place` of a request that an Airflow operator sends: this process, whose lines go into the task's log."""
 
     call: Call
     # Token of the Spark Connect server; None if stdin gave no token.
@@ -82,7 +82,7 @@ class Driver:
         return check_name(load_pipeline(request.code), request)
 
     def connect(self, pipeline: Pipeline, what: str, *, own_workers: bool = False) -> SparkSession:
-        """Open the driver's session, and end that of an earlier try of the same task, with the jobs that it left."""
+        """Open the driver's session. First end the session of an earlier try of the same task, and its running jobs."""
         call = self.call
         if call.former is not None:
             end_session(call.spark, call.former, token=self.token)
@@ -109,9 +109,9 @@ class Driver:
         return nullcontext()
 
     def on_outcome(self, outcome: Outcome, _: Progress) -> None:
-        """Print a commit for the operator, which reads it at once: a driver that is killed leaves no result."""
+        """Print a commit for the operator, which reads the line at once. A driver that is killed leaves no result."""
         if outcome.ours:
-            # The `extra` of the interval's asset event, with the same fields as in an event of the task `checkpoint`.
+            # The `extra` of the interval's asset event. The task `checkpoint` of a DAG sends the same fields.
             told = {"checkpoint": outcome.checkpoint, "interval": str(outcome.interval)}
             if outcome.record is not None:
                 told = summarise(outcome.record)
@@ -138,7 +138,7 @@ def main(arguments: list[str] | None = None) -> int:
         error = explain(raised, where)
         _print_error(error)
         result = {"error": _describe_error(error)}
-    # The result appears whole or not at all. If it is missing, the operator concludes that the driver was killed.
+    # Rename, so that the file appears whole or not at all. If it is missing, the operator assumes a killed driver.
     file = Path(asked.result)
     partial = file.with_suffix(".partial")
     partial.write_text(json.dumps(hide_all(result)))
@@ -175,10 +175,10 @@ def _decode(command: str, request: str, call: str) -> tuple[Call, Request]:
 
 
 def process(request: ProcessInterval, place: Driver) -> dict[str, Any]:
-    """Compute an interval, up to *prepared*.
+    """Compute an interval, up to *prepared*, and return facts about the attempt.
 
-    If the interval has a committed checkpoint of the same code and input, prepare no attempt: the result has
-    `committed`, its id.
+    If the interval has a committed checkpoint of the same code and input, prepare no attempt: `committed` in the result
+    is then the checkpoint's id.
     """
     from cairn.operations.intervals.first_start import with_choices
     from cairn.operations.intervals.plan_interval import Attempt
@@ -241,7 +241,7 @@ def process(request: ProcessInterval, place: Driver) -> dict[str, Any]:
         "interval": str(interval),
         "input_rows": content.totals.input_rows,
         "output_rows": content.totals.output_rows,
-        # Keys are counted by value states: 0 says nothing for a pipeline without them.
+        # Keys are counted in value states. A pipeline without value states has the count 0, which says nothing.
         "keys": content.totals.keys or None,
         "changed_bytes": content.totals.changed_bytes,
         "uploaded_bytes": content.totals.uploaded_bytes,
@@ -263,7 +263,7 @@ def _operation(request: Request) -> Callable[[Any, Driver], dict[str, Any]]:
 
 @cache
 def parser() -> argparse.ArgumentParser:
-    """Return the parser of a driver's command line. The host of warm drivers makes it once for all its drivers."""
+    """Return the parser of a driver's command line. `driver_host` makes the parser once for all its drivers."""
     made = argparse.ArgumentParser(prog="python -m cairn.driver.driver")
     made.add_argument("command")
     made.add_argument("request")
@@ -291,7 +291,7 @@ def end_quickly(code: int) -> NoReturn:
     """End this process as Python does, but without freeing the objects of all modules one by one.
 
     A warm driver shares the memory of its host process, and the kernel copies each page that Python touches to free an
-    object. At a load of 26 this took 1.3 s, for which the task waited.
+    object. On a host with a load of 26 this took 1.3 s, and the task waited for it.
 
     After an error, the functions of `atexit` are not called either: Spark's client would speak to a server that may be
     dead, and retry for minutes.

@@ -93,7 +93,7 @@ def main() -> None:
 
 
 def _compute_once() -> None:
-    """Compute values that every driver would compute again.
+    """Compute values once that every driver would compute otherwise: a forked driver inherits them.
 
     They are the codecs' adapters, the parser of the command line, the version of Cairn's sources, and the versions of
     packages that pipelines often import.
@@ -123,9 +123,9 @@ class _Host:
         self._path = Path(path)
         self._files = watched_files()
         self._selector = selectors.DefaultSelector()
-        self._drivers: dict[int, tuple[int, socket.socket]] = {}  # Pid and connection, by pidfd.
+        self._drivers: dict[int, tuple[int, socket.socket]] = {}  # Pid and connection of each driver, by its pidfd.
         self._ended: dict[int, socket.socket] = {}  # Connections of ended drivers that are not reaped yet, by pid.
-        self._workers: dict[int, int] = {}  # Pidfd, by pid.
+        self._workers: dict[int, int] = {}  # The pidfd of each Airflow worker, by its pid.
         self._watch(worker)
         self._listener: socket.socket | None = socket.socket(socket.AF_UNIX)
         # The socket gets its final name only after `listen`: a client that sees the file must get an answer.
@@ -177,7 +177,7 @@ class _Host:
                 for file in request.files:
                     closing.callback(os.close, file)
                 if any(_stamp(file) != stamp for file, stamp in self._files.items()):
-                    self._retire()  # An upgrade or an edit: the driver must run the new code.
+                    self._retire()  # An imported file has changed, and the driver must run the new code.
                     connection.sendall(struct.pack("!i", 0))
                     return None
                 self._watch(request.worker)
@@ -191,7 +191,7 @@ class _Host:
                         os._exit(1)
                     return request
                 # The host ties the driver to its task. A driver that is suspended (SIGSTOP) before its first step could
-                # not tie itself, and would outlive a task that is killed then.
+                # not tie itself. If the task was killed then, the driver would outlive it.
                 _tie_to(request.files[2], pid)
                 pidfd = os.pidfd_open(pid)
                 print(f"driver {pid} of task {task}", flush=True)
@@ -251,7 +251,7 @@ class _Host:
             return
         self._selector.unregister(self._listener)
         with contextlib.suppress(OSError):
-            if self._path.stat().st_ino == self._inode:  # A newer host process may have replaced it.
+            if self._path.stat().st_ino == self._inode:  # Else it is the file of a newer host process.
                 self._path.unlink()
         self._listener.close()
         self._listener = None
@@ -295,7 +295,7 @@ def _stamp(file: str) -> tuple[int, int] | None:
 def _receive(connection: socket.socket, task: int) -> Request:
     """Read a request of the process `task`: its length with three file descriptors, then JSON. Raise `ValueError` for
     anything else."""
-    # `socket.recv_fds` does not set close-on-exec: a process that starts meanwhile would inherit the files.
+    # `socket.recv_fds` would not set close-on-exec, and a process that starts at the same time would inherit the files.
     data, messages, _, _ = connection.recvmsg(
         4, socket.CMSG_SPACE(3 * array.array("i").itemsize), socket.MSG_CMSG_CLOEXEC
     )
@@ -366,7 +366,7 @@ def _tie_to(lifeline: int, pid: int) -> None:
     fcntl.fcntl(lifeline, _F_SETSIG, signal.SIGKILL)
     fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC | os.O_NONBLOCK)
     with contextlib.suppress(BlockingIOError):
-        if os.read(lifeline, 1) == b"":  # The task closed its end before `fcntl` took effect.
+        if os.read(lifeline, 1) == b"":  # The task closed its end before `fcntl` took effect: kill the driver now.
             os.kill(pid, signal.SIGKILL)
 
 

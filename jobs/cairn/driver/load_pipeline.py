@@ -48,7 +48,7 @@ def load_pipeline(reference: str) -> Pipeline:
 
 
 def _own_traceback(error: BaseException) -> str:
-    """Format the traceback of a failed import without the frames of the import system."""
+    """Return the traceback of a failed import as text, without the frames of Python's import system."""
     formatted = traceback.TracebackException.from_exception(error)
     formatted.stack[:] = [f for f in formatted.stack if "importlib" not in f.filename and f.filename != __file__]
     return "".join(formatted.format()).rstrip()

@@ -2,12 +2,12 @@
 
     <folder>/interval=20130101T000000000Z_20130102T000000000Z/00000000000000000042-part-00000-7.parquet
 
-**Not atomic**, as docs/storage.md explains ("Output for other readers").
+The copy is **not atomic**, as docs/storage.md explains ("Output for other readers").
 
-After its first copy an interval's folder always holds at least one complete result. There is one exception: an interval
-with other boundaries replaces this interval. Then the sink deletes the files of the replaced interval first.
+After its first copy an interval's folder always holds at least one complete result, with one exception: if an interval
+with other boundaries replaces this interval, the sink first deletes the files of the replaced interval.
 
-The sink does not touch files with other names.
+The sink does not touch files whose names have another form.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def copy_output(folder: str) -> Callable[[SparkSession | None, list[str], Interv
 
 
 def _copy(source: Storage, handle: Handle, destination: Storage, path: str) -> None:
-    """Copy one output file. A hard link would let a program that writes into the copy change the output."""
+    """Copy one output file as a file of its own: through a hard link, a write into the copy would change the output."""
     try:
         if not isinstance(source, LocalStorage):
             destination.copy_from(source, handle, path)
@@ -95,4 +95,4 @@ def _copy(source: Storage, handle: Handle, destination: Storage, path: str) -> N
             source.download(handle, folder / "file")
             destination.upload(path, folder / "file")
     except AlreadyExists:
-        pass  # Another task copies the same checkpoint, with the same bytes.
+        pass  # Another task has copied the same file of the same checkpoint, so the bytes are equal.

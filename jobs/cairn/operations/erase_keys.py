@@ -3,8 +3,8 @@
 `forget` rewrites shards and output, prepares, commits, exchanges the names of output files (`rewrite_outputs.py`), and
 cleans up. docs/design-state.md says what a stop in each step leaves ("Forget a key").
 
-After a stop in any step, intervals can start from the newest state. The same call continues: before the commit it
-begins again with a new attempt; after the commit it finds the record and does the remaining steps.
+If the process stops in any step, intervals can still start from the newest state. To continue, call `forget` with the
+same arguments. Before the commit it begins again with a new attempt. After the commit it only does the steps left.
 """
 
 from __future__ import annotations
@@ -69,16 +69,16 @@ class Forgot:
     interval: Interval
     # Number of removed entries by state, with the timers as `$timers`; empty if an earlier call committed.
     entries: dict[str, int]
-    shards: int
-    dropped: tuple[int, ...]
-    holding: tuple[int, ...]
+    shards: int  # Number of rewritten shards; 0 if an earlier call committed.
+    dropped: tuple[int, ...]  # Ids of the older checkpoints that the commit drops, because their files may hold a key.
+    holding: tuple[int, ...]  # Ids of the checkpoints that stay, although their files may hold a key.
     outputs: OutputsWithout
 
 
 def erase_keys(request: Erase, *, dry_run: bool) -> dict[str, Any]:
-    """Remove the keys, or in a dry run only plan it.
+    """Remove the request's keys from the newest state. A dry run only plans the removal.
 
-    Return what is removed, and the places that may still hold the keys.
+    Return a report as JSON values: what is removed, and the places that may still hold the keys.
     """
     check_no_trial(request.root, "erase")
     at = locate(request.root, request.pipeline)
@@ -120,9 +120,9 @@ def erase_keys(request: Erase, *, dry_run: bool) -> dict[str, Any]:
 
 
 def _texts(value: Any) -> Iterator[str]:
-    """Yield the parts of a key by which a search finds the key in the findings of validations.
+    """Yield the texts by which a key can be found in the findings of validations.
 
-    A string is yielded as it is. A number or boolean is yielded with its field name, as findings write it.
+    A string is yielded as it is. A number or boolean is yielded with its field name, as findings write both.
     """
     if isinstance(value, dict):
         for name, inner in value.items():
@@ -137,7 +137,7 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def newest_content(at: Location) -> Content:
-    """Return the content of the newest state. Its key schema is the schema of the keys to remove."""
+    """Return the content of the newest usable state. The keys to remove are encoded with its key schema."""
     return _newest(read_log(at.storage), at.pipeline).content
 
 
@@ -172,12 +172,12 @@ def forget(
 ) -> Forgot:
     """Remove keys from the newest state, and commit that state as a checkpoint of its own.
 
-    If an earlier call has committed the same, this call only does the steps that the earlier call did not finish.
+    If an earlier call has committed the same removal, only do the steps that the earlier call did not finish.
     """
     storage = at.storage
     for tried in range(_TRIES):
         exchange_outputs(storage, read_log(storage))
-        log = read_log(storage)  # The exchange has deleted files that the log named before.
+        log = read_log(storage)  # Read again: the log from before the exchange names files that are now deleted.
         done = _forgotten_before(log, encoded, request, storage, engine)
         if done is None:
             try:
@@ -186,7 +186,7 @@ def forget(
                 AttemptLost,
                 CheckpointDropped,
                 NotFound,
-            ):  # `NotFound`: another commit has replaced the output or dropped the checkpoint that the file belongs to.
+            ):  # `NotFound`: a file is gone, because another commit replaced its output or dropped its checkpoint.
                 if tried == _TRIES - 1 or read_log(at.storage).head_id == log.head_id:
                     raise
                 continue
@@ -237,7 +237,7 @@ def _attempt(
     _check_policy(log, record, request)
     content, keys = record.content, locate_keys(encoded, record.content)
     left_out = _left_out(log, record, encoded)
-    # The base needs no lease: if another commit drops the base, this attempt can't be committed anyway.
+    # The base checkpoint needs no lease: if another commit drops it, this attempt can't be committed anyway.
     with telling_drops(storage, record.id):
         rewritten = {m.shard for m in _shards_with(content, keys, storage)}
         acks, entries = [], Counter[str]()
@@ -293,7 +293,7 @@ def _forgot(
 
 
 def _followed(log: Log, encoded: Collection[bytes], request: Erase, outputs: OutputsWithout) -> tuple[Followed, ...]:
-    """Return the upstreams for the record. With all rows of the keys gone, an upstream's erasure has no effect here."""
+    """Return the upstreams for the new record, each with the erasures that no longer matter to the rewritten output."""
     if not request.rewrite_output or outputs.unknown:
         return followed_in(log)
     return followed_without(log.entries.root, log, encoded)
@@ -304,8 +304,8 @@ def _forgotten_keys(
 ) -> tuple[ForgottenKey, ...]:
     """Return the salt and the hash of each forgotten key, for the new record.
 
-    A key that was forgotten before keeps its salt, so its hash is the same. The new item of the key replaces the old
-    item.
+    A key that was forgotten before keeps its salt, so its hash stays the same. In the log, the new `ForgottenKey`
+    replaces the old one.
     """
     found = []
     for group, key in keys:
@@ -327,10 +327,10 @@ def _forgotten_keys(
 def _forgotten_before(
     log: Log, encoded: Collection[bytes], request: Erase, storage: Storage, engine: EngineOptions
 ) -> Forgot | None:
-    """Return the result of an earlier call of `forget`, if the present call need not commit again.
+    """Return the result of an earlier call of `forget`, if the present call need not commit again; else None.
 
-    This is the case if the earlier call committed the newest state, and removed all of these keys with the same
-    `on_rerun`.
+    It need not if the earlier call committed the newest state and removed all of these keys with the same `on_rerun`,
+    and if the request has no further output to rewrite and no checkpoint to drop.
     """
     newest = newest_state(log)
     record = log.whole(newest.id) if newest is not None and newest.kind == "forget" else None
@@ -372,8 +372,8 @@ def _shards_with(content: Content, keys: Keys, storage: Storage) -> list[ShardMa
 def _concerns(manifest: ShardManifest, keys: Keys) -> bool:
     """Return True if the shard's files may hold one of the keys.
 
-    The key's group may belong to the shard. Or the files contain other key groups, which a change of the parallelism
-    left in them.
+    Either the key's group belongs to the shard, or the shard's files still contain that group from the time before a
+    change of the parallelism.
     """
     if any(group in manifest.key_groups for group, _ in keys):
         return True
@@ -388,7 +388,7 @@ def _concerns(manifest: ShardManifest, keys: Keys) -> bool:
 
 @contextmanager
 def _open(manifest: ShardManifest, storage: Storage, work: Path, engine: EngineOptions) -> Iterator[RestoredShard]:
-    # Do not use the host's file cache: it would keep a copy that holds the key.
+    # The callers turn the host's file cache off in `engine`: the cache would keep a copy of files that hold the key.
     restored = restore_shard(manifest.key_groups, [manifest], storage, work / "db", engine)
     try:
         yield restored
@@ -429,8 +429,8 @@ def _rewritten(
 def find_suspected(log: Log, encoded: Collection[bytes], storage: Storage, engine: EngineOptions) -> tuple[int, ...]:
     """Return the ids of the retained checkpoints whose files may hold one of the keys.
 
-    A checkpoint also counts if only deleted or replaced entries of its files may hold a key. For a key that was
-    forgotten before, `forgotten_keys.is_free_of` decides from the log which checkpoints don't hold it.
+    A checkpoint is also returned if only deleted or replaced entries in its files may hold a key. For a key that was
+    forgotten before, `forgotten_keys.is_free_of` decides from the log which checkpoints don't hold the key.
     """
     known: dict[bytes, bool] = {}
     found = []

@@ -40,7 +40,7 @@ _LARGE_BYTES = 64 << 20
 
 def carry_out_export(request: Export, on_progress: Callable[[int, int], None]) -> dict[str, Any]:
     source = find_state(request.checkpoint, root=request.root or None, pipeline=request.pipeline or None)
-    # A process of its own for each shard pays off for a large state only.
+    # To export shards in separate processes pays off for a large state only.
     jobs = (os.cpu_count() or 1) if source.content.totals.state_bytes > _LARGE_BYTES else 1
     on_progress(0, source.content.parallelism)
     return export_state(source, request.folder, states=request.states, jobs=jobs, on_progress=on_progress)
@@ -54,10 +54,10 @@ def export_state(
     jobs: int = 1,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> dict[str, Any]:
-    """Write states into the folder `to`, which must be empty, and return what `export.json` says.
+    """Write states into the folder `to`, which must be empty, and return the contents of `export.json`.
 
-    States without entries get no file. If the export fails half-way, its files remain without `export.json`. Delete the
-    folder before the next try.
+    No `states` means all states and the timers. States without entries get no file. If the export fails half-way, its
+    files remain without `export.json`. Delete the folder before the next try.
     """
     check_outside(source.url, to, "export")
     destination = open_storage(to)
@@ -74,7 +74,7 @@ def export_state(
         write = partial(_export_shard, source, chosen, to)
         done: Iterator[list[dict[str, Any]]] = map(write, shards)
         if jobs > 1:
-            # Spawned, not forked: a fork would break the threads of RocksDB and Arrow.
+            # Spawn the processes: a forked process would inherit broken threads of RocksDB and Arrow.
             pool = ProcessPoolExecutor(min(jobs, len(shards)), mp_context=multiprocessing.get_context("spawn"))
             done = stack.enter_context(pool).map(write, shards)
         files = list[dict[str, Any]]()

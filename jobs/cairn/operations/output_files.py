@@ -1,4 +1,4 @@
-"""Committed output for readers of Parquet, such as DuckDB, pandas and Polars. Finding the files needs no Spark."""
+"""Find the files of committed output for readers of Parquet, such as DuckDB, pandas and Polars. This needs no Spark."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _noticed: ContextVar[set[Untracked] | None] = ContextVar("noticed", default=None
 
 @contextmanager
 def noticing() -> Iterator[set[Untracked]]:
-    """Collect the pipelines that `output_files` reads within the block. Calls in other threads are not noticed."""
+    """Yield a set, to which `output_files` adds each pipeline that it lists within the block, in this thread only."""
     found = set[Untracked]()
     token = _noticed.set(found)
     try:
@@ -43,19 +43,19 @@ def output_files(
     """Return the Parquet files of the current output, in the order of their intervals.
 
     Output stays current until its interval runs again, also if its checkpoint is stale or quarantined. A warning in the
-    log names such intervals.
+    log names the intervals with a stale or quarantined checkpoint.
 
-    Files in the folder that this function does not return belong to replaced intervals and to attempts that were not
-    committed. A re-run may delete a returned file. So call this function again for each query.
+    Other files in the output folder belong to replaced results and to attempts that were not committed. A re-run may
+    delete a returned file. So call this function again for each query.
 
     Args:
         root: URL of the folder that holds the pipelines.
         pipeline: Name of the pipeline.
-        late: True returns the late rows instead of the output.
-        start: Only intervals that start then or later; None for no limit.
-        end: Only intervals that end then or earlier; None for no limit.
-        group: Name of the pipeline's group: only intervals up to which the results of all members fit together. Or what
-            `group_marker` returned, to read several members as they were together.
+        late: True returns the files of late rows instead of the output.
+        start: Only intervals that start at this instant or later; None for no limit.
+        end: Only intervals that end at this instant or earlier; None for no limit.
+        group: Name of the pipeline's group: only intervals up to which the results of all members fit together. Or a
+            marker from `group_marker`: several calls with one marker read the members as they were at one moment.
 
     Returns:
         Absolute paths if the root is a local folder, else URLs.

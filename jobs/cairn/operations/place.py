@@ -1,4 +1,4 @@
-"""Where a request is carried out: at the terminal of `cairn`, or in a driver of Airflow."""
+"""The place where a request is carried out: the terminal of `cairn`, or the driver process of an Airflow task."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Place(Protocol):
-    """Where one request is carried out: how its code is loaded, its Spark session opened, and its lines shown."""
+    """The place of one request: it loads the request's code, opens its Spark session, and shows its lines."""
 
     # Spark's configuration for a session that the request opens.
     conf: Mapping[str, str]

@@ -1,6 +1,6 @@
 """Call the sinks of a group of pipelines, once the results of all its members fit together.
 
-If the process stops between two sinks, the next call calls the others: each member's folder has the marks.
+If the process stops between two sinks, the next `publish_group` calls the rest: marks in each folder tell what is done.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from state_backend.values.intervals import Interval, format_instant
 
 
 def publish_group(root: str, name: str, load: Callable[[str], Pipeline]) -> tuple[list[Output], int, str]:
-    """Call the sinks of all members for the output that fits together, in one transaction if PostgreSQL has all tables.
+    """Call the members' sinks for output that fits together, in one transaction if one PostgreSQL has all tables.
 
-    Return the outputs that the sinks got, the number of those that wait, and why. `load`: Loads a `module:NAME`.
+    Return (outputs that the sinks got, number of outputs that wait, why they wait). `load`: Loads a `module:NAME`.
     """
     group = group_of(root, name)
     places = {member: locate(root, member) for member in group.members}
@@ -43,14 +43,14 @@ def publish_group(root: str, name: str, load: Callable[[str], Pipeline]) -> tupl
         raise UsageError(f"{group.members[wrong[0]].code} is named {pipelines[wrong[0]].name!r}, not {wrong[0]!r}")
 
     def order(output: Output) -> tuple[datetime, int, bool]:
-        # As in `call_sink`, a function gets a replaced interval first, a table last.
+        # As in `call_sink`, a sink function gets replaced intervals first, and a table sink gets them last.
         member, interval, n = output
         replaced = not is_own(group.members[member], interval, n)
         at = interval.start if replaced and callable(pipelines[member].sink) else interval.end
         return at, [*group.members].index(member), replaced
 
     def again(hook: Hook, member: str, interval: Interval, n: int) -> None:
-        # Another process may have given the sink a newer output meanwhile. Only tables refuse an older one.
+        # Another process may have called the sink with newer output, which this call has overwritten: repeat it.
         storage = places[member].storage
         while (newer := newer_output(storage, interval, n)) is not None:
             given = storage.stat(paths.published(interval, newer.id)) is not None
@@ -59,7 +59,7 @@ def publish_group(root: str, name: str, load: Callable[[str], Pipeline]) -> tupl
             hook(newer)
             mark_published(storage, interval, n := newer.id)
 
-    outputs = sorted(ready, key=order)  # No interval reads beyond its end.
+    outputs = sorted(ready, key=order)  # By end: an interval reads no upstream output that ends after its own end.
     hooks = {member: pipeline.sink_hook(None, places[member].url) for member, pipeline in pipelines.items()}
     joint = _one_database(pipelines.values())
     for calls in [[output] for output in outputs] if joint is None else [outputs]:
@@ -88,7 +88,7 @@ def publish_group(root: str, name: str, load: Callable[[str], Pipeline]) -> tupl
 
 
 def _one_database(pipelines: Iterable[Pipeline]) -> PostgresSink | None:
-    """Return a sink of the database that has all tables; None if no transaction can change all of them."""
+    """Return a sink whose transaction covers all tables; None if they are not all in one PostgreSQL database."""
     sinks = [pipeline.sink for pipeline in pipelines if pipeline.sink is not None]
     tables = [table for sink in sinks if isinstance(sink, TableSink) for table, _ in sink.each_table()]
     ours = [table for table in tables if isinstance(table, PostgresSink)]

@@ -8,7 +8,7 @@ from state_backend.checkpoint.log import Log
 
 
 def read_log(root: str, pipeline: str) -> Log:
-    """Read the present log. Later commits do not change the returned value.
+    """Return the pipeline's log as it is now. Later commits do not change the returned log.
 
     Args:
         root: URL of the folder that holds the pipelines.

@@ -29,7 +29,7 @@ from state_backend.values.frozen import frozen
 
 STATES = {"first": "seen", "last": "waiting"}
 NUMBER = "duplicate_number"
-# Ends of horizons: before every event time, and after every event time.
+# `_ENDED` is the end of a horizon before every event time, `_NEVER` the end of a horizon that never ends.
 _ENDED, _NEVER = np.iinfo(np.int64).min, np.iinfo(np.int64).max
 # `opening_rows` finds the rows that open a horizon. It works in rounds: each round finds the next such row of every key
 # with NumPy. After 32 rounds few keys have rows left, and a loop over their rows is faster than more rounds.
@@ -54,11 +54,10 @@ class Deduplicate(ReadyMade):
 
     Attributes:
         horizon: Length of time. None remembers every key for ever, and needs no event time.
-        keep: "first" emits the row that opens the horizon, at once. "last" emits the row with the latest event
-            time of the horizon, when the horizon has ended. Of rows with equal event times, the last one in the order
-            counts.
-        output_duplicates: True emits duplicates too. The output then has the column `duplicate_number`: 0 for the
-            row that counts, and 1, 2, ... for the duplicates of its horizon in the order in which they came.
+        keep: "first" emits the row that opens the horizon, at once. "last" emits the row with the latest event time in
+            the horizon, after the horizon has ended. Of rows with equal event times, it emits the one that came last.
+        output_duplicates: True emits duplicates too. The output then has the column `duplicate_number`: 0 for the row
+            that is no duplicate, and 1, 2, ... for the duplicates of its horizon in the order in which they came.
 
     Example:
         class OncePerOrder(Deduplicate):
@@ -88,7 +87,7 @@ class Deduplicate(ReadyMade):
         self._row_names: list[str] = []
         self._horizon_us = 0
         self._number_is_free(handle)
-        # The state of the other `keep`, with the other setting and this class's setting.
+        # The state's name under the other value of `keep`, with the texts of that setting and of this class's setting.
         others = {
             state: [f"keep = {keep}", f"keep = {self.keep}"] for keep, state in STATES.items() if keep != self.keep
         }
@@ -147,12 +146,12 @@ class Deduplicate(ReadyMade):
     def handleExpiredTimers(self, batch: KeyedBatch) -> BatchResult:
         """Delete the state of horizons that have ended. With `keep = "last"`, emit their rows."""
         if self._time is None:
-            return BatchResult()  # The class had a horizon when these timers were set.
+            return BatchResult()  # These timers are from an earlier interval, when `horizon` was not None.
         column = whole(batch.states[self._state]["opened_at"])
-        # A key that got its state without a horizon has no begin, and stays.
+        # `opened_at` is null if the key got its state while `horizon` was None. Such a state is never deleted.
         opened, has_horizon = numbers(column), batch.exists[self._state] & valid_rows(column)
         ended = has_horizon & (ceil_ms(opened + self._horizon_us) <= batch.time.getCurrentWatermarkInMs())
-        # The class had another horizon when these timers were set.
+        # These timers were set when `horizon` was shorter. Their keys get a new timer.
         moved = np.flatnonzero(has_horizon & ~ended)
         self._handle.registerTimer(moved, ceil_ms(opened[moved] + self._horizon_us))
         output = None
@@ -177,7 +176,7 @@ class Deduplicate(ReadyMade):
         return walk_of(owners, starts, stored, timed, opens, seen)
 
     def _move_timers(self, had: Bools, old: Int64s, new: Bools, opened: Int64s) -> None:
-        """Replace the timer of each key whose horizon changed: at most one timer per key remains."""
+        """Delete the timer at the end of each old horizon, and set one for each new horizon: at most one per key."""
         was, now = np.flatnonzero(had), np.flatnonzero(new)
         self._handle.deleteTimer(was, ceil_ms(old[was] + self._horizon_us))
         self._handle.registerTimer(now, ceil_ms(opened[now] + self._horizon_us))
@@ -195,7 +194,7 @@ class Deduplicate(ReadyMade):
         return pa.table([columns[name] for name in names], names=names)
 
     def _with_stored_rows(self, batch: KeyedBatch) -> tuple[pa.Table, Int64s, Bools]:
-        """Return stored and new rows in one table. The stored row of a key comes before its new rows."""
+        """Return (rows, owners, stored): stored and new rows by key, the stored one first; True marks a stored row."""
         known = batch.exists[self._state]
         old = self._rows_of_state(batch, known).cast(batch.rows.schema)
         owners = np.concatenate([np.flatnonzero(known), batch.key_of_row])
@@ -204,7 +203,7 @@ class Deduplicate(ReadyMade):
         return rows, owners[order], order < old.num_rows
 
     def _last_rows(self, rows: pa.Table, owners: Int64s, walk: _Walk) -> tuple[pa.Table, Int64s]:
-        """Return the output, and for each key the position of the row to store; -1 for none."""
+        """Return (output, last): the output rows, and for each key the position of the row to store, or -1 for none."""
         winners, displaced = running_winners(numbers(whole(rows[self._handle.event_time])), walk)
         at_end = np.append(walk.begins[1:] - 1, len(owners) - 1)
         of_horizon = winners[at_end]
@@ -226,9 +225,9 @@ class Deduplicate(ReadyMade):
 class _Seen:
     known: Bools
     duplicates: Int64s
-    # Beginning of each open horizon in microseconds; None if `horizon` is None.
+    # Event time in microseconds that opened each key's horizon; None if the setting `horizon` is None.
     opened: Int64s | None
-    # True for each key that got its state while `horizon` was None. Its horizon never ends.
+    # True for each key that got its state while `horizon` was None. The horizon of such a key never ends.
     for_ever: Bools
 
 
@@ -236,20 +235,20 @@ class _Seen:
 class _Walk:
     """Rows of a batch, sorted by key and cut into horizons: groups of duplicates of the group's first row."""
 
-    timed: Bools
+    timed: Bools  # For each row, True if its event time is not null.
     opens: Bools
-    begins: Int64s
+    begins: Int64s  # For each horizon, the position of its first row in the batch.
     horizon_of_row: Int64s
-    numbers: Int64s
-    duplicates: Int64s
-    opened_by: Int64s
+    numbers: Int64s  # For each row, its number among the horizon's duplicates; 0 if it is none.
+    duplicates: Int64s  # For each key, the number of duplicates of its last horizon.
+    opened_by: Int64s  # For each key, the last row that opened a horizon; -1 if no row did.
 
 
 def opening_rows(times: Int64s, candidates: Bools, owners: Int64s, limits: Int64s, horizon: int) -> Bools:
     """Return True for each row that opens a horizon.
 
-    The first candidate of a key at or after the key's limit opens a horizon. The limit of the key is then the end of
-    this horizon.
+    `limits` has the end of each key's open horizon. The first candidate row of the key at or after its limit opens the
+    next horizon, whose end becomes the key's new limit.
     """
     limits = limits.copy()
     opens = np.zeros(len(times), np.bool_)
@@ -297,16 +296,16 @@ def walk_of(owners: Int64s, starts: Int64s, stored: Bools, timed: Bools, opens: 
 
 
 def running_winners(times: Int64s, walk: _Walk) -> tuple[Int64s, Int64s]:
-    """Return for each row the winner of its horizon so far, and the row that loses at this row, as positions.
+    """Return (winners, displaced): for each row, the horizon's winner up to this row, and the row that then loses.
 
     The winner is the row with the latest event time, and the last one of rows with equal event times. If a row wins,
-    the former winner loses. Otherwise the row itself loses. -1 means that no row has won, or that no row loses.
+    the former winner loses. Otherwise the row itself loses. Rows are given by position; -1 stands for no row.
     """
     rows = np.arange(len(times))
     rank = np.zeros(len(times), np.int64)
     rank[walk.timed] = np.unique(times[walk.timed], return_inverse=True)[1] + 1
-    # A rank is at most the number of rows. So one running maximum serves all horizons: a later horizon's values are
-    # greater than all values of an earlier one.
+    # A rank is at most the number of rows. So one running maximum serves all horizons: each value of a later horizon is
+    # greater than all values of an earlier horizon.
     placed = walk.horizon_of_row * (len(times) + 1) + rank
     counts = walk.timed & (placed == np.maximum.accumulate(placed))
     winners = np.maximum.accumulate(np.where(counts, rows, -1))

@@ -130,7 +130,7 @@ class Funnel(ReadyMade):
         try:
             if is_scalar(of):
                 values = pa.array(list(self.steps), to_arrow_type(of))
-                # Arrow makes an integer of 2.7 without an error.
+                # Arrow converts 2.7 to the integer 2 without an error, so integers are compared with the given values.
                 if not pa.types.is_integer(values.type) or values.to_pylist() == list(self.steps):
                     return values
         except (pa.ArrowException, TypeError, ValueError, OverflowError):
@@ -149,8 +149,8 @@ class Funnel(ReadyMade):
         at = whole(batch.rows[self._handle.event_time]).take(pa.array(chosen))
         times = numbers(at)
         self._rows.appendList(owners, pa.table({AT: at, STEP: array_of(steps, pa.int16())}))
-        # A funnel is settled at the time of a row of the last step, or `within` after a row of the first step. The
-        # third timer of a key removes rows that belong to no funnel, when the watermark passes the key's last row.
+        # Three kinds of timers: at a row of the last step, which may complete a funnel; `within` after a row of the
+        # first step, when its funnel is abandoned; and at a key's last row, to remove rows that belong to no funnel.
         last, first = steps == len(self.steps) - 1, steps == 0
         begins = np.flatnonzero(np.diff(owners, prepend=-1))
         self._handle.registerTimer(
@@ -160,7 +160,7 @@ class Funnel(ReadyMade):
         return BatchResult()
 
     def handleExpiredTimers(self, batch: KeyedBatch) -> BatchResult:
-        """Put out the funnels that no later row can change. Remove the rows that can't count any more."""
+        """Emit the funnels that no later row can change, and remove the rows that can't count any more."""
         held = self._rows.get()
         owners, times = held.key_of_row, numbers(whole(held.rows[AT]))
         order = np.lexsort((times, owners))
@@ -199,13 +199,13 @@ class Funnel(ReadyMade):
 class _TimeLine:
     """Rows of many keys, ascending by key and time."""
 
-    owners: Int64s
+    owners: Int64s  # For each row, the position of its key in the batch.
     times: Int64s
-    steps: Int64s
-    count: int
+    steps: Int64s  # For each row, the number of its step, from 0.
+    count: int  # Number of steps in a complete funnel.
 
     def next_of(self, step: int, rows: Int64s) -> tuple[Int64s, Bools]:
-        """Return, for each row, the position of the key's next row of a step, and False if there is none."""
+        """Return (next, exists): for each row, the position of its key's next row of the step, if `exists` is True."""
         of_step = np.flatnonzero(self.steps == step)
         if not len(of_step):
             return rows, np.zeros(len(rows), np.bool_)
@@ -218,13 +218,13 @@ class _TimeLine:
 class _Funnels:
     """The possible funnels of many keys: one for each row of the first step, as if this row opened a funnel."""
 
-    opens: Int64s
-    restarted: Int64s
-    last: Int64s
+    opens: Int64s  # Position of the funnel's opening row.
+    restarted: Int64s  # Index of the funnel that remains after all rows that open this funnel anew.
+    last: Int64s  # Position of the last row that counted.
     reached: Int64s
     step_times: Int64s
-    settled: Int64s
-    next: Int64s
+    settled: Int64s  # The watermark from which on no further row can change the funnel.
+    next: Int64s  # Index of the first funnel that opens after `last`.
 
 
 def _funnels_of(line: _TimeLine, within: int) -> _Funnels:
@@ -256,9 +256,9 @@ def _funnels_of(line: _TimeLine, within: int) -> _Funnels:
 
 
 def _settled_funnels(line: _TimeLine, funnels: _Funnels, limit: int, keys: int) -> tuple[Int64s, Int64s]:
-    """Follow the funnels of each key up to the first one that a later row can change.
+    """Follow the funnels of each key up to the first funnel that a later row can still change.
 
-    Return the funnels before it, and for each key the first row to keep.
+    Return (settled, keep_from): the funnels before that one, and for each key the position of the first row to keep.
     """
     owners = line.owners[funnels.opens]
     keep_from = np.full(keys, len(line.owners))

@@ -29,17 +29,17 @@ from state_backend.values.frozen import frozen
 
 STATE = "changes"
 VALID_FROM, VALID_TO = "valid_from", "valid_to"
-# Field of the state: True for a row that was emitted as a version. Null, of a release that had no such field, is True
-# too.
+# Field of the state: True for a row that was emitted as a version. Null also means True: an old release without this
+# field wrote the row.
 MAKES_VERSION = "makes_version"
 
 
 class History(ReadyMade):
     """Processor that emits the versions of each key, with the time in which each version is valid.
 
-    A row of the input says the values of its key from the row's event time on. A row is a change, and begins a version,
-    if it differs in a tracked column from the row before it by event time. The version is valid until the key's next
-    change. A later row with the same key and event time replaces the earlier row.
+    A row of the input has the values of its key from the row's event time on. A row is a change, and begins a version,
+    if it differs in a tracked column from the key's previous row by event time. The version is valid until the key's
+    next change. Of two rows with the same key and event time, the one that came later replaces the other.
 
     The output has the columns of the input, without the event time and `deleted`, and the columns `valid_from` and
     `valid_to`. `valid_to` is null for the version that is valid now. In each interval, the output has each version that
@@ -144,7 +144,7 @@ class History(ReadyMade):
         columns = {name: whole(held.rows[name]) for name in self._names}
         times, deletes = numbers(columns[self._handle.event_time]), self._deletions(columns)
         line = _time_line(held.key_of_row, times)
-        # No row has come: the emitted versions stay, even if other settings or another release emitted them.
+        # No new row has come, so the emitted versions stay, even if `tracked` or the release has changed since then.
         begins = self._select_emitted(held.rows, deletes)[line.order]
         self._keep(line, times, columns, deletes, begins, batch.time.getCurrentWatermarkInMs())
         return BatchResult()
@@ -160,7 +160,7 @@ class History(ReadyMade):
         return made
 
     def _begins(self, line: _TimeLine, columns: dict[str, pa.Array], deletes: Bools) -> Bools:
-        """Return True for each row of the line that begins a version: the row before it is a deletion, or differs."""
+        """Return True for each row that begins a version: the key's previous row differs or deletes, or is missing."""
         if not len(line.order):
             return np.zeros(0, np.bool_)
         later, earlier = pa.array(line.order[1:]), pa.array(line.order[:-1])
@@ -171,7 +171,7 @@ class History(ReadyMade):
         return begins
 
     def _replaced_alike(self, line: _TimeLine, columns: dict[str, pa.Array], held: int) -> Bools:
-        """Return True for each row of the line that the state has too, with equal values."""
+        """Return True for each row whose key and time the state already has with equal output values."""
         alike = line.first_of_time < held
         at = np.flatnonzero(alike & (line.order >= held))
         for name in self._values:
@@ -190,9 +190,9 @@ class History(ReadyMade):
     ) -> None:
         """Store the rows that a later row can affect.
 
-        A key with several rows, or with a deletion, gets a timer at its last row. Then the others can be removed.
+        A key with several rows or a deletion gets a timer at its last row. When it fires, other rows can be removed.
         """
-        # A missing watermark is 0 too. Then no change is settled, not even one before 1970.
+        # A watermark of 0 means that there is none yet. Then no change is settled, not even one before 1970.
         settled = times[line.order] <= (watermark_ms * 1000 if watermark_ms else np.iinfo(np.int64).min)
         is_deletion = deletes[line.order]
         is_change = begins | is_deletion
@@ -213,13 +213,13 @@ class History(ReadyMade):
 
 @frozen
 class _TimeLine:
-    """The rows of many keys in the order of their times: one for each key and time."""
+    """The rows of many keys, ascending by key and time: one row for each key and time."""
 
-    order: Int64s
-    owners: Int64s
-    begins_key: Bools
+    order: Int64s  # Position of each row in the unsorted rows.
+    owners: Int64s  # For each row, the position of its key in the batch.
+    begins_key: Bools  # True for the first row of each key.
     ends_key: Bools
-    first_of_time: Int64s
+    first_of_time: Int64s  # Of all rows with this key and time, the position of the one that came first.
 
 
 def _time_line(owners: Int64s, times: Int64s) -> _TimeLine:
@@ -241,7 +241,7 @@ def _time_line(owners: Int64s, times: Int64s) -> _TimeLine:
 
 
 def _next(marks: Bools, begins_key: Bools) -> Int64s:
-    """Return, for each row, the index of its key's next marked row; -1 if there is none."""
+    """Return for each row the index of the next row of the same key that is True in `marks`; -1 if there is none."""
     count = len(marks)
     places = np.where(marks, np.arange(count), count)
     following = np.append(np.minimum.accumulate(places[::-1])[::-1][1:], [count])[:count]
@@ -260,11 +260,11 @@ class _Emitted:
 def _select_emitted(
     line: _TimeLine, owners: Int64s, times: Int64s, deletes: Bools, begins: Bools, was: Bools, alike: Bools
 ) -> _Emitted:
-    """Return the versions that are new or changed, and those to delete."""
+    """Return the versions to emit: new ones, changed ones, and those to delete, whose end equals their begin."""
     held = len(was)
     following = _next(begins | deletes[line.order], line.begins_key)
     ends = np.where(following >= 0, times[line.order[following]], 0)
-    # The versions before this interval.
+    # `before` and the `old_…` arrays describe the versions in the state, as they were before this batch.
     before = _time_line(owners[:held], times[:held])
     old_following = _next((was | deletes[:held])[before.order], before.begins_key)
     old_ends, had_end = np.zeros(held, np.int64), np.zeros(held, np.bool_)

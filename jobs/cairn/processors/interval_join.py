@@ -54,8 +54,8 @@ class IntervalJoin(ReadyMade):
     Attributes:
         left: The value of the column `kind` in rows of the left input.
         right: The value of the column `kind` in rows of the right input.
-        lower: The least time from a left row to a right row. A negative time lets the right row come first.
-        upper: The greatest time from a left row to a right row.
+        lower: The least time from a left row to its right row. If negative, the right row may be earlier.
+        upper: The greatest time from a left row to its right row.
         how: "inner" emits pairs. "left", "right" and "full" also emit rows of the left, the right or both inputs
             that found no partner.
 
@@ -121,7 +121,7 @@ class IntervalJoin(ReadyMade):
             )
             for parts in (held, [new for new, _ in sides])
         )
-        # A key with held rows already has a timer, for the row that can be removed first.
+        # A key with rows in the state already has a timer for the first row to remove. A new timer must be earlier.
         register_first(self._handle, np.where(new_last < held_last, new_last, NO_TIME))
         for side, pairs in enumerate((at_left, at_right)):
             self._store(side, held[side], sides[side][0], rows[side], pairs)
@@ -147,7 +147,7 @@ class IntervalJoin(ReadyMade):
         return BatchResult(output=pa.concat_tables(output) if output else None)
 
     def _pairs(self, left: SideRows, right: SideRows, held_left: int, held_right: int) -> tuple[Int64s, Int64s]:
-        """Return the positions of the rows of each new pair. Pairs of two held rows are left out."""
+        """Return (left, right): the positions of the rows of each new pair, which has at least one new row."""
         new_left, old_left = slice(held_left, None), slice(0, held_left)
         of_new = self._matches(left, new_left, right, slice(0, None))
         of_old = self._matches(left, old_left, right, slice(held_right, None))
@@ -168,7 +168,7 @@ class IntervalJoin(ReadyMade):
         return at_left + (of_left.start or 0), at_right + (of_right.start or 0)
 
     def _store(self, side: int, held: SideRows, new: SideRows, rows: SideRows, pairs: Int64s) -> None:
-        """Add the new rows of a side to its state. Mark the held rows that found their first partner."""
+        """Add the new rows of a side to its state. In an outer join, mark stored rows that found a first partner."""
         state = self._states[side]
         if not self._outer[side]:
             state.appendList(new.owners, new.rows)

@@ -43,8 +43,8 @@ class Latest(ReadyMade):
     state keeps these columns. So an older row that comes later does not bring the key back.
 
     Attributes:
-        version: One or more columns, such as "updated_at" or ("day", "number"). Nulls are the smallest values. None:
-            each row is newer than the rows before.
+        version: One or more columns whose values order the rows, such as "updated_at" or ("day", "number"). Nulls are
+            the smallest values. None: each row is newer than the rows before.
         deleted: A boolean column; True in it deletes the key. None: no row deletes.
         horizon: Length of time that a deleted key stays in the state after the end of its interval. Needed with
             `deleted`; None keeps deleted keys for ever.
@@ -81,7 +81,7 @@ class Latest(ReadyMade):
         self.check_settings()
         owner = type(self).__name__
         self._handle = handle
-        # If a key's rows continue in the next batch: the key's row before the interval, and whether the state had it.
+        # (row, exists) of a key whose rows continue in the next batch: its stored row from before the interval, if any.
         self._begun: tuple[pa.Table, bool] | None = None
         self._columns = _version(owner, self.version)
         check_order(owner, "version", self._columns, handle)
@@ -135,7 +135,7 @@ class Latest(ReadyMade):
         return BatchResult(cleared={STATE: booleans(batch.states[STATE][self.deleted])})
 
     def _newest(self, batch: KeyedBatch) -> tuple[Int64s, Bools]:
-        """Return, for each key, the position of the batch's newest row, and True if it replaces the stored row."""
+        """Return (newest, replaces): each key's newest row by position, and True if it replaces the stored row."""
         starts = batch.row_offsets[:-1]
         if not self._columns:
             return batch.row_offsets[1:] - 1, np.ones(len(starts), np.bool_)
@@ -165,7 +165,7 @@ class Latest(ReadyMade):
     def _output(self, batch: KeyedBatch, state: pa.Table) -> pa.Table:
         """Return the new rows of the changed keys.
 
-        The row of a key that continues in the next batch comes with that batch.
+        A key whose rows continue in the next batch is left out. Its row is emitted with the last of its batches.
         """
         before, existed = batch.states[STATE], batch.exists[STATE].copy()
         if self._begun is not None:

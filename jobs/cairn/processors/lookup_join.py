@@ -107,8 +107,8 @@ class LookupJoin(ReadyMade):
         begins &= ~self._versions.exists()[versions.owners]
         self._facts.appendList(facts.owners, facts.rows)
         self._versions.appendList(versions.owners, versions.rows)
-        # A key's first version stays in the state. Each further version, and a deletion, needs a timer that removes
-        # versions.
+        # A key's only version stays in the state. A further version or a deletion makes older versions removable, and
+        # needs a timer for that.
         timed = ~begins | self._deletions(versions)
         first = earliest(keys, (facts.owners, facts.times), (versions.owners[timed], versions.times[timed]))
         self._set_timers(first)
@@ -117,7 +117,7 @@ class LookupJoin(ReadyMade):
         return BatchResult(output=self._output(batch, unmatched, self._no_version, np.full(len(unmatched.owners), -1)))
 
     def handleExpiredTimers(self, batch: KeyedBatch) -> BatchResult:
-        """Put out the facts that the watermark has passed, and remove the versions that no later fact needs."""
+        """Emit the facts that the watermark has passed, and remove the versions that no later fact needs."""
         keys, watermark_ms = batch.keys.num_rows, batch.time.getCurrentWatermarkInMs()
         facts = held_rows(self._facts.get(), self._sides[0])
         versions = held_rows(self._versions.get(), self._sides[1])
@@ -152,10 +152,10 @@ class LookupJoin(ReadyMade):
         return BatchResult(output=output)
 
     def _set_timers(self, first: Int64s) -> None:
-        """Keep one timer for each key: the earliest of its timers and its new time.
+        """Keep one timer for each key: at the earliest of its timers and of its new time `first`.
 
-        The rows of a key may come in several batches. One timer for each batch would make the state depend on the split
-        into batches.
+        The rows of a key may come in several batches. With a timer for each batch, the state would depend on how the
+        rows are split into batches.
         """
         due = np.flatnonzero(first < NO_TIME)
         wanted = ceil_ms(first[due])

@@ -25,7 +25,7 @@ class OrderColumn:
 
 
 def order_columns(owner: str, setting: str, value: Any) -> tuple[OrderColumn, ...]:
-    """Parse a setting that names columns: one text or a sequence of texts, such as "score desc"."""
+    """Parse a setting that names columns to order by: a text such as "score desc", or a sequence of such texts."""
     texts = (value,) if isinstance(value, str) else value
     if not isinstance(texts, list | tuple) or not texts or not all(isinstance(t, str) and t.strip() for t in texts):
         raise UsageError(

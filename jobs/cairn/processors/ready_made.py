@@ -28,7 +28,7 @@ _EVENT_TIME = 'time_mode="event", event_time="at", watermark_delay=timedelta(hou
 
 
 class ReadyMade(ArrowProcessor, ABC):
-    """Base class of processors that a subclass declares by class attributes."""
+    """Base class of the ready-made processors. A user's subclass sets class attributes as settings."""
 
     splits_keys = True
     _states_follow_settings = True
@@ -46,14 +46,14 @@ class ReadyMade(ArrowProcessor, ABC):
                 near = get_close_matches(name, cls.settings, 1)
                 hint = f"did you mean {near[0]}?" if near else f"its settings are {', '.join(cls.settings)}"
                 raise UsageError(f"{cls.__name__}.{name} is no setting of {ready_made(cls).__name__}; {hint}")
-        # A class without settings passes: cloudpickle creates the class first, and sets its attributes later. `init`
-        # checks them again.
+        # A class without any setting is not checked here: cloudpickle creates a class first and sets its attributes
+        # later. `init` checks the settings again.
         if any(name in cls.settings for name in own):
             cls.check_settings()
 
     @classmethod
     def is_setting(cls, name: str, value: Any) -> bool:
-        """Return True for a class attribute that a subclass may have: a setting or a method."""
+        """Return True for a class attribute that a subclass may define: a setting or a method."""
         return name in (*cls.settings, "settings", "column_settings", "splits_keys") or hasattr(value, "__get__")
 
     def _spell_columns(self, names: Sequence[str]) -> None:
@@ -67,7 +67,7 @@ class ReadyMade(ArrowProcessor, ABC):
     @classmethod
     @abstractmethod
     def check_settings(cls) -> None:
-        """Raise `UsageError` if a class attribute is wrong or two contradict each other."""
+        """Raise `UsageError` if a setting is missing or wrong, or if two settings contradict each other."""
 
     @classmethod
     def check_pipeline(cls, pipeline: Any) -> None:
@@ -75,7 +75,7 @@ class ReadyMade(ArrowProcessor, ABC):
         cls.check_settings()
 
     def _times_of(self, batch: KeyedBatch) -> npt.NDArray[np.int64]:
-        """Return the event times of the rows of a batch, in microseconds. All rows must have one."""
+        """Return the event times of a batch's rows, in microseconds. Raise `ProcessorError` for a null event time."""
         column = self._handle.event_time
         times = whole(batch.rows[column])
         if times.null_count:
@@ -88,7 +88,7 @@ class ReadyMade(ArrowProcessor, ABC):
 
 
 def _spell(text: Any, names: Sequence[str]) -> Any:
-    """Return a text such as "score" or "score desc" with the column as the input spells it."""
+    """Return a setting such as "score" or "score desc" with the column's name spelled as in the input."""
     if not isinstance(text, str):
         return text
     name, _, direction = text.strip().rpartition(" ")
@@ -102,7 +102,7 @@ def fields_beside_key(handle: Any) -> list[StructField]:
 
 
 def keys_at(batch: KeyedBatch, owners: npt.NDArray[np.int64]) -> dict[str, Any]:
-    """Return the key columns of output rows, whose keys have these places in the batch."""
+    """Return the key columns of output rows. `owners`: For each row, the position of its key in the batch."""
     at = pa.array(owners)
     return {name: batch.keys[name].take(at) for name in batch.keys.column_names}
 
@@ -112,22 +112,22 @@ def ready_made(cls: type) -> type:
 
 
 def made_with(processor: ReadyMade, settings: Sequence[str], fields: Sequence[StructField]) -> StructType:
-    """Return a schema of a state that records settings. Cairn refuses other values of these settings later."""
+    """Return a state schema whose metadata records settings, so that Cairn refuses other values of them later."""
     first, *others = fields
     values = {name: f"{name} = {getattr(processor, name)}" for name in settings}
     return StructType([StructField(first.name, first.dataType, first.nullable, {MADE_WITH: values}), *others])
 
 
 def with_settings(settings: Mapping[str, str], fields: Sequence[StructField]) -> list[StructField]:
-    """Return fields of a state that record settings. Cairn refuses other values of these settings later."""
+    """Return state fields whose metadata records settings, so that Cairn refuses other values of them later."""
     first, *others = fields
     return [_recording(first, settings), *others]
 
 
 def with_deleted(column: str | None, fields: Sequence[StructField]) -> list[StructField]:
-    """Return fields of a state that record the setting `deleted`. Cairn refuses another value later.
+    """Return state fields whose metadata records the setting `deleted`, so that Cairn refuses another value later.
 
-    Each boolean field records whether it deletes keys. So a new column of the input may become `deleted`.
+    Each boolean field records whether it deletes keys. So only a new column of the input may become `deleted`.
     """
     return [
         _recording(f, {f"deleted {f.name}": f"deleted {'=' if f.name == column else 'other than'} {f.name}"})
@@ -143,13 +143,13 @@ def _recording(field: StructField, settings: Mapping[str, str]) -> StructField:
 
 
 class ChangedKeys:
-    """The changed keys of a processor that emits each changed key once, after the last of its batches."""
+    """A filter for processors that emit each changed key once, with the last batch that has rows of the key."""
 
     def __init__(self) -> None:
         self._changed_before = False
 
     def select_changed(self, batch: KeyedBatch, changed: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-        """Return True for each key that has changed, and that has no more rows in the next batch."""
+        """Return True for each key that changed in this or an earlier batch, and has no rows in the next batch."""
         changed = changed.copy()
         changed[0] |= self._changed_before
         self._changed_before = bool(batch.last_key_continues and changed[-1])
@@ -202,7 +202,7 @@ def check_choice(cls: type, name: str, choices: Collection[Any]) -> None:
 def check_free(
     owner: str, column: str, names: Collection[str], why: str, other: str = "the input has a column"
 ) -> None:
-    """Check that no other column of the output has the name of a column that the processor adds."""
+    """Raise `UsageError` if one of `names` equals, ignoring case, a column that the processor adds to the output."""
     for name in names:
         if name.lower() == column.lower():
             raise UsageError(
@@ -220,9 +220,9 @@ def type_of_event_time(owner: str, setting: str, handle: Any) -> DataType:
 
 
 def within_bounds(times_us: npt.NDArray[np.int64], before_us: Any, after_us: Any) -> npt.NDArray[np.int64]:
-    """Return event times that stay between the years 1 and 9999 if a length is taken from them or added to them.
+    """Clip event times, so that each time minus `before_us` and plus `after_us` is within the years 1 to 9999.
 
-    An event time too close to these years counts as the nearest time that is not.
+    A time too close to the first or the last year is replaced by the nearest possible time.
     """
     return np.clip(times_us, EARLIEST_US + before_us, LATEST_US - after_us)
 
@@ -232,5 +232,5 @@ def key_of_row_text(batch: KeyedBatch, row: int) -> str:
 
 
 def ceil_ms(times_us: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Convert microseconds to milliseconds, rounded up: a timer must not fire too early."""
+    """Convert microseconds to milliseconds. Round up, so that a timer at the result does not fire too early."""
     return -(-times_us // 1000)

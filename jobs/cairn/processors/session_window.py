@@ -116,7 +116,7 @@ class SessionWindow(Windows):
         return BatchResult(output=self._settle(batch, stored, line, parts, values))
 
     def handleExpiredTimers(self, batch: KeyedBatch) -> BatchResult:
-        """Put out the sessions that are due, and remove those that the watermark has passed."""
+        """Emit the sessions that are due, and remove those that the watermark has passed."""
         stored = self._read_stored()
         due_ms = batch.time.getCurrentWatermarkInMs()
         ended = ceil_ms(stored.ends) <= due_ms
@@ -144,7 +144,7 @@ class SessionWindow(Windows):
         return BatchResult(output=output)
 
     def _counts_until(self, times: Int64s) -> Int64s:
-        # With a gap per row, a row could get the start of a session that has closed. So its event time decides.
+        # If each row has its own gap, a row is late from its event time on: else it could reopen a closed session.
         if not isinstance(self.gap, timedelta):
             return times
         gap = self.gap // MICROSECOND
@@ -190,7 +190,7 @@ class SessionWindow(Windows):
         return join_tables([stored.parts, merged.cast(stored.parts.schema)]).take(pa.array(first, mask=first < 0))
 
     def _with_untouched(self, batch: KeyedBatch, line: _Sessions, old: pa.Table, some: Int64s, step: Any) -> Any:
-        """Add the sessions that an earlier batch of the interval has changed, and that have no rows in this batch."""
+        """Add to `step`'s result the sessions that only an earlier batch of the interval changed, in session order."""
         parts, values = step
         rest = np.setdiff1d(np.arange(len(line.owners)), some)
         untouched = old.take(pa.array(rest))
@@ -206,7 +206,7 @@ class SessionWindow(Windows):
         owners, begins, ends, due_ms = line.owners, line.begins, line.ends, self._handle.due_ms
         waits = of_open_key(batch, owners)
         self._carried = begins[waits]
-        # One value for each session after merging. `versions`: how many rows were emitted before with this
+        # Arrays with one element for each session after merging. `versions`: number of rows emitted earlier with this
         # `session_start`. `known`: True if the session contains a stored session that was emitted.
         member_owners, member_versions = stored.owners[line.members], stored.versions[line.members]
         same_begin = stored.begins[line.members] == begins[line.of_member]
@@ -227,7 +227,7 @@ class SessionWindow(Windows):
         stays = same_begin & ~closes[line.of_member] & (old_due == new_due[line.of_member])
         moved = np.flatnonzero(~stays)
         if len(moved):
-            # Keep a timer that another open session of the key needs.
+            # Do not delete a timer that another open session of the key shares.
             other = np.ones(len(stored.owners), np.bool_)
             other[line.members[moved]] = False
             dues = self._due_after(stored.ends[other], stored.versions[other])
@@ -269,27 +269,27 @@ class SessionWindow(Windows):
 class _Stored:
     """Open sessions in the state, ascending by key and begin."""
 
-    owners: Int64s
+    owners: Int64s  # For each session, the position of its key in the batch.
     begins: Int64s
     ends: Int64s
-    versions: Int64s
-    parts: pa.Table
+    versions: Int64s  # Number of rows that were emitted for each session.
+    parts: pa.Table  # The stored fields of the aggregates.
 
 
 @frozen
 class _Sessions:
     """Changed sessions of many keys, ascending by key and begin."""
 
-    owners: Int64s
+    owners: Int64s  # For each session, the position of its key in the batch.
     begins: Int64s
     ends: Int64s
-    of_row: Int64s
-    members: Int64s
-    of_member: Int64s
+    of_row: Int64s  # For each row of the batch, the index of its session.
+    members: Int64s  # Indexes of the stored sessions that became part of a changed session.
+    of_member: Int64s  # For each element of `members`, the index of the changed session.
 
 
 def _sessions_of(stored: _Stored, owners: Int64s, starts: Int64s, ends: Int64s, carried: Int64s) -> _Sessions:
-    """Combine rows and stored sessions into sessions. Leave out stored sessions that did not change."""
+    """Merge rows and stored sessions into sessions. Return those with new rows, and those that `carried` names."""
     held = len(stored.owners)
     all_owners = np.concatenate([stored.owners, owners])
     all_starts = np.concatenate([stored.begins, starts])
@@ -323,10 +323,10 @@ def _sessions_of(stored: _Stored, owners: Int64s, starts: Int64s, ends: Int64s, 
 
 
 def _latest_so_far(owners: Int64s, ends: Int64s) -> Int64s:
-    """Return for each element the latest end of its key up to this element."""
+    """Return the running maximum of `ends` for each key."""
     if ((np.diff(ends) >= 0) | (np.diff(owners) != 0)).all():
         return ends
     latest, codes = np.unique(ends, return_inverse=True)
-    # One running maximum serves all keys: the codes of a later key are greater than all codes of an earlier one.
+    # One running maximum serves all keys, since each key's values are greater than all values of earlier keys.
     running = np.maximum.accumulate(owners * len(latest) + codes)
     return latest[running - owners * len(latest)]

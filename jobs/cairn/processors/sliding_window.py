@@ -30,7 +30,7 @@ from state_backend.values.errors import UsageError
 PANES, PUT_OUT = "panes", "put_out"
 PANE = "pane_start"
 START = Windows.bounds[0]
-# At most so many pairs of pane and window are in memory at a time.
+# Upper limit of the pairs of pane and window in memory at a time, except for a key that has more.
 _PAIRS = 1 << 19
 
 
@@ -107,7 +107,7 @@ class SlidingWindow(Windows):
         new = np.flatnonzero(~exists)
         first = self._first_end(cut.begins[new])
         if self._handle.late_ms is not None:
-            # The first windows of the pane may have closed.
+            # The first windows of the pane may have closed already. The timer is for the first one that is still open.
             first = np.maximum(first, self._end_after(self._handle.late_ms * 1000))
         self._handle.registerTimer(cut.owners[new], ceil_ms(first - self._lateness))
         if not self._is_versioned:
@@ -115,7 +115,7 @@ class SlidingWindow(Windows):
         return BatchResult(output=self._changed_rows(batch, cut.owners, cut.begins))
 
     def handleExpiredTimers(self, batch: KeyedBatch) -> BatchResult:
-        """Put out the windows that are due. Remove the panes that no open window has."""
+        """Emit the windows that are due, and remove the panes that belong to no open window."""
         entries = self._panes.iterator()
         owners, panes = entries.key_of_row, numbers(whole(entries.keys[PANE]))
         due_us = batch.time.getCurrentWatermarkInMs() * 1000
@@ -152,17 +152,17 @@ class SlidingWindow(Windows):
         return last - (last - panes - 1) // self._slide * self._slide
 
     def _end_up_to(self, times: Any) -> Any:
-        """Return the last end of a window that is not after a time."""
+        """Return for each time the latest window end at or before it."""
         return times - (times - self._offset - self._size) % self._slide
 
     def _end_after(self, times: Any) -> Any:
-        """Return the first end of a window that is after a time."""
+        """Return for each time the earliest window end after it."""
         return self._end_up_to(times) + self._slide
 
     def _windows_with(
         self, owners: Int64s, panes: Int64s, parts: pa.Table, low: Int64s, high: Int64s
     ) -> Iterator[tuple[Int64s, Int64s, pa.Table, Int64s]]:
-        """Yield windows with the aggregates of their panes, some keys at a time."""
+        """Yield (keys, ends, pane aggregates, offsets) of the windows that end from `low` to `high`, in slices."""
         first = np.maximum(self._first_end(panes), low)
         counts = np.maximum((np.minimum(self._last_end(panes), high) - first) // self._slide + 1, 0)
         until = np.cumsum(counts)
@@ -170,7 +170,7 @@ class SlidingWindow(Windows):
         while begin < len(owners):
             before = until[begin - 1] if begin else 0
             end = max(int(np.searchsorted(until, before + _PAIRS, "right")), begin + 1)
-            # A slice never splits the panes of a key.
+            # Extend the slice, so that it has all panes of its last key.
             end = int(np.searchsorted(owners, owners[end - 1], "right"))
             at = np.repeat(np.arange(begin, end), counts[begin:end])
             nth = np.arange(len(at)) - (until - counts)[at] + before
@@ -194,7 +194,7 @@ class SlidingWindow(Windows):
         *,
         changed: bool,
     ) -> pa.Table:
-        """Return the output rows of windows, and remember their versions."""
+        """Return the output rows of windows, and store the versions of windows that stay open."""
         begins = ends - self._size
         parts = self._merge(batch, owners, begins, parts, at)
         versions = np.zeros(len(owners), np.int64)
@@ -212,9 +212,9 @@ class SlidingWindow(Windows):
         return self._output(batch, owners, (begins, ends), values, versions, ends <= due_us)
 
     def _changed_rows(self, batch: KeyedBatch, owners: Int64s, panes: Int64s) -> pa.Table | None:
-        """Return the output rows of the changed windows; None without such windows.
+        """Return the output rows of the windows that this interval changed; None if there are none.
 
-        If the last key has more rows in the next batch, its windows are emitted with that batch.
+        If the last key has more rows in the next batch, its windows are emitted with its last batch.
         """
         carried = np.setdiff1d(self._carried, panes[owners == 0])
         owners = np.concatenate([np.zeros(len(carried), np.int64), owners])
@@ -228,7 +228,7 @@ class SlidingWindow(Windows):
         of_keys = np.unique(owners)
         entries = self._panes.iterator(of_keys)
         all_owners, all_panes = of_keys[entries.key_of_row], numbers(whole(entries.keys[PANE]))
-        # A timer emits the windows that close in this interval.
+        # Windows that end up to `due_us` are left out with `early`: a timer emits them in this interval.
         due_us = self._handle.due_ms * 1000
         low = np.full(len(all_owners), self._end_after(due_us) if self.early else np.iinfo(np.int64).min)
         high = np.full(len(all_owners), np.iinfo(np.int64).max)
@@ -243,14 +243,14 @@ class SlidingWindow(Windows):
         return pa.concat_tables(outputs) if outputs else None
 
     def _ends_of(self, owners: Int64s, panes: Int64s) -> tuple[Int64s, Int64s]:
-        """Return keys and ends of all windows that have one of the panes."""
+        """Return (keys, ends) of all windows that contain one of the panes."""
         first = self._first_end(panes)
         counts = (self._last_end(panes) - first) // self._slide + 1
         nth = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
         return np.repeat(owners, counts), np.repeat(first, counts) + nth * self._slide
 
     def _close(self, owners: Int64s, due_us: int) -> None:
-        """Forget the versions of windows that have closed."""
+        """Delete the stored versions of windows that have closed."""
         of_keys = np.unique(owners)
         entries = self._put_out.iterator(of_keys)
         closed = numbers(whole(entries.keys[START])) + self._size <= due_us

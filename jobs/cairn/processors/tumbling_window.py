@@ -85,7 +85,7 @@ class TumblingWindow(Windows):
         versions = versions_of(old)
         carried = np.setdiff1d(self._carried, begins[owners == 0])
         if len(carried):
-            # Earlier batches of the first key changed these windows, and left it to this batch to emit them.
+            # An earlier batch of the first key changed these windows. They are emitted with this batch.
             of_first = np.zeros(len(carried), np.int64)
             stored, there = self._windows.getValue(of_first, self._user_keys(carried))
             more = self._values(batch, of_first, carried, stored)
@@ -110,8 +110,8 @@ class TumblingWindow(Windows):
         if len(gone):
             self._windows.removeKey(owners[gone], self._user_keys(begins[gone]))
             # Two windows of a key may share a timer in two cases: windows are shorter than a millisecond; or, with
-            # `allowed_lateness`, one window closes at the time at which the result of another is emitted. In both cases
-            # the timer is not deleted. If it fires for a window that is gone, nothing happens.
+            # `allowed_lateness`, one window closes at the time at which another is emitted. In these cases the timer is
+            # not deleted. If it fires after its window was removed, nothing happens.
             if self._size >= 1000 and not self._lateness:
                 self._handle.deleteTimer(owners[gone], ceil_ms(ends[gone]))
         if not put_out.any():
@@ -124,7 +124,7 @@ class TumblingWindow(Windows):
         )
 
     def handleExpiredTimers(self, batch: KeyedBatch) -> BatchResult:
-        """Put out the windows that are due, and remove those that the watermark has passed."""
+        """Emit the windows that are due, and remove those that the watermark has passed."""
         entries = self._windows.iterator()
         owners, begins = entries.key_of_row, numbers(whole(entries.keys[START]))
         ends, versions, due_ms = begins + self._size, versions_of(entries.values), batch.time.getCurrentWatermarkInMs()
@@ -143,7 +143,7 @@ class TumblingWindow(Windows):
             parts = entries.values.take(at).select(self._part_names())
             parts = parts.append_column(VERSION, array_of(versions[first], pa.int64()))
             self._windows.updateValue(owners[first], entries.keys.take(at), parts)
-        # These windows stay open: their timers fired only to emit a result. They need a timer for the next result.
+        # Windows that stay open need a new timer: theirs has fired to emit a result before the window closes.
         self._handle.registerTimer(owners[~ended], self._due_after(ends[~ended], versions[~ended]))
         return BatchResult(output=output)
 

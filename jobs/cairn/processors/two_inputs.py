@@ -83,20 +83,20 @@ def _check_inputs(schemas: Mapping[str, StructType], shared: Sequence[str]) -> N
 
 @frozen
 class Side:
-    """One input of a join."""
+    """One of the two inputs of a join."""
 
     kind: str
-    columns: Mapping[str, str]
+    columns: Mapping[str, str]  # The name of each column in the output, by its name in the union.
     fields: tuple[StructField, ...]
-    time: str
+    time: str  # Output name of the event-time column.
 
 
 @frozen
 class SideRows:
     """Rows of one input, from the state or from a batch."""
 
-    owners: Int64s
-    times: Int64s
+    owners: Int64s  # For each row, the position of its key in the batch.
+    times: Int64s  # Event times in microseconds.
     rows: pa.Table
 
     def chosen(self, which: Bools) -> SideRows:
@@ -177,7 +177,7 @@ def output_schema(handle: Any, sides: Sequence[Side], without: str | None = None
 def split_sides(
     owner: str, batch: KeyedBatch, event_time: str, sides: Sequence[Side]
 ) -> list[tuple[SideRows, SideRows]]:
-    """Return, for each side, the rows of a batch that can match, and the rows that can't.
+    """Return for each side (matchable, unmatchable): the rows of a batch that can match, and the rows that can't.
 
     As in SQL, a row with a null in its key or its event time matches nothing.
     """
@@ -226,7 +226,7 @@ def output_rows(
 def positions(
     owners: Int64s, times: Int64s, bounds: Sequence[tuple[Int64s, Int64s, Literal["left", "right"]]]
 ) -> tuple[Int64s, list[Int64s]]:
-    """Return the order of rows by key and time, and for each bound (keys, times, side) its places in this order."""
+    """Return (order, places): the rows' order by key and time, and for each bound what `searchsorted` finds in it."""
     order = np.lexsort((times, owners))
     every = np.concatenate([times, *(at for _, at, _ in bounds)])
     keys = 1 + max(max((int(part.max(initial=0)) for part, _, _ in bounds), default=0), int(owners.max(initial=0)))
@@ -259,7 +259,7 @@ def register_first(handle: Any, first: Int64s) -> None:
 
 
 def earliest(keys: int, *parts: tuple[Int64s, Int64s]) -> Int64s:
-    """Return the earliest time of each key; `NO_TIME` for a key without one."""
+    """Return the earliest time of each key over all `parts` (keys, times); `NO_TIME` for a key without a time."""
     first = np.full(keys, NO_TIME)
     for owners, times in parts:
         np.minimum.at(first, owners, times)

@@ -53,7 +53,7 @@ class Windows(ReadyMade, ABC):
     merges: ClassVar[bool] = False
     early: bool = False
     allowed_lateness: timedelta = timedelta(0)
-    # In the order in which the class declares them, as in `RunningAggregate`.
+    # The aggregates by attribute name, in the order of declaration, as in `RunningAggregate`.
     declared_aggregates: Mapping[str, Aggregate] = {}
 
     def __init_subclass__(cls, **arguments: Any) -> None:
@@ -117,7 +117,7 @@ class Windows(ReadyMade, ABC):
         return self.early or bool(self.allowed_lateness)
 
     def _declare(self, handle: Any) -> list[StructField]:
-        """Prepare the processor for the schemas of the handle. Return a state field for each part of each aggregate."""
+        """Check the settings against the handle's schemas. Return a state field for each part of each aggregate."""
         self.check_settings()
         self.deriveOutputSchema(handle)
         owner = type(self).__name__
@@ -135,13 +135,13 @@ class Windows(ReadyMade, ABC):
         return with_settings(settings, state_fields(self.declared_aggregates, fields))
 
     def _windows_of(self, batch: KeyedBatch, owners: Int64s, begins: Int64s, rows: pa.Table, at: Int64s) -> KeyedBatch:
-        """Return a batch whose keys are windows of the keys of `batch`."""
+        """Return a batch whose keys are windows: the keys of `batch` plus the window's start as last key column."""
         of_window = array_of(begins, pa.timestamp("us", "UTC"))
         keys = batch.keys.take(pa.array(owners)).append_column(self.bounds[0], of_window)
         return KeyedBatch(keys=keys, rows=rows, row_offsets=at, states={}, exists={}, time=batch.time)
 
     def _step(self, groups: Groups, old: pa.Table) -> tuple[pa.Table, dict[str, pa.Array]]:
-        """Return the new parts of all aggregates, and their values: one element for each window."""
+        """Return (state, values): the new state fields of all aggregates, and their values, one element per window."""
         return step_aggregates(self.declared_aggregates, self._parts, groups, old)
 
     def _values(self, batch: KeyedBatch, owners: Int64s, begins: Int64s, parts: pa.Table) -> dict[str, pa.Array]:
@@ -149,7 +149,7 @@ class Windows(ReadyMade, ABC):
         return self._step(Groups(self._windows_of(batch, owners, begins, self._no_rows, none)), parts)[1]
 
     def _merge(self, batch: KeyedBatch, owners: Int64s, begins: Int64s, parts: pa.Table, at: Int64s) -> pa.Table:
-        """Merge the aggregates of several parts of a window."""
+        """Merge the stored aggregates of each window: window i has the rows `at[i]` to `at[i + 1] - 1` of `parts`."""
         if len(parts) == len(owners):
             return parts.select(self._part_names())
         merged: dict[str, pa.Array] = {}
@@ -163,7 +163,7 @@ class Windows(ReadyMade, ABC):
         return [f"{name}_{part}" for name, parts in self._parts.items() for part in parts]
 
     def _arrivals(self, batch: KeyedBatch) -> Arrivals:
-        """Return the place of each row in its key's order of arrival. A key may continue from the batch before."""
+        """Return the rows' numbers in their key's order of arrival. A key that continues is numbered across batches."""
         of_key = np.arange(batch.rows.num_rows) - np.repeat(batch.row_offsets[:-1], np.diff(batch.row_offsets))
         if self._numbered_before:
             of_key[: batch.row_offsets[1]] += self._numbered_before
@@ -179,7 +179,7 @@ class Windows(ReadyMade, ABC):
         versions: Int64s,
         final: Bools,
     ) -> pa.Table:
-        """Return the output rows of some windows."""
+        """Return an output row for each window, with its key, bounds, aggregates, and version columns."""
         output = keys_at(batch, owners)
         output |= {name: self._times(us) for name, us in zip(self.bounds, bounds, strict=True)}
         output |= values
@@ -195,7 +195,7 @@ class Windows(ReadyMade, ABC):
         return array_of(times_us.astype(np.int64), self._no_rows.schema.field(self._handle.event_time).type)
 
     def _is_due(self, ends: Int64s, versions: Int64s, due_ms: int) -> Bools:
-        """Return True for each window that its timer emits: at its end, or once when its first result is due."""
+        """Return True for each window that a timer emits now: with `allowed_lateness`, only its first result."""
         due: Bools = ceil_ms(ends - self._lateness) <= due_ms
         return due & (versions == 0) if self._lateness else due
 
@@ -203,7 +203,7 @@ class Windows(ReadyMade, ABC):
         return pa.table({name or self.bounds[0]: self._times(times_us)})
 
     def _due_after(self, ends: Int64s, versions: Int64s) -> Int64s:
-        """Return the time of each open window's timer: its first output if there was none yet, else its end."""
+        """Return each open window's next timer in ms: when its first result is due, or its end if that was emitted."""
         return ceil_ms(ends - np.where(versions > 0, 0, self._lateness))
 
 
@@ -211,10 +211,10 @@ class Windows(ReadyMade, ABC):
 class RowsByWindow:
     """Rows of a batch, grouped by key and window."""
 
-    order: Int64s
-    owners: Int64s
-    begins: Int64s
-    at: Int64s
+    order: Int64s  # Positions of the rows, sorted by key and window.
+    owners: Int64s  # For each window, the position of its key in the batch.
+    begins: Int64s  # For each window, its start in microseconds.
+    at: Int64s  # Window i has the sorted rows `at[i]` to `at[i + 1] - 1`.
 
     def take(self, rows: pa.Table) -> pa.Table:
         return rows if is_sorted(self.order) else rows.take(pa.array(self.order))
@@ -236,7 +236,7 @@ def group_begins(owners: Int64s, windows: Int64s) -> Int64s:
 
 
 def of_open_key(batch: KeyedBatch, owners: Int64s) -> Bools:
-    """Return True for each window of the last key, if this key's rows continue in the next batch."""
+    """Return True for each window whose key continues in the next batch, which only the last key can do."""
     of_last: Bools = owners == (batch.keys.num_rows - 1 if batch.last_key_continues else -1)
     return of_last
 
@@ -263,7 +263,7 @@ def versions_of(state: pa.Table) -> Int64s:
 
 
 def are_in(pairs: tuple[Int64s, Int64s], wanted: tuple[Int64s, Int64s]) -> Bools:
-    """Return True for each pair of key and time that is among the wanted pairs."""
+    """Return True for each (key, time) in `pairs` that also occurs in `wanted`."""
     places, codes = np.unique(np.concatenate([pairs[1], wanted[1]]), return_inverse=True)
     keys = np.concatenate([pairs[0], wanted[0]]) * len(places) + codes
     return np.isin(keys[: len(pairs[0])], keys[len(pairs[0]) :])

@@ -51,7 +51,7 @@ def compare_key(
 ) -> Comparison:
     """Return what differs between a key's committed and replayed results.
 
-    `output` and `late` are pairs of committed and replayed rows; without committed rows, their difference is not known.
+    `output` and `late`: Pairs (committed, replayed) of rows. If the committed rows are None, no difference is known.
     """
     return Comparison(
         state=tuple(changes_of_group(committed, replayed, group)),
@@ -61,7 +61,7 @@ def compare_key(
 
 
 def compare_rows(committed: pa.Table | None, replayed: pa.Table, *, ordered: bool) -> RowsDifference:
-    """Return the rows of only one side, columns of other types, and if `ordered`, whether just the order differs."""
+    """Return the rows that only one table has, and columns of other types. `ordered`: Compare the order of rows too."""
     if committed is None:
         return RowsDifference(known=False)
     before, after = committed.to_pylist(), replayed.to_pylist()
@@ -94,7 +94,7 @@ def _more(rows: Sequence[dict[str, Any]], counts: Counter[str]) -> tuple[dict[st
 
 
 def reasons_for(content: Content, now: MadeOf, *, deterministic: bool) -> list[str]:
-    """Return the possible reasons why a replay differs from the committed result. A pure function."""
+    """Return sentences with the possible reasons why a replay differs from the committed result."""
     found = [*what_changed(made_of(content), now)]
     if not deterministic:
         found.append("the processor is not deterministic: two replays of the same rows and state differ")

@@ -23,14 +23,14 @@ class Debugger:
         for name in HANDLERS:
             method = inspect.unwrap(getattr(type(processor), name, None) or getattr(processor, name, None) or print)
             code = getattr(method, "__code__", None)
-            # The base classes have handlers that do nothing.
+            # Handlers of the base classes are skipped, because they do nothing.
             if code is not None and not method.__module__.startswith(("pyspark.", "cairn.arrow_processor")):
                 self._pdb.set_break(code.co_filename, code.co_firstlineno, funcname=code.co_name)
 
     @contextmanager
     def running(self) -> Iterator[None]:
         frame: Any = sys._getframe()
-        # Without a lowest frame, `set_continue` would stop at the next line instead of the next breakpoint.
+        # `botframe` is the lowest frame. Without it, pdb would stop at the next line, not at the next breakpoint.
         self._pdb.botframe = frame
         before = sys.gettrace()
         try:

@@ -28,7 +28,7 @@ class Replayable:
 
 
 def find_interval(log: Log, pipeline: str, which: str | Interval, schedule: Schedule | None = None) -> Replayable:
-    """Return the interval that a user names."""
+    """Return the interval that a user names in `which`: by checkpoint id, day, instant or `Interval`."""
     declared = schedule or log.schedule
     zone = UTC if declared is None else declared.rules
     if isinstance(which, str) and re.fullmatch(r"\d{1,7}", which):

@@ -69,7 +69,7 @@ def plan_key(
 ) -> PlannedKey:
     """Call the source, and plan the interval for one key.
 
-    `attempt`: The attempt, which is never prepared.
+    `attempt`: Describes the interval for the plan. Nothing is prepared or uploaded under its uuid.
     """
     try:
         return _plan(LocalSession(zone), pipeline, root, attempt, begun, key)
@@ -77,7 +77,7 @@ def plan_key(
         if spark is None:
             raise UsageError(f"the source of pipeline {pipeline.name!r} needs Spark: it uses {error}") from None
     except SourceError:
-        # The source may have called a function of PySpark that needs a JVM.
+        # The error may come from a function of PySpark that needs a JVM. So try again with a real session.
         if spark is None:
             raise
     session = spark()
@@ -96,7 +96,7 @@ def plan_read_key(
 ) -> PlannedKey:
     """Plan an interval for one key, over rows that the source has returned.
 
-    `attempt`: The attempt, which is never prepared.
+    `attempt`: Describes the interval for the plan. Nothing is prepared or uploaded under its uuid.
     """
     plan = plan_interval(session, pipeline, join_url(root, pipeline.name), replace(attempt, read=read), begun, None)
     inputs, most = plan.inputs, pipeline.max_parallelism
@@ -141,7 +141,7 @@ def _batches_of_spark(
         initial=None if inputs.initial is None else filtered(inputs.initial, inputs.initial_key or inputs.key),
     )
     table = route_in_order(spark, few, parts=[b""], max_parallelism=max_parallelism).toArrow()
-    # Another key may have the same hash.
+    # Spark has filtered by the key's hash, which another key may share. So compare the encoded keys here.
     names, encoder, batches = key_columns(len(inputs.key)), KeyColumns(key.schema), []
     for batch in table.drop_columns(["__part"]).combine_chunks().to_batches():
         encoded = encoder.encode([batch.column(name) for name in names])

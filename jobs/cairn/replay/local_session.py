@@ -35,9 +35,9 @@ _SIMPLE = (
 
 
 class NeedsSpark(BaseException):
-    """A source, or the initial state, uses more of Spark than the stand-in knows.
+    """The error for a source or an initial state that uses more of Spark than the stand-in knows.
 
-    A `BaseException`, because a source that catches `Exception` would go on and return other rows.
+    It is a `BaseException`, because a source that catches `Exception` would otherwise go on and return other rows.
     """
 
 
@@ -62,11 +62,11 @@ class LocalSession(PlanningSession):
 
     @property
     def zone(self) -> Zone:
-        """The session's time zone, which a block may have changed."""
+        """The session's time zone now. `in_zone_of` changes it for a `with` block."""
         return zone_of(self.conf["spark.sql.session.timeZone"])
 
     def createDataFrame(self, data: Any, schema: Any = None, **other: Any) -> LocalFrame:
-        """Return the rows as a frame, if their schema is given."""
+        """Return the rows as a frame. Raise `NeedsSpark` if the call gives no schema or has other arguments."""
         if other or not isinstance(schema, str | t.StructType):
             raise NeedsSpark("createDataFrame without a schema")
         try:
@@ -120,7 +120,7 @@ class _Reader:
         return (self if schema is None else self.schema(schema)).options(**options)
 
     def _text(self, path: Any, read: Any, known: Mapping[str, Sequence[str]]) -> LocalFrame:
-        """Return the rows of text files. Each row is well formed, so all modes read the same rows."""
+        """Return the rows of CSV or JSON files. The option `mode` has no effect, since each row must be well formed."""
         known = {**known, "mode": ("permissive", "dropmalformed", "failfast")}
         unknown = [name for name, value in self._options.items() if value not in known.get(name, ())]
         if self._schema is None or "_corrupt_record" in self._schema.names or unknown:
@@ -151,7 +151,7 @@ class _Reader:
 
 
 class LocalFrame(LocalRows):
-    """Rows of Parquet files or of this process's memory. The rows of a file are read only for one key."""
+    """Rows of Parquet files, or rows in memory. `rows_of` reads a file, and keeps only the rows of one key."""
 
     def __init__(
         self, schema: t.StructType, zone: Zone, *, files: Sequence[Path] = (), tables: Sequence[pa.Table] = ()
@@ -209,7 +209,7 @@ def _filter(part: pa.Table, key: SearchedKey, names: Sequence[str]) -> pa.Table:
 
 
 def _column(column: pa.ChunkedArray, field: pa.Field) -> pa.ChunkedArray:
-    """Return a file's column with the wanted type, if Spark would read the same values."""
+    """Return a file's column cast to `field`'s type. Raise `NeedsSpark` if Spark might read other values."""
     if column.type == field.type:
         return column
     both = column.type, field.type
@@ -228,8 +228,8 @@ def _local_file(path: str) -> Path:
     if parts.scheme not in ("", "file") or parts.netloc:
         raise NeedsSpark(f"files of {parts.scheme}")
     local = Path(unquote(parts.path) if parts.scheme else path)
-    # Spark makes columns of folders such as `day=2013-01-01`, but only of those below the path that it is asked to
-    # read.
+    # Only single files are read here. In a folder, Spark would add columns for subfolders such as `day=2013-01-01`, and
+    # it would expand the signs below.
     plain = not any(sign in str(local) for sign in "*?[]{}")
     if not (plain and local.is_absolute() and local.is_file()) or local.name.startswith((".", "_")):
         raise NeedsSpark(f"{path} is not the name of one local file")

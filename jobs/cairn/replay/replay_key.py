@@ -51,7 +51,7 @@ class Replay:
     planned: PlannedKey
     run: KeyRun
     comparison: Comparison
-    # Possible reasons of the difference; empty if there is none.
+    # Possible reasons of a difference; empty if the results are the same.
     reasons: tuple[str, ...]
     notes: tuple[str, ...]
 
@@ -123,7 +123,7 @@ def replay_key(
 
 
 def key_of(key: str | tuple[Any, ...] | SearchedKey, content: Content) -> SearchedKey:
-    """Return the key that a user names, by the recorded schema of the key."""
+    """Return the key that a user names, parsed by the key schema in the record."""
     if isinstance(key, SearchedKey):
         return key
     schema = parse_struct(content.key_schema)
@@ -194,7 +194,7 @@ def _notes(
 
 @contextmanager
 def quiet_logs() -> Iterator[None]:
-    """Suppress log lines, since the user has seen those of the first run."""
+    """Suppress log lines in the `with` block, for a second run of the key: it would repeat those of the first run."""
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:

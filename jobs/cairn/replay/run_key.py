@@ -28,10 +28,10 @@ from state_backend.values.zones import local_zone, zone_of
 
 @dataclass(frozen=True, slots=True)
 class InProcess:
-    """Factory of processors for shards that run in this process.
+    """A factory of processors for shards that run in this process.
 
-    A Spark worker would import the processor's modules again. This factory uses the modules that this process has
-    imported, with all patches of a test.
+    A Spark worker would import the processor's modules anew. This factory uses the modules that this process has
+    imported before, including what a test has patched in them.
     """
 
     processor: Any
@@ -59,7 +59,7 @@ def run_key(
     *,
     made: Callable[[Any], None] = lambda processor: None,
 ) -> KeyRun:
-    """Run the processor for one key, as a shard's job does."""
+    """Run the processor for one key with its entries in `base`, by the same code as a shard's task."""
     trace = Trace()
     factory: Any = TracedFactory(processor, job.content.pipeline, trace, made)
     job = replace(job, processor=factory)
@@ -79,7 +79,7 @@ def run_key(
 
 
 def index_keys(stored: Sequence[Stored]) -> list[bytes]:
-    """Return the keys of the timer index and of the expiry index for these entries."""
+    """Return the index keys, for timers and for entries that expire, that belong to these stored entries."""
     found = []
     for stored_key, entry in stored:
         if stored_key[2] == layout.TIMERS:
@@ -90,7 +90,7 @@ def index_keys(stored: Sequence[Stored]) -> list[bytes]:
 
 
 def counts_of(entries: KeyEntries, group: int) -> KeyGroupState:
-    """Return the numbers of these entries by state. The digest is 0, because nothing compares it."""
+    """Return the number of entries for each state, as a key group has it. The digest is 0: nothing compares it."""
     names = {d.state_id: d.name for d in entries.states.values()} | {layout.TIMERS: layout.TIMERS_NAME}
     found = [
         names[key[2]] for key, entry in entries.stored if key[2] == layout.TIMERS or not layout.is_positions(entry)

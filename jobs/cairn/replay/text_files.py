@@ -31,7 +31,7 @@ _MOST_EXACT = 2**53
 
 
 class Doubtful(Exception):
-    """Only Spark knows how it would read the file."""
+    """The error for a file that Spark might read in another way than this module."""
 
 
 def read_csv(path: Path, schema: t.StructType, zone: Zone, *, header: bool) -> pa.Table:

@@ -27,12 +27,12 @@ _STATES = ("getValueState", "getListState", "getMapState")
 
 @dataclass(slots=True, kw_only=True)
 class Use:
-    """One use of a state or of a timer within a call."""
+    """One use of a state or of a timer within a call into the processor."""
 
     what: str
     method: str
     arguments: tuple[Any, ...] = ()
-    # The result of a read; the elements that were read, for an iterator. None for a write.
+    # The result of a read. For an iterator: the list of the elements that were read. None for a write.
     result: Any = None
     reads: bool = False
 
@@ -59,11 +59,11 @@ class Trace:
     def __init__(self) -> None:
         self.calls: list[Call] = []
         self._open: list[Call] = []
-        # Methods of state objects call one another. Only the outermost call is the processor's.
+        # Depth of nested calls. Methods of state objects call one another, and only the outermost call is recorded.
         self._depth = 0
 
     def begin(self, handler: str, time: Any, timer_ms: int | None = None) -> Call:
-        """Add a call. All uses up to the next call belong to this call."""
+        """Add a call of a handler. All uses of states and timers until the next `begin` belong to this call."""
         call = Call(
             handler=handler,
             processing_time_ms=time.getCurrentProcessingTimeInMs(),
@@ -186,7 +186,7 @@ class TracedProcessor:
 
 @dataclass(frozen=True, slots=True)
 class TracedFactory:
-    """Factory of traced processors, which uses the modules that this process has imported."""
+    """A factory of traced processors. It uses modules that this process has already imported, as `InProcess` does."""
 
     processor: Any
     pipeline: str
@@ -213,7 +213,7 @@ def rows_of(item: Any) -> list[Any]:
 
 
 def plain_value(value: Any) -> Any:
-    """Return a copy of a value, with rows as dicts."""
+    """Return a copy of a value, with PySpark rows and Arrow tables as dicts and lists of dicts."""
     if hasattr(value, "asDict"):
         return copy_of(value.asDict(True))
     if isinstance(value, pa.Table | pa.RecordBatch):

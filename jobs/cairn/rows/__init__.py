@@ -1,1 +1,1 @@
-"""Input rows on their way to the state: their shard, their order, and the batches that a shard reads."""
+"""Bring input rows to the shards: place them in shards, sort them, and read them in batches."""

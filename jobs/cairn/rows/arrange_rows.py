@@ -1,9 +1,9 @@
 """Sort the rows of one shard within the Spark task of the shard, in Python instead of in Spark's JVM.
 
-The job of a shard gets the tick first, and then the rows in the same order as from Spark's sort. The sort columns are
-the key group, the key, the kind (rows of the initial state before input rows), `order_by`, and all other columns. Last,
-a mask orders rows that differ only in 0.0 and -0.0. `cairn.rows.routing` describes the columns. docs/design.md compares
-the costs with Spark's sort ("Sort").
+The job of a shard gets the tick first (the row that starts the shard's task), and then the rows in the same order as
+from Spark's sort. The sort columns are the key group, the key, the kind (initial state before input), `order_by`, and
+all other columns. Last, a mask orders rows that differ only in 0.0 and -0.0. `cairn.rows.routing` describes the
+columns. docs/design.md compares the costs with Spark's sort ("Sort").
 
 If a column is an array, a struct, or of a type that only Spark can order (such as a map), `plan_arrangement` returns
 None. Then Spark sorts the rows (`routing.route_in_order`).
@@ -33,8 +33,8 @@ class Columns:
     """Columns of the input or of the initial state."""
 
     names: tuple[str, ...]
-    key: tuple[int, ...]
-    order: tuple[int, ...]
+    key: tuple[int, ...]  # Positions of the key columns in `names`.
+    order: tuple[int, ...]  # Positions of the other columns, in the order in which rows are sorted by them.
 
 
 @frozen
@@ -44,7 +44,7 @@ class Arrangement:
     input: Columns
     # The columns of the initial state; None if the interval has no initial state.
     initial: Columns | None
-    # For the rows of several intervals, the number of key groups: see `routing.route_together`. None: of one interval.
+    # Number of key groups, if the rows are of several intervals (`routing.route_together`). None: of one interval.
     groups_each: int | None = None
 
     def arrange(
@@ -55,7 +55,7 @@ class Arrangement:
     ) -> Iterator[pa.RecordBatch]:
         """Yield the shard's rows in order, in the layout that a job reads.
 
-        A tick in the first batch is yielded before other batches are read.
+        If the first batch has a tick, yield the tick before reading other batches.
         """
         ticks: list[pa.RecordBatch] = []
         rows = self._without_ticks(batches, ticks)
@@ -72,8 +72,8 @@ class Arrangement:
         given = len(ticks)
         yield from map(self._laid_out, ticks[:given])
         yield from map(self._laid_out, chain(head, sorted_rows))
-        # Each shard has exactly one tick. Other ticks in the partition belong to other shards, whose rows Spark has
-        # then placed here too. They are yielded, because the shard's job counts the ticks and raises an error for two.
+        # A shard has exactly one tick. More ticks mean that Spark has placed rows of other shards here too. Yield them,
+        # because the shard's job counts the ticks and raises an error for two.
         yield from map(self._laid_out, ticks[given:])
 
     def _without_ticks(
@@ -140,7 +140,7 @@ def plan_arrangement(
     order_by: Sequence[str],
     groups_each: int | None = None,
 ) -> Arrangement | None:
-    """Plan how a task orders rows of these schemas."""
+    """Plan how a shard's task sorts rows of these schemas; None if only Spark can sort them."""
     check_order_by(order_by, rows)
     schemas = [rows, *([initial] if initial is not None else [])]
     if any(isinstance(f.dataType, _NESTED) or find_unordered_type(f.dataType) is not None for s in schemas for f in s):
@@ -168,9 +168,9 @@ def _flat(rows: pa.RecordBatch, kind: int, columns: Columns) -> list[pa.Array]:
 
 
 def _numbered(rows: pa.RecordBatch, groups_each: int) -> pa.RecordBatch:
-    """Add `groups_each` to the key groups of the second interval's rows, twice as much to the third's, and so on.
+    """Add n * `groups_each` to the key groups of the rows of interval n, counted from 0.
 
-    So the rows of an interval come before those of the next one in every order by key group.
+    So a sort by key group puts the rows of each interval before the rows of the next one.
     """
     parts = rows.column(PART).dictionary_encode()
     numbers = np.array([int.from_bytes(part) for part in parts.dictionary.to_pylist()], np.int32)
@@ -180,7 +180,7 @@ def _numbered(rows: pa.RecordBatch, groups_each: int) -> pa.RecordBatch:
 
 
 def _zero_signs(floats: Sequence[pa.Array]) -> pa.Array:
-    """Return an integer for each row: bit n is set if the value in column n is -0.0. At most 62 columns."""
+    """Return a bit mask for each row, from at most 62 columns: bit n is set if the value in column n is -0.0."""
     mask = np.zeros(len(floats[0]), np.int64)
     for bit, column in enumerate(floats):
         numbers = column.to_numpy(zero_copy_only=False)
@@ -191,7 +191,7 @@ def _zero_signs(floats: Sequence[pa.Array]) -> pa.Array:
 def one_nan(column: pa.Array) -> pa.Array:
     """Replace every NaN by the same NaN.
 
-    Files may hold NaN with and without a sign. Both are equal in every order, but differ in the bytes of state.
+    Files may hold NaN with and without a sign. Every sort treats both as equal, but they would differ in stored state.
     """
     if not pa.types.is_floating(column.type):
         return column

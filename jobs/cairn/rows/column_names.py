@@ -22,7 +22,7 @@ _WAY_OUT = (
 
 @frozen
 class ColumnNames:
-    """Columns of some rows, with lookup by the rules of the Spark session."""
+    """The columns of some rows. Names are looked up by the rules of the Spark session. `what`: Begins messages."""
 
     names: tuple[str, ...]
     case_sensitive: bool
@@ -64,7 +64,7 @@ class ColumnNames:
         return own
 
     def spell(self, recorded: Iterable[str]) -> list[str]:
-        """Return the names as the records spell them: the first of the recorded names that are equal but for case."""
+        """Return the own names, each spelled as the first recorded name that is equal but for case, if there is one."""
         spelling: dict[str, str] = {}
         for name in recorded:
             spelling.setdefault(self.fold(name), name)
@@ -120,7 +120,7 @@ def plain_name(column: Any, what: str) -> str:
 
 
 def grouping_names(grouping: Grouping, what: str) -> list[str]:
-    """Return the columns by which `DataFrame.groupBy` grouped."""
+    """Return the names of the columns by which `DataFrame.groupBy` has grouped."""
     names = [*map(_of_node if grouping.of_jvm else _parts, grouping.columns)]
     if grouping.kind.lower() != "groupby" or any(len(parts) != 1 for parts in names):
         raise UsageError(f"{what} must be grouped with groupBy, by plain columns only\n{_WAY_OUT}")

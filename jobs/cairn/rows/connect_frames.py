@@ -1,6 +1,6 @@
-"""Answers about DataFrames of Spark Connect that need no request to the server.
+"""Answer questions about DataFrames of Spark Connect without a request to the server.
 
-A request makes the server analyse the whole plan: it lists the input files again, which takes tens of milliseconds.
+For a request, the server would analyse the whole plan and list the input files again, which takes tens of milliseconds.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _BATCH = frozenset({"local_relation", "cached_local_relation", "chunked_cached_l
 
 
 def is_streaming(frame: DataFrame) -> bool:
-    """Return True if the DataFrame is streaming. The server is asked only if the plan does not show the answer."""
+    """Return True if the DataFrame is streaming. Ask the server only if the plan does not show the answer."""
     if is_connect(frame) and _is_batch(connect_plan(frame)):
         return False
     return bool(frame.isStreaming)
@@ -48,7 +48,7 @@ def _relations_below(message: Any) -> Iterator[Any]:
 
 
 def parts_of(message: Any) -> Iterator[Any]:
-    """Return the messages that a message contains directly."""
+    """Yield the messages that a protobuf message contains directly."""
     for field, value in message.ListFields():
         if field.message_type is None:
             continue

@@ -1,4 +1,4 @@
-"""Remove the rows of forgotten keys from a shard's input. The record holds only a hash of each forgotten key."""
+"""Remove the rows of forgotten keys (`cairn erase`) from a shard's input. Records hold only hashes of these keys."""
 
 from __future__ import annotations
 
@@ -22,16 +22,15 @@ class ForgottenRows:
         self._keys = keys
         self._encoder = KeyColumns(key_schema)
         self._names = key_columns(len(key_schema.fields))
-        # `without` hashes only the keys in key groups of forgotten keys. After the restore of a savepoint, the number
-        # of key groups may differ from the number when a key was forgotten. Then `without` hashes the key of every row.
+        # `without` hashes only keys in the key groups of forgotten keys. After the restore of a savepoint, the number
+        # of key groups may differ from that at the time of `cairn erase`. Then `without` hashes the key of every row.
         same = all(key.max_parallelism == max_parallelism for key in keys)
         self._groups = np.array([key.key_group for key in keys]) if same else None
 
     def without(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         """Return the batch without the rows of forgotten keys.
 
-        The batch has a column with the key group of each row. Only keys in a key group of a forgotten key are encoded
-        and hashed.
+        To save time, only keys in the key groups of forgotten keys are encoded and hashed.
         """
         near = np.ones(rows.num_rows, bool)
         if self._groups is not None:

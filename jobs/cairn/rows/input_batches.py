@@ -34,6 +34,7 @@ class InputBatches:
         self.ticks = 0
         self.input_rows = 0
         self.newest_event_us: int | None = None
+        # From event times in microseconds, until when each row counts: the end of its window. None: the event time.
         self.counts_until: Callable[[Int64s], Int64s] | None = None
         self._batches = batches
         self._owned = owned
@@ -57,8 +58,7 @@ class InputBatches:
                 yield rows
 
     def _on_time(self, rows: pa.RecordBatch, event_time: EventTime) -> pa.RecordBatch:
-        # The event time is null for rows of the initial state and for rows without event time. Such rows are never
-        # late.
+        # Rows of the initial state, and rows without event time, have null as event time. They are never late.
         inputs = rows.column("__input")
         events = pc.struct_field(inputs, [inputs.type.get_field_index(event_time.column)])
         events = events.cast(pa.timestamp("us", events.type.tz)).cast(pa.int64())
@@ -69,7 +69,7 @@ class InputBatches:
             return rows
         late = pc.fill_null(pc.less_equal(events, event_time.late_until_us), False)
         if self.counts_until is not None and pc.any(late).as_py():
-            # A row whose window is open is not late, although its event time is.
+            # A row is not late if its window is still open, although its event time is before the watermark.
             chosen = late.to_numpy(zero_copy_only=False).copy()
             at = np.flatnonzero(chosen)
             chosen[at] = self.counts_until(numbers(events.take(pa.array(at)))) <= event_time.late_until_us

@@ -1,7 +1,7 @@
-"""Local rows instead of a DataFrame, and their routing to shards without a JVM.
+"""Hold rows in this process instead of in a DataFrame, and route them to shards without a JVM.
 
 `route_locally` gives each shard the same batches as `routing.route_in_order`: equal columns, key groups and order of
-rows. `LocalRows` refuses types that only the JVM can order, and names the column.
+rows. `LocalRows` raises an error for a column whose type only the JVM can sort.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def route_locally(
     if initial is not None:
         parts.append(_Part(initial, INITIAL, initial_key or key, initial.schema.names, max_parallelism))
     firsts = [range_of(shard, parallelism, max_parallelism).first for shard in range(parallelism)]
-    # A tick has no key, so its key sorts as nulls, before all others. It has no row either, so its position is -1.
+    # A tick has no key: it gets the sort key of nulls, before all other keys. It has no row: it gets the position -1.
     nothing = tuple((0,) for _ in key)
     places = [(first, nothing, TICK, (), -1) for first in firsts]
     for part in parts:
@@ -83,8 +83,8 @@ def route_locally(
     return [_batches(of_shard, parts) for of_shard in shards]
 
 
-# One row's place in the order: key group, key, kind (`TICK`, `INITIAL` or `INPUT`), sort key within the key, and the
-# position among the rows of its kind.
+# What one row is sorted by: key group, key, kind (`TICK`, `INITIAL` or `INPUT`), sort key among the rows of its key,
+# and last its position among the rows of its kind.
 _Place = tuple[int, tuple[Any, ...], int, tuple[Any, ...], int]
 
 
@@ -137,7 +137,7 @@ def _batches(places: Sequence[_Place], parts: Sequence[_Part]) -> list[pa.Record
 
 
 def _gather(places: Sequence[_Place], columns: Mapping[int, pa.Array]) -> pa.Array:
-    """Collect one column of the sorted rows from the columns of the input and of the initial state."""
+    """Return one column of the sorted rows, with values from the columns of each kind. Other kinds' rows get null."""
     start, offsets = 0, {}
     for kind, column in columns.items():
         offsets[kind] = start
@@ -151,7 +151,7 @@ def _gather(places: Sequence[_Place], columns: Mapping[int, pa.Array]) -> pa.Arr
 def order_key(data_type: t.DataType) -> Convert:
     """Return a function that maps a value or None to a sort key in Spark's order.
 
-    Nulls come first, NaN last, and 0.0 equals -0.0.
+    Nulls come first, NaN comes last, and 0.0 equals -0.0.
     """
     return _nulls_first(data_type, lambda value: (math.isnan(value), 0.0 if math.isnan(value) else value))
 
@@ -159,7 +159,7 @@ def order_key(data_type: t.DataType) -> Convert:
 def exact_key(data_type: t.DataType) -> Convert:
     """Return a function that maps a value or None to a sort key in Spark's order, but with 0.0 before -0.0.
 
-    Nulls come first, and NaN last.
+    Nulls come first, and NaN comes last.
     """
     return _nulls_first(
         data_type, lambda value: (math.isnan(value), 0.0 if math.isnan(value) else value, _is_negative_zero(value))
@@ -195,9 +195,9 @@ def _order_of(
 
 
 def _zero_signs(floats: Sequence[pa.Array], count: int) -> list[tuple[int, ...]]:
-    """Return, for each row, bit masks that mark the float columns whose value is -0.0.
+    """Return for each row the bit masks that mark the float columns whose value is -0.0.
 
-    A mask has 62 bits, one for each column. So a row with more float columns has several masks.
+    A mask has 62 bits, one for each column. If there are more float columns, a row has several masks.
     """
     masks = []
     for start in range(0, len(floats), MASK_BITS):
@@ -329,9 +329,9 @@ def _misfit(what: str, n: int, data_type: t.DataType, value: Any, error: Excepti
 
 
 def _converter(data_type: t.DataType, zone: Zone) -> Convert:
-    """Return a function that converts a user's value for Arrow.
+    """Return a function that converts a user's value to the value that Arrow takes for this type.
 
-    As in Spark, naive datetimes are in the session's time zone.
+    As in Spark, datetimes without a zone are taken to be in the session's time zone.
     """
     match data_type:
         case t.TimestampType():

@@ -1,4 +1,4 @@
-"""Write one Parquet file of an attempt: first to a local file while the shard runs, then uploaded."""
+"""Write one Parquet file of an attempt: to a local file while the shard runs, which is then uploaded."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class LocalParquet:
         self._digest += digest_of(rows)
 
     def read(self) -> pa.Table:
-        """Close the file, and return its rows as a reader of the file gets them."""
+        """Close the file, and return its rows as a reader of Parquet gets them."""
         if self._writer is None:
             return self.schema.empty_table()
         self._writer.close()
@@ -54,10 +54,10 @@ class LocalParquet:
 def _with_dictionary(schema: pa.Schema) -> bool | list[str]:
     """Return the value of PyArrow's option `use_dictionary`: the columns that a Parquet dictionary makes smaller.
 
-    These are strings and binary values. For numbers, a dictionary costs more time, and usually more bytes: Parquet
-    abandons the dictionary in the middle of a column without equal values.
+    These are strings and binary values. For numbers, a dictionary costs more time, and usually more bytes: in a column
+    of different values, Parquet abandons the dictionary half-way.
     """
     if any(map(pa.types.is_nested, schema.types)):
-        # The names of the leaves would be needed to exclude nested columns, so all columns get a dictionary.
+        # To leave out a nested column, PyArrow would need the names of its leaves. So all columns get a dictionary.
         return True
     return [f.name for f in schema if not pa.types.is_primitive(f.type) and not pa.types.is_decimal(f.type)]

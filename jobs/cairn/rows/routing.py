@@ -22,12 +22,12 @@ There are two ways to this layout:
 The `__initial` columns exist only if the interval has an initial state. The key has columns of its own, because the
 sort compares the key most often.
 
-Only ticks have a value in `__part`: bytes that the driver sends to the job of the tick's shard. A tick is the first row
-of its partition. Each shard has a tick for two reasons. A shard without input must run too, because its timers may be
+A tick is the first row of each partition. Only ticks have a value in `__part`: bytes that the driver sends to the job
+of the tick's shard. A shard has a tick for two reasons. A shard without input must run too, because its timers may be
 due. And Spark's adaptive execution must neither drop nor merge the shard's partition.
 
-`route_together` places the rows of several intervals, in the flat layout. There, the `__part` of an input row is the
-number of its interval, from 0, as four bytes.
+`route_together` places the rows of several intervals, in the flat layout. In these rows, the `__part` of an input row
+is the number of its interval, from 0, as four bytes.
 
 A job gets the rows sorted by key group, key, kind, `order_by` and then by every other column (`row_order`). So the
 order within a key is total and depends on neither file splits nor shuffle order.
@@ -92,8 +92,8 @@ def check_order_by(order_by: Sequence[str], schema: StructType) -> None:
 class Numbered:
     """Rows of one or several intervals.
 
-    `number`: SQL for the index of a row's interval, from 0, as four bytes. Spark compiles a query again if an integer
-    in it changes, but not if bytes change.
+    `number`: SQL expression for the index of a row's interval, from 0, as four bytes. It is no integer, because Spark
+    compiles a query again if an integer literal in it changes, but not if a bytes literal changes.
     """
 
     rows: DataFrame
@@ -105,7 +105,7 @@ class Inputs:
     """Rows of an interval, before `route` or `route_in_order` places them in shards."""
 
     rows: DataFrame
-    # The rows of all intervals of the chunk, if the source returned them by one query.
+    # The rows of all intervals of the chunk, if one query of the source reads all of them; else None.
     together: Numbered | None = None
     # The initial state's rows; None if the interval has none.
     initial: DataFrame | None = None
@@ -115,7 +115,7 @@ class Inputs:
     order_by: Sequence[str] = ()
 
     def by_kind(self) -> list[tuple[int, DataFrame, Sequence[str]]]:
-        """Return kind, rows and key columns of the input and, if there is one, of the initial state."""
+        """Return (kind, rows, key columns) of the input and, if there is one, of the initial state."""
         kinds: list[tuple[int, DataFrame, Sequence[str]]] = [(INPUT, self.rows, self.key)]
         if self.initial is not None:
             kinds.append((INITIAL, self.initial, self.initial_key or self.key))
@@ -123,9 +123,9 @@ class Inputs:
 
 
 def route(spark: SparkSession, inputs: Inputs, *, parts: Sequence[bytes], max_parallelism: int) -> DataFrame:
-    """Place the ticks and rows of all shards in partitions. `arrange_rows` sorts each partition later in its task.
+    """Return the ticks and rows of all shards, each in the partition of its shard, in the flat layout (see the module).
 
-    The rows are unsorted, and each source column is a column of its own: `__input_0`, `__input_1` and so on.
+    The rows are unsorted. The task of each partition sorts them later, in `arrange_rows`.
     """
     check_order_by(inputs.order_by, inputs.rows.schema)
     flat = _tick_rows(spark, parts, max_parallelism, TICK)
@@ -141,7 +141,7 @@ def route(spark: SparkSession, inputs: Inputs, *, parts: Sequence[bytes], max_pa
 def route_together(
     spark: SparkSession, inputs: Sequence[Inputs], *, parts: Sequence[bytes], max_parallelism: int
 ) -> DataFrame:
-    """Place the ticks of all shards, and the rows of several intervals with equal schemas and keys, as `route` does."""
+    """As `route`, return the ticks of all shards, and the rows of several intervals with equal schemas and keys."""
     schema, key = inputs[0].rows.schema, inputs[0].key
     flat = [
         _flat(one.rows, INPUT, key, max_parallelism, f"{one.number} as {PART}", names=schema.names)
@@ -157,9 +157,9 @@ def route_together(
 
 
 def newest_events(inputs: Sequence[Inputs], column: str) -> DataFrame:
-    """Return a row for each interval that has rows with an event time: its number, as PART, and its newest time.
+    """Return a row for each interval with event times: its number as column PART, and its newest event time.
 
-    A TIMESTAMP is in microseconds since the epoch. A TIMESTAMP_NTZ is not converted.
+    The newest time of a TIMESTAMP column is in microseconds since the epoch. That of TIMESTAMP_NTZ is not converted.
     """
     instants = isinstance(inputs[0].rows.schema[column].dataType, TimestampType)
     times = [one.rows.selectExpr(f"{one.number} as {PART}", f"{_quote(column)} as at") for one in _numbered(inputs)]
@@ -174,7 +174,7 @@ def _numbered(inputs: Sequence[Inputs]) -> list[Numbered]:
 
 
 def _union(frames: Sequence[DataFrame]) -> DataFrame:
-    """Return the union of frames with equal columns as a balanced tree: a deep one would overflow Spark's stack."""
+    """Return the union of frames with equal columns, as a balanced tree. A deep tree would overflow Spark's stack."""
     while len(frames) > 1:
         pairs = zip_longest(frames[::2], frames[1::2])
         frames = [left if right is None else left.union(right) for left, right in pairs]
@@ -182,7 +182,7 @@ def _union(frames: Sequence[DataFrame]) -> DataFrame:
 
 
 def route_in_order(spark: SparkSession, inputs: Inputs, *, parts: Sequence[bytes], max_parallelism: int) -> DataFrame:
-    """Place the ticks and rows of all shards in partitions that Spark sorts.
+    """Return the ticks and rows of all shards, each in the partition of its shard, sorted by Spark.
 
     This function is for rows with a column of a type that `arrange_rows` can't sort in Python. The source's columns are
     fields of the struct `__input`, as the jobs of the shards read them.
@@ -217,13 +217,13 @@ def route_in_order(spark: SparkSession, inputs: Inputs, *, parts: Sequence[bytes
 
 
 _STRUCT = {INPUT: "__input", INITIAL: "__initial"}
-# For each struct column, the name of the column that breaks ties between its rows. It exists if the JVM can't order a
-# type in the struct, and holds bytes that Python computes (`bytes_of`).
+# For each struct column, the name of a column with bytes that Python computes (`bytes_of`). It breaks ties between rows
+# that Spark sorts as equal, and exists only if the struct has a type that the JVM can't order.
 _BYTES = {"__input": "__input_bytes", "__initial": "__initial_bytes"}
 
 
 def key_columns(count: int) -> list[str]:
-    """Return `__key_0`, `__key_1`, …: the names of `count` key columns in the rows that the shards' jobs read."""
+    """Return the names of `count` key columns in the rows that the shards' jobs read: `__key_0`, `__key_1`, …"""
     return [f"__key_{i}" for i in range(count)]
 
 
@@ -235,10 +235,9 @@ def flat_columns(kind: int, count: int) -> list[str]:
 def _with_ticks(
     spark: SparkSession, parts: Sequence[bytes], keyed: Sequence[DataFrame], max_parallelism: int
 ) -> DataFrame:
-    # Two steps fill missing columns with nulls. The ticks get their nulls here, with a cast for each column of the
-    # rows, because `unionByName` fills no column that is NOT NULL, as key columns can be. The rows of each input get
-    # nulls for `__part` and for the columns of the other inputs from `unionByName`, because Spark can't cast null to
-    # TIME.
+    # Missing columns are filled with nulls in two ways. The ticks get their nulls here, with a cast for each column of
+    # the rows, because `unionByName` can't fill a column that is NOT NULL, as key columns may be. The rows get nulls
+    # for `__part`, and for the columns of the other kind, from `unionByName`, because Spark can't cast null to TIME.
     types = {f.name: f.dataType for part in keyed for f in part.schema if f.name not in (KEY_GROUP, KIND, *_BYTES)}
     routed = _tick_rows(spark, parts, max_parallelism).select(
         "*",
@@ -253,8 +252,8 @@ def _with_ticks(
 def _flat(
     rows: DataFrame, kind: int, key: Sequence[str], max_parallelism: int, *part: str, names: Sequence[str] = ()
 ) -> DataFrame:
-    # Expressions are strings, because each Column object costs PySpark a few requests to the JVM: 1,300 for an interval
-    # of 13 columns.
+    # The expressions are strings, because PySpark makes a few requests to the JVM for each Column object: 1,300 for an
+    # interval of 13 columns.
     names = names or rows.schema.names
     return rows.selectExpr(
         _key_group(key, max_parallelism),
@@ -285,12 +284,12 @@ def _add_key(rows: DataFrame, kind: int, key: Sequence[str], max_parallelism: in
 
 
 def _sort_prefix(first_key: DataType) -> list[Column]:
-    """Return a sort column that Spark compares fast, to stand before key group and key; no column for other key types.
+    """Return, for an integer key, a sort column that Spark compares fast, to stand before key group and key; else none.
 
     The column is an integer with the order of key group and first key column. Spark's sort compares an integer without
     reading the rows, in half the time. The key group is in the upper 15 bits. The lower 48 bits hold 0 for null, else
-    the key plus 2^47. Keys beyond +-(2^47 - 1) get the nearest limit. So different keys may be equal in this column,
-    and the sort columns behind it decide.
+    the key plus 2^47. Keys beyond +-(2^47 - 1) get the nearest limit. So different keys may be equal in this column:
+    then the following sort columns decide.
     """
     if not isinstance(first_key, ByteType | ShortType | IntegerType | LongType):
         return []
@@ -314,7 +313,7 @@ def _in(column: str, name: str) -> Column:
 def _one_nan(column: Column, data_type: DataType) -> Column:
     """Replace every NaN by the same NaN.
 
-    Files may hold NaN with and without a sign. Both are equal in the JVM, but differ in the bytes of state.
+    Files may hold NaN with and without a sign. The JVM treats both as equal, but they would differ in stored state.
     """
     return (
         F.nanvl(column, F.lit(float("nan")).cast(data_type))
@@ -332,7 +331,7 @@ def ticks(spark: SparkSession, parts: Sequence[bytes], *, max_parallelism: int) 
 def place(
     spark: SparkSession, frames: Sequence[DataFrame], *, parts: Sequence[bytes], max_parallelism: int
 ) -> DataFrame:
-    """Place rows in the partitions of their shards, in any order. The shard's tick is the first row of its partition.
+    """Return the ticks and the rows of `frames`, each in the partition of its shard: the tick first, the rows unsorted.
 
     In a tick, all columns except `__key_group` and `__part` are null.
     """
@@ -353,7 +352,7 @@ def _tick_rows(spark: SparkSession, parts: Sequence[bytes], max_parallelism: int
     columns = {KEY_GROUP: pa.array(firsts, pa.int32()), PART: pa.array(parts, pa.binary())}
     if kind is not None:
         columns[KIND] = pa.array([kind] * len(parts), pa.int8())
-    # The ticks are an Arrow table, because Spark would turn a Python list into an RDD of pickled rows and decode them.
+    # Pass an Arrow table: Spark would turn a Python list into an RDD of pickled rows, which costs more time.
     return spark.createDataFrame(pa.table(columns), _TICK if kind is None else _TICK_OF_KIND).coalesce(1)
 
 
@@ -370,7 +369,7 @@ def _place_by_shard(rows: DataFrame, parallelism: int, max_parallelism: int) -> 
 
 @cache
 def numbers_by_partition(partitions: int) -> tuple[int, ...]:
-    """Return for each partition of `repartition` a number whose hash places a row there."""
+    """Return, for each partition, a number whose hash makes Spark's `repartition` place a row in this partition."""
     found: dict[int, int] = {}
     for number in count():
         found.setdefault(_hash(number) % partitions, number)

@@ -1,10 +1,9 @@
-"""Total order of rows in Spark's JVM, for columns of every type that reaches Python.
+"""Sort expressions for a total order of rows in Spark's JVM, for columns of every type that reaches Python.
 
 Spark's own order treats some different values as equal: 0.0 and -0.0, and strings that are equal under their collation.
-Spark can't sort maps, variants and geographic values. The state of a processor that keeps the last row of a key would
-then depend on the order in which Spark happens to read the rows. So rows are sorted by two expressions for each column:
-first by an expression that Spark can sort (`spark_order`), then, for equal rows, by a tie-break that differs for
-different values:
+Spark can't sort maps, variants and geographic values. With Spark's order alone, the state of a processor that keeps the
+last row of a key would depend on the order in which Spark happens to read the rows. So rows are sorted by two
+expressions for each column: first by one that Spark can sort (`spark_order`), then, for equal rows, by a tie-break:
 
     type                        first sorted         tie-break
     float, double               by value, NaN last   a bit per column: set for -0.0
@@ -14,9 +13,9 @@ different values:
     geography, geometry         not at all           SRID and WKB
     array, struct               element by element   element by element
 
-The order does not depend on the session's time zone or ANSI mode. Spark evaluates a tie-break only for rows that are
-equal in all columns before it. These are few. Only variants and values of user-defined types are sent through Python
-for their bytes.
+The order does not depend on the session's time zone or ANSI mode. Spark evaluates a tie-break only for the few rows
+that are equal in all columns before it. Only variants and values of user-defined types are sent through Python, which
+computes bytes for the tie-break.
 """
 
 from __future__ import annotations
@@ -81,7 +80,7 @@ _IN_PYTHON = (
 def spark_order(column: Column, data_type: DataType) -> Column | None:
     """Return the expression that Spark sorts the column by; None for geographic values, which Spark can't sort.
 
-    Spark can't sort maps and variants either, but their JSON. So their expression is the value as JSON.
+    Spark can't sort maps and variants either. So their expression is the value as JSON, which Spark can sort.
     """
     if _has(data_type, lambda t: isinstance(t, GeographyType | GeometryType)):
         return None
@@ -107,7 +106,7 @@ def tie_breaks(columns: Sequence[tuple[Column, DataType]]) -> list[Column]:
 
 
 def find_unordered_type(data_type: DataType) -> DataType | None:
-    """Return the first type in `data_type` that only the JVM can order; None without one."""
+    """Return the first type in `data_type` that only the JVM can order; None if Python can order all of them."""
     match data_type:
         case ArrayType():
             return find_unordered_type(data_type.elementType)
@@ -136,9 +135,9 @@ def bytes_of(columns: Sequence[tuple[Column, DataType]]) -> Column:
 
 
 def bytes_of_values(columns: Sequence[tuple[Column, DataType]]) -> Column:
-    """Return what `bytes_of` returns, by a UDF that gets Python's values: PySpark 4.0 has no other UDF of columns.
+    """Return what `bytes_of` returns, by a UDF that gets Python values, because PySpark 4.0 has no `arrow_udf`.
 
-    Without Arrow, whatever the session says: 4.0 would convert through pandas, where a null makes floats of integers.
+    The UDF uses no Arrow, because PySpark 4.0 would convert through pandas, which makes floats of integers with nulls.
     """
     return F.udf(_value_bytes, BinaryType(), useArrow=False)(
         *[_for_python(column, data_type) for column, data_type in columns]
@@ -156,7 +155,7 @@ def normalise_zeros(column: Column, data_type: DataType) -> Column:
 
 
 def _each(column: Column, data_type: DataType, change: Callable[[Column, DataType], Column]) -> Column:
-    """Return the column with each item of its arrays, or each field of its structs, changed."""
+    """Return the column with `change` applied to each item of its array, or to each field of its struct."""
     match data_type:
         case ArrayType():
             return F.transform(column, lambda item: change(item, data_type.elementType))
@@ -167,14 +166,14 @@ def _each(column: Column, data_type: DataType, change: Callable[[Column, DataTyp
 
 
 def _for_python(column: Column, data_type: DataType) -> Column:
-    """Return the column without what a UDF gets in another form: maps without an order, instants by a zone, UDTs."""
+    """Return the column with maps, instants and UDTs replaced, because a UDF would not get their exact values."""
     match data_type:
         case UserDefinedType():
             return _for_python(F.unwrap_udt(column), data_type.sqlType())
         case TimestampType():
             return F.unix_micros(column)
         case MapType():
-            # Python gets the entries of a map in another order.
+            # A UDF would get a map's entries in another order than they are stored.
             return _for_python(F.map_entries(column), _entries(data_type))
     return _each(column, data_type, _for_python)
 
@@ -255,7 +254,8 @@ def _as_arrow(value: Any) -> Any:
             return {"value": bytes(value.value), "metadata": bytes(value.metadata)}
         case Row():
             parts = list(map(_as_arrow, value))
-            # Arrow gives entries of maps as tuples. For structs with these names, tuples have the same order as dicts.
+            # Arrow gives entries of maps as tuples. A struct with these field names may become a tuple too: the bytes
+            # are still equal only for equal values.
             return (
                 tuple(parts)
                 if value.__fields__ == ["key", "value"]
@@ -271,7 +271,7 @@ def _as_arrow(value: Any) -> Any:
 
 
 def without_zones(column: pa.Array) -> pa.Array:
-    """Replace instants in a column by numbers, because Python's datetimes would sort by the session's time zone."""
+    """Replace instants in a column by integers, because Python's datetimes would sort by the session's time zone."""
     plain = _instants_as_numbers(column.type)
     return column if plain == column.type else column.cast(plain)
 

@@ -1,8 +1,8 @@
 """Sort the rows of one shard by Arrow columns, in bounded memory.
 
 The rows are sorted by one column after the other. Each further column is read only for rows that are equal in all
-earlier columns. A column is turned into one or more passes. A pass is an array of integers that sort as the column's
-values do:
+earlier columns. A column is turned into one or more passes. Each pass is an array of integers, and all passes together
+sort as the column's values do:
 
     type                                  passes                                        order
     boolean, integers, dates, times       the number                                    by value
@@ -14,9 +14,9 @@ values do:
 0.0 equals -0.0, and all NaN are equal. The last pass of strings is their size if no value has more than 16 bytes, and
 else the rank of the whole value among the rows that are still tied.
 
-Rows beyond `most_bytes` are sorted in runs. Each run is an Arrow IPC file in the task's folder. A merge reads the next
-rows of each run and sorts them together. It yields them up to the first row that an unread row may precede. If one row
-of each run together exceeds memory, a few runs at a time are merged into a longer run first.
+If the rows exceed `most_bytes`, they are sorted in runs. Each run is an Arrow IPC file in the task's folder. A merge
+reads the next rows of each run and sorts them together. It yields them up to the first row that an unread row may
+precede. If there are too many runs for the memory, a few runs at a time are first merged into a longer run.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ MIB = 1024 * 1024
 SORT_BYTES = 64 * MIB
 # The most rows and the most bytes of a batch. Spark's batches also have 10,000 rows.
 BATCH_ROWS, BATCH_BYTES = 10_000, 16 * MIB
-# A run is read in pieces of this size, at least one row at a time.
+# A run is written and read in pieces of this size, which have at least one row.
 _PIECE_OF_RUN_BYTES = MIB // 4
 # At least this many runs are merged at once, however large the rows are.
 _LEAST_MERGED = 2
@@ -61,7 +61,7 @@ def sorted_batches(
     most_bytes: int = SORT_BYTES,
     batch_rows: int = BATCH_ROWS,
 ) -> Iterator[pa.RecordBatch]:
-    """Yield all rows, sorted.
+    """Yield all rows of `batches`, sorted. `spill`: Makes a folder for runs, if the rows exceed `most_bytes`.
 
     The sizes of the yielded batches depend on the rows alone, not on the incoming batches.
     """
@@ -99,9 +99,9 @@ def sorted_batches(
 def cut_by_part(
     batches: Iterable[pa.RecordBatch], part_of: Callable[[pa.RecordBatch], Int64s]
 ) -> Iterator[pa.RecordBatch]:
-    """Batch sorted rows as `sorted_batches` does, but each part by itself: no batch has rows of two parts.
+    """Yield sorted rows in batches as `sorted_batches` does, but so that no batch has rows of two parts.
 
-    `part_of`: Returns the part of each row of a batch. The rows must be sorted by part first.
+    `part_of`: Function that returns the part of each row of a batch. The rows must be sorted by part first.
     """
     cut = _Cut(rows=BATCH_ROWS, size_bytes=BATCH_BYTES)
     for _, slices in groupby(_slices(batches, part_of), key=itemgetter(0)):
@@ -143,14 +143,14 @@ def total_order(columns: Iterable[pa.Array], count: int) -> Positions:
 
 
 def _sorted_within(group: Positions, values: Array) -> Positions:
-    """Return the positions that sort `values` by group, then by value."""
+    """Return the positions that sort the rows by `group`, then by `values`. `group` is ascending."""
     low, high = int(values.min()), int(values.max())
     first, last = int(group[0]), int(group[-1])
     bits = (high - low).bit_length()
     if bits + (last - first).bit_length() > 64:
         return np.lexsort((values, group))
-    # Group and value are packed into one number, which sorts in less than half the time. Unsigned differences are right
-    # modulo 2**64.
+    # Pack group and value into one number, which sorts in less than half the time. The differences of unsigned numbers
+    # are right, because they are computed modulo 2**64.
     packed = values.astype(np.uint64) - np.uint64(low % 2**64)
     if last > first:
         packed |= (group - first).astype(np.uint64) << np.uint64(bits)
@@ -211,13 +211,12 @@ def _passes_of_bytes(column: pa.Array) -> Iterator[_Pass]:
             if everywhere is None:
                 pieces = [raw[b : b + n].tobytes() for b, n in zip(begin, left, strict=True)]
                 return np.array([int.from_bytes(p.ljust(_PIECE_BYTES, b"\0")) for p in pieces], np.uint64)
-            # Near the end of the data, eight bytes are read from an earlier offset. The bytes before the value are
-            # shifted out.
+            # Near the end of the data, eight bytes can't be read from `begin`. So they are read from an earlier offset,
+            # and the bytes before the value are shifted out.
             read = np.minimum(begin, last)
             found = everywhere[read].astype(np.uint64) << (np.minimum(begin - read, 7) * 8).astype(np.uint64)
             unused = ((_PIECE_BYTES - left) * 8).astype(np.uint64)
-            # A shift by 64 bits is undefined, so at most 63 bits are shifted. Rows without a byte left have the value
-            # 0.
+            # Shift by at most 63 bits, because a shift by 64 bits is undefined. Values without a byte left get 0.
             return np.where(left > 0, found >> np.minimum(unused, 63) << np.minimum(unused, 63), np.uint64(0))
 
         return values
@@ -227,8 +226,8 @@ def _passes_of_bytes(column: pa.Array) -> Iterator[_Pass]:
     def rest(rows: Positions) -> Array:
         found = sizes[rows]
         # The passes before this one compared the first 16 bytes of each value, and padded shorter values with zero
-        # bytes. Values that tie, and have at most 16 bytes, differ only in the number of zero bytes at their end. So
-        # their sizes give the order: b"a" comes before b"a\0".
+        # bytes. Tied values of at most 16 bytes differ only in the number of zero bytes at their end. So their sizes
+        # give the order: b"a" comes before b"a\0".
         if found.max() <= _PIECES * _PIECE_BYTES:
             return found
         ranks: Array = pc.rank(column.take(pa.array(rows)), tiebreaker="dense").to_numpy()
@@ -267,15 +266,16 @@ def _row_bytes(batch: pa.RecordBatch) -> Int64s:
 
 @dataclass(frozen=True, slots=True)
 class _Cut:
-    """Size limit of a batch: at most `rows` rows and `size_bytes` bytes, but at least one row."""
+    """The size limit of a batch: at most `rows` rows and `size_bytes` bytes, but at least one row."""
 
     rows: int
     size_bytes: int
 
     def end(self, ends_bytes: Int64s, start: int, rows: int = 0, size_bytes: int = 0) -> int | None:
-        """Return the position of the first row behind the next batch; None if the batch has room after the last row.
+        """Return the position where a batch that begins at `start` ends; None if it has room after the last row.
 
-        A batch is full when it has `self.rows` rows, or when the next row would exceed `self.size_bytes`.
+        A batch is full when it has `self.rows` rows, or when the next row would exceed `self.size_bytes`. `rows` and
+        `size_bytes`: What the batch already holds. `ends_bytes`: Sizes of the rows, added up.
         """
         before = int(ends_bytes[start - 1]) if start else 0
         most = before + self.size_bytes - size_bytes
@@ -300,7 +300,7 @@ def _in_order(held: list[pa.RecordBatch], columns_of: SortColumns, cut: _Cut) ->
 
 
 def _cut(rows: pa.RecordBatch, order: Positions, cut: _Cut) -> Iterator[pa.RecordBatch]:
-    """Yield rows in an order, in batches of the size that `cut` allows."""
+    """Yield the rows in the order of the positions in `order`, in batches of the size that `cut` allows."""
     ends_bytes = np.cumsum(_row_bytes(rows)[order])
     start = 0
     while start < len(order):
@@ -311,7 +311,7 @@ def _cut(rows: pa.RecordBatch, order: Positions, cut: _Cut) -> Iterator[pa.Recor
 
 @dataclass(frozen=True, slots=True)
 class _Written:
-    """Sorted run on disk: an Arrow IPC file."""
+    """A sorted run on disk: an Arrow IPC file."""
 
     path: Path
     # The bytes that the largest record batch of the file takes in memory. A merge reads one record batch at a time.
@@ -351,8 +351,8 @@ def _merge(written: Sequence[_Written], columns_of: SortColumns, most_bytes: int
     """Merge sorted runs: yield all their rows in one sorted order."""
     with ExitStack() as stack:
         runs = [_Run(stack.enter_context(pa.OSFile(str(run.path)))) for run in written]
-        # Rows that are read ahead take only a quarter of `most_bytes`, divided among the runs. The rest is for the
-        # copies that `_first_of` makes: first all rows in one batch, then the rows in sorted order.
+        # The rows that are read ahead take only a quarter of `most_bytes`, divided among the runs. The rest is for the
+        # copies that `_first_of` makes: first all these rows in one batch, then the same rows in sorted order.
         ahead_bytes = max(1, most_bytes // (4 * len(runs)))
         while True:
             for run in runs:
@@ -366,7 +366,7 @@ def _merge(written: Sequence[_Written], columns_of: SortColumns, most_bytes: int
 def _first_of(runs: Sequence[_Run], columns_of: SortColumns) -> Iterator[pa.RecordBatch]:
     """Yield the read rows of all runs in sorted order, up to the first row that an unread row may precede.
 
-    Each run keeps its other read rows in `rows`.
+    The read rows that are not yielded stay in each run's `rows`.
     """
     counts = np.array([run.rows.num_rows for run in runs])
     pool = pa.concat_tables([run.rows for run in runs]).combine_chunks().to_batches()[0]

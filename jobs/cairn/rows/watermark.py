@@ -1,7 +1,7 @@
 """Event time: late rows, due timers, and the watermarks that a checkpoint records.
 
-A watermark is an event time: no older rows are expected. As in Spark, a checkpoint records two of them. Processors see
-the `watermark`, which also fires timers. The `late watermark` decides which rows of the next interval are late.
+A watermark is an event time: no older rows are expected. As in Spark, a checkpoint records two watermarks. Processors
+see the `watermark`, which also fires timers. The `late watermark` decides which rows of the next interval are late.
 
 An interval reads both watermarks from its base, and its own checkpoint records new ones. The pipeline's rule is
 "observed" or "interval". Below, `newest` is the latest event time of the interval's rows, `end` is the interval's end,
@@ -15,15 +15,15 @@ and `delay` is the pipeline's watermark delay:
                                    newest - delay)
     recorded late watermark    base's watermark                      none
 
-docs/processors.md explains both rules ("Event time"). With "observed", timers up to the base's watermark fire only
-after the rows, so late rows are judged by the watermark of one interval earlier: these rows may still change the
-timers' results. Before the first interval both watermarks are 0; with "interval" there is none then, and no row is
-late. An interval without rows keeps the watermark.
+docs/processors.md explains both rules ("Event time"). With "observed", the timers up to the base's watermark fire only
+after the interval's rows, so these rows may still change the timers' results. Therefore the watermark of one interval
+earlier decides which rows are late. Before the first interval both watermarks are 0 with "observed". With "interval"
+there is no watermark before the first interval, so no row is late. An interval without rows keeps the watermark.
 
 No watermark ever decreases.
 
 Event times of type TIMESTAMP_NTZ are wall times of the pipeline's zone. Then all event times, watermarks and timers are
-milliseconds of wall time, as if the zone were UTC, as in Spark. `end - delay` alone is an instant, and is converted:
+milliseconds of wall time, as if the zone were UTC, as in Spark. Only `end - delay` is an instant, which is converted:
 
 - While clocks repeat an hour, the wall time stands still in the first of the two hours. So rows of both hours count.
 - Where clocks skip an hour, the wall time jumps. A row whose wall time was skipped counts like any other.
@@ -43,16 +43,16 @@ Rule = Literal["observed", "interval"]
 
 @frozen
 class EventTime:
-    """Event-time settings of a pipeline, and the watermarks of the interval's base, in milliseconds since the epoch."""
+    """Event-time settings of a pipeline, and the watermarks of an interval's base, in milliseconds since the epoch."""
 
     column: str
     delay_ms: int
     rule: Rule
     # The watermark that the base recorded; None if the base has none. With "observed" it is at least 0.
     base_ms: int | None
-    # A row with this event time or an older one is late; None: no row is late.
+    # A row with this event time or an older one is late; None if no row is late.
     late_ms: int | None
-    # Name of the time zone whose wall time the event times are; None: event times are instants.
+    # If the event times are wall times: the name of their time zone. None if they are instants.
     wall_zone: str | None = None
 
     @property
@@ -92,11 +92,11 @@ class EventTime:
 def event_time_of(
     column: str, delay_ms: int, rule: Rule, base: LogicalTime | None, wall_zone: str | None = None
 ) -> EventTime:
-    """Return the event-time settings of one interval.
+    """Return the event-time settings of one interval, with the watermarks that its base recorded.
 
     With "observed", a checkpoint records two watermarks: one for timers, and an older one that decides which rows of
-    the next interval are late. A checkpoint of an older release recorded only the watermark for timers. After it,
-    rows up to this watermark are late, because they could open a window again that a timer has closed.
+    the next interval are late. A checkpoint of an older release recorded only the watermark for timers. After such a
+    checkpoint, rows up to that watermark are late, because they could open a window again that a timer has closed.
     """
     base_ms = base.watermark_ms if base is not None else None
     late_ms = base_ms

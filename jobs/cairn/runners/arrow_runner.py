@@ -37,7 +37,7 @@ ROUND_ROWS = 65_536
 
 @frozen
 class _Round:
-    """Input rows for one call of `handleBatch`. They are all rows of their keys, except perhaps of the last key."""
+    """Input rows for one call of `handleBatch`: all rows of some keys, but perhaps only a part of the last key's."""
 
     rows: pa.RecordBatch
     encoded: pa.Array
@@ -65,7 +65,7 @@ class ArrowRunner:
         self._clock = clock
         with user_code.call("init"):
             self._processor = processor()
-            # The driver has refused another spelling if the session does not ignore case.
+            # This is safe if the session does not ignore case too: the driver has then refused any other spelling.
             self._processor._spell_columns(columns.input_schema.names)
             self._handle = ArrowHandle(state, clock, columns)
             self._processor.init(self._handle)
@@ -161,8 +161,8 @@ class ArrowRunner:
             if result.output is not None and result.output.num_rows:
                 self._output.write(self._output_table(result.output))
         self._handle.end()
-        # A reference cycle in user code may keep the batch alive. Python's collector counts objects. A batch is few
-        # objects but much memory, so the collector would run too late.
+        # A reference cycle in user code may keep the batch alive. Python starts its garbage collector by the number of
+        # objects, and a batch is few objects with much memory. So the collector is called here.
         gc.collect(1)
 
     def _check(self, result: Any, keys: int) -> None:
@@ -210,8 +210,8 @@ class ArrowRunner:
                     due.key_groups,
                     due.keys,
                     keys=pa.Table.from_arrays(keys, names=self._key_names),
-                    # The runner deletes the fired timers by the arrays of `due` later. The processor gets copies, which
-                    # it may change.
+                    # The runner later deletes the fired timers by the arrays in `due`. So the processor gets copies,
+                    # which it may change.
                     rows=pa.table({EXPIRY: due.times_ms.copy()}),
                     row_offsets=due.offsets.copy(),
                     time=self._clock.expired,

@@ -49,8 +49,8 @@ class _OfKeys:
 
 @frozen
 class KeyedRows(_OfKeys):
-    # The rows of the requested keys, key after key. The requested keys are those that the caller passed to the state's
-    # method, or all keys of the batch if the caller passed None.
+    # The rows, key after key, of the keys that the caller passed to the state's method. If the caller passed None, the
+    # rows of all keys of the batch.
     rows: pa.Table
 
     def lists(self) -> pa.ListArray:
@@ -140,7 +140,7 @@ class _Collections(_OfBatch):
         return self._columns.exists(self._chosen(keys))
 
     def clear(self, keys: Keys | None = None) -> None:
-        """Remove the lists or maps of the keys in `keys`; None removes those of all keys of the batch."""
+        """Remove the lists or maps of the given keys. With None, remove the lists or maps of all keys of the batch."""
         self._columns.clear(self._chosen(keys))
 
 
@@ -158,7 +158,7 @@ class ArrowListState(_Collections):
         return KeyedRows(rows=rows, offsets=offsets)
 
     def put(self, keys: Keys, rows: pa.Table) -> None:
-        """Replace the lists of all keys that have a row in the table."""
+        """Replace the list of each key in `keys` by the key's rows in the table."""
         self._columns.put(self._of_rows(keys, rows), rows)
 
     def appendList(self, keys: Keys, rows: pa.Table) -> None:

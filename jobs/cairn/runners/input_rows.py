@@ -65,8 +65,8 @@ class KeyedInput:
         self._key_names = key_columns(len(encoder.schema.fields))
         self._slices_of = slices_of
         self._state = state
-        # The keys of the current batch, one entry for each key and kind (`INITIAL`: rows of the initial state, `INPUT`:
-        # input rows), with the positions of its rows: (kind, key group, key, encoded key, start, end).
+        # The keys of the current batch as (kind, key group, key, encoded key, start, end). Rows `start` to `end - 1`
+        # are the key's rows of this kind: `INITIAL` for the initial state, `INPUT` for input rows.
         self._segments: list[tuple[int, int, tuple[Any, ...], bytes, int, int]] = []
         self._slices: dict[int, Slices] = {}
         self._at = 0
@@ -104,7 +104,7 @@ class KeyedInput:
                 return
             if (self._segments[0][0], self._segments[0][3]) != (kind, encoded_key):
                 return
-            self.keys -= kind == INPUT  # `_load` counted this key a second time.
+            self.keys -= kind == INPUT  # `_load` has counted this key again, since its rows continue in the next batch.
 
     def _load(self) -> bool:
         """Make the next batch current, and return False if there is no next batch."""
@@ -173,7 +173,7 @@ _COLUMNS = {INPUT: "__input", INITIAL: "__initial"}
 
 
 def _text(values: pa.Array) -> str:
-    """Return the only value as Arrow's text. If Arrow has no text for it, name its type."""
+    """Return Arrow's text of the only value of an array, or the name of its type if Arrow has no text for it."""
     try:
         return str(values[0].cast(pa.string()))
     except pa.ArrowException:
@@ -202,9 +202,9 @@ def row_slices(schema: StructType) -> SlicesOf:
 
 
 def python_values(column: pa.Array) -> list[Any]:
-    """Return the values that `to_pylist` returns.
+    """Return the same values as `column.to_pylist()`.
 
-    For timestamps in UTC or without a zone, the function takes a third of the time of `to_pylist`.
+    For timestamps in UTC or without a zone, this function takes only a third of the time of `to_pylist`.
     """
     kind = column.type
     if not pa.types.is_timestamp(kind) or kind.unit != "us" or kind.tz not in (None, "UTC"):

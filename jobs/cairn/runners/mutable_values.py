@@ -73,8 +73,8 @@ def copy_of_column(values: Any) -> Any:
         if values.dtype == object and not all_immutable(values.tolist()):
             return _copy_of_cells(values)
         return values.copy()
-    # `copy` of an array that pandas keeps in Arrow would share Arrow's buffers, and user code may write to these
-    # through a NumPy array. `take` copies the buffers.
+    # For an Arrow-backed pandas array, `copy` would share Arrow's buffers, which user code may change through NumPy.
+    # `take` copies the buffers.
     return values.take(np.arange(len(values))) if isinstance(values, pd.arrays.ArrowExtensionArray) else values.copy()
 
 
@@ -97,4 +97,4 @@ def _copy_of_other(value: Any) -> Any:
     try:
         return copy.deepcopy(value)
     except Exception:
-        return value  # Arrow can't convert a value that can't be copied. Arrow's error then names the column.
+        return value  # A value that can't be copied can't be converted by Arrow either: its error names the column.

@@ -16,7 +16,7 @@ from state_backend.formats.types import shorten
 from state_backend.values.errors import ProcessorError
 
 _ROWS_PER_BATCH = 10_000
-# Called with the types of a row's cells, this function returns True if user code can change none of the cells. It is
+# A function that takes the types of a row's cells, and returns True if user code can change none of the cells. It is
 # the body of `all_immutable`, without the cost of another call for each row.
 _only_immutable = IMMUTABLE.issuperset
 
@@ -109,8 +109,8 @@ class OutputRows:
             raise
 
     def _instants(self, field: pa.Field, values: Any) -> Any:
-        # Arrow takes a naive datetime for UTC. State returns naive datetimes in the session's zone, and a processor may
-        # yield them unchanged.
+        # Arrow interprets a naive datetime as UTC. But a processor may yield naive datetimes from its state, which are
+        # in the session's zone. So they get this zone.
         convert = None if self._zone is UTC else _in_zone(field.type, self._zone)
         return values if convert is None else [convert(value) for value in values]
 

@@ -22,7 +22,7 @@ def arrow_schema(schema: dict[str, Any]) -> pa.Schema:
 
 
 def recorded_schema(schema: dict[str, Any]) -> dict[str, Any]:
-    """Return the schema as a record holds it: the Spark schema that Spark reads from the Parquet files.
+    """Return the schema for a checkpoint's record: the Spark schema that Spark reads from the output's Parquet files.
 
     Parquet files keep neither collations nor user-defined type classes. So the result has neither.
     """

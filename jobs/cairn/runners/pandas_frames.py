@@ -33,7 +33,7 @@ from cairn.runners.output_rows import column_of, no_nulls_if_none_may_be
 from cairn.spark_versions import arrays_of_frame, column_of_series, rows_of_frame, series_of, values_of_labels
 from state_backend.values.errors import ProcessorError
 
-# From this size on, different integers are the same float.
+# From this absolute value on, two different integers may be the same float.
 _FLOAT_LIMIT = 2**53
 
 
@@ -102,14 +102,14 @@ def _integers(values: Any, valid: Any) -> Any:
 
 
 def _is_large(values: Any) -> Any:
-    """Return True for each number whose nearest float may be that of another integer."""
+    """Return True for each number that is so large that a float may not hold it exactly."""
     return (values >= _FLOAT_LIMIT) | (values <= -_FLOAT_LIMIT)
 
 
 def _null_inside(values: pa.Array) -> bool:
     """Return True if an array column of integers or booleans holds a null inside one of its arrays.
 
-    For such a column pandas makes object arrays in all rows.
+    For such a column, pandas makes object arrays in all rows, also in rows without a null.
     """
     if not pa.types.is_list(values.type):
         return False
@@ -172,11 +172,11 @@ def key_values(column: pa.Array) -> list[Any]:
 
 
 def _join(frames: list[pd.DataFrame]) -> pd.DataFrame:
-    """Return the rows of all frames; integers as `Int64` if not all frames have them as the same dtype."""
+    """Concatenate frames. An integer column becomes `Int64` if its dtype differs between the frames."""
     if len(frames) == 1:
         return frames[0]
     dtypes = [{frame.dtypes.iloc[at] for frame in frames} for at in range(frames[0].shape[1])]
-    # To join int64 and float64, pandas would make floats of all.
+    # If int64 and float64 were concatenated, pandas would convert all integers to floats.
     mixed = [at for at, kinds in enumerate(dtypes) if len(kinds) > 1 and kinds & {np.dtype(np.int64), pd.Int64Dtype()}]
     for frame in frames if mixed else ():
         for at in mixed:
@@ -185,7 +185,7 @@ def _join(frames: list[pd.DataFrame]) -> pd.DataFrame:
 
 
 def _as_frame(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return the frame with the dtype of each column of integers that its own rows need."""
+    """Replace `Int64` columns by int64 or float64, if the frame's own rows fit that dtype exactly."""
     joined = [at for at, kind in enumerate(frame.dtypes) if kind == pd.Int64Dtype()]
     if joined:
         frame = frame.copy()
@@ -310,7 +310,7 @@ class OutputFrames:
                 pd.Series(values),
                 self._schema[at].dataType,
                 self._zone,
-                # The check is off for instants, whose nanoseconds may be dropped. Numbers must not lose digits.
+                # `safe` refuses a loss of digits. It is off for instants, which may lose their nanoseconds.
                 safe=not pa.types.is_timestamp(field.type),
             )
         except (pa.ArrowException, PySparkException, TypeError, ValueError, AttributeError, ArithmeticError) as error:
@@ -335,7 +335,7 @@ def _holds_large_integer(values: pa.Array) -> bool:
 
 
 def _is_lossy(value: Any, kind: pa.DataType) -> bool:
-    """Return True if a Python value, or one nested in it, is a float for a bigint and may have lost digits."""
+    """Return True if a value, or one nested in it, is a float in a bigint column that may have lost digits."""
     if pa.types.is_int64(kind):
         return isinstance(value, float | np.floating) and bool(_is_large(value))
     if value is None or not pa.types.is_nested(kind):
@@ -351,12 +351,12 @@ def _is_lossy(value: Any, kind: pa.DataType) -> bool:
 
 
 def _first(columns: pd.Series[Any] | pd.DataFrame) -> pd.Series[Any]:
-    """Return the column. If two columns have its name, return the first one, as Spark does."""
+    """Return the column that pandas found by a name: the first one if several columns have the name, as in Spark."""
     return columns.iloc[:, 0] if isinstance(columns, pd.DataFrame) else columns
 
 
 def _values(column: pd.Series[Any]) -> Any:
-    # For instants with a zone, `column.values` would be naive datetimes in UTC.
+    # For instants with a zone, `column.values` would lose the zone: it returns naive datetimes in UTC.
     return column.values if isinstance(column.dtype, np.dtype) else column.array
 
 

@@ -76,7 +76,7 @@ class RowListState(state_variables.ListState, spark_api.ListState):
     def put(self, newState: Any) -> None:
         state_variables.ListState.put(self, _not_empty(self._name, newState))
 
-    # Spark's name for the same method. A wrapper would add a call for each element.
+    # An alias with Spark's name. A wrapper method would cost one more call for each element.
     appendValue = state_variables.ListState.append_value
 
     def appendList(self, newState: Any) -> None:
@@ -113,7 +113,7 @@ class RowMapState(state_variables.MapState, spark_api.MapState):
 def _not_empty(name: str, values: Any) -> Iterator[Any]:
     """Yield the values, and raise an error if there are none.
 
-    No list is built: a generator may yield the same object each time, with new content.
+    The values are not collected in a list, because a generator may yield one object again and again with new content.
     """
     empty = True
     for value in values:
@@ -179,8 +179,8 @@ class ProcessorHandle(spark_api.StatefulProcessorHandle):
         try:
             return make(self._shard, name)
         except StateSchemaError as error:
-            # The missing state is allowed if `init` later passes its name to `deleteIfExists`. `initialized` raises the
-            # error otherwise.
+            # The missing state is allowed if `init` later passes its name to `deleteIfExists`. Otherwise `initialized`
+            # raises this error.
             self._unplanned[name] = error
             return cast(State, _Placeholder(name, deleted=True))
 
@@ -287,7 +287,7 @@ class DeclaringHandle(spark_api.StatefulProcessorHandle):
 
 
 class _Placeholder:
-    """A state that can't be used: on the driver, or because `init` declared and then deleted it. Any use is an
+    """A stand-in for a state on the driver, or for a state that `init` declared and then deleted. Its use is an
     error."""
 
     def __init__(self, name: str, *, deleted: bool = False) -> None:
@@ -309,22 +309,21 @@ class Clock:
     """The times of an interval, as a processor sees them."""
 
     mode: TimeMode
-    # What rows see, and what timers see when they fire.
-    now: TimerValues
-    expired: TimerValues
-    # A timer up to this time fires.
+    now: TimerValues  # The times that a handler of input rows gets.
+    expired: TimerValues  # The times that a handler of expired timers gets.
+    # A timer at or before this time fires in this interval, in milliseconds since the epoch.
     due_ms: int
 
 
 @frozen
 class InputColumns:
-    """What a vectorised processor may know about the columns of its input."""
+    """What the handle tells a vectorised processor about its input: schemas, special columns, and lateness."""
 
     key_schema: StructType
     input_schema: StructType
     event_time: str | None
     order_by: tuple[str, ...] = ()
-    # Rows up to this event time are late; None if no row is.
+    # Rows with this event time (in ms) or an earlier one are late; None if no row is late.
     late_ms: int | None = None
 
 

@@ -23,7 +23,7 @@ _OURS = str(Path(__file__).parent)
 
 
 class UserCode:
-    """The context of the calls into a processor during one interval."""
+    """The wrapper of all calls into the user's processor during one interval, for error messages."""
 
     def __init__(self, interval: Interval, pipeline: str, *, offers_null: bool = False) -> None:
         self._interval = interval
@@ -58,10 +58,9 @@ class UserCode:
         if self._offers_null and isinstance(error, StateTypeError):
             what += "\nTo store NULL instead of such values, as Spark does, set Pipeline(on_type_mismatch='null')"
         raised = ProcessorError(printable(what))
-        # If Spark simplifies tracebacks, its report to the driver leaves out an error's cause (`__cause__`). So a note
-        # of `raised` holds the traceback of the user's code. If Spark does not simplify them, the report contains the
-        # cause, and Spark fails if this text can't be encoded as UTF-8. So the cause is set only if its traceback can
-        # be encoded.
+        # If Spark simplifies tracebacks, its report to the driver leaves out an error's `__cause__`. So a note of
+        # `raised` holds the traceback of the user's code. If Spark does not simplify tracebacks, its report contains
+        # the cause, and Spark fails if that text can't be encoded as UTF-8. So the cause is set only if it can be.
         raised.add_note(textwrap.indent(printable(trace), "  "))
         raise raised from (error if printable(trace) == trace else None)
 

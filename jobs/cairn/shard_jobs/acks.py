@@ -1,4 +1,4 @@
-"""Make the acknowledgement of a job on one shard. Without Spark, for `erase` too."""
+"""Make the acknowledgement of a job on one shard. This module needs no Spark, because `cairn erase` uses it too."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def ack_of(
     durations_us: dict[str, int],
     restored: RestoredShard | None = None,
 ) -> ShardAck:
-    """Return a shard's acknowledgement. Without a snapshot, the shard keeps its manifest in the base."""
+    """Return a shard's acknowledgement. `snapshot` None: the shard has not changed, and keeps its manifest `base`."""
     manifest = base if snapshot is None else snapshot.manifest
     if manifest is None:
         raise InvariantViolated(f"shard {shard} did not change, and has no manifest in the base")

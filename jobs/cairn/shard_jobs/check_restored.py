@@ -38,10 +38,7 @@ class ShardValidation:
 
 @frozen
 class ValidationJob(JobOnContent):
-    """Job that validates the shards of one checkpoint, prepared attempt or savepoint.
-
-    The driver sends the job to the workers.
-    """
+    """Job that validates the shards of one checkpoint, prepared attempt or savepoint."""
 
     root: str
     # The files of a canonical savepoint, which has no RocksDB files; else empty.
@@ -51,8 +48,8 @@ class ValidationJob(JobOnContent):
     def findings(self, shards: Sequence[ShardValidation]) -> tuple[str, ...]:
         """Return the findings of all shards.
 
-        If no shard has a finding, the sums of their entries and digests are compared with the record, and a difference
-        is the only finding.
+        If no shard has a finding, compare the sums of the shards' entries and digests with the record. A difference is
+        then the only finding.
         """
         findings = [finding for shard in shards for finding in shard.findings]
         entries, digest = sum(s.entries for s in shards), sum(s.digest for s in shards) % 2**64
@@ -67,7 +64,7 @@ class ValidationJob(JobOnContent):
     def run_shard(self, batches: Iterator[pa.RecordBatch], shard: int, task: int) -> ShardValidation:
         """Restore one shard in a Spark task, and check its entries.
 
-        An error that makes the shard unusable is returned as a finding.
+        If an error makes the shard unusable, return the error as a finding.
 
         `task`: Unused, because the task writes no files to the storage.
         """

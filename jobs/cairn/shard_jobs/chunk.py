@@ -2,9 +2,9 @@
 
     restore -> interval 0: process -> ... -> upload -> interval 1: process -> ... -> upload -> ... -> one ack for each
 
-Each interval has an attempt of its own, whose files have the attempt in their names, as if a task of its own had
-written them. A task that stops at any point leaves files that no record names: the driver gets no ack before the task
-ends. If Spark runs a task twice, each run writes under other names.
+Each interval has an attempt of its own, with files under the attempt's name, as if a separate task had written them. A
+task that stops at any point leaves files that no record names, because the driver gets no ack before the task ends. If
+Spark runs a task twice, each run writes under other names.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from state_backend.values.records import Content, ShardRef
 
 @frozen
 class ChunkAck:
-    """The acknowledgements of a shard for the first intervals of a chunk, one for each interval."""
+    """The acknowledgements of one shard: one for each interval of the chunk that the shard has processed."""
 
     shard: int
     acks: tuple[ShardAck, ...]
@@ -40,7 +40,7 @@ class ChunkJob:
     """Job that processes the intervals of a chunk. `first` is the job of its first interval."""
 
     first: IntervalJob
-    # For each interval, what the jobs of its intervals differ in.
+    # For each interval, the fields in which its job differs from `first`: content and event-time settings.
     each: tuple[tuple[Content, EventTime | None], ...]
     # A task that has taken more seconds, or uploaded more bytes, leaves the remaining intervals out.
     most_seconds: float
@@ -61,7 +61,7 @@ class ChunkJob:
         return replace(self, first=self.first.with_refs(refs))
 
     def job_of(self, number: int) -> IntervalJob:
-        """Return the job of an interval. It names the refs that the chunk starts from."""
+        """Return the job of an interval. Its `base` has the refs from which the whole chunk starts."""
         content, event_time = self.each[number]
         return replace(self.first, content=content, event_time=event_time, h0=self.first.h0 + number)
 
@@ -71,7 +71,7 @@ class ChunkJob:
         with self.first.open_shard(shard, task) as (opened, at):
             restored = opened
             for number in range(len(self.each)):
-                # The folder has links to the captured files, which would keep merged files on the disk.
+                # A folder for each interval, deleted afterwards: its links to files would keep merged files on disk.
                 work = at.work / str(number)
                 work.mkdir()
                 clock = at.clock if not number else StopWatch()
@@ -85,7 +85,7 @@ class ChunkJob:
 
 
 def _after(restored: RestoredShard, ack: ShardAck) -> RestoredShard:
-    """Return the open store as a restore from the shard's new checkpoint would return it."""
+    """Return the open store in the form in which a restore of the shard's new checkpoint would return it."""
     made = ack.manifest
     if made is None:
         return replace(restored, downloaded_bytes=0, cached_bytes=0)
@@ -104,7 +104,7 @@ class _RowsByInterval:
         self._held = first[1:]
 
     def of(self, number: int) -> Iterator[pa.RecordBatch]:
-        """Yield a tick and the rows of an interval. Key groups are as in the rows of a single interval."""
+        """Yield a tick and the rows of an interval, with the offset of the interval subtracted from the key groups."""
         yield self._tick
         while True:
             while not self._held.num_rows:

@@ -1,8 +1,8 @@
 """Consolidate a checkpoint: rewrite its shards without obsolete entries.
 
 The job ends with a `prepared.json` for a checkpoint with equal entries. A shard that is already one sorted run without
-deletions and segments stays as it is. All other shards are read and written as a whole. So this job runs before a
-savepoint, which reads every shard anyway.
+deletions and segments stays as it is. All other shards are read and written as a whole. That is expensive, so the job
+runs only before a savepoint, which reads every shard anyway.
 """
 
 from __future__ import annotations
@@ -31,10 +31,7 @@ from state_backend.values.records import Permissions, own_run
 
 @frozen
 class ConsolidationJob(JobOnContent):
-    """Job that reads the shards of a checkpoint, and writes them again for a new checkpoint without obsolete entries.
-
-    The driver sends the job to the workers.
-    """
+    """Job that reads the shards of a checkpoint, and writes them for a new checkpoint without obsolete entries."""
 
     root: str
     attempt: str
@@ -42,7 +39,7 @@ class ConsolidationJob(JobOnContent):
     engine: EngineOptions
 
     def run_shard(self, batches: Iterator[pa.RecordBatch], shard: int, task: int) -> ShardAck:
-        """Rewrite one shard, in a Spark task. A task that stops leaves files of the attempt that no record names."""
+        """Rewrite one shard, in a Spark task. If the task stops, no record names the files that it leaves."""
         clock = StopWatch()
         storage, cache, content = open_storage(self.root), open_cache(self.engine), self.content
         before = needed_manifest(self.refs_of(shard)[0], storage)
@@ -71,8 +68,8 @@ class ConsolidationJob(JobOnContent):
                         inline_budget_bytes=inline_budget_bytes(content.parallelism),
                         cache=cache,
                     )
-                    # The counts of the manifest come from the base. `verify_shard` compares them with the entries that
-                    # are on disk now.
+                    # The manifest has the counts of the base. `verify_shard` compares these counts with the entries
+                    # that are on disk now.
                     _, problems = verify_shard(
                         store, snapshot.manifest, content.states, content.key_schema, content.max_parallelism
                     )

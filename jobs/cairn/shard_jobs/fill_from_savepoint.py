@@ -1,9 +1,9 @@
-"""Restore a savepoint as the state of a pipeline, in files of the pipeline's own under `shared/<attempt>/`.
+"""Restore a savepoint as the state of a pipeline, in the pipeline's own files under `shared/<attempt>/`.
 
-The job ends with a `prepared.json`. Native: each file is linked, or copied if the storage can't link it. The shards
-stay as they are. The next interval restores them into its own parallelism, as with any checkpoint. Canonical: each
-shard of the pipeline reads its own entries, at any parallelism and max parallelism. In both cases, the digest over all
-shards must equal the one that the savepoint records.
+The job ends with a `prepared.json`. A native savepoint: each file is linked, or copied if the storage can't link. The
+shards stay as they are, and the next interval restores them into its own parallelism, as with any checkpoint. A
+canonical savepoint: each shard of the pipeline reads its own entries, at any parallelism and max parallelism. In both
+cases, the digest over all shards must equal the digest that the savepoint records.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class RestoreJob:
         return self.made.max_parallelism
 
     def refs_of(self, shard: int) -> tuple[ShardRef, ...]:
-        # Empty for a canonical savepoint, which has no manifests: there the job reads `savepoint.files`.
+        # A canonical savepoint has no manifests, so it has no refs: the job reads `savepoint.files` instead.
         return tuple(ref for ref in self.savepoint.content.shards if ref.shard == shard)
 
     def with_refs(self, refs: tuple[ShardRef, ...]) -> RestoreJob:
@@ -63,7 +63,7 @@ class RestoreJob:
     def run_shard(self, batches: Iterator[pa.RecordBatch], shard: int, task: int) -> ShardAck:
         """Make one shard of the pipeline's new state, in a Spark task.
 
-        A task that stops leaves files of the attempt that no record names.
+        If the task stops, no record names the files that it leaves.
         """
         clock, task = StopWatch(), self.first_task + task
         source, storage = open_storage(self.source), open_storage(self.root)

@@ -1,14 +1,14 @@
 """Import the state of another system: write rows of all states to shards, then write `prepared.json`.
 
-The rows are placed in shards by key. A row has all entries of one key in one state. So the order of the rows does not
-matter:
+The rows are placed in shards by key. A row has all entries of one key in one state, so the rows need no order. Their
+columns:
 
     __key_group int | state int | key struct
     | entries_<n> array<struct<[user_key struct,] value struct, expires_at_ms long>>
     | timers array<long>, ascending
 
-`state` is the position n of the state in `content.states`, and only column `entries_<n>` is filled. It is -1 for timers
-and null for a tick.
+`state` is the position n of the state in `content.states`, and only the column `entries_<n>` is filled. `state` is -1
+for timers, and null for a tick (the row that starts a shard's task).
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ TIMERS = -1
 
 @frozen
 class ImportJob(JobOnContent):
-    """Job that writes imported rows to shards. The driver sends it to the workers."""
+    """Job that writes imported rows to shards."""
 
     root: str
     source: str
     engine: EngineOptions
 
     def run_shard(self, batches: Iterator[pa.RecordBatch], shard: int, task: int) -> ShardAck:
-        """Write one shard. A task that stops leaves files of the attempt that no record names."""
+        """Write one shard, in a Spark task. If the task stops, no record names the files that it leaves."""
         clock, content = StopWatch(), self.content
         owned = range_of(shard, content.parallelism, content.max_parallelism)
         key_schema = parse_struct(content.key_schema)

@@ -1,10 +1,10 @@
 """Process one interval on each shard, and write `prepared.json` with the results of all shards.
 
-Each Spark task: restore -> process -> fire timers -> expire -> flush the store to files -> upload -> ack. Then the
-driver, once: all acks -> prepared.json. In changelog mode, the task uploads a segment instead of the store's files.
+Each Spark task: restore -> process -> fire timers -> expire -> flush the store to files -> upload -> ack. The driver,
+once all tasks have ended: all acks -> prepared.json. In changelog mode, a task uploads a segment instead of files.
 
-A task that stops leaves a local folder, and files of the attempt that no record names. If Spark runs a task twice, each
-run writes under other names, and only the successful run's ack counts.
+If a task stops, it leaves a local folder, and files that no record names. If Spark runs a task twice, each run writes
+under other names, and only the successful run's ack counts.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Computed:
     """The result of the processor on one shard, besides the changed state."""
 
     inputs: InputBatches
-    keys: int
+    keys: int  # Number of keys that had input.
     output: LocalParquet
     late: LocalParquet
 
@@ -77,7 +77,7 @@ class Computed:
 @frozen
 class ShardTask:
     shard: int
-    task: int
+    task: int  # Id of the Spark task, which makes the names of its files unique.
     owned: KeyGroupRange
     storage: Storage
     work: Path
@@ -86,7 +86,7 @@ class ShardTask:
 
 @frozen
 class IntervalJob(JobOnContent):
-    """Job that processes one interval. The driver sends it to the workers together with the processor.
+    """Job that processes one interval. The driver sends the job to the workers, with the processor in it.
 
     `content` is the content of the attempt before its shards run: no shards, no output, no counts.
     """
@@ -94,24 +94,24 @@ class IntervalJob(JobOnContent):
     root: str
     h0: int
     base: tuple[ShardRef, ...]
-    # The number of the base's shards; 0 if the interval starts from empty state.
+    # Number of shards of the base checkpoint; 0 if the interval starts from empty state.
     base_parallelism: int
     mode: str
     api: Literal["row", "pandas", "arrow"]
     on_type_mismatch: Literal["error", "null"]
     input_schema: dict[str, Any]
-    # The rows of the initial state; None if the interval reads none.
+    # The schema of the rows of initial state; None if the interval reads none.
     initial_schema: dict[str, Any] | None
     output_schema: dict[str, Any]
-    dropped: tuple[StateDescriptor, ...]
-    # The event-time column, and the watermarks that decide which rows are late and which timers fire; None in other
-    # time modes.
+    dropped: tuple[StateDescriptor, ...]  # The states that the processor's `init` deletes.
+    # The event-time column, and the watermarks that decide which rows are late and which timers fire; None unless the
+    # time mode is "event".
     event_time: EventTime | None
     order_by: tuple[str, ...]
     processor: ShippedProcessor
     engine: EngineOptions
     changelog: ChangelogOptions
-    returning: tuple[Returning, ...] = ()
+    returning: tuple[Returning, ...] = ()  # Forgotten keys that the base's state or the input may bring back.
 
     @property
     def zone(self) -> str:
@@ -130,7 +130,7 @@ class IntervalJob(JobOnContent):
 
     @contextmanager
     def open_shard(self, shard: int, task: int) -> Iterator[tuple[RestoredShard, ShardTask]]:
-        """Restore the shard from its base for the block, in a work folder of its own."""
+        """Restore the shard from the base checkpoint, in a work folder that exists during the block."""
         storage = open_storage(self.root)
         owned = range_of(shard, self.parallelism, self.max_parallelism)
         clock = StopWatch()
@@ -157,8 +157,8 @@ class IntervalJob(JobOnContent):
     def _without_forgotten(self, restored: RestoredShard, owned: KeyGroupRange, work: Path) -> RestoredShard:
         """Rewrite the shard's files without forgotten keys if the base may hold such keys; else return `restored`.
 
-        To delete the keys' entries in RocksDB would not suffice. The base's files would still contain these entries,
-        and the new checkpoint would share these files.
+        To delete the keys' entries in RocksDB would not suffice: the base's files would still contain the entries, and
+        the new checkpoint would share the files.
         """
         states, schema = (*self.dropped, *self.content.states), parse_struct(self.content.key_schema)
         keys: set[tuple[int, bytes]] = set()
@@ -297,7 +297,7 @@ class IntervalJob(JobOnContent):
     def _run_processor(
         self, inputs: InputBatches, state: ShardState, output: LocalParquet
     ) -> tuple[KeyedRunner | ArrowRunner, int]:
-        """Run the processor over all input. Return its runner, and the number of keys that had input."""
+        """Run the processor over all input. Return (its runner, number of keys that had input)."""
         offers_null = self.api != "arrow" and self.on_type_mismatch == "error"
         user_code = UserCode(self.content.interval, self.content.pipeline, offers_null=offers_null)
         due_ms = (
@@ -352,7 +352,7 @@ class IntervalJob(JobOnContent):
         return runner, rows.keys
 
     def _refusal(self, value: str) -> ProcessorError:
-        """Return the error about a value of the input that the pipeline's form can't hold."""
+        """Return the error about an input value that the processor's form (`api`) can't hold."""
         holds = f"Python holds the years 1 to 9999 only, in the time zone {self.zone!r}"
         forms = "the Arrow form (api='arrow')"
         if self.api == "pandas":
@@ -372,7 +372,7 @@ class IntervalJob(JobOnContent):
         return TimerValues(self.content.time.processing_time_ms, watermark_ms or 0) if timed else TimerValues(-1, -1)
 
     def time_after(self, newest_event_us: int | None) -> LogicalTime:
-        """Return the times that the interval's checkpoint records."""
+        """Return the times that the checkpoint records. `newest_event_us`: The rows' newest event time, if any."""
         time_ = self.content.time
         if self.event_time is None:
             return time_
@@ -388,8 +388,8 @@ class IntervalJob(JobOnContent):
                 "processor\nThe input may have changed while it was read. Run the interval again"
             )
         newest_event_us = max((ack.newest_event_us for ack in acks if ack.newest_event_us is not None), default=None)
-        # Time outside of the slowest shard is Spark's: it plans the query, waits for cores, shuffles, and fetches the
-        # acks.
+        # The time that the slowest shard did not use is Spark's: Spark plans the query, waits for cores, shuffles, and
+        # fetches the acks.
         durations_us = {"plan": plan_us, "spark": max(0, spark_us - sum(slowest(acks).values()))}
         made = replace(content, time=self.time_after(newest_event_us), durations_us=durations_us)
         return prepare(at, made, acks, h0=self.h0, base=self.base)

@@ -51,10 +51,7 @@ Ack_co = TypeVar("Ack_co", bound=OfShard, covariant=True)
 
 
 class ShardJob(Protocol[Ack_co]):
-    """Protocol of the jobs that `run_on_shards` accepts.
-
-    `Ack_co` is the type of the job's result on one shard.
-    """
+    """Protocol of the jobs that `run_on_shards` accepts. `Ack_co` is the type of a job's result on one shard."""
 
     @property
     def parallelism(self) -> int:
@@ -72,10 +69,13 @@ class ShardJob(Protocol[Ack_co]):
         """
 
     def with_refs(self, refs: tuple[ShardRef, ...]) -> Self:
-        """Return a copy of the job with only these references to stored shards, instead of those of all shards."""
+        """Return a copy of the job that has only these references, instead of references to all stored shards."""
 
     def run_shard(self, batches: Iterator[pa.RecordBatch], shard: int, task: int) -> Ack_co:
-        """Run the job on one shard, in a Spark worker or in this process (`run_here`)."""
+        """Run the job on one shard, in a Spark worker or in this process (`run_here`).
+
+        `batches`: The shard's rows. `task`: A number that makes the names of the task's files unique.
+        """
 
 
 @frozen
@@ -111,8 +111,8 @@ def run_on_shards(
 ) -> list[Ack]:
     """Run the job once on each shard, and return the results (acks) in the order of the shards.
 
-    If a host's cached copy of a file is damaged, the job runs again on all shards. If a shard's task raises an error of
-    Cairn, this function raises the same error.
+    `placed`: Function that gets the bytes of the ticks and returns the rows, placed by shard; None for no rows.
+    If a host's cached copy of a file is damaged, the job runs again on all shards.
     """
     parts = [zlib.compress(pickle.dumps(job.refs_of(shard)), 1) for shard in range(job.parallelism)]
     rows = ticks(spark, parts, max_parallelism=job.max_parallelism) if placed is None else placed(parts)
@@ -120,7 +120,7 @@ def run_on_shards(
     for tries_left in range(job.parallelism, -1, -1):
         try:
             with first_cause():
-                # Each try has a new query plan: if Spark gets a failed plan again, it raises the old error.
+                # Make a new query plan for each try: given the failed plan again, Spark would raise the old error.
                 found = collect_once(spark, lambda: rows.mapInArrow(partial(_run_shard, shipped), _ACK_ROW), executed)
             break
         except DamagedCopy as error:
@@ -183,7 +183,7 @@ class StopWatch:
 
     @contextmanager
     def phase(self, name: str, words: str) -> Iterator[None]:
-        """Time the block, also if it raises an error, and say what it does."""
+        """Measure the time of the block, also if it raises an error, and tell `doing` what the block does (`words`)."""
         started, inside_us = time.monotonic_ns(), sum(self.durations_us.values())
         try:
             with doing(words):
@@ -208,10 +208,10 @@ def rare_garbage_collection() -> Iterator[None]:
     memory and pandas imported, this took two fifths of the time per key. Cycles in user code are still collected, but
     later.
 
-    Objects from before the block stay frozen (invisible to the collector) after the block too. Spark's worker collects
-    after every task, which took 60 ms of CPU for the objects of the imports alone. After every 32nd task all objects
-    are unfrozen, so that the garbage of at most 32 tasks accumulates. In any other process, such as a test, all objects
-    are unfrozen after each block.
+    Objects from before the block stay frozen (invisible to the collector) after the block too, because Spark's worker
+    collects after every task, which took 60 ms of CPU for the objects of the imports alone. After every 32nd task all
+    objects are unfrozen, so that the garbage of at most 32 tasks accumulates. In a process that is no Spark worker,
+    such as a test, all objects are unfrozen after each block.
     """
     thresholds = gc.get_threshold()
     gc.freeze()

@@ -31,9 +31,9 @@ from state_backend.values.records import InlineShard, ShardManifest
 @frozen
 class SavepointAck:
     shard: int
-    # The manifest of the written files, for a native savepoint; else None.
+    # The manifest of the shard's files in a native savepoint; None for a canonical one.
     manifest: ShardManifest | None
-    files: tuple[CanonicalFile, ...]
+    files: tuple[CanonicalFile, ...]  # The shard's files in a canonical savepoint; empty for a native one.
 
 
 @frozen
@@ -46,7 +46,7 @@ class SavepointJob(JobOnContent):
     engine: EngineOptions
 
     def run_shard(self, batches: Iterator[pa.RecordBatch], shard: int, task: int) -> SavepointAck:
-        """Write one shard. A task that stops leaves files that no savepoint.json names."""
+        """Write one shard, in a Spark task. If the task stops, `savepoint.json` does not name the files it leaves."""
         source, destination = open_storage(self.root), open_storage(self.destination)
         manifest = needed_manifest(self.refs_of(shard)[0], source)
         written: ShardManifest | None = None

@@ -1,1 +1,1 @@
-"""Transport of user code and data from the driver to the workers."""
+"""Send the user's code and values from the driver to Spark's workers."""

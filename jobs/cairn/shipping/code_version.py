@@ -1,4 +1,4 @@
-"""Version and name of a pipeline's code, for people. Decisions use the code's hash instead."""
+"""Find the version and the name of a pipeline's code, to show them to people. Decisions use the code's hash instead."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ def code_version(pipeline: Pipeline) -> str | None:
 
 
 def code_reference(pipeline: Pipeline) -> str | None:
-    """Return a pipeline as `module:NAME`, by which commands load it; None if no imported module has it by a name.
+    """Return `module:NAME`, by which commands load this pipeline; None if no imported module has a name for it.
 
-    `__main__` does not count: another process would import another module by this name.
+    `__main__` does not count, because another process would import another module by this name.
     """
     near = [getattr(part, "__module__", None) for part in (pipeline.source, pipeline.processor)]
     return _found(pipeline.name, tuple(filter(None, near)))
@@ -44,7 +44,7 @@ def _found(name: str, near: tuple[str, ...]) -> str | None:
     for module in dict.fromkeys([*near, *sys.modules]):
         names = {} if module == "__main__" else getattr(sys.modules.get(module), "__dict__", {})
         for constant, value in [*names.items()]:
-            # Not by identity: a caller may have replaced a field, such as the sink.
+            # Compare names, not identity: the caller's pipeline may be a copy with another field, such as the sink.
             if type(value) is Pipeline and value.name == name:
                 return f"{module}:{constant}"
     return None
@@ -53,7 +53,7 @@ def _found(name: str, near: tuple[str, ...]) -> str | None:
 def begin_code_version(pipeline: Pipeline) -> Callable[[], str | None]:
     """Begin to compute `code_version` in a thread, and return a function that waits for the result.
 
-    The two commands of git take tens of milliseconds. The caller can ask the source and Spark meanwhile.
+    The two commands of git take tens of milliseconds. In this time the caller can ask the source and Spark.
     """
     pool = ThreadPoolExecutor(1, thread_name_prefix="cairn-git")
     version = pool.submit(code_version, pipeline)

@@ -15,16 +15,16 @@ from pathlib import Path, PurePath
 from state_backend.values.frozen import frozen
 
 _CODE = (".py", ".so", ".pyd")
-_SEEN: dict[str, InstalledDistribution] = {}
-_LISTED: set[str] = set()
+_SEEN: dict[str, InstalledDistribution] = {}  # By name: the results of `distribution_here`.
+_LISTED: set[str] = set()  # The folders whose distributions `_infos` has listed.
 
 
 @frozen
 class InstalledDistribution:
     name: str
     version: str
-    digest: str
-    is_pure: bool
+    digest: str  # SHA-256 over the names and hashes of its code files; empty without the file RECORD.
+    is_pure: bool  # True if it has no compiled files, so that the digest is equal on every platform.
 
 
 @cache
@@ -34,8 +34,8 @@ def distribution_of(file: str, module: str) -> InstalledDistribution | None:
     if folder is None:
         return None
     relative, top = PurePath(file).relative_to(folder).as_posix(), module.partition(".")[0]
-    # A distribution with the module's name comes first, because it usually has the file. To read the metadata of 150
-    # distributions would take about 0.1 s.
+    # First try distributions with the module's name, which usually have the file: to read the metadata of all, such as
+    # 150 distributions, would take about 0.1 s.
     word, infos = _first_word(top), _infos(folder)
     for info in (*(i for w, i in infos if w == word), *(i for w, i in infos if w != word)):
         files, names = _contents(info)
@@ -59,10 +59,10 @@ def _infos(folder: Path) -> tuple[tuple[str, Path], ...]:
 
 @cache
 def _contents(info: Path) -> tuple[frozenset[str], frozenset[str]]:
-    """Return the files that a distribution installed, and its top-level modules. One of the two sets is empty.
+    """Return (files, modules) of a distribution. One of the two sets is empty.
 
-    If the distribution has the file RECORD, the function returns the files. Without RECORD, it returns the modules that
-    `top_level.txt` lists.
+    `files` are the installed files by the distribution's RECORD. Without RECORD, `modules` are the top-level modules
+    that `top_level.txt` lists.
     """
     found = importlib.metadata.Distribution.at(info)
     record = found.read_text("RECORD")
@@ -79,7 +79,7 @@ def _installed_at(info: Path) -> InstalledDistribution:
 def distribution_here(name: str) -> InstalledDistribution | None:
     """Return the distribution of this name in this process; None if the distribution is not installed.
 
-    The first result is kept for the life of the process, because the process has imported the modules of that version.
+    The first result is kept for the life of the process, because the process may have imported that version's modules.
     """
     if name not in _SEEN:
         try:

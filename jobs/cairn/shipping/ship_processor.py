@@ -1,4 +1,4 @@
-"""Transport of a processor and its code to the workers.
+"""Send a processor and its code to the workers.
 
 A Spark server lives longer than one interval, and its workers may have imported an older version of the processor. So
 the sources of the user's modules travel with every task (docs/design-state.md, "Code on the workers"). The processor's
@@ -73,9 +73,9 @@ class ShippedProcessor:
     # A pickle that contains the code of the modules; None if the processor has no user module, or if this pickle is not
     # possible.
     by_value: bytes | None
-    no_value: str
-    broadcasts: tuple[tuple[int, bytes], ...]
-    # Parts of the code whose hash, a part of `code_hash`, differs in another version of Python.
+    no_value: str  # Why `by_value` is not possible, for an error message; "" otherwise.
+    broadcasts: tuple[tuple[int, bytes], ...]  # Id and pickled value of each broadcast variable.
+    # Names of the parts of the code whose hash, and so `code_hash`, differs between versions of Python.
     by_build: tuple[str, ...] = ()
 
     def __call__(self) -> Any:
@@ -103,13 +103,13 @@ class ShippedProcessor:
             return cloudpickle.loads(self.by_value)
 
 
-# What the functions below have found for a value, in the current call.
+# Results of the functions with `@_once` for each value, within a `code_of_one_call`; None outside of such a call.
 _FOUND: ContextVar[dict[Any, Any] | None] = ContextVar("_FOUND", default=None)
 
 
 @contextmanager
 def code_of_one_call() -> Iterator[None]:
-    """Hash and pack a processor or source once in this context: the first time, as it is then."""
+    """Within this context, hash and pack each processor or source only once, and use that result again."""
     token = _FOUND.set({} if (outer := _FOUND.get()) is None else outer)
     try:
         yield
@@ -125,7 +125,7 @@ def _once(function: Callable[P, T]) -> Callable[P, T]:
             return function(*arguments, **named)
         key = function, id(value), arguments[1:]
         if key not in found:
-            found[key] = value, function(*arguments, **named)  # With the value, so that no other gets its id.
+            found[key] = value, function(*arguments, **named)  # Keep the value, so that no new value gets its id.
         return cast(T, found[key][1])
 
     return find
@@ -161,7 +161,7 @@ def ship_processor(processor: Any, pipeline: str) -> ShippedProcessor:
 
 
 def processor_on_driver(processor: Any, pipeline: str) -> Any:
-    """Make a new processor in this process, from a copy. Its changes affect no worker and no later interval."""
+    """Make a new processor in this process, from a copy, so that its changes affect no worker and no later interval."""
     file = io.BytesIO()
     with _name_pipeline(pipeline):
         copier = _Copier(file)
@@ -171,10 +171,10 @@ def processor_on_driver(processor: Any, pipeline: str) -> Any:
 
 
 def code_hash(processor: Any, pipeline: str) -> str:
-    """Return SHA-256, hex, over a processor, its arguments, and the code that it needs.
+    """Return the SHA-256 (hex) over a processor, its arguments, and the code that it needs.
 
-    This code is the sources of the user's modules, and the names, versions and digests of the distributions that they
-    import.
+    The needed code is the sources of the user's modules, and the names, versions and digests of the distributions that
+    these modules import.
     """
     with _name_pipeline(pipeline):
         return _hash_code(processor)[0]
@@ -231,8 +231,8 @@ def _name_pipeline(pipeline: str) -> Iterator[None]:
 class _Pickler(cloudpickle.Pickler):
     """Pickler that replaces broadcast variables by their ids.
 
-    Spark sends the values of broadcast variables only with functions that Spark itself pickles. So `ShippedProcessor`
-    sends the values.
+    Spark sends the values of broadcast variables only with functions that Spark itself pickles. A processor is not
+    pickled by Spark, so `ShippedProcessor` sends the values.
     """
 
     def __init__(self, file: Any, broadcasts: dict[int, Broadcast[Any]]) -> None:
@@ -264,8 +264,8 @@ def _dump(pickler: cloudpickle.Pickler, value: Any) -> None:
 class _Copier(cloudpickle.Pickler):
     """Pickler for a copy in the same process, which keeps classes, modules and broadcast variables by identity.
 
-    A class from a notebook, if it were pickled and loaded in the notebook's own process, would have copies of its
-    methods. The copies would not see later changes of the notebook's variables.
+    If a class from a notebook were pickled and loaded in the notebook's own process, its methods would be copied. The
+    copies would not see later changes of the notebook's variables.
     """
 
     def __init__(self, file: Any) -> None:
@@ -306,7 +306,7 @@ def _pickle_by_value(processor: Any, modules: Sequence[UserModule], broadcasts: 
 
 
 def _blame(modules: Sequence[UserModule]) -> str:
-    """Return the first object of these modules that can't be pickled, with the reason; "" if all can be pickled.
+    """Return in words the first object of these modules that can't be pickled, and why; "" if all can be pickled.
 
     Containers are tried last, because they may be large.
     """
@@ -353,7 +353,7 @@ def runtime_version() -> str:
 
 # The user's modules that this process has loaded, by name, each with the SHA-256 of its bytes.
 _LOADED: dict[str, tuple[ModuleType, str]] = {}
-_BROADCASTS: dict[int, bytes] = {}
+_BROADCASTS: dict[int, bytes] = {}  # By id: the pickled broadcast variables of the processor that is being loaded.
 
 
 def import_as_shipped(modules: Sequence[UserModule]) -> None:
@@ -363,8 +363,8 @@ def import_as_shipped(modules: Sequence[UserModule]) -> None:
     version.
     """
     for finder in sys.path_importer_cache.values():
-        # Only caches of folders are cleared. A zip would be read again for each of its packages: 0.3 s a task for
-        # Spark's own zips. `bytes_of` clears the cache of a zip when a module in it is read.
+        # Clear only the caches of folders. If the cache of a zip were cleared, the zip would be read again for each of
+        # its packages: 0.3 s a task for Spark's own zips. `bytes_of` clears a zip's cache when it reads a module in it.
         if isinstance(finder, FileFinder):
             finder.invalidate_caches()
     for module in modules:
@@ -473,9 +473,9 @@ def _is_file_of(spec: ModuleSpec, source: bytes) -> bool:
 class _Loader(Loader):
     """Loader that runs exactly the shipped bytes.
 
-    Python's own loader might run a cached compilation: it recognises an older file only by its time, in seconds, and
-    its size. `inner` is the loader of the same file in this process, for data beside the file; None if the file is not
-    here.
+    Python's own loader might run the cached compilation of an older file: it compares only the file's time, in seconds,
+    and its size. `inner`: The loader of the same file on this host, which reads data beside the file; None if this host
+    lacks the file.
     """
 
     def __init__(self, digest: str, source: bytes, inner: Any) -> None:

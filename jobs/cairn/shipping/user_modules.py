@@ -1,9 +1,9 @@
 """Find the modules that a processor needs, with their sources.
 
 A module is the user's if it belongs neither to Python, nor to an installed package, nor to Cairn. The search reads the
-`import` statements in the modules' sources. The loaded objects would not be enough: a number or a string does not say
-from which module it was imported. The package that defines the processor is recorded module by module, even if it is
-installed. Other installed packages that the user's modules import are recorded by version and installed files.
+`import` statements in the modules' sources. To look at the loaded objects would not suffice: a number or a string does
+not tell from which module it was imported. The package that defines the processor is recorded module by module, even if
+it is installed. Other installed packages that the user's modules import are recorded by version and installed files.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from state_backend.values.errors import UsageError
 from state_backend.values.frozen import frozen
 from state_backend.values.parse_source import parse_source
 
-# The package of the Airflow operators. Its modules are never recorded as the user's code: a module that defines a DAG
-# and a pipeline imports this package, but Spark's workers do not need it.
+# The package of the Airflow operators. A module that defines both a DAG and a pipeline imports this package, but
+# Spark's workers do not need it. So its modules are never recorded as the user's code.
 _OPERATORS = "cairn_operators"
 # Packages of Spark. Their modules are never recorded as the user's code.
 _SPARK = {"pyspark", "py4j"}
@@ -40,7 +40,7 @@ _SITE_FOLDERS = {"site-packages", "dist-packages"}
 
 @frozen
 class UserModule:
-    """Module as the driver has it."""
+    """A module that the processor needs, as the driver has it."""
 
     name: str
     kind: Literal["source", "binary", "namespace", "installed"]
@@ -51,7 +51,7 @@ class UserModule:
     source: bytes = b""
     # SHA-256, hex, over the file's bytes; "" for a namespace.
     digest: str = ""
-    package: str = ""
+    package: str = ""  # For the kind "installed": name and version of the distribution, for messages.
 
 
 @frozen
@@ -63,7 +63,7 @@ class UserCode:
 
 
 def find_user_code(roots: Iterable[str], own: Iterable[str] = ()) -> UserCode:
-    """Find the user's modules among `roots`, their imports at any depth, and the packages that contain them."""
+    """Find the user's modules among `roots` and their imports at any depth, and the installed packages they import."""
     search = _Search({name.partition(".")[0] for name in own} - _SPARK)
     pending = [name for name in roots if name]
     while pending:
@@ -125,14 +125,14 @@ class _Search:
         return UserModule(kind="binary", **common)
 
     def _spec(self, name: str) -> ModuleSpec | None:
-        """Return the spec of a module without running the module or its parents; None if it is not found."""
+        """Return the spec of a module, and run neither the module nor its parents; None if there is no such module."""
         if name not in self._specs:
             self._specs[name] = _loaded_spec(name) or self._unloaded_spec(name)
         return self._specs[name]
 
     def _unloaded_spec(self, name: str) -> ModuleSpec | None:
         if name == "__main__":
-            # A notebook's `__main__` has no file. A file named __main__ would be another module.
+            # A notebook's `__main__` has no file. A file that is found as `__main__` would be another module.
             return None
         parent = name.rpartition(".")[0]
         path = None
@@ -149,7 +149,7 @@ class _Search:
     def _is_users(self, name: str, spec: ModuleSpec) -> bool:
         """Return True if the package `name` may contain modules of the user.
 
-        A namespace package that is shared with an installed package counts only if the processor's own module is in it.
+        A namespace package may also have parts from installed packages. Then it counts only if the processor is in it.
         """
         if self._describe(name, spec) is not None:
             return True
@@ -207,7 +207,7 @@ def _find_imports(source: bytes, name: str, package: str) -> tuple[str, ...]:
                 # This relative import would also fail at run time.
                 continue
             names += (parent, *(f"{parent}.{alias.name}" for alias in node.names))
-        # Only statements are searched, because no expression contains an import. This saves most of the time.
+        # Search only statements, because no expression contains an import. To skip expressions saves most of the time.
         for block in ("body", "orelse", "finalbody", "handlers", "cases"):
             within = getattr(node, block, None)
             if isinstance(within, list):
@@ -249,7 +249,7 @@ def _spec_in(name: str, finders: Sequence[Any]) -> ModuleSpec | None:
 
 
 def package_here(name: str, finders: Sequence[Any]) -> str:
-    """Return the distribution and the version of a module in this process, such as "numpy 2.1.0", for messages."""
+    """Return name and version of the distribution that has a module in this process, such as "numpy 2.1.0"."""
     spec = _spec_in(name, finders)
     if spec is None or spec.origin is None:
         return "not installed"
@@ -258,9 +258,9 @@ def package_here(name: str, finders: Sequence[Any]) -> str:
 
 
 def runtime_sources() -> Iterator[tuple[str, str, bytes]]:
-    """Yield each module of Cairn's packages `state_backend` and `cairn` in a fixed order: path, file, bytes.
+    """Yield (path, file, bytes) of each module of Cairn's packages `state_backend` and `cairn`, in a fixed order.
 
-    The path is relative to the package's folder. The package may be in a zip, because `--py-files` sends a zip.
+    `path` is relative to the package's folder. The package may be in a zip, because `--py-files` sends a zip.
     """
     for package in (state_backend, cairn):
         yield from _sources_of(package)
@@ -305,7 +305,7 @@ def _runtime() -> frozenset[str]:
 
 @cache
 def is_installed(file: str) -> bool:
-    """Return True if the file belongs to Python or to an installed package. PySpark may also be in SPARK_HOME."""
+    """Return True if the file belongs to Python or to an installed package, also to a PySpark in SPARK_HOME."""
     return _is_in_site(file) or any(_is_below(file, folder) for folder in _list_installed())
 
 

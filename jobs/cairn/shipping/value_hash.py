@@ -1,4 +1,4 @@
-"""Hash of any value that is equal in every process, for a processor's arguments and for code without a file.
+"""Compute a hash of a value that is equal in every process, for a processor's arguments and for code without a file.
 
 Equal values have equal hashes under every PYTHONHASHSEED. Classes and functions with a file are hashed by name, because
 `ship_processor` hashes the file's bytes. Other classes and functions (in a notebook, or made within a function) are
@@ -34,11 +34,12 @@ from state_backend.formats.types import shorten
 from state_backend.values.errors import UsageError
 from state_backend.values.parse_source import parse_source
 
-# Members of a class that Python adds, or that do not affect the behaviour of the class.
+# The compiler flags of imports from `__future__`.
 _FUTURE = sum(
     getattr(__future__, name).compiler_flag
     for name in {*__future__.all_feature_names} - {"nested_scopes", "generators"}
 )
+# Members of a class that Python adds, or that do not affect the behaviour of the class.
 _MADE = {"__dict__", "__weakref__", "__module__", "__doc__", "__abstractmethods__", "_abc_impl", "__qualname__"}
 _MADE |= {"__firstlineno__", "__static_attributes__"}  # Since Python 3.13.
 # Modules of PySpark whose objects are plain values. Other PySpark objects stand for objects in a JVM or on a server.
@@ -69,16 +70,13 @@ _PLAIN: dict[type, Callable[[Any], bytes]] = {
 
 class ValueHasher:
     def __init__(self) -> None:
-        self.modules: set[str] = set()
-        # Functions whose hash differs in another version of Python.
-        self.by_build: set[str] = set()
-        # Both dicts are keyed by `id`. `_open` has the depth of each value that is being hashed. If a value contains
-        # itself, `digest` meets the value again while it is in `_open`, and hashes its depth instead of its content.
-        # `_done` has the hash of each finished value. `_kept` keeps these values alive, so that no new value gets their
-        # `id`.
+        self.modules: set[str] = set()  # The modules of all classes and functions that were hashed.
+        self.by_build: set[str] = set()  # Functions whose hash differs between versions of Python.
+        # By `id`, the depth of each value that is being hashed. If a value contains itself, `digest` meets the value
+        # again while it is in `_open`, and hashes its depth instead of its content.
         self._open: dict[int, int] = {}
-        self._done: dict[int, bytes] = {}
-        self._kept: list[Any] = []
+        self._done: dict[int, bytes] = {}  # By `id`, the hash of each finished value.
+        self._kept: list[Any] = []  # Keeps the finished values alive, so that no new value gets their `id`.
 
     def digest(self, value: Any, path: str) -> bytes:
         if plain := _PLAIN.get(type(value)):
@@ -208,9 +206,9 @@ class ValueHasher:
         return _hash("cell", self.digest(content, path))
 
     def _known_object(self, value: Any, path: str) -> bytes | None:
-        """Return the hash of an array, frame, series, index, path, broadcast or accumulator, from its contents.
+        """Return the hash of an array, frame, series, index, path, broadcast or accumulator; None for other objects.
 
-        Its pickle is not hashed, because equal values may have different pickles, for example by memory layout or id.
+        Contents are hashed, not pickles: pickles of equal values may differ, for example by memory layout or id.
         """
         match value:
             case np.ndarray() if type(value) is np.ndarray:
@@ -226,7 +224,7 @@ class ValueHasher:
             case pd.Index():
                 return _hash("index", self._index(value, path))
             case PurePath() if type(value).__module__.startswith("pathlib"):
-                # The module of the classes, and what their pickle holds, differ between versions of Python.
+                # Don't hash the class's module or the pickle: both differ between versions of Python.
                 return _hash("path", _text(type(value).__name__), _text(str(value)))
             case Broadcast():
                 try:
@@ -298,8 +296,8 @@ def _instructions(code: types.CodeType) -> Iterator[dis.Instruction]:
 
 
 def _source_of(code: types.CodeType, within: dict[str, Any]) -> str | None:
-    """Return the text of a function's definition; None if no source has it, or if the source has changed since."""
-    if code.co_filename in ("<string>", "<stdin>"):  # Many sources have these names.
+    """Return the text of a function's definition; None without a source, or if the source has changed after loading."""
+    if code.co_filename in ("<string>", "<stdin>"):  # Many sources share these names, so none can be found by them.
         return None
     linecache.checkcache(code.co_filename)
     text = "".join(linecache.getlines(code.co_filename, within))
@@ -313,14 +311,14 @@ def _source_of(code: types.CodeType, within: dict[str, Any]) -> str | None:
         and getattr(node, "name", "<lambda>") == code.co_name
         and all(begin <= place[0] and place[1] <= end for place in places)
     ]
-    # Without columns (`python -X no_debug_ranges`), several functions of one line may be meant. With columns, all that
-    # are found contain each other, and the last one is the innermost.
+    # Without columns (`python -X no_debug_ranges`), several functions on one line can't be told apart. With columns,
+    # the functions that are found contain each other, and the last one is the innermost: the one of `code`.
     return ast.get_source_segment(text, found[-1]) if len(found) == 1 or (found and places) else None
 
 
 @lru_cache(maxsize=64)
 def _codes_in(text: str, name: str, flags: int) -> frozenset[types.CodeType]:
-    """Return the code of each function and class of a source, as Python compiles the source now."""
+    """Return the code objects of all functions and classes in a source, as Python compiles the source now."""
     try:
         left = [compile(text, name, "exec", flags, dont_inherit=True)]
     except (SyntaxError, ValueError):
@@ -335,7 +333,7 @@ def _codes_in(text: str, name: str, flags: int) -> frozenset[types.CodeType]:
 
 @lru_cache(maxsize=64)
 def _functions_in(text: str) -> list[tuple[ast.expr | ast.stmt, int, tuple[int, int], tuple[int, int]]]:
-    """Return each function of a source, outer ones first, with its first line and where its body begins and ends."""
+    """Return (node, first line, begin of body, end of body) of each function in a source, outer functions first."""
     try:
         nodes = [*ast.walk(parse_source(text))]
     except (SyntaxError, ValueError):
@@ -351,7 +349,7 @@ def _functions_in(text: str) -> list[tuple[ast.expr | ast.stmt, int, tuple[int, 
 
 
 def _has_file(module: str) -> bool:
-    """Return True if a file contains the module's code. False for `__main__`, where a prompt may have added code."""
+    """Return True if a file contains the module's code; False for `__main__`, where a prompt may have added code."""
     found = sys.modules.get(module)
     if module == "__main__" or found is None:
         return False

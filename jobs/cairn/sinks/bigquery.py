@@ -3,7 +3,7 @@
 The table `cairn_publications_TABLE` in the same dataset holds the id of the newest checkpoint of each interval. One
 more row, without an interval, holds the pipeline and counts the transactions. Two transactions conflict in BigQuery
 only if both update or delete rows of one table; inserts never conflict. So each transaction first adds 1 to this row's
-count, and fails if the count differs from the count that the sink has read. If the sink stops:
+count, and fails if the sink has read another count before. If the sink stops:
 
     before the load        The table has the old rows. The next call does all of the work.
     after the load,        The table has the old rows. The staging table expires after a day. The next call does all of
@@ -50,16 +50,16 @@ from state_backend.adapters.work_folders import work_folder
 from state_backend.values.errors import UsageError
 from state_backend.values.intervals import Interval
 
-# How often another process may commit first. The wait before the next try doubles each time, up to the maximum.
+# Largest number of tries, if other processes commit first. The random wait grows from at most 1 s to at most 30 s.
 _REFUSALS = 12
 _WAIT_S, _MAX_WAIT_S = 1.0, 30.0
-# Bounds one request. A request that starts a job returns before the job ends.
+# Timeout of one request, in seconds. A request that starts a job returns before the job ends.
 _REQUEST_S = 120
 _UPLOAD_S = 600
 _STAGING_LIFE = timedelta(days=1)
 _IDS, _STAGED = "cairn_publications", "cairn_staged"
 _LONGEST_COLUMN = LongestName("BigQuery", 300, "characters")
-# BigQuery keeps 1,024 bytes. The name of a staging table is longer by `cairn_staged_`, `_` and 32 digits.
+# BigQuery allows 1,024 bytes. The name of a staging table has `cairn_staged_`, `_` and 32 digits besides the table's.
 _LONGEST_TABLE = LongestName("a sink of BigQuery", 1_024 - len(_STAGED) - 34, "bytes")
 # The types to which BigQuery can widen a column of numbers. FLOAT has 53 bits, so it may lose digits.
 _WIDER = {"INTEGER": ("NUMERIC", "BIGNUMERIC", "FLOAT"), "NUMERIC": ("BIGNUMERIC", "FLOAT")}
@@ -77,15 +77,15 @@ _ARROW = {
     "DATETIME": pa.timestamp("us"),
 }
 _TABLE = re.compile(r"(?:(?P<project>[\w.:-]+)\.)?(?P<dataset>\w+)\.(?P<table>[\w-]+)", re.ASCII)
-# Characters that no name of a column may have, and the beginnings that BigQuery keeps for itself.
+# Matches names that a column can't have: with a forbidden character, or with a prefix that BigQuery reserves.
 _NO_NAME = re.compile(
     r"""[!"$()*,./;?@\[\]\\^`{}~\n]|^$|^_(table_|file_|partition|row_timestamp|_root__|colidentifier|change_)""", re.I
 )
 _NO_PART = re.compile(r"\W|^\d|^$", re.ASCII)
 _OVERTAKEN = "Cairn: another call has changed the table"
-# Parts of the messages of errors after which the sink tries again. BigQuery has no error code of its own for them.
+# The sink tries again after an error whose message contains one of these. BigQuery has no error code for these cases.
 _CONFLICTS = (_OVERTAKEN, "due to concurrent update")
-# Too many jobs or changes of one table at once.
+# The sink also tries again after these errors: too many jobs, or too many changes of one table, at the same time.
 _LIMITS = ("rateLimitExceeded", "jobRateLimitExceeded", "Exceeded rate limits")
 
 
@@ -115,11 +115,11 @@ def bigquery(table: str, client: Callable[[], Any] | None = None) -> BigQuerySin
 
 @dataclass(frozen=True, slots=True)
 class _Stored:
-    """The sink's own table: owner, number of transactions, and checkpoint of each interval near the call's."""
+    """What the sink's own table stores: the owner, and the number of transactions (`count`)."""
 
     owner: str
     count: int = 0
-    ids: Mapping[Interval, int] | None = None
+    ids: Mapping[Interval, int] | None = None  # Checkpoint id of each interval that overlaps the published one.
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,8 +144,8 @@ class _Dataset:
     def ask(self, job_id: str, start: Callable[[], Any]) -> Any:
         """Start a job and return it.
 
-        If an answer was lost, the client sends the request again, and BigQuery answers that the job exists. Then return
-        this job.
+        If the answer to the first request was lost, the client sends the request again, and BigQuery answers with a
+        conflict, since the job exists. Then this method returns that job.
         """
         from google.api_core.exceptions import Conflict
 
@@ -156,7 +156,7 @@ class _Dataset:
 
 
 class _Call:
-    """One publication, and its rows in a staging table once they are there."""
+    """The work on one publication. After `_stage`, `staged` is the name of the staging table with its rows."""
 
     def __init__(self, publication: Publication) -> None:
         self.publication = publication
@@ -215,7 +215,7 @@ class BigQuerySink(TableSink):
             there = {field.name for field in self._fields(dataset)}
             if not there:
                 return {}
-            # BigQuery refuses GROUP BY with a constant, such as NULL.
+            # If the table lacks these columns, there is no GROUP BY: BigQuery refuses a constant such as NULL in it.
             names, by = (f"{START}, {END}", " GROUP BY 1, 2") if {START, END} <= there else ("NULL, NULL", "")
             return counts_of(
                 row.values() for row in dataset.run(f"SELECT {names}, COUNT(*) FROM {self._sql(dataset)}{by}")
@@ -226,7 +226,7 @@ class BigQuerySink(TableSink):
         with self._open() as dataset:
             there = {field.name.lower() for field in self._fields(dataset)}
             fields = [field for field in schema if field.name.lower() in there]
-            # A query of no column would be an error.
+            # START is selected too, because a query without any column would be an error.
             columns = ", ".join([START, *(_quote(field.name) for field in fields)])
             text = f"SELECT {columns} FROM {self._sql(dataset)} WHERE {START} = @start AND {END} = @end"
             found = [row.values() for row in dataset.run(text, start=interval.start, end=interval.end)]
@@ -247,7 +247,7 @@ class BigQuerySink(TableSink):
             self._repeat(lambda: self._clear(dataset, owner, takes_over))
 
     def _repeat(self, change: Callable[[], None]) -> None:
-        """Change the table. If another process commits first, read the ids and try again."""
+        """Call `change`, and call it again if another process committed first or BigQuery's rate limit was reached."""
         from google.api_core.exceptions import BadRequest, Forbidden, PreconditionFailed
 
         for left in reversed(range(_REFUSALS)):
@@ -270,8 +270,8 @@ class BigQuerySink(TableSink):
         rows = call.rows
         if stored is None:
             stored = self._create_ids(dataset, owner)
-        # Delete only intervals with an id: the others have no rows, and BigQuery bills each partition that a delete
-        # reads.
+        # Delete only the rows of intervals with a stored id. Other intervals have no rows, and BigQuery bills each
+        # partition that a delete reads.
         old = sorted(replaced & ids.keys())
         changes = []
         if len(rows) or old:
@@ -311,7 +311,7 @@ class BigQuerySink(TableSink):
     def _write(
         self, dataset: _Dataset, owner: Owner, stored: _Stored, changes: Sequence[str], parameters: Mapping[str, Any]
     ) -> None:
-        """Make the changes in one transaction, unless another one has committed since the sink read the count."""
+        """Run the SQL `changes` in one transaction. It fails if another one has committed since `stored` was read."""
         own = self._sql(dataset, self._ids)
         script = [
             "BEGIN TRANSACTION",
@@ -327,7 +327,7 @@ class BigQuerySink(TableSink):
     def _read_stored(
         self, dataset: _Dataset, owner: Owner, interval: Interval | None = None, *, takes_over: bool = False
     ) -> _Stored | None:
-        """Return what the sink's own table has; None if there is no such table."""
+        """Return what the sink's own table stores, with ids near `interval`; None if there is no such table."""
         from google.api_core.exceptions import NotFound
 
         near = f" OR {START} < @end AND {END} > @start" if interval else ""
@@ -344,15 +344,15 @@ class BigQuerySink(TableSink):
                 f"If nobody needs the table {self._text}, delete both tables, and fill the table anew:\ncairn publish --rebuild"
             )
         ((there, count),) = counts
-        # The sink's next transaction stores the owner.
+        # `must_store_owner` only checks the owner here. The sink's next transaction stores the owner.
         must_store_owner(there, owner, self._text, takes_over=takes_over)
         return _Stored(there, count, {Interval(start, end): n for _, start, end, n in found if start is not None})
 
     def _create_ids(self, dataset: _Dataset, owner: Owner) -> _Stored:
-        """Create the sink's own table with the row without an interval, both at once."""
+        """Create, in one statement, the sink's own table and its row without an interval."""
         from google.api_core.exceptions import Conflict
 
-        with suppress(Conflict):  # Another process was faster.
+        with suppress(Conflict):  # Another process has created the table first.
             dataset.run(
                 f"CREATE TABLE IF NOT EXISTS {self._sql(dataset, self._ids)} AS SELECT @pipeline AS pipeline, CAST(NULL AS TIMESTAMP) AS {START}, "
                 f"CAST(NULL AS TIMESTAMP) AS {END}, 0 AS checkpoint_id",
@@ -381,12 +381,12 @@ class BigQuerySink(TableSink):
             there[name] = _with_fields(there[name], field) if name in there else field
         if there != before:
             table.schema = [*there.values()]
-            # If another process has changed the table meanwhile, BigQuery refuses the change: the request has the ETag.
+            # The request has the table's ETag, so BigQuery refuses it if another process has changed the table since.
             dataset.client.update_table(table, ["schema"], timeout=_REQUEST_S)
         return [self._widen(dataset, there[field.name.lower()], field) for field in wanted]
 
     def _widen(self, dataset: _Dataset, there: Any, wanted: Any) -> Any:
-        """Widen a column of numbers if the wider type holds all stored and new values; return the column."""
+        """Widen a column of numbers if the wider type holds all stored and new values. Return the resulting column."""
         wider = wider_type(wanted.field_type, there.field_type)
         if wider is None or "REPEATED" in (there.mode, wanted.mode) or there.precision is not None:
             return there
@@ -404,13 +404,13 @@ class BigQuerySink(TableSink):
         if call.staged is not None:
             if call.fields == fields:
                 return
-            # Another process has widened a column meanwhile.
+            # Since the earlier try, another process has widened a column. So the staging table has the wrong types.
             self._drop(dataset, call.staged)
         bq, rows = _bigquery(), call.rows
         for field, name in zip(fields, rows.column_names, strict=True):
             rows = with_type(rows, name, _plain(rows[name].type))
             rows = with_type(rows, name, _arrow_type(field))
-        # A file of Parquet can't have all names that a table can have.
+        # BigQuery can't load every column name from a Parquet file. So the staging table has names such as `c0`.
         names = [f"c{n}" for n in range(len(fields))]
         schema = [_rename(field, name) for field, name in zip(fields, names, strict=True)]
         call.staged, call.fields = f"{_STAGED}_{self._name}_{uuid.uuid4().hex}", fields
@@ -424,7 +424,7 @@ class BigQuerySink(TableSink):
             source_format=bq.SourceFormat.PARQUET,
             schema=schema,
             create_disposition=bq.CreateDisposition.CREATE_NEVER,
-            # The job's id makes it run once. If it ran twice, the second run would fail, because the table is not
+            # The job's id lets the load run only once. A second run would fail, because the staging table would not be
             # empty.
             write_disposition=bq.WriteDisposition.WRITE_EMPTY,
             decimal_target_types=[bq.DecimalTargetType.NUMERIC, bq.DecimalTargetType.BIGNUMERIC],
@@ -453,7 +453,7 @@ class BigQuerySink(TableSink):
         from google.api_core.exceptions import GoogleAPIError
         from requests import RequestException
 
-        # A failed request does no harm: BigQuery deletes the table when its time is over.
+        # A failed request does no harm: the staging table expires after a day.
         with suppress(GoogleAPIError, RequestException):
             dataset.client.delete_table(
                 self._reference(dataset, name), not_found_ok=True, retry=None, timeout=_REQUEST_S
@@ -466,7 +466,7 @@ class BigQuerySink(TableSink):
 
             name = f"{self._project or client.project}.{self._dataset_name}"
             try:
-                # A job outside of the US and the EU is found by its location only.
+                # Requests for a job need the dataset's location, unless it is in the US or the EU.
                 location = client.get_dataset(name, timeout=_REQUEST_S).location
             except NotFound:
                 raise UsageError(
@@ -492,7 +492,7 @@ class BigQuerySink(TableSink):
         return f"`{self._project or dataset.client.project}.{self._dataset_name}.{name or self._name}`"
 
     def _table(self, dataset: _Dataset) -> Any:
-        """Return the newest version of the table; None if there is no table."""
+        """Return the table as BigQuery describes it now; None if there is no table."""
         from google.api_core.exceptions import NotFound
 
         try:
@@ -507,7 +507,7 @@ class BigQuerySink(TableSink):
 
 
 def column_of(field: pa.Field) -> Any:
-    """Return BigQuery's column for a column of the output.
+    """Return the `SchemaField` of BigQuery for a column of the output.
 
     Raises:
         UsageError: BigQuery lacks the type, or does not allow the name.
@@ -520,7 +520,7 @@ def column_of(field: pa.Field) -> Any:
 
 
 def wider_type(wanted: str, there: str) -> str | None:
-    """Return the type that a column of type `there` needs to hold numbers of type `wanted`; None to leave it."""
+    """Return the type to which a column of type `there` is widened for numbers of type `wanted`; None: no change."""
     return wanted if wanted in _WIDER.get(there, ()) else None
 
 
@@ -576,7 +576,7 @@ def _plain(kind: pa.DataType) -> pa.DataType:
 
 
 def _loses_nulls(column: pa.Array) -> bool:
-    """Return True for a null instead of a list, or a null in a list. The column has no maps."""
+    """Return True if the column has a null in place of a list, or a null in a list: BigQuery has no such nulls."""
     kind = column.type
     if pa.types.is_struct(kind):
         there = column.drop_null()
@@ -588,7 +588,7 @@ def _loses_nulls(column: pa.Array) -> bool:
 
 
 def _arrow_type(field: Any) -> pa.DataType:
-    """Return the type of the values that a column of BigQuery takes."""
+    """Return the Arrow type of the values for a column of BigQuery."""
     if field.field_type == "RECORD":
         kind = pa.struct([(part.name, _arrow_type(part)) for part in field.fields])
     elif field.field_type in _ARROW:
@@ -601,7 +601,7 @@ def _arrow_type(field: Any) -> pa.DataType:
 
 
 def _with_fields(there: Any, wanted: Any) -> Any:
-    """Return the column with the fields that only the struct `wanted` has."""
+    """Return the column `there` with the fields added that only the struct `wanted` has, at any depth."""
     if there.field_type != "RECORD" or wanted.field_type != "RECORD":
         return there
     fields = {field.name.lower(): field for field in there.fields}
@@ -618,7 +618,7 @@ def _with_fields(there: Any, wanted: Any) -> Any:
 
 
 def _rename(field: Any, name: str) -> Any:
-    """Return a column of the staging table: other name, no limits, null allowed."""
+    """Return the staging table's column for `field`: with the given name, without limits, and with nulls allowed."""
     mode = "REPEATED" if field.mode == "REPEATED" else "NULLABLE"
     return _bigquery().SchemaField(
         name, field.field_type, mode=mode, fields=[_rename(part, part.name) for part in field.fields]
@@ -626,10 +626,7 @@ def _rename(field: Any, name: str) -> Any:
 
 
 def _read(value: Any, kind: pa.DataType) -> Any:
-    """Convert a value read from BigQuery to the type of the output's column.
-
-    Numbers may have a wider type in the table.
-    """
+    """Convert a value from BigQuery to the type of the output's column, which may be narrower for numbers."""
     if value is None:
         return None
     match kind:

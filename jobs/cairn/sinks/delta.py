@@ -2,7 +2,7 @@
 
 Each interval is a partition of the table. One Delta commit replaces the partition's files, and sets the version of a
 transaction identifier to the checkpoint's id. The identifier is `cairn/PIPELINE/GENERATION/START/END`. `cairn publish
---rebuild` raises GENERATION, and the sink no longer finds the ids of before. The version of `cairn/PIPELINE/log` is a
+--rebuild` raises GENERATION, so that the sink no longer finds earlier ids. The version of `cairn/PIPELINE/log` is a
 hash of the id of the pipeline's log. If the sink stops:
 
     before the commit     The table has the old rows. Files without a commit stay until `VACUUM`. The next call does all
@@ -37,8 +37,8 @@ from cairn.sinks.table_sink import (
 from state_backend.values.errors import UsageError
 from state_backend.values.intervals import Interval, format_instant
 
-# How often the sink tries to commit. A try fails if another process has changed the same interval or the schema
-# meanwhile.
+# Largest number of tries to commit. A try fails if another process has changed the same interval or the schema since
+# the sink read the table.
 _ROUNDS = 10
 
 
@@ -85,7 +85,7 @@ class DeltaSink(TableSink):
                 if not left:
                     raise
             except errors.DeltaError:
-                # Another process may have made the table meanwhile.
+                # Try again if the table did not exist before, and another process has created it since.
                 if not left or table is not None or self._table() is None:
                     raise
 
@@ -123,8 +123,8 @@ class DeltaSink(TableSink):
         generation = 0 if table is None else _generation(table, pipeline)
         stored: dict[Interval, int] = {}
         if table is not None:
-            # Only overlapping intervals: `transaction_version` scans the identifiers of all intervals, which may be
-            # thousands.
+            # Ask only for overlapping intervals: each call of `transaction_version` scans the identifiers of all
+            # intervals, which may be thousands.
             others = {Interval(*_instants(partition)) for partition in table.partitions()}
             others = {other for other in others if other.overlaps(interval)}
             for near in {interval, *others}:
@@ -147,15 +147,15 @@ class DeltaSink(TableSink):
         }
         if table is None:
             made = {"partition_by": [START, END], "description": _description(owner.name)}
-            # Create the table even without rows: it stores the checkpoint's id, so a late call with an older id changes
-            # nothing.
+            # Create the table even without rows. It then stores the checkpoint's id, so that a late call with an older
+            # id changes nothing.
             deltalake.write_deltalake(self._url, rows, mode="error", **made, **common)
             return
         rows = _fit(rows, pa.schema(table.schema()))
         deltalake.write_deltalake(table, rows, mode="overwrite", predicate=where, schema_mode="merge", **common)
 
     def _new_owner(self, table: Any, owner: Owner, *, takes_over: bool = False) -> dict[str, int]:
-        """Return the transaction identifier that makes this writer the owner; empty if it is the owner already."""
+        """Return {identifier: version} that makes `owner` the table's owner; empty if it is the owner already."""
         hash_of_log = hashlib.blake2b(owner.log.encode(), digest_size=7).digest()
         new = {f"cairn/{owner.name}/log": int.from_bytes(hash_of_log, "big")}
         if table is None:
@@ -168,12 +168,12 @@ class DeltaSink(TableSink):
             )
         ((app_id, version),) = new.items()
         there = table.transaction_version(app_id)
-        # Delta stores a number for the owner's log, not its id. For another owner, the text contains this number.
+        # Delta stores a hash of the log's id instead of the id. So the text of another owner contains the hash.
         stored = owner.name if there is None else str(owner) if there == version else f"{owner.name}@{there}"
         return new if must_store_owner(stored, owner, self._url, takes_over=takes_over) else {}
 
     def _table(self) -> Any:
-        """Return the newest version of the table; None if there is no table."""
+        """Read and return the table in its newest version; None if there is no table."""
         deltalake = library("deltalake", "delta")
         try:
             return deltalake.DeltaTable(self._url, storage_options=self._options or None)

@@ -40,13 +40,13 @@ from cairn.sinks.table_sink import (
 from state_backend.values.errors import UsageError
 from state_backend.values.intervals import Interval, format_instant
 
-# How often the catalog may refuse a commit. It refuses if another process has changed the table meanwhile, in any
-# interval. If four processes commit all the time, a commit is refused three times out of four.
+# How often the catalog may refuse a commit. It refuses one if another process has changed any interval of the table
+# since the sink read it. If four processes commit all the time, a commit is refused three times out of four.
 _REFUSALS = 30
-# How often the catalog may fail to tell the result. Each time, the sink writes the files anew.
+# How often the catalog may fail to tell whether a commit succeeded. Each time, the sink may write the files again.
 _UNKNOWN = 3
-# Bounds the wait before another try. The wait is random, so that processes which failed together do not fail together
-# again.
+# Longest wait before another try, in seconds. The wait is random, so that processes which failed together do not fail
+# together again.
 _WAIT_S = 0.5
 _PIPELINE, _CHECKPOINT = "cairn.pipeline", "cairn.checkpoint"
 
@@ -96,7 +96,7 @@ class IcebergSink(TableSink):
 
     @override
     def publish(self, publication: Publication) -> None:
-        # A later round needs no second download.
+        # The rows are cached, so that a second try of the commit does not download them again.
         rows = cache(lambda: _checked_rows(publication))
         self._commit(lambda catalog: self._publish(catalog, publication, rows))
 
@@ -121,13 +121,13 @@ class IcebergSink(TableSink):
             assert table is not None, "row_counts() named no rows"
             columns = _columns(table)
             there = pa.schema([field for field in schema if field.name in columns])
-            # Without START, a scan of no column would return no rows.
+            # START is selected too: if `there` is empty, a scan without any column would return no rows.
             scan = table.scan(row_filter=_is_one_of([interval]), selected_fields=(START, *there.names))
             return scan.to_arrow().select(there.names).cast(there, safe=False)
 
     @override
     def table_url(self) -> str:
-        # OpenLineage names an Iceberg table by its location: each engine may give the catalog another name.
+        # OpenLineage names an Iceberg table by its location, because each engine may use another name for the catalog.
         with self._catalog() as catalog:
             return str(catalog.load_table(self._name).location())
 
@@ -143,9 +143,9 @@ class IcebergSink(TableSink):
         return load_catalog(self._catalog_name, **(properties or {}))
 
     def _commit(self, change: Callable[[Any], None]) -> None:
-        """Change the table.
+        """Call `change`, which reads the table and commits.
 
-        If another process commits meanwhile, or the answer is lost, read the table and try again.
+        If another process commits first, or the catalog's answer is lost, call `change` again.
         """
         with self._catalog() as catalog:
             from pyiceberg import exceptions
@@ -159,9 +159,9 @@ class IcebergSink(TableSink):
                     if refusals == _REFUSALS:
                         raise
                 except exceptions.CommitStateUnknownException:
-                    # The next round reads the table. If the table has this checkpoint's id, the first commit succeeded;
-                    # else the round commits again. If the first commit still arrives later, both commits build on the
-                    # same snapshot, and the catalog accepts only one of them.
+                    # The next round reads the table. If the table has this checkpoint's id, the first commit succeeded.
+                    # Otherwise the round commits again. If the first commit arrives late, both commits have the same
+                    # parent snapshot, and the catalog accepts only one of them.
                     unknown += 1
                     if unknown == _UNKNOWN:
                         raise
@@ -193,7 +193,7 @@ class IcebergSink(TableSink):
         self._write(table, NO_ROWS, AlwaysTrue(), {_PIPELINE: str(owner)}, removed, {_PIPELINE: owner.name})
 
     def _table(self, catalog: Any, owner: Owner | None = None, *, takes_over: bool = False) -> Any:
-        """Return the newest version of the table; None if there is no table."""
+        """Load the table from the catalog, and check its owner; None if there is no table."""
         from pyiceberg.exceptions import NoSuchTableError
 
         try:
@@ -201,7 +201,7 @@ class IcebergSink(TableSink):
         except NoSuchTableError:
             return None
         if owner is not None and _PIPELINE in table.properties:
-            # Each commit of the sink stores the owner.
+            # `must_store_owner` only checks the owner here. Each commit of the sink stores the owner.
             must_store_owner(table.properties[_PIPELINE], owner, self._name, takes_over=takes_over)
         return table
 
@@ -221,7 +221,7 @@ class IcebergSink(TableSink):
         )
         properties = {
             _PIPELINE: str(owner),
-            # Each commit writes a metadata file and a manifest. Without these two, they would never become fewer.
+            # Each commit adds a metadata file and a manifest. These two properties delete and merge old ones.
             "write.metadata.delete-after-commit.enabled": "true",
             "commit.manifest-merge.enabled": "true",
         }
@@ -254,8 +254,8 @@ class IcebergSink(TableSink):
         transaction = table.transaction()
         there = table.schema().as_arrow()
         rows = _fit_to(rows, there)
-        # pyiceberg copies the whole metadata several times in each step, also in a change of the schema that changes
-        # nothing.
+        # Change the schema only for new or wider columns: pyiceberg copies the whole metadata several times even for an
+        # empty change.
         new = [
             field
             for field in rows.schema
@@ -266,13 +266,13 @@ class IcebergSink(TableSink):
         if removed:
             transaction.remove_properties(*removed)
         transaction.set_properties(changed)
-        if _has_intervals(table) and _has_rows(table, where):  # pyiceberg warns of a delete without rows.
+        if _has_intervals(table) and _has_rows(table, where):  # Without old rows, `overwrite` would log a warning.
             transaction.overwrite(rows, where, snapshot_properties=summary)
         else:
             transaction.append(rows, snapshot_properties=summary)
-        # Not `commit_transaction`, for two reasons. After a refusal it repeats the commit on the table's new version,
-        # where the ids may be newer. After the last refusal it deletes the manifests; but if only the answer was lost,
-        # and the HTTP client repeated the request, then the table has these manifests.
+        # `commit_transaction` is not used, for two reasons. After a refusal it repeats the commit on the table's new
+        # version, where the stored ids may be newer. After the last refusal it deletes the manifests. But the table has
+        # these manifests if only the answer was lost, and the HTTP client sent the request again.
         same_table = AssertTableUUID(uuid=table.metadata.table_uuid)
         table._do_commit(updates=transaction._updates, requirements=(*transaction._requirements, same_table))
 
@@ -289,7 +289,7 @@ def _checked_rows(publication: Publication) -> pa.Table:
 
 
 def _loses_nulls(column: pa.Array) -> bool:
-    """Return True if pyiceberg 0.12 would write a null list of structs as an empty list, or a map in the same way."""
+    """Return True for a null list or map of structs, which pyiceberg 0.12 would write as an empty list or map."""
     kind = column.type
     if pa.types.is_struct(kind):
         there = column.drop_null()
@@ -317,7 +317,7 @@ def _read_stored(table: Any) -> dict[Interval, int]:
 def _is_one_of(intervals: Iterable[Interval]) -> Any:
     from pyiceberg.expressions import And, EqualTo, Or
 
-    # `Or` of one expression is no expression.
+    # A single expression is returned as it is: pyiceberg's `Or` needs at least two.
     first, *others = (
         And(EqualTo(START, interval.start.isoformat()), EqualTo(END, interval.end.isoformat()))
         for interval in sorted(intervals)
@@ -330,7 +330,7 @@ def _columns(table: Any) -> set[str]:
 
 
 def _has_intervals(table: Any) -> bool:
-    """Return False for a table that its owner made without the columns of the interval."""
+    """Return True if the table has both columns of the interval. A table that a user made may lack them."""
     return {START, END} <= _columns(table)
 
 
@@ -340,7 +340,7 @@ def _has_rows(table: Any, where: Any) -> bool:
 
 
 def _fit_to(rows: pa.Table, there: pa.Schema) -> pa.Table:
-    """Cast each column to its type in the table, unless Iceberg can widen the table's column instead."""
+    """Cast each column of `rows` to its type in the table. Leave it if Iceberg can widen the table's column instead."""
     for field in rows.schema:
         kind = there.field(field.name).type if field.name in there.names else field.type
         if not (pa.types.is_nested(kind) or kind == field.type or _widens(kind, field.type)):

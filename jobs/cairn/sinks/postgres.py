@@ -42,7 +42,7 @@ from state_backend.values.intervals import Interval
 _IDS = "cairn_publications"
 # The cursor of the transaction that several calls share.
 _SHARED: ContextVar[Any] = ContextVar("shared", default=None)
-# PostgreSQL cuts a longer name off.
+# PostgreSQL silently shortens a longer name.
 _LONGEST_NAME = LongestName("PostgreSQL", 63, "bytes")
 _TYPES = {
     pa.bool_(): "boolean",
@@ -58,14 +58,14 @@ _TYPES = {
     pa.large_binary(): "bytea",
     pa.date32(): "date",
 }
-# From narrow to wide, within each line. Each type holds all values of those before it.
+# Types to which a column can be widened: in each line, a type holds all values of the types before it.
 _WIDER = (
     ("smallint", "integer", "bigint"),
     ("smallint", "integer", "double precision"),
     ("real", "double precision"),
     ("date", "timestamp without time zone"),
 )
-# The digits of a whole number.
+# The number of decimal digits in each type of whole numbers.
 _DIGITS = {"smallint": 5, "integer": 10, "bigint": 19}
 
 
@@ -111,7 +111,7 @@ class PostgresSink(TableSink):
     @override
     def publish(self, publication: Publication) -> None:
         with self._transaction() as cursor:
-            # One call at a time changes a table: other processes wait here. The lock ends with the transaction.
+            # Only one call at a time may change the table, so other processes wait here until this transaction ends.
             self._lock(cursor)
             self._create_ids(cursor)
             near = self._read_stored(cursor, publication.owner, publication.interval)
@@ -141,7 +141,7 @@ class PostgresSink(TableSink):
         with self._transaction() as cursor:
             there = self._columns(cursor)
             fields = [field for field in schema if field.name in there]
-            # Without START, a query of no column would be an error.
+            # START is selected too, because a query without any column would be an error.
             names = sql.SQL(", ").join(sql.Identifier(name) for name in (START, *(field.name for field in fields)))
             query = self._sql(f"SELECT {{names}} FROM {{table}} WHERE {START} = %s AND {END} = %s", names=names)
             found = cursor.execute(query, (interval.start, interval.end)).fetchall()
@@ -152,12 +152,12 @@ class PostgresSink(TableSink):
 
     @override
     def table_url(self) -> str:
-        # Only the server knows the address and the schema: a service, a search path and libpq's variables may set them.
+        # Only an open connection knows address and schema: a service file, search path or variables may set them.
         with self._transaction() as cursor:
             info = cursor.connection.info
             host, port, database = info.host, info.port, info.dbname
             (schema,) = cursor.execute("SELECT current_schema()").fetchone()
-        # A socket has a path instead of a host, and an IPv6 address needs brackets.
+        # For a Unix socket, `host` is a path. An IPv6 address needs brackets in a URL.
         host = "localhost" if host.startswith("/") else f"[{host}]" if ":" in host else host
         return f"postgres://{host}:{port}/{database}/{'/'.join([schema, *self._names][-2:])}"
 
@@ -175,7 +175,7 @@ class PostgresSink(TableSink):
             cursor.execute(self._sql("DELETE FROM {table}"))
 
     def conninfo(self) -> str:
-        """Return the connection string. Sinks with the same one can share a transaction."""
+        """Return the connection string. Sinks with the same connection string can share a transaction."""
         return self._conninfo() if callable(self._conninfo) else self._conninfo
 
     @contextmanager
@@ -201,10 +201,10 @@ class PostgresSink(TableSink):
             raise UsageError(
                 f"the connection string of the sink {self!r} can't be read; libpq's docs have the format"
             ) from None
-        # After the wait for the lock, a query must see the commits of others.
+        # READ COMMITTED: a query after the wait for the lock sees what other processes committed during the wait.
         connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
         with connection, connection.cursor() as cursor:
-            # psycopg reads instants in the ISO style only, and a role or database may have another one.
+            # psycopg reads instants only in the ISO style, but a role or a database may have another default style.
             cursor.execute("SET LOCAL timezone = 'UTC'; SET LOCAL datestyle = 'ISO'")
             yield cursor
 
@@ -219,8 +219,8 @@ class PostgresSink(TableSink):
     def _create_ids(self, cursor: Any) -> None:
         found = cursor.execute("SELECT to_regclass(%s)", (self._sql("{ids}").as_string(cursor),)).fetchone()
         if found == (None,):
-            # Two sinks may create this table at once. IF NOT EXISTS would then fail for one of them, so each takes a
-            # lock first.
+            # Two sinks may create this table at the same time. IF NOT EXISTS would then fail in one of them, so each
+            # takes a lock first.
             cursor.execute("SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))", (f"cairn {_IDS}",))
             cursor.execute(
                 self._sql(
@@ -260,7 +260,7 @@ class PostgresSink(TableSink):
         cursor.execute(query, (interval.start, interval.end))
 
     def _columns(self, cursor: Any) -> dict[str, str]:
-        """Return the type of each column; empty if there is no table."""
+        """Return PostgreSQL's type of each column, by name; empty if there is no table."""
         query = (
             "SELECT attname, format_type(atttypid, atttypmod) FROM pg_attribute "
             "WHERE attrelid = to_regclass(%s) AND attnum > 0 AND NOT attisdropped"
@@ -268,7 +268,7 @@ class PostgresSink(TableSink):
         return dict(cursor.execute(query, (self._sql("{table}").as_string(cursor),)).fetchall())
 
     def _has_intervals(self, cursor: Any) -> bool:
-        """Return False if there is no table, or if it lacks a column of the interval."""
+        """Return True if the table exists and has both columns of the interval."""
         return {START, END} <= self._columns(cursor).keys()
 
     def _fit(self, cursor: Any, schema: pa.Schema) -> None:
@@ -297,7 +297,7 @@ class PostgresSink(TableSink):
         sql = library("psycopg", "postgres").sql
         names = sql.SQL(", ").join(sql.Identifier(name) for name in table.column_names)
         with cursor.copy(self._sql("COPY {table} ({names}) FROM STDIN (FORMAT csv)", names=names)) as copy:
-            # Bounds the memory of the CSV text.
+            # The batches limit the memory that the CSV text takes.
             for batch in table.to_batches(max_chunksize=50_000):
                 copy.write(as_csv(batch))
 
@@ -319,9 +319,9 @@ def column_type(field: pa.Field) -> str:
 
 
 def wider_type(wanted: str, there: str) -> str | None:
-    """Return the type that a column of type `there` needs to hold values of type `wanted`; None to leave it.
+    """Return the type to which a column of type `there` is widened for values of type `wanted`; None: no change.
 
-    The new type holds all values of both. An owner may have chosen another type, such as `varchar`: that type stays.
+    The result holds all values of both types. A type that the table's owner has chosen, such as `varchar`, stays.
     """
     ours, theirs = _digits(wanted), _digits(there)
     if ours and theirs and "numeric" in wanted + there:
@@ -333,7 +333,7 @@ def wider_type(wanted: str, there: str) -> str | None:
 
 
 def _digits(kind: str) -> tuple[int, int] | None:
-    """Return the digits before and behind the decimal point; None if the type does not limit them."""
+    """Return (digits before, digits after) the decimal point; None if the type does not limit them."""
     if kind in _DIGITS:
         return _DIGITS[kind], 0
     found = re.fullmatch(r"numeric\((\d+),(\d+)\)", kind)
@@ -353,7 +353,7 @@ def _for_csv(column: pa.Array) -> pa.Array:
     if pa.types.is_nested(column.type) or pa.types.is_binary(column.type) or pa.types.is_large_binary(column.type):
         return pa.array([_text(value.as_py(), column.type) for value in column], pa.string())
     if pa.types.is_timestamp(column.type) and column.type.tz:
-        # pyarrow writes an instant with its zone 25 times slower. The session's zone is UTC, so PostgreSQL needs none.
+        # Instants are written without a zone, since pyarrow writes a zone 25 times slower. The session's zone is UTC.
         return column.cast(pa.timestamp(column.type.unit, "UTC")).cast(pa.timestamp(column.type.unit))
     return column
 

@@ -28,9 +28,9 @@ from state_backend.values.intervals import Interval
 from state_backend.values.records import OutputFile
 from state_backend.values.release import WHEEL
 
-# The columns that a table has beside those of the output.
+# The columns that each table has in addition to those of the output.
 START, END = "interval_start", "interval_end"
-# A table of late rows has this column too.
+# The column that a table of late rows has in addition.
 CHECKPOINT = "checkpoint_id"
 INSTANT = pa.timestamp("us", "UTC")
 NO_ROWS = pa.schema([(START, INSTANT), (END, INSTANT)]).empty_table()
@@ -43,7 +43,7 @@ class Owner:
 
     Attributes:
         name: Name of the pipeline; for late rows followed by `/late`, so that output and late rows can't share a table.
-        log: Id of the pipeline's log. Pipelines of one name in two roots differ in it.
+        log: Id of the pipeline's log. Two pipelines with the same name in two roots have different log ids.
     """
 
     name: str
@@ -56,8 +56,8 @@ class Owner:
 def must_store_owner(stored: str, owner: Owner, table: str, *, takes_over: bool = False) -> bool:
     """Return True if the sink must store `owner` as the table's owner; False if the table stores `owner` already.
 
-    Releases before this check stored only the name: the first pipeline of this name then becomes the owner. With
-    `takes_over`, the writer deletes all rows: then the pipeline of this name in another root loses the table.
+    Old releases stored only the pipeline's name. The first pipeline of this name then becomes the owner. With
+    `takes_over`, the writer deletes all rows, and may take the table from the pipeline of this name in another root.
 
     Raises:
         UsageError: The table belongs to another pipeline, or to this pipeline in another root.
@@ -95,7 +95,7 @@ class LongestName:
     unit: Literal["bytes", "characters"]
 
     def check(self, what: str, name: str, advice: str) -> None:
-        """Raise `UsageError` for a longer name. PostgreSQL would cut it off: two names would become one."""
+        """Raise `UsageError` if the name is too long. PostgreSQL would shorten it, and two names could become one."""
         length = len(name.encode() if self.unit == "bytes" else name)
         if length > self.length:
             raise UsageError(
@@ -110,8 +110,8 @@ class Publication:
     Attributes:
         owner: The pipeline, as the table stores it.
         interval: The interval. Its rows in the table are replaced.
-        checkpoint_id: Id of the commit that made the output. If the interval of another commit replaced the output: the
-            id of that commit, without files.
+        checkpoint_id: Id of the commit that made the output. If `replaced`: id of the commit that replaced the output;
+            `files` is then empty.
         files: The Parquet files of the output without late rows, or those of the late rows; empty if the interval has
             no such rows.
         late: True if the rows are late rows.
@@ -178,7 +178,7 @@ class Publication:
                 file.unlink()
 
     def table(self) -> pa.Table:
-        """Return the rows of all files as `tables` yields them; without files, a table with the two columns only."""
+        """Return the rows of all files as `tables` yields them. Without files, return an empty table."""
         tables = [*self.tables()]
         return pa.concat_tables(tables, promote_options="default") if tables else NO_ROWS
 
@@ -201,10 +201,10 @@ class Publication:
 @dataclass(frozen=True, slots=True)
 class Difference:
     interval: Interval
-    # Rows in the output; None if the interval has no output.
+    # Number of rows in the output; None if the interval has no output.
     expected: int | None
-    found: int
-    missing: Sequence[str] = ()
+    found: int  # Number of the interval's rows in the table.
+    missing: Sequence[str] = ()  # Columns with values that the table lacks.
 
     def __str__(self) -> str:
         if self.expected is None:
@@ -224,7 +224,7 @@ class TableSink(ABC):
     """
 
     _late_rows: TableSink | None = None
-    # The longest name of a column. Delta and Iceberg have no limit.
+    # The longest name that a column can have; None if there is no limit, as in Delta and Iceberg.
     longest_column: ClassVar[LongestName | None] = None
 
     def with_late_rows(self, table: TableSink) -> Self:
@@ -251,12 +251,12 @@ class TableSink(ABC):
         return made
 
     def each_table(self) -> list[tuple[TableSink, bool]]:
-        """Return this sink, and that of `with_late_rows`, each with True if its table holds late rows."""
+        """Return (sink, late) for this sink and for that of `with_late_rows`. `late`: True if it takes late rows."""
         return [(self, False), *([(self._late_rows, True)] if self._late_rows is not None else [])]
 
     @abstractmethod
     def publish(self, publication: Publication) -> None:
-        """Replace the interval's rows in one transaction, unless the table has them or newer ones already."""
+        """Replace the interval's rows in one transaction. Change nothing if the table has these or newer rows."""
 
     def check_columns(self, pipeline: str, names: Sequence[str], *, late: bool = False) -> None:
         """Check the names of the output's columns. Cairn calls the method before it processes an interval.
@@ -276,7 +276,7 @@ class TableSink(ABC):
 
     @abstractmethod
     def row_counts(self) -> dict[Interval | None, int]:
-        """Return the number of rows of each interval in the table; under None those without an interval."""
+        """Return the number of rows of each interval in the table. The key None counts rows without an interval."""
 
     @abstractmethod
     def rows(self, interval: Interval, schema: pa.Schema) -> pa.Table:
@@ -302,11 +302,11 @@ class TableSink(ABC):
 
         Args:
             owner: The pipeline.
-            takes_over: Also if the table belongs to the pipeline of this name in another root.
+            takes_over: Clear the table also if it belongs to the pipeline of this name in another root.
         """
 
     def check(self, current: Iterable[Publication]) -> list[Difference]:
-        """Compare the table with the output: for each interval the number of rows, and a hash of their values.
+        """Compare, for each interval, the number and a hash of the rows in the table with those of the output.
 
         Args:
             current: The current output of each interval.
@@ -324,11 +324,11 @@ class TableSink(ABC):
         return sorted(found, key=lambda difference: difference.interval)
 
     def _differs(self, interval: Interval, ours: pa.Table) -> list[str] | None:
-        """Return None if the table has these values; else the columns with values that the table lacks."""
+        """Return None if the table has the rows `ours`. Otherwise list the columns with values that the table lacks."""
         try:
             theirs = self.rows(interval, ours.schema)
         except (ValueError, TypeError, ArithmeticError, pa.ArrowException):
-            return []  # Somebody has changed the type of a column.
+            return []  # The rows differ: somebody has changed the type of a column.
         lacks = [name for name in ours.column_names if name not in theirs.column_names]
         missing = [name for name in lacks if ours[name].null_count < len(ours)]
         if missing or hash_of_rows(ours.drop_columns(lacks)) != hash_of_rows(theirs):
@@ -337,7 +337,7 @@ class TableSink(ABC):
 
 
 def counts_of(counted: Iterable[tuple[datetime | None, datetime | None, int]]) -> dict[Interval | None, int]:
-    """Return the counts of rows by interval, from the counts by start and end; rows without one of them under None."""
+    """Sum (start, end, rows) to the number of rows by interval. The key None counts rows without start or end."""
     found: dict[Interval | None, int] = {}
     for start, end, n in counted:
         interval = None if start is None or end is None else Interval(start, end)
@@ -354,7 +354,7 @@ def published_output(
     *,
     late: bool = False,
 ) -> Publication:
-    """Return the publication of a commit's output files, or of the late rows among them."""
+    """Return the publication of a commit's output files: those without late rows or, with `late`, those with them."""
     files = [output.handle for output in outputs if output.late == late]
     return Publication(owner, interval, checkpoint_id, root_url, files, late)
 
@@ -369,7 +369,7 @@ def _place(late: bool) -> str:
 
 
 def _check_free(pipeline: str, late: bool, own: set[str], names: Iterable[str]) -> None:
-    """Raise `UsageError` if the rows have a column that the sink adds itself, in any case: most tables ignore case."""
+    """Raise `UsageError` if the rows have a column that the sink adds itself. Ignore case, as most tables do."""
     taken = min((name for name in names if name.lower() in own), default=None)
     if taken is None:
         return
@@ -381,7 +381,7 @@ def _check_free(pipeline: str, late: bool, own: set[str], names: Iterable[str]) 
 
 
 def hash_of_rows(table: pa.Table) -> str:
-    """Return a hash of all rows. The order of the rows does not change the hash; a duplicate of a row does."""
+    """Return a hash of all rows. The hash does not depend on the order of the rows, but it counts duplicates."""
     total, names = 0, sorted(table.column_names)
     for row in zip(*(plain_values(table[name]) for name in names), strict=True):
         digest = hashlib.blake2b(json.dumps(row).encode(), digest_size=_HASH_BITS // 8).digest()
@@ -390,14 +390,14 @@ def hash_of_rows(table: pa.Table) -> str:
 
 
 def plain_values(column: pa.ChunkedArray) -> Iterator[Any]:
-    """Yield each value as a JSON value: other values as other JSON, and a struct, list or map as a string."""
+    """Yield each value of a column as a JSON value. Different values differ; a struct, list or map becomes a string."""
     if pa.types.is_nested(column.type):
         return (None if value is None else nested_text(value) for value in column.to_pylist())
     return (as_json(value) for value in column.to_pylist())
 
 
 def nested_text(value: Any) -> str:
-    """Return a struct, list or map as JSON in which equal numbers are equal text: a database may store 1.0 as 1."""
+    """Return a struct, list or map as JSON. Equal numbers become equal text, since a database may store 1.0 as 1."""
     return json.dumps(_with_plain_numbers(as_json(value)))
 
 
@@ -473,7 +473,7 @@ def with_type(rows: pa.Table, name: str, kind: pa.DataType) -> pa.Table:
 
 
 def _is_changed(before: pa.Array, after: pa.Array) -> bool:
-    """Return True if a cast has changed a value. pyarrow's cast rounds decimals and floats, and cuts times off."""
+    """Return True if a cast has changed a value: pyarrow may round decimals and floats, and truncate times."""
     old, new = before.type, after.type
     if old == new or pa.types.is_null(old):
         return False
@@ -486,6 +486,6 @@ def _is_changed(before: pa.Array, after: pa.Array) -> bool:
     if pa.types.is_nested(old):
         return _is_changed(before.flatten(), after.flatten())
     back = after.cast(old)
-    if pa.types.is_floating(old):  # NaN is not equal to itself.
+    if pa.types.is_floating(old):  # NaN is left out, since it does not equal itself.
         back, before = (column.filter(pc.invert(pc.is_nan(column))) for column in (back, before))
     return not back.equals(before)

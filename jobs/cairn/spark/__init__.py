@@ -1,1 +1,1 @@
-"""Spark sessions, errors of Spark, and schemas in Spark's DDL."""
+"""Open Spark sessions, explain Spark's errors, and parse schemas in Spark's DDL."""

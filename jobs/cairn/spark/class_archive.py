@@ -1,12 +1,12 @@
-"""Options of a JVM that Cairn starts: the archive of Spark's classes, and when code is optimised.
+"""Options of a JVM that Cairn starts: an archive of Spark's classes, and a later start of the optimising compiler.
 
 With the archive, a JVM starts with about 40 % less CPU time.
 
 A JVM loads and verifies some 20,000 classes until Spark has run a first query. `cairn spark --prepare` writes these
-classes to an archive (class data sharing). A JVM maps the archive into memory.
+classes to an archive (class data sharing), which later JVMs map into memory.
 
-A JVM ignores an archive that does not fit: another Java, other jars, another class path. So an archive never changes a
-result.
+A JVM ignores an archive that was made with another Java, other jars or another class path. So an archive never changes
+a result.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _OPTIMISE_LATER = " ".join(
 def archive_path(environment: Mapping[str, str] = os.environ) -> Path | None:
     """Return the path of the archive for this Python environment, its Spark and its Java; None without Java or Spark.
 
-    The path depends on the files of Java and Spark, so an update of one of them has another path.
+    The path contains a hash of the files of Java and Spark, so it changes if one of them is updated.
     """
     home = environment.get("JAVA_HOME")
     java = str(Path(home, "bin/java")) if home else shutil.which("java", path=environment.get("PATH"))
@@ -61,28 +61,28 @@ def _stamp(path: Path) -> tuple[str, int, int]:
 
 
 def with_jvm_options(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment with which `spark-submit` starts a JVM. A compiler option that it already has wins."""
+    """Return `environment` with Cairn's options for a JVM of `spark-submit`. Options that it already has win."""
     options, path = [_OPTIMISE_LATER, environment.get(_VARIABLE)], archive_path(environment)
     if path is not None and path.is_file():
-        # A JVM that can't use the archive would print a warning where a user expects the output of a program.
+        # `-Xlog`: A JVM that can't use the archive would else print a warning between the lines of the user's program.
         options.append(f"-XX:SharedArchiveFile={path} -Xlog:cds=off -Xlog:cds+dynamic=off")
     return {**environment, _VARIABLE: " ".join(filter(None, options))}
 
 
 def recording(environment: Mapping[str, str], archive: Path) -> dict[str, str]:
-    """Return the environment with which `spark-submit` starts a JVM that writes an archive when it exits."""
+    """Return `environment` with the option by which a JVM of `spark-submit` writes `archive` when it exits."""
     return {**environment, _VARIABLE: f"-XX:ArchiveClassesAtExit={archive} -Xlog:cds=off -Xlog:cds+dynamic=off"}
 
 
 def jvm_options_in_use() -> AbstractContextManager[None]:
-    """Within the block, a JVM that PySpark starts for this process gets Cairn's options."""
+    """Return a context in which a JVM that PySpark starts for this process gets Cairn's options."""
     return set_within({_VARIABLE: with_jvm_options(os.environ)[_VARIABLE]})
 
 
 def install(made: Path, path: Path) -> None:
     """Move a new archive to its path, and delete the archives of other versions of Java and Spark."""
-    # A JVM checks only the header of an archive. After a power failure, a file that was renamed but not written could
-    # crash each JVM.
+    # Write the file to the disk before the rename. Otherwise a power failure could leave an archive with missing data,
+    # which could crash each JVM: a JVM checks only the header.
     with made.open("rb") as file:
         os.fsync(file.fileno())
     made.replace(path)
@@ -95,8 +95,8 @@ def install(made: Path, path: Path) -> None:
 def folder_for_new(path: Path) -> Iterator[Path]:
     """Yield an empty folder beside an archive, and delete the folder afterwards.
 
-    A killed process leaves its folder, with up to 220 MB. The next call deletes folders that are older than an hour: no
-    run takes so long.
+    A killed process leaves its folder, with up to 220 MB. So first delete folders that are older than an hour: nobody
+    needs one for so long.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     for left in path.parent.glob(f"{_NEW}*"):

@@ -1,7 +1,7 @@
-"""Parser for Spark's DDL schemas, such as `"user string, at timestamp NOT NULL, seen array<struct<page: string>>"`.
+"""Parse Spark's DDL schemas, such as `"user string, at timestamp NOT NULL, seen array<struct<page: string>>"`.
 
-The local parser needs no JVM. It does not know char, varchar, time, variant, intervals, collations, spatial types and
-DEFAULT. A schema with one of these can be given as a `StructType`.
+The parser in this module needs no JVM. It does not know char, varchar, time, variant, intervals, collations, spatial
+types and DEFAULT. A user can give a schema with one of these as a `StructType`.
 
 Source: Spark's SqlBaseParser.g4, rules `colTypeList` and `dataType`.
 """
@@ -158,7 +158,7 @@ class _Parser:
         return UsageError(f"not a schema: {self._ddl!r}: {what}")
 
 
-# Types that both parsers read alike. The meaning of `timestamp` depends on the session's configuration.
+# Types that Spark's parser and the parser above read alike. Not `timestamp`, which depends on the session's settings.
 _PLAIN = re.compile(
     r"(\s*[A-Za-z_]\w*\s+(boolean|tinyint|smallint|int|integer|bigint|long|float|double|date|timestamp_ntz|string|binary"
     r"|array<(boolean|tinyint|smallint|int|integer|bigint|long|float|double|date|timestamp_ntz|string|binary)>)\s*(,|$))+",
@@ -169,7 +169,7 @@ _PLAIN = re.compile(
 def parse_ddl(spark: SparkSession, ddl: str) -> t.StructType:
     """Parse the columns of a DDL schema as Spark's own parser does.
 
-    Columns of plain types and of arrays of these are parsed here. For any other text, Spark is asked.
+    Columns of plain types, and of arrays of plain types, are parsed in this process. Spark parses any other text.
     """
     if _PLAIN.fullmatch(ddl) and not ddl.rstrip().endswith(","):
         return parse_ddl_locally(ddl)
@@ -180,7 +180,7 @@ def parse_ddl_by_spark(spark: SparkSession, ddl: str) -> t.StructType:
     """Parse the columns of a DDL schema with Spark's own parser, which costs a request to the server."""
     try:
         schema = parser_of(spark)(ddl)
-    except UsageError:  # A parser that a test put in place of Spark's raises this error itself.
+    except UsageError:  # A test may put another parser in place of Spark's, which raises this error itself.
         raise
     except Exception as error:
         raise UsageError(f"not a schema: {ddl!r}: {str(error).strip().splitlines()[0]}") from error

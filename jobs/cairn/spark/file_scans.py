@@ -1,7 +1,7 @@
-"""What a query has read from files and from Spark's cache, by the metrics of its executed plan.
+"""Tell what a query has read from files and from Spark's cache, by the metrics of its executed plan.
 
-Spark plans a query over files with a list of files and their lengths. The list may be older than the query: Spark keeps
-lists with plans and tables. Spark reads a file only up to the length in the list.
+Spark plans a query over files with a list of the files and their lengths. The list may be older than the query, because
+Spark keeps lists with plans and tables. Spark reads a file only up to the length in the list.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Scans:
 
     # For each scan of files, the number of files and the sum of their lengths in bytes, by Spark's list of files.
     files: tuple[tuple[int, int], ...] = ()
-    cached: bool = False
+    cached: bool = False  # True if rows come from Spark's cache.
     # True if rows come from another part of the query's plan, whose scans are not among `files`.
     reused: bool = False
 
@@ -42,14 +42,14 @@ class _Node:
 
 
 def scans_of(frame: DataFrame) -> Scans:
-    """Return the reads of a frame that was collected, classic or of Spark Connect."""
+    """Return what a DataFrame that was collected, classic or of Spark Connect, has read."""
     return _scans(_executed(frame))
 
 
 def scans_of_each(frame: DataFrame, count: int) -> list[Scans] | None:
-    """Return the reads of each of `count` frames, of whose union with one frame before them a collected frame is made.
+    """Return the reads of each of `count` frames. `frame` is a collected union of one more frame and these frames.
 
-    None: the executed plan has another number of branches, so it does not tell which frame has read what.
+    Return None if the executed plan has another number of branches: then it does not tell which frame has read what.
     """
     node = _executed(frame)
     while node.name != _UNION and len(node.below) == 1:
@@ -59,7 +59,7 @@ def scans_of_each(frame: DataFrame, count: int) -> list[Scans] | None:
 
 
 def _branches(node: _Node) -> Iterator[_Node]:
-    """Yield the branches of a union, also of unions directly below it."""
+    """Yield the branches of a union. If a branch is a union itself, yield its branches instead."""
     inner = node
     while inner.name.startswith(_WRAPPERS):
         (inner,) = inner.below
@@ -101,13 +101,13 @@ def _executed(frame: DataFrame) -> _Node:
         below = tuple(of_message(child) for child in of.get(node.plan_id, ()) if child is not node)
         return _Node(name=node.name, below=below, metrics={metric.name: metric.value for metric in node.metrics})
 
-    # The first node is the root, whose parent is the root itself.
+    # The first node is the plan's root. Spark gives it itself as parent, hence `child is not node` above.
     return _Node(name="", below=tuple(map(of_message, found[:1])))
 
 
 def _of_jvm(node: Any) -> _Node:
     name = node.nodeName()
-    # With adaptive execution, a part of the plan lies in a leaf.
+    # With adaptive execution, these nodes have no children: the part of the plan below them is a member.
     if name == "AdaptiveSparkPlan":
         return _Node(name=name, below=(_of_jvm(node.executedPlan()),))
     if name.endswith("QueryStage"):

@@ -1,4 +1,4 @@
-"""Recovery of Cairn's own error from the error that Spark reports on the driver."""
+"""Recover the error of Cairn that a worker raised from the error that Spark reports on the driver."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _END = re.compile(r"\n\s*(at org\.apache|at java|SQLSTATE|\tat |JVM stacktrace|D
 
 @contextmanager
 def first_cause() -> Iterator[None]:
-    """Replace an error of Spark in the block by the error of Cairn that a worker raised.
+    """If Spark raises an error in the block, raise instead the error of Cairn that a worker raised.
 
     Spark reports the worker's error only as text, below frames of the JVM. Notes of the worker's error, such as the
     traceback of user code, become notes of the raised error.

@@ -1,4 +1,4 @@
-"""Watcher that ends the idle Python daemon of Connect sessions.
+"""Start a watcher that ends the idle Python daemon of Spark Connect sessions.
 
 Spark starts a `pyspark.daemon` for each Connect session on each executor, unless the sessions share their workers
 (`cairn.spark.session.ISOLATION`). Spark keeps the daemon until the executor ends. Of the daemon's workers, Spark keeps
@@ -23,7 +23,7 @@ from pathlib import Path
 
 from state_backend.values.environment import Variable
 
-# A daemon of one session only is useless after its driver: a day's backfill would leave hundreds.
+# A daemon that serves one session is useless after the session's driver: a day's backfill would leave hundreds of them.
 _IDLE_OF_ONE_SESSION_S = 30.0
 # The value of SPARK_JOB_ARTIFACT_UUID in sessions that share their workers.
 _SHARED = "default"

@@ -1,8 +1,8 @@
-"""The last words of a Python worker of Spark that a signal ended.
+"""Tell what a Python worker of Spark was doing when a signal ended it.
 
 Spark gives each worker a file for the stacks of Python's fault handler. If the worker dies, the executor puts the
-file's content into the task's error, which reaches the driver from any host. Python writes the stack of a crash there.
-The kernel's out-of-memory killer leaves no time for that. So each phase of a task first writes one line into the file.
+file's content into the task's error, which reaches the driver from any host. In a crash, Python writes its stack there.
+The kernel's out-of-memory killer leaves no time for a stack. So each phase of a task first writes a line into the file.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from cairn.spark_versions import fault_handler_file
 from state_backend.values.doing import heard_by
 from state_backend.values.errors import WorkerDied
 
-# The setting of a session with which Spark makes the file.
+# With this setting in a session, Spark gives each Python worker a file for the fault handler.
 FAULT_HANDLER = "spark.sql.execution.pyspark.udf.faulthandler.enabled"
 _DIED = re.compile(
     r"Python worker exited unexpectedly \(crashed\)(?:: (.*?))?(?=\n\s*at |\nCaused by: |\nDriver stack|\. Consider|\Z)",
@@ -34,8 +34,8 @@ _SIGNALS = {
 
 @contextmanager
 def last_words(who: str) -> Iterator[None]:
-    """Keep in the worker's file what the block is doing."""
-    opened = fault_handler_file()  # Held open: another file would get the number of a closed one.
+    """During the block, write into the worker's file each phase that `doing` tells. `who`: Begins each line."""
+    opened = fault_handler_file()  # Keep it open: if it were closed, another file would get its descriptor.
 
     def write(words: str) -> None:
         if opened is not None:
@@ -50,9 +50,9 @@ def last_words(who: str) -> Iterator[None]:
 
 
 def explain_death(text: str) -> WorkerDied | None:
-    """Return the error that explains the death of a Python worker; None if Spark's text tells of none.
+    """Return the error that explains the death of a Python worker; None if Spark's text does not report a death.
 
-    The stack of the fault handler is a note of the error.
+    If the fault handler wrote a stack, the stack is a note of the error.
     """
     died = _DIED.search(text)
     if died is None:

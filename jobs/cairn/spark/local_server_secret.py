@@ -1,4 +1,4 @@
-"""The secret of a server on this machine, kept in a file that only the server's user can read.
+"""Keep the secret of a server on this machine in a file that only the server's user can read.
 
 Every user of the machine can connect to the server's port, and a client of the server runs code as the server's user.
 So the server demands the secret. Programs of the same user find the secret's file by the server's port.
@@ -25,7 +25,7 @@ def new_secret() -> str:
 
 
 def secret_file(server: str, port: int) -> Path:
-    """Return the path of a server's secret, such as ~/.local/state/cairn/spark-connect.host.15002."""
+    """Return the path of the file with a server's secret, such as ~/.local/state/cairn/spark-connect.host.15002."""
     state = Variable.STATE_HOME.given or Path(Variable.STATE_HOME.default).expanduser()
     # The host's name is part of the file's name, because several machines may share a home directory.
     return Path(state, "cairn", f"{server}.{socket.gethostname()}.{port}")
@@ -36,8 +36,8 @@ def kept_secret(server: str, port: int, secret: str) -> Iterator[Path]:
     """Write the secret to its file, and delete the file when the block ends."""
     file = secret_file(server, port)
     file.parent.mkdir(parents=True, mode=0o700, exist_ok=True)
-    # Delete the file of a server that was killed. O_EXCL then refuses a symbolic link that another user puts in its
-    # place.
+    # Delete the file that a killed server has left. O_EXCL then refuses a symbolic link that another user puts in the
+    # file's place.
     file.unlink(missing_ok=True)
     with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as opened:
         opened.write(f"{secret}\n")
@@ -45,8 +45,8 @@ def kept_secret(server: str, port: int, secret: str) -> Iterator[Path]:
         yield file
     finally:
         with suppress(OSError):
-            # Another server may have started on this port meanwhile, and written its own secret to the file. Keep that
-            # file.
+            # Another server may have started on this port since, and have written its own secret into the file. Then
+            # keep the file.
             if file.read_text().strip() == secret:
                 file.unlink()
 
@@ -71,7 +71,7 @@ def check_address(url: str, instead: str) -> None:
 
 
 def find_secret(server: str, port: int) -> str | None:
-    """Return the secret of a server that this user runs on this machine; None if no file can be read."""
+    """Return the secret of a server that this user runs on this machine; None if there is no readable file."""
     file = secret_file(server, port)
     try:
         with file.open() as opened:

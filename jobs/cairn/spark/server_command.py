@@ -1,4 +1,4 @@
-"""Command line and environment of a Spark Connect server on this machine."""
+"""Make the command line and the environment of a Spark Connect server on this machine."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def server_command(port: int, master: str, shuffle_partitions: int, more: Mappin
         "spark.sql.shuffle.partitions": str(shuffle_partitions),
         # At level INFO Spark writes hundreds of lines per interval into the terminal.
         "spark.log.level": "WARN",
-        # Without authentication Spark's internal ports deserialize Java objects of every user of this machine.
         **FRESH_TABLES,
+        # Without authentication Spark's internal ports deserialize Java objects from every user of this machine.
         **({"spark.authenticate": "true"} if master.startswith("local") else {}),
         **(more or {}),
     }

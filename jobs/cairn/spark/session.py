@@ -1,4 +1,4 @@
-"""Spark sessions on a Spark Connect server (`sc://host:port`) or on a master (`local[2]`, `spark://...`)."""
+"""Open and end Spark sessions, on a Spark Connect server (`sc://host:port`) or a master (`local[2]`, `spark://...`)."""
 
 from __future__ import annotations
 
@@ -54,10 +54,10 @@ if TYPE_CHECKING:
 log = logging.getLogger("cairn")
 
 SESSION_ZONE = "spark.sql.session.timeZone"
-# With this setting, instants in rows are naive UTC, whatever the machine's zone is.
+# With this setting, instants in rows are datetimes in UTC without a zone, whatever the machine's zone is.
 _CONF = {SESSION_ZONE: "UTC"}
-# Without this cache, `spark.table` lists the files of a table anew for each query, so that a later interval of the same
-# session sees later files. A session on a Connect server can't set it.
+# This setting turns a cache off, so that `spark.table` lists the files of a table anew for each query. Then a later
+# interval of the same session sees later files. A session on a Connect server can't set it.
 FRESH_TABLES = {"spark.sql.filesourceTableRelationCacheSize": "0"}
 # Settings of a session with a master's URL. A session on a Connect server can't set them.
 _MASTER_CONF = {
@@ -74,8 +74,8 @@ _LOCAL_CONF = {
     # the secret itself.
     "spark.authenticate": "true",
 }
-# Spark's client would retry a dead server for ten minutes. Airflow's retry is the better place to wait. With these
-# settings the client gives up after about 25 seconds: enough for a busy server, or a proxy that restarts.
+# By default Spark's client retries a dead server for ten minutes, but Airflow's retries are the better place to wait.
+# With these settings the client gives up after about 25 seconds: enough for a busy server, or a proxy that restarts.
 _PATIENCE = {"max_retries": 6, "max_backoff": 10_000}
 _LOST = (
     "UNAVAILABLE",
@@ -87,8 +87,8 @@ _LOST = (
     "[RETRIES_EXCEEDED]",
     "[RESPONSE_ALREADY_RECEIVED]",
 )
-# Sessions with this setting off share the Python workers of the server. Otherwise Spark starts a Python daemon for each
-# session on each executor, which takes seconds of CPU and 35 MiB.
+# Sessions in which this setting is "false" share Python workers. For any other session, Spark starts a Python daemon on
+# each executor, which takes seconds of CPU and 35 MiB.
 ISOLATION = "spark.sql.artifact.isolation.enabled"
 
 
@@ -190,8 +190,8 @@ def connect(
 def _check_executors(session: SparkSession, where: str) -> None:
     """Raise an error if an executor has another version of Python or of Spark than this driver.
 
-    Spark compares the versions of Python itself, before a worker runs any code. The job has one task: the executor and
-    the Python worker that it waits for are those that the next job needs.
+    A job with one task asks for the version of Spark. Before a worker runs any code, Spark itself compares the versions
+    of Python. The job costs little: the next job needs the executor and the Python worker that it starts anyway.
     """
     log.info("asking an executor of %s for its versions; this waits until the cluster has a free one", where)
     with first_cause():
@@ -199,14 +199,15 @@ def _check_executors(session: SparkSession, where: str) -> None:
     check_classic(f"an executor of {where}", runs)
 
 
-# Where a standalone master shows its version, unless it was started with another port.
+# The web page on which a standalone master shows its version, unless it was started with another port.
 _MASTER_PAGE = "http://{host}:8080"
 
 
 def _not_registered(where: str) -> CairnError:
     """Return the error for a standalone master that has not accepted this driver.
 
-    A master can't read the message of a driver of another version, and does not answer. Only its page says its version.
+    A master of another Spark version can't read the driver's message, and does not answer. Only the master's web page
+    says its version.
     """
     host = urlsplit(where.partition(",")[0]).hostname or ""
     with suppress(OSError, HTTPException), urlopen(_MASTER_PAGE.format(host=host), timeout=5) as page:
@@ -223,18 +224,18 @@ def _not_registered(where: str) -> CairnError:
 
 
 def master_conf(where: str) -> dict[str, str]:
-    """Return the Spark configuration that Cairn gives a session on a master, unless the user sets the same names."""
+    """Return Cairn's Spark settings for a session on a master. A setting of the user with the same name wins."""
     return _CONF | _MASTER_CONF | (_LOCAL_CONF if where.startswith("local") else {})
 
 
 def collect_once(
     spark: SparkSession, made: Callable[[], DataFrame], executed: Callable[[DataFrame], None] | None = None
 ) -> list[Row]:
-    """Collect a frame's rows, and delete the frame's shuffle files after the query.
+    """Collect the rows of the frame that `made` returns, and delete the frame's shuffle files after the query.
 
-    By default Spark deletes shuffle files when Java's garbage collector finds that nothing refers to them. Large
-    intervals in one session can fill the disk earlier. The frame must not be collected a second time, because a second
-    query needs the files.
+    By default Spark deletes shuffle files when Java's garbage collector finds that nothing refers to them. Until then,
+    large intervals in one session can fill the disk. The frame must not be collected a second time, because a second
+    query needs the files. `executed`: Function that gets the frame after the query, to look at its executed plan.
 
     Source: SPARK-47764, SPARK-52777.
     """
@@ -242,7 +243,7 @@ def collect_once(
     found: list[Row] | None = None
     with ExitStack() as settings:
         if executed is not None:
-            # The executed plan keeps a scan whose rows a join with an empty table leaves out.
+            # Without this rule, the executed plan keeps all scans, even one that is joined with an empty table.
             excluded = ""
             with suppress(Exception):  # A server may forbid to read the setting: then `_set` leaves it as it is.
                 excluded = spark.conf.get(_EXCLUDED_RULES, None) or ""
@@ -264,8 +265,8 @@ def collect_once(
 def _set(spark: SparkSession, name: str, value: str) -> Iterator[None]:
     """Set a Spark setting within the block. If the server forbids the setting, the block runs without it.
 
-    After a failure the setting stays changed. A reset on a lost server would delay the caller by half a minute, and the
-    error of the reset would hide the failure.
+    If the block fails, the setting is not reset. On a lost server, the reset would delay the caller by half a minute,
+    and the error of the reset would hide the failure.
     """
     before, allowed = None, True
     try:
@@ -290,7 +291,7 @@ def _send_runtime(session: SparkSession) -> None:
     """
     from cairn.shipping.user_modules import runtime_archive
 
-    # An executor fetches the archive when it starts, which may be late. So the file stays until this process ends.
+    # An executor fetches the archive when it starts, perhaps late in the session. So keep it until this process ends.
     until_exit = ExitStack()
     atexit.register(until_exit.close)
     archive = until_exit.enter_context(work_folder("runtime")) / "cairn-runtime.zip"
@@ -325,17 +326,17 @@ def _property(text: str) -> str:
     return "".join(
         c
         if c.isascii() and (c.isalnum() or c in "._-/,@")
-        # A character beyond the first 65,536 takes two units of two bytes.
+        # A character beyond the first 65,536 becomes two such escapes.
         else "".join(f"\\u{unit}" for unit in c.encode("utf-16-be").hex(" ", 2).split())
         for c in text
     )
 
 
 def _with_token(where: str, given: str | None) -> tuple[str, str | None]:
-    """Return the URL without a token, and the token.
+    """Return (URL without a token, token or None).
 
-    The token is the first of these: the given token, the token in the URL, the token in the environment, and the secret
-    of a server that this user runs on this machine.
+    The token is the first of these that exists: the given token, the token in the URL, the token in the environment,
+    and the secret of a server that this user runs on this machine.
     """
     address, *parameters = where.split(";")
     within = next((unquote(p[6:]) for p in parameters if p.startswith("token=")), None)
@@ -356,9 +357,9 @@ def _with_token(where: str, given: str | None) -> tuple[str, str | None]:
 
 
 def _open_remote_session(url: str, token: str | None, conf: Mapping[str, str], *, own_workers: bool) -> SparkSession:
-    """Open a session on a Connect server and configure it.
+    """Open a session on a Connect server, and set its configuration.
 
-    It shares its Python workers with others if the server allows it, unless `own_workers`, or `conf` sets `ISOLATION`.
+    It shares Python workers with others if the server allows it, but not with `own_workers` or `ISOLATION` in `conf`.
     """
     shared = ISOLATION not in conf and not own_workers and _made_with_shared_workers(url, token)
     session = _remote_session(connect_channel(url, token, LOOPBACK))
@@ -370,17 +371,16 @@ def _open_remote_session(url: str, token: str | None, conf: Mapping[str, str], *
     for key, value in (_CONF | dict(conf)).items():
         session.conf.set(key, value)
     if FAULT_HANDLER not in conf:
-        with suppress(Exception):  # A server may forbid it. Then the death of a worker is told without its shard.
+        with suppress(Exception):  # A server may forbid it. Then an error about a dead worker does not name the shard.
             session.conf.set(FAULT_HANDLER, "true")
     return session
 
 
 def _made_with_shared_workers(url: str, token: str | None) -> bool:
-    """Make the session of the URL on the server, so that it shares its Python workers. Return False if the server
-    refuses.
+    """Make the session of the URL on the server, so that it shares Python workers with other sessions.
 
-    Spark reads the setting when it makes a session, and a client can set it only later. So the session is made as a
-    copy of an empty session that has the setting.
+    Return False if the server refuses. Spark reads the setting `ISOLATION` when it makes a session, but a client can
+    set it only later. So the session is made as a copy of an empty session that has the setting.
     """
     if not has("copies of Connect sessions"):
         return False
@@ -430,8 +430,8 @@ def _release(client: Any) -> None:
 def end_session(where: str, session_id: str, *, token: str | None = None) -> None:
     """End the session of an earlier driver, which may have been killed, and the operations that it left running.
 
-    A failure is logged and not raised: an earlier operation writes under its own attempt, and no reader uses that
-    attempt.
+    If that fails, only log the error. The remaining operations do no harm: they write under their own attempt, which no
+    reader uses.
     """
     if not where.startswith("sc://"):
         return
@@ -449,9 +449,9 @@ def end_session(where: str, session_id: str, *, token: str | None = None) -> Non
 def interrupt_on_sigterm(session: SparkSession, where: str, *, token: str | None = None) -> None:
     """Let SIGTERM interrupt the session's operations on the Connect server and end this process with code 143.
 
-    Call this function from the main thread of a program. A Python signal handler would wait until the main thread
-    leaves its present call. So the signal's number goes into a pipe at once, and a thread with its own client
-    interrupts the operations.
+    Call this function from the main thread. A Python signal handler would run only after the main thread's current
+    call, such as a wait for Spark. So the signal's number goes into a pipe at once, and another thread, with its own
+    client, reads the pipe and interrupts the operations.
     """
     if not where.startswith("sc://"):
         return
@@ -477,9 +477,9 @@ def interrupt_on_sigterm(session: SparkSession, where: str, *, token: str | None
 
 
 def explain(error: Exception, where: str) -> Exception:
-    """Return StorageUnavailable for an error of a lost server or an interrupted operation.
+    """Return a `StorageUnavailable` if the Connect server `where` was lost or has interrupted the operation.
 
-    Any other error is returned unchanged.
+    Return any other error unchanged.
     """
     if not where.startswith("sc://") or isinstance(error, CairnError):
         return error
@@ -511,10 +511,10 @@ def check_running(session: SparkSession) -> None:
 
 
 def use_this_python(session: SparkSession) -> None:
-    """Run the Python workers of a local session with this Python, except if the environment names another Python.
+    """Run the Python workers of a local session with this Python, unless the environment names another one.
 
-    Spark's default is the `python3` of the PATH. That Python lacks the packages of a virtual environment that is not on
-    the PATH.
+    Spark's default is the `python3` of the PATH, which lacks the packages of a virtual environment that is not on the
+    PATH.
     """
     context = context_of(session)
     if context is None or not str(getattr(context, "master", "")).startswith("local"):
@@ -543,7 +543,7 @@ def _interrupt(url: str, token: str | None, *, release: bool) -> list[str]:
             try:
                 client.release_session()
             except Exception as error:
-                # Spark 4.1 refuses while an interrupted operation has not ended yet. It still forgets the session.
+                # Spark 4.1 raises an error until the interrupted operations have ended, but it forgets the session.
                 log.info("the session of an earlier try was not released: %s", _first_line(error))
         return interrupted
     finally:
@@ -551,13 +551,13 @@ def _interrupt(url: str, token: str | None, *, release: bool) -> list[str]:
 
 
 def _first_line(error: Exception) -> str:
-    # A gRPC error has its text in `details`. Its `str` begins with a line about the Python object.
+    # The text of a gRPC error is in `details`. The error's `str` begins with a line about the Python object.
     details = getattr(error, "details", None)
     text = str(details()) if callable(details) else str(error)
     # The text of another error may quote a gRPC error, with the line about the Python object first.
     if text.startswith("<_") and (found := re.search(r'details = "(.+)"', text)):
         text = found[1]
-    # PySpark 4.0 raises RETRIES_EXCEEDED from the error of the last try.
+    # PySpark 4.0 raises RETRIES_EXCEEDED with the error of the last try as its cause.
     if ("[RETRIES_EXCEEDED]" in text or not text) and isinstance(error.__cause__, Exception):
         return _first_line(error.__cause__)
     return (text.strip().splitlines() or [type(error).__name__])[0]

@@ -14,7 +14,7 @@ _POLL_S = 0.5
 
 @contextmanager
 def task_progress(session: Any, on_progress: Callable[[int, int], None]) -> Iterator[None]:
-    """Report finished tasks and all tasks of the running stages while the block runs."""
+    """Call `on_progress(finished tasks, all tasks)` for the running stages again and again while the block runs."""
     if is_connect(session):
         with _connect_progress(session, on_progress):
             yield

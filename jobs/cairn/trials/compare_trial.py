@@ -43,7 +43,7 @@ def compare_trial(
         match: Columns that identify an output row. If empty, whole rows are compared.
         limit: Number of examples for each kind of difference.
         folder: Local folder that gets all rows that differ, one Parquet file per interval; None writes none.
-        start: Compares only the interval that starts then; None compares all intervals.
+        start: Only the interval that starts at this instant is compared; None compares all intervals.
 
     Returns:
         The trial, and the comparison.
@@ -51,7 +51,7 @@ def compare_trial(
     Raises:
         UsageError: There is no such trial, no interval of the trial starts at `start`, or a column of `match` is
             missing.
-        CheckpointDropped: Compared files were deleted meanwhile.
+        CheckpointDropped: Files were deleted while they were compared.
     """
     tried = find_trial(root, pipeline, trial)
     sides = []
@@ -79,18 +79,18 @@ def compare_trial(
 
 
 def match_of(match: Sequence[str], pipeline: str, head: str) -> tuple[str, ...]:
-    """Return the columns that identify an output row of a pipeline, of texts like COLUMN or PIPELINE=COLUMN.
+    """Return the columns that identify an output row of `pipeline`.
 
-    `head`: The pipeline that a text without a name means.
+    `match`: Texts like COLUMN or PIPELINE=COLUMN. `head`: The pipeline of a text without PIPELINE.
     """
     named = [one.rpartition("=")[::2] for one in match]
     return tuple(column for of, column in named if (of or head) == pipeline)
 
 
 def outdated_lines(root: str, trial: Trial, *, unknown: bool = True) -> list[str]:
-    """Name the results of a trial that are out of date, because production's input or an upstream's trial changed.
+    """Return lines that name the trial's results that are out of date, each with the cause.
 
-    Or because an earlier result of the trial was tried again. `unknown`: False leaves out results that may be right.
+    `unknown`: False leaves out results about which the records can't tell whether they are out of date.
     """
     at, chains = (root_of_trial(root, trial.pipeline, trial.name), trial.pipeline), Chains()
     found = {interval: f"stale: {why}" for interval, why in chains.node(*at).spoilt.items()}
@@ -104,7 +104,7 @@ def outdated_lines(root: str, trial: Trial, *, unknown: bool = True) -> list[str
 
 
 def comparison_lines(trial: Trial, said: dict[str, Any]) -> list[str]:
-    """Return a comparison as lines of text. Parts that are equal are left out. A pure function."""
+    """Return a comparison (`describe_comparison`) as lines of text, without the parts that are equal."""
     intervals = said["intervals"]
     lines = [f"trial {trial.name} of {trial.pipeline}: {len(intervals)} intervals, {trial.span}"]
     missing = [i for i in intervals if i["old"] is None or i["new"] is None]
@@ -181,7 +181,7 @@ def _column(column: dict[str, Any]) -> str:
 
 
 def _cost(intervals: list[dict[str, Any]]) -> list[str]:
-    """Return lines that compare counts, seconds and bytes.
+    """Return lines that compare the rows, bytes, entries and seconds of the trial with those of production.
 
     An interval counts only if both sides still have its full record, and not just a tombstone.
     """

@@ -1,8 +1,8 @@
-"""Promotion of a trial: production takes over the code, from the next interval on or for the past too.
+"""Promote a trial: production takes over the code, from the next interval on or for past intervals too.
 
-For the past, production runs the trial's intervals again. Each interval is committed only if its state and output equal
-the trial's. So production gets exactly the results that were reviewed. At the first difference the promotion stops,
-and production keeps its own results from that interval on.
+For past intervals, production runs the trial's intervals again. Each is committed only if its state and output equal
+the trial's. So production gets exactly the results that were reviewed. At the first difference the promotion stops, and
+production keeps its own results from that interval on.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ if TYPE_CHECKING:
 
 
 def carry_out_promotion(request: PromoteTrial, place: Place, *, agreed: bool = True) -> dict[str, Any]:
-    """Promote the trial. If not `agreed`, only plan and compare, and write nothing.
+    """Promote the trial of the request. If not `agreed`, only plan and compare, and write nothing.
 
-    An operator asks a person before it calls this.
+    `agreed` is False if a person must still agree. An operator of Airflow asks the person before it calls this.
     """
     pipeline, root = place.load(request), request.root
     spark = place.connect(pipeline, "promote")
@@ -77,7 +77,7 @@ def carry_out_promotion(request: PromoteTrial, place: Place, *, agreed: bool = T
     for plan in plans:
         counts = {"again": len(plan.again), "behind": len(plan.behind)}
         said.append({"pipeline": plan.trial.pipeline, "trial": first.name, "promoted": agreed} | counts)
-        # A process that is killed later says nothing any more: say the way back before the first commit.
+        # Tell how to undo the promotion before the first commit, because this process may be killed later.
         said[-1] |= _tell_way_back(request, place, plan) if agreed else _tell_plan(request, place, plan, first.pipeline)
     if not agreed:
         return said[0] | {"dependants": said[1:]}
@@ -122,9 +122,9 @@ class PromotionPlan:
     trial: Trial
     # The trial's intervals that production runs again; empty if only the next interval gets the new code.
     again: tuple[Interval, ...]
-    behind: tuple[Interval, ...]
-    # Record of the checkpoint that undoes the promotion, if production is restored to it. None if production has no
-    # checkpoint, or starts from empty state at the first of these intervals.
+    behind: tuple[Interval, ...]  # Production's intervals after the trial's last one, which run again too.
+    # Record of the checkpoint to which `cairn restore` returns production, to undo the promotion. None if production
+    # has no checkpoint, or starts from empty state at the first interval of `again`.
     back: Record | None
 
 
@@ -148,8 +148,8 @@ def plan_promotion(
         together: The trials of a chain that are promoted together, upstream first.
 
     Raises:
-        UsageError: The code is not the code of the trial, or it can't continue from production's state. With `past`
-            also: the trial lacks intervals, or production's state before the trial or its input has changed since.
+        UsageError: The code is not the code of the trial, or it can't continue from production's state. With `past`,
+            also if the trial lacks intervals, or if the input or production's state before the trial has changed since.
         StaleStateError: With `past`, an input of an earlier interval has changed.
     """
     check_running(spark)
@@ -203,10 +203,10 @@ def promote_past(
     on_outcome: OnOutcome | None = None,
     on_shards: OnShards | None = None,
 ) -> list[Outcome]:
-    """Run the trial's intervals again in production, then the later intervals. After a failure the same call continues.
+    """Run the trial's intervals again in production, then the later ones. After a failure, the same call continues.
 
-    All checkpoints that exist now are retained until the first commit after this call. So `cairn restore` can undo the
-    promotion.
+    All checkpoints that exist before this call are retained until the first commit after this call. So `cairn restore`
+    can undo the promotion.
 
     Args:
         spark: A session, classic or Spark Connect.
@@ -214,8 +214,8 @@ def promote_past(
         root: URL of the folder that holds the pipelines.
         plan: The plan of `plan_promotion` with `past=True`.
         mode: How checkpoints are stored: "incremental", "full" or "changelog".
-        on_outcome: Gets each outcome with its record, and the progress.
-        on_shards: Brings the rows to the shards and runs the job on each; None for Spark.
+        on_outcome: Function that gets each outcome with its record, and the progress.
+        on_shards: Function that brings the rows to the shards and runs the job on each; None uses Spark.
 
     Returns:
         The outcome of each interval.
@@ -236,7 +236,7 @@ def promote_past(
     def as_tried(content: Content) -> None:
         wanted = tried.get(content.interval)
         if wanted is None:
-            return  # This interval comes after the trial's last one.
+            return  # The interval comes after the trial's last one, so there is nothing to compare.
         why = other_than_tried(wanted, content)
         if why is not None:
             raise NotAsTried(
@@ -263,10 +263,10 @@ def promote_past(
 
 
 def other_than_tried(tried: Made, content: Content) -> str | None:
-    """Say how a result differs from the trial's result. A pure function.
+    """Return in words how a result differs from the trial's result; None if they are equal.
 
-    If both have the same number of shards, the sizes and checksums of the output files are compared, else the numbers
-    of rows.
+    If both have the same number of shards, the rows, sizes and checksums of the output files are compared; else only
+    the numbers of rows.
     """
     what = []
     if content.digest != tried.digest:
@@ -301,7 +301,7 @@ def _cause(tried: Content | None, content: Content) -> str:
 def _check_inputs(
     spark: SparkSession, pipeline: Pipeline, root: str, trial: Trial, own: Log, together: Sequence[Trial]
 ) -> None:
-    """Raise `UsageError` if production would not read again what the trial read."""
+    """Raise `UsageError` if production would read other input than the trial has read."""
     whose = f"trial {trial.name!r} of {trial.pipeline!r}"
     if lines := outdated_lines(root, trial, unknown=False):
         raise UsageError(f"{whose} is out of date:\n" + "\n".join(lines))
@@ -338,8 +338,8 @@ def _check_inputs(
 def restore_command(log: Log, plan: PromotionPlan, root: str) -> str | None:
     """Return the `cairn restore` command that makes the state before the promotion production's newest state again.
 
-    Returns the command; None if `plan.back` is None, or if its checkpoint can no longer be restored, for example
-    because retention has dropped it.
+    Return None if `plan.back` is None, or if its checkpoint can no longer be restored, for example because retention
+    has dropped it.
     """
     if plan.back is None:
         return None

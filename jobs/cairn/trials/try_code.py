@@ -1,14 +1,14 @@
 """Run changed code of a pipeline beside production, in a trial.
 
-Production's state before an interval is forked into a root of the trial's own. There the intervals from this one on run
-with the new code, over the same input.
+Production's state before an interval is forked into the trial's own root. In this root, the intervals from this one on
+run with the new code, over the same input.
 
-docs/design-state.md describes the trial of a chain ("Trials"). Here, each pipeline of the chain is a level: first the
-tried one, then those that read it, at every depth.
+docs/design-state.md describes the trial of a chain ("Trials"). In this module, each pipeline of the chain is a level:
+first the tried pipeline, then the pipelines that read it, directly or through others.
 
-Production is only read, except for a lease while its files are linked. The trial calls no sink and updates no Airflow
-asset. It is removed after a time. If a trial stops half-way, the same call continues. `state_backend.checkpoint.trials`
-lists what a stopped trial leaves on disk.
+A trial writes nothing into production, except a lease while it links production's files. It calls no sink and updates
+no Airflow asset. It is removed after a time. If a trial stops half-way, the same call continues it.
+`state_backend.checkpoint.trials` lists what a stopped trial leaves on disk.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("cairn")
 
-# A trial retains at most this many of its newest checkpoints. Only output and digest remain of earlier ones.
+# A trial retains at most this many of its newest checkpoints. Of earlier checkpoints only output and digest remain.
 MOST_STATES = 300
 _LISTED = 10
 
@@ -88,7 +88,7 @@ class Tried:
     outcomes: list[Outcome]
     # Seconds that the fork took; 0 if the trial began empty or an earlier call made the fork.
     fork_s: float
-    other_input: tuple[Interval, ...]
+    other_input: tuple[Interval, ...]  # As in `TrialPlan`.
 
 
 @frozen
@@ -96,13 +96,13 @@ class TrialPlan:
     """The plan of a trial, made without writing."""
 
     trial: Trial
-    # The trial's record that an earlier call wrote, and which this call continues; None for a new trial.
+    # The trial as an earlier call wrote it, if this call continues the trial; None for a new trial.
     before: Trial | None
-    source: str
+    source: str  # URL of the pipeline's folder in production, or of the savepoint's folder.
     # Checkpoint id or savepoint to fork; None begins with empty state.
     target: int | Savepoint | None
-    asked: Mapping[Interval, Read]
-    other_input: tuple[Interval, ...]
+    asked: Mapping[Interval, Read]  # The answers of the source that are known already.
+    other_input: tuple[Interval, ...]  # The intervals whose source position differs from that in production's record.
 
 
 @frozen
@@ -115,13 +115,13 @@ class Level:
 
 
 def carry_out_try(request: TryCode, place: Place) -> dict[str, Any]:
-    """Run the trial. Return the trial, counts and, if asked, the comparison with production."""
+    """Run the trial of the request. Return a description: the trial, counts and, if asked, its differences."""
     pipeline = place.load(request)
     rule = boundaries_of(pipeline, read_log(locate(request.root, pipeline.name).storage), request.every)
     head = Level(pipeline=pipeline, code=request.code, intervals=named_intervals(request.first, request.last, rule))
     name = request.trial or _name_of_trial(pipeline, head.intervals[0])
     levels = [head, *(_levels_below(request, place, head, name) if request.chain else ())]
-    for level in levels[1:]:  # The first one is planned before it runs. Then the others can't read their input yet.
+    for level in levels[1:]:  # `try_code` plans the first level. The input of the others does not exist before it ran.
         plan_trial(None, level.pipeline, level.intervals, request.root, code=level.code, name=name, savepoint=None)
     spark, said, same, lines = place.connect(pipeline, "try"), list[dict[str, Any]](), True, list[str]()
     for level in levels:
@@ -159,8 +159,8 @@ def carry_out_try(request: TryCode, place: Place) -> dict[str, Any]:
 def _levels_below(request: TryCode, place: Place, head: Level, trial: str) -> list[Level]:
     """Return the levels below the tried pipeline, upstream first. Write nothing.
 
-    A reading pipeline runs the intervals that production has, and that read the trial, but nothing after its end. If
-    there is none, the pipeline is left out.
+    A reading pipeline runs those of production's intervals that read the trial, and nothing after the trial's end. A
+    pipeline without such intervals is left out.
     """
     root, codes = request.root, dict(_named_codes(request.code_of))
     tried = _in_trial(root, head.pipeline.name, trial, head.intervals)
@@ -199,7 +199,7 @@ def _named_codes(given: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 
 def _in_trial(root: str, pipeline: str, trial: str, intervals: Sequence[Interval]) -> dict[At, TriedUpstream]:
-    """Return where readers in a trial find a pipeline that is in the trial, by its root and name in production."""
+    """Return, by a tried pipeline's root and name in production, where its readers in the trial find it instead."""
     own = root_of_trial(root, pipeline, trial)
     span = Interval(intervals[0].start, intervals[-1].end)
     return {(production_root(own).rstrip("/"), pipeline): TriedUpstream(root=own, span=span)}
@@ -208,10 +208,10 @@ def _in_trial(root: str, pipeline: str, trial: str, intervals: Sequence[Interval
 def intervals_that_read(
     spans: Sequence[tuple[Edge, Interval]], there: Iterable[Interval], schedule: Schedule | None
 ) -> tuple[Interval, ...]:
-    """Return which of a pipeline's intervals `there` a trial runs. A pure function.
+    """Return which intervals a trial runs, of a pipeline's intervals `there` in production.
 
-    These are, in a row without a gap, the intervals from the first one that reads the trial on, as long as no interval
-    reads behind the trial's end. `spans`: The edges into the trial, each with the time of the upstream's trial.
+    They begin with the first interval that reads the trial. They end before a gap, and before an interval that reads
+    beyond the trial's end. `spans`: The edges into the trial, each with the time that the upstream's trial covers.
     """
     row: list[Interval] = []
     for interval in sorted(there):
@@ -256,7 +256,7 @@ def try_code(
 ) -> Tried:
     """Run intervals with the code of this process beside production. Production does not change.
 
-    After a failure the same call continues.
+    After a failure, call this function again with the same arguments: it continues the trial.
 
     Args:
         spark: A session, classic or Spark Connect.
@@ -270,9 +270,9 @@ def try_code(
         keep_for: How long the trial stays, from the end of this call.
         mode: How checkpoints are stored: "incremental", "full" or "changelog".
         now_ms: Present time in milliseconds since the epoch; None for the storage's clock.
-        on_plan: Gets the `TrialPlan` before anything is written.
-        on_outcome: Gets each outcome with its record, and the progress.
-        on_shards: Brings the rows to the shards and runs the job on each; None for Spark.
+        on_plan: Function that gets the `TrialPlan` before anything is written.
+        on_outcome: Function that gets each outcome with its record, and the progress.
+        on_shards: Function that brings the rows to the shards and runs the job on each; None uses Spark.
 
     Returns:
         The trial and its outcomes. `compare_trial` compares them with production.
@@ -317,7 +317,7 @@ def try_code(
             before_commit=lambda _: _check_there(root, running),
         )
     except Exception as error:
-        # A removal of the trial while it ran causes arbitrary errors. Then the call raises `UsageError` instead.
+        # If somebody removed the trial while it ran, the error may be arbitrary: raise a clear `UsageError` instead.
         _clean_up_removed(root, running, error)
         raise
     running = _renew(root, running, now_ms + int((time.monotonic() - began_s) * 1000), keep_for)
@@ -345,10 +345,9 @@ def plan_trial(
     name: str,
     savepoint: str | None,
 ) -> TrialPlan:
-    """Check whether the intervals can be tried, and from which state.
+    """Check that the intervals can be tried, and choose the state that the trial begins from. Write nothing.
 
-    Ask the source for each interval; not without `spark`. If the pipeline reads its own output, ask for the first
-    interval alone. Write nothing.
+    With `spark`, ask the source for each interval, or only for the first one if the pipeline reads its own output.
     """
     check_no_trial(root, "other trial")
     check_in_order(intervals)
@@ -388,16 +387,16 @@ def plan_trial(
         _check_same_reads(pipeline, root, before)
         span = Interval(made.span.start, max(made.span.end, before.span.end))
         made = replace(made, attempt=before.attempt, span=span)
-    # In a chain, the input is that of the trial.
+    # If the input comes from a tried upstream, it differs from production's on purpose.
     tried = isinstance(pipeline.source, Upstreams) and pipeline.source.tried
     other = () if tried else other_input(there, asked)
     return TrialPlan(trial=made, before=before, source=source, target=target, asked=asked, other_input=other)
 
 
 def _check_same_reads(pipeline: Pipeline, root: str, before: Trial) -> None:
-    """Raise `UsageError` if the trial's results read a pipeline from production, and new ones would read its trial.
+    """Raise `UsageError` if the trial has read an upstream from production and now would read its trial, or vice versa.
 
-    Or the other way round. The trial would keep these results, as results of the same run.
+    Otherwise the trial would keep the earlier results, which have another input, beside the new ones.
     """
     at, source = root_of_trial(root, pipeline.name, before.name), pipeline.source
     tried = source.tried if isinstance(source, Upstreams) else {}
@@ -416,7 +415,7 @@ def _check_same_reads(pipeline: Pipeline, root: str, before: Trial) -> None:
 
 
 def reads_of_trial(at: str, trial: Trial) -> Iterator[tuple[Interval, InputRead]]:
-    """Yield what the intervals of a trial read of other pipelines. `at`: The trial's root."""
+    """Yield (interval of the trial, what it read of one upstream). `at`: The trial's root."""
     own = read_log(locate(at, trial.pipeline).storage)
     outputs = own.outputs_near(trial.span)
     own.entries.load(n for _, n in outputs)
@@ -438,7 +437,7 @@ def _base(
     savepoint: str | None,
     forked: tuple[int, Content] | None,
 ) -> tuple[Content | None, int | Savepoint | None, str]:
-    """Return what the first interval starts from: content and checkpoint or savepoint (None: empty), and their URL."""
+    """Return (content of the base, checkpoint id or savepoint, URL of its folder). Empty state: (None, None, URL)."""
     if savepoint is not None:
         saved = read_savepoint(open_storage(savepoint))
         if saved.content.interval.end != first.start:
@@ -460,10 +459,10 @@ def _base(
 
 
 def _find_fork(pipeline: Pipeline, root: str, before: Trial | None) -> tuple[int, Content] | None:
-    """Return the production checkpoint from which an earlier call of `try_code` began the same trial.
+    """Return (id, content) of the production checkpoint from which an earlier `try_code` began this trial; else None.
 
-    Its content is read from the trial's own log, whose first record is the fork. Production may have dropped the
-    checkpoint since.
+    The content is read from the trial's own log, whose first record is the fork, because production may have dropped
+    the checkpoint since.
     """
     if before is None or before.base is None or before.base.savepoint is not None:
         return None
@@ -493,7 +492,7 @@ def _check_cut(there: Log, pipeline: Pipeline, span: Interval, intervals: Sequen
 
 
 def _reads_itself(pipeline: Pipeline) -> Upstreams | None:
-    """Return the source of a pipeline that reads its own output; None for another source."""
+    """Return the pipeline's source if it reads the pipeline's own output; else None."""
     source = pipeline.source
     if not isinstance(source, Upstreams) or all(edge.pipeline != pipeline.name for edge in source.edges.values()):
         return None
@@ -508,9 +507,9 @@ def ask_source(
 
 
 def other_input(there: Log, asked: Mapping[Interval, Read]) -> tuple[Interval, ...]:
-    """Return the intervals whose source position now differs from the position in a record.
+    """Return the intervals whose input has changed: their source position now differs from the recorded position.
 
-    Their input differs. Intervals without a recorded position are left out.
+    Intervals without a recorded position are left out.
     """
     recorded = {}
     for record in sorted(there.completed(), key=lambda r: r.id):
@@ -522,7 +521,7 @@ def other_input(there: Log, asked: Mapping[Interval, Read]) -> tuple[Interval, .
 
 
 def _fork(plan: TrialPlan, pipeline: Pipeline, root: str, own: str) -> float:
-    """Fork the state that the trial begins with into the trial's own root, if no earlier call has done so."""
+    """Fork the state that the trial begins with into the trial's own root. Return seconds; 0 if it is there already."""
     if plan.target is None:
         return 0.0
     began = time.monotonic()
@@ -545,7 +544,7 @@ def _fork(plan: TrialPlan, pipeline: Pipeline, root: str, own: str) -> float:
             pipeline_start_ms=to_ms(pipeline.start),
         )
     except CairnError:
-        # Another process that runs this trial at the same time may have made the fork meanwhile.
+        # Ignore the error if another process, which runs this trial at the same time, has made the fork.
         if read_log(into.storage).of_attempt(plan.trial.attempt) is None:
             raise
     return time.monotonic() - began

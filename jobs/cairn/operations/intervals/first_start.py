@@ -1,4 +1,4 @@
-"""The error of an empty pipeline for an interval that is not the first one, with the user's choices."""
+"""The error message if a pipeline without a checkpoint runs an interval that is not its first one."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from state_backend.values.intervals import format_instant
 from state_backend.values.schedule import Cron, Every, Schedule, count_between, interval_from
 
 _LONGER = ("@hourly", "@daily", "@weekly", "@monthly")
-# With fewer missing intervals, longer intervals save little.
+# The message proposes longer intervals only if more than this number of intervals are missing.
 _MANY = 100
 
 
 def with_choices(error: StateGapError, pipeline: Pipeline, interval: Interval, *, newest_first: bool) -> StateGapError:
-    """Return the error of an empty pipeline with an explanation and the choices, each with its number of intervals.
+    """Return the error of a pipeline without a checkpoint, with a message that explains it and lists what to do.
 
     `newest_first`: True if Airflow has chosen the newest interval, because the DAG's catchup is off.
     """
@@ -46,7 +46,7 @@ def with_choices(error: StateGapError, pipeline: Pipeline, interval: Interval, *
 def _longer(schedule: Schedule, first: datetime, last: datetime) -> list[str]:
     """Return texts such as `schedule="@daily" (12 intervals)` for a message.
 
-    Under these presets, an interval begins at `first`, and at most half as many intervals are missing.
+    They are the presets with an interval that begins at `first`, and with at most half as many missing intervals.
     """
     zone = schedule.zone if isinstance(schedule, Cron) else "UTC"
     most = count_between(schedule, first, last)[0] // 2

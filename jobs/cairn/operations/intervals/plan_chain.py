@@ -1,9 +1,9 @@
-"""Plan what `cairn heal --chain` runs over several pipelines: what is open now, and what an assumed change adds.
+"""Plan what `cairn heal --chain` runs in several pipelines: what is out of date, and what an assumed change may affect.
 
-A change spreads in two ways. A result that has read an interval which runs again is stale if the rows differ. If the
-state after an interval differs, all later results of its pipeline are stale. `plan_chain` adds these results to those
-that are out of date now, and the rule of `cairn heal` says which intervals then run. So a plan names every interval
-that may run. A branch ends where a re-run leaves equal rows and an equal state.
+A change spreads in two ways. If an interval runs again and its rows differ, each result that has read these rows is
+stale. If the state after an interval differs, all later results of the same pipeline are stale. `plan_chain` adds these
+results to those that are out of date now, and the rule of `cairn heal` says which intervals then run. So a plan names
+every interval that may run. When it is carried out, a change stops to spread where a re-run gives equal rows and state.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _MOST_ROUNDS = 10_000
 
 
 class Planned(NamedTuple):
-    """Why an interval may run: by itself, or after the re-run of `cause`. If not sure, only if that differs."""
+    """Why an interval may run. If not `sure`, it runs only if the re-run of `cause` gives another result."""
 
     reason: Reason | str
     sure: bool
@@ -38,38 +38,38 @@ class Planned(NamedTuple):
 
 @frozen
 class Stage:
-    """A pipeline of a plan, as the logs have it; from `plan_chain`, also with what it plans."""
+    """One pipeline of a chain: the input of `plan_chain`, which returns a copy with the planned fields filled in."""
 
     at: At
     node: Node
     health: Health
-    # In a plan: the verdicts that are left when it is carried out.
+    # The verdicts about the results. In a returned stage: those that remain after the plan is carried out.
     judged: Mapping[Interval, Verdict]
     schedule: Schedule
     # Intervals that start after this instant do not run. None: only intervals with a result run.
     last: datetime | None
-    # What the newest interval has read, as intervals without a result will.
+    # What the newest interval has read of its upstreams. Intervals without a result are assumed to read the same.
     reads: tuple[InputRead, ...]
-    # The intervals that are assumed to run again, and the interval at whose end the state is assumed to be restored.
-    rerun: frozenset[Interval] = frozenset()
-    restored: Interval | None = None
+    rerun: frozenset[Interval] = frozenset()  # The intervals that are assumed to run again.
+    restored: Interval | None = None  # The state is assumed to be restored to this interval's end; None: it is not.
+    # Planned: the intervals that may run.
     planned: Mapping[Interval, Planned] = field(default_factory=dict)
-    # The intervals that wait for something that no run repairs, each with the reason.
+    # Planned: the intervals that wait for something that no run repairs, each with the reason.
     left_out: Mapping[Interval, str] = field(default_factory=dict)
-    # The results that can't tell whether an input has changed: the records have no digests of it.
+    # Planned: the results whose records have no digests of an input, so that nobody can tell whether it has changed.
     untold: tuple[Interval, ...] = ()
-    # In a plan: the intervals that have a result when it is carried out, in order.
+    # Planned: the intervals that have a result after the plan is carried out, in order of time.
     outputs: tuple[Interval, ...] = ()
 
 
 def plan_chain(stages: Sequence[Stage], now: datetime) -> tuple[Stage, ...]:
-    """Return the pipelines with what may run in each, in an order in which `cairn heal --chain` runs it.
+    """Return the stages with the intervals that may run in each, in the order in which `cairn heal --chain` runs them.
 
-    `stages`: Each after those that it reads (`chain_of`). An upstream without a stage can't be read.
+    `stages`: Each stage comes after the stages that it reads (`chain_of`). An upstream without a stage can't be read.
     """
-    # In a cycle, the first round has the results of a pipeline that comes later as they are.
+    # If pipelines read each other, the first round takes the results of a pipeline that comes later as they are now.
     found = {one.at: replace(one, judged={}, outputs=tuple(sorted(one.node.outputs))) for one in stages}
-    for _ in range(_MOST_ROUNDS):  # Two, but more if pipelines read each other.
+    for _ in range(_MOST_ROUNDS):  # Two rounds, but more if pipelines read each other.
         before = dict(found)
         for stage in stages:
             found[stage.at] = _plan_stage(stage, found, now)
@@ -105,7 +105,7 @@ def _plan_stage(stage: Stage, found: Mapping[At, Stage], now: datetime) -> Stage
     for interval in sorted(asked):
         if (why := _problem(stage, interval, found)) is not None:
             to_run = intervals_to_run(replace(assumed, waiting={interval: why}), calendar, [None] * len(calendar))[0]
-            # Intervals before it whose base was dropped have good results: only this one needed them.
+            # `to_run` now lacks earlier intervals with good results that would run only to rebuild this one's base.
             behind = sorted(i for i in asked if i > interval)
             left_out = {interval: why} | dict.fromkeys(behind, f"it comes after {interval}")
             break
@@ -121,7 +121,7 @@ def _plan_stage(stage: Stage, found: Mapping[At, Stage], now: datetime) -> Stage
             planned[n] = Planned("stale", False, Cause(*stage.at, head))
             continue
         head = interval
-    for n in sorted(to_run.keys() - planned.keys(), reverse=True):  # the interval behind it needs the state
+    for n in sorted(to_run.keys() - planned.keys(), reverse=True):  # Run it again: the next interval needs its state.
         planned[n] = Planned("base dropped", planned[n + 1].sure, Cause(*stage.at, calendar[n + 1]))
     runs = {calendar[n]: planned[n] for n in sorted(planned)}
     stay = stage.judged.keys() - _goes(stage, found) - runs.keys()
@@ -132,13 +132,13 @@ def _plan_stage(stage: Stage, found: Mapping[At, Stage], now: datetime) -> Stage
 
 
 def _touched(stage: Stage, found: Mapping[At, Stage]) -> tuple[dict[Interval, Cause], tuple[Interval, ...]]:
-    """Return the results that have read an interval which may change, and those that can't tell."""
+    """Return (results that have read an interval which may change, each with that one; results that can't tell)."""
     log, touched, untold = stage.node.log, dict[Interval, Cause](), list[Interval]()
     ups = {(root_of_edge(one.root, stage.at[0]), one.pipeline) for one in followed_in(log)} & found.keys()
     changes = [i.start for up in ups for i in (*found[up].planned, found[up].restored) if i is not None]
     at = stage.node.restored
     if at is not None and any(i.start < at.interval.end for i in stage.rerun):
-        at = None  # The restored state is stale, or replaced, if the result differs.
+        at = None  # If the re-run gives another result, the restored state is stale or replaced.
     if stage.restored is not None and (at is None or at.interval.end <= stage.restored.end):
         at = Fact(stage.restored, log.head_id + 1, "restore")
     wanted = [
@@ -161,7 +161,7 @@ def _touched(stage: Stage, found: Mapping[At, Stage]) -> tuple[dict[Interval, Ca
 
 
 def _seen(read: InputRead, up: Stage) -> Iterator[tuple[Interval, bool]]:
-    """Yield the intervals that may change among those of a reading, each with True if a digest can tell."""
+    """Yield each interval in `read` that may change, with True if the recorded digests can tell whether it changed."""
     ends = read.edge.reads == "state"
     for one in [*_within([*up.planned], read.span), *([up.restored] if ends and up.restored is not None else [])]:
         if one.end == read.span.end or not ends:
@@ -169,13 +169,13 @@ def _seen(read: InputRead, up: Stage) -> Iterator[tuple[Interval, bool]]:
 
 
 def _within(order: Sequence[Interval], span: Interval) -> list[Interval]:
-    """Return those of some sorted intervals that overlap a span."""
+    """Return the intervals of a sorted sequence that overlap a span."""
     first, behind = (bisect_left(order, at, key=lambda i: i.start) for at in (span.start, span.end))
     return [i for i in order[max(0, first - 1) : behind] if i.overlaps(span)]
 
 
 def _goes(stage: Stage, found: Mapping[At, Stage]) -> set[Interval]:
-    """Return the intervals with a verdict whose cause runs: they are judged again."""
+    """Return the intervals whose verdict has a cause that the plan runs, so that they are judged again afterwards."""
     gone = set[Interval]()
     for interval, verdict in sorted(stage.judged.items()):
         if (cause := verdict.cause) is not None:
@@ -186,12 +186,12 @@ def _goes(stage: Stage, found: Mapping[At, Stage]) -> set[Interval]:
 
 
 def _problem(stage: Stage, interval: Interval, found: Mapping[At, Stage]) -> str | None:
-    """Return why an interval can't read its upstreams when the plan has come to it; None if it can."""
+    """Return why an interval can't read its upstreams when its turn in the plan comes; None if it can."""
     made = stage.node.outputs.get(interval)
     for read in stage.reads if made is None else inputs_in(stage.node.log.entries[made]):
         edge, up = read.edge, found.get((root_of_edge(read.edge.root, stage.at[0]), read.edge.pipeline))
         if made is not None and not read.parts and not read.log:
-            continue  # The upstream had not begun.
+            continue  # The upstream had no commit yet when the interval read it.
         if up is None:
             return f"{edge.pipeline} can't be read"
         span = read.span if made is not None else span_within(up.node.log, edge, edge.anchor(interval, stage.schedule))
@@ -205,7 +205,7 @@ def _problem(stage: Stage, interval: Interval, found: Mapping[At, Stage]) -> str
 
 
 def _commits(up: Stage, edge: Edge, span: Interval) -> dict[Interval, int]:
-    """Return what the edge reads of an upstream when the plan is carried out, as `commits_in` does; 0 for a re-run."""
+    """Return the commit of each interval that the edge will read, as `commits_in` does; 0 if the plan runs it again."""
     there = [i for i in _within(up.outputs, span) if edge.reads != "state" or (i.end == span.end and i in up.planned)]
     if edge.reads == "state" and not there:
         return commits_in(up.node.log, edge, span)

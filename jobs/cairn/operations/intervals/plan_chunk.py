@@ -1,6 +1,6 @@
 """Decide which intervals of a range one Spark job computes together. Pure functions.
 
-Such intervals are a chunk. The first chunk has one interval. Chunks grow as long as each is committed as planned.
+The intervals of one job are a chunk. The first chunk has one interval. Chunks grow as long as each is committed whole.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from state_backend.values.frozen import frozen
 from state_backend.values.records import Content, LogicalTime, Prepared, Record, RunRef
 
 MIB = 1024 * 1024
-# The most intervals of a chunk after one with fewer rows than intervals: these are too few to estimate the next one.
+# The most intervals after a chunk with fewer rows than intervals: so few rows don't tell the size of the next chunk.
 _FEW_INTERVALS = 8
-# A chunk that takes so many times the seconds of a smaller one for each interval was too large.
+# A chunk was too large if it took this many times the seconds per interval of the smaller chunk before.
 _SLOWER = 1.5
-# Rows are sorted by the number of their interval times the number of key groups, which must fit in 32 bits.
+# Rows are sorted by an integer of 32 bits: number of the interval in the chunk * number of key groups + key group.
 _MOST_INTERVALS = 1024
 
 
@@ -42,11 +42,11 @@ class ChunkLimits:
     Attributes:
         intervals: The most intervals; 1 computes each interval by a job of its own.
         shards: The most acknowledgements that the driver gets from one job: intervals times shards.
-        rows: The most input rows, as far as the chunk before tells. More rows than fit in memory are sorted on disk.
-        uploaded_bytes: The most bytes that a job uploads, as far as the chunk before tells. A shard ends its part of
-            the chunk above its share of twice as many.
-        seconds: The longest time that a job takes, as far as the chunk before tells. A shard ends its part of the
-            chunk after twice this time.
+        rows: The most input rows, estimated from the chunk before. More rows than fit in memory are sorted on disk.
+        uploaded_bytes: The most bytes that a job uploads, estimated from the chunk before. A shard stops early if it
+            has uploaded more than twice its share.
+        seconds: The longest time that a job takes, estimated from the chunk before. A shard stops early after twice
+            this time.
     """
 
     intervals: int = 64
@@ -63,8 +63,8 @@ DEFAULT_LIMITS = ChunkLimits()
 class Chunk:
     """A chunk that was computed, or an interval that was computed alone."""
 
-    planned: int
-    committed: int
+    planned: int  # Number of intervals that were planned together.
+    committed: int  # Number of intervals that were committed: fewer if the chunk was cut.
     rows: int
     uploaded_bytes: int
     seconds: float
@@ -79,7 +79,7 @@ def chunk_of(done: Sequence[Prepared], *, planned: int, seconds: float) -> Chunk
 def next_size(last: Chunk | None, limits: ChunkLimits, parallelism: int) -> int:
     """Return the number of intervals of the next chunk: at most twice as many as in the last one, within the limits.
 
-    It is 1 at the start, and after a chunk that was not committed as planned.
+    It is 1 at the start, and after a chunk that was not committed whole.
     """
     if last is None or last.committed < last.planned:
         return 1
@@ -97,8 +97,8 @@ def next_size(last: Chunk | None, limits: ChunkLimits, parallelism: int) -> int:
 def narrowed(limits: ChunkLimits, before: Chunk | None, last: Chunk | None) -> ChunkLimits:
     """Return the limits of later chunks: as many intervals as `before` had, if `last` had more and each took longer.
 
-    A source with an expensive plan may take longer for many intervals at once. More rows are no such reason, and the
-    times of short chunks say little.
+    A source with an expensive plan may take longer for many intervals at once. A chunk that is slower because it has
+    more rows does not count, nor does a short chunk, whose time says little.
     """
     if before is None or last is None or not before.planned < last.planned == last.committed:
         return limits
@@ -114,7 +114,7 @@ def surely_computed(
 ) -> int:
     """Return how many leading intervals must be computed, whatever the results of the intervals before them are.
 
-    A result that is not valid can't become valid again. But a valid result may become invalid by an earlier interval.
+    A result that is not valid stays so. But the re-run of an earlier interval may make a valid result invalid.
     """
     return next(
         (
@@ -138,28 +138,28 @@ def why_never(pipeline: Pipeline, mode: str) -> str | None:
 
 
 def why_not_any(pipeline: Pipeline, plan: IntervalPlan, read: Read | None) -> str | None:
-    """Return why the interval can't be in a chunk, whatever its place. `read`: What the source has answered."""
+    """Return why the interval can't be in any chunk, first or later; None if it can. `read`: The source's answer."""
     if pipeline.sink is not None and not _are_never_the_sinks(plan):
         return "the source might read what this pipeline's sink writes; list all files that it reads in its position, with lengths"
     if looks_up_names(plan.inputs.rows):
         return "the source names a table or view, which may be another one when the query runs"
     if read is not None and read.together is not None:
         return None
-    # Spark makes one union of the unions of all intervals, so the plan would not tell which branch is whose.
+    # Spark merges the unions of all intervals into one, so the plan would not tell which interval a branch belongs to.
     if recorded_lengths(plan.job.content.source_position) is not None and has_union(plan.inputs.rows):
         return "the source's query has a union"
     return None
 
 
 def _are_never_the_sinks(plan: IntervalPlan) -> bool:
-    """Return True if the rows are those of upstreams, or of the files that the position lists, and no others."""
+    """Return True if the source can't read the sink's table: it reads upstreams, or only files in its position."""
     position = plan.job.content.source_position
     listed = recorded_lengths(position) is not None or position.get("files") == []
     return bool(plan.job.content.inputs) or (listed and reads_once(plan.inputs.rows))
 
 
 def why_not_first(plan: IntervalPlan) -> str | None:
-    """Return why no other interval may follow this one in a chunk."""
+    """Return why no other interval may follow this one in a chunk; None if others may."""
     job = plan.job
     if arrangement_of(plan.inputs) is None:
         return "a column has a type that only Spark can order"
@@ -184,7 +184,7 @@ def arrangement_of(inputs: Inputs, groups_each: int | None = None) -> Arrangemen
 
 
 def why_not_next(first: IntervalJob, job: IntervalJob, log: Log) -> str | None:
-    """Return why an interval can't follow the first one in a chunk.
+    """Return why an interval can't follow the first one in a chunk; None if it can.
 
     `job`: The job of the interval, whose base is not committed yet. `log`: The log when the chunk began.
     """
@@ -210,9 +210,9 @@ def why_not_next(first: IntervalJob, job: IntervalJob, log: Log) -> str | None:
 
 
 def of_interval(first: Content, content: Content) -> Content:
-    """Return a copy of `first` with what may differ between the intervals of a chunk from `content`.
+    """Return a copy of `first` that takes from `content` the fields in which the intervals of a chunk may differ.
 
-    If the copy equals `content`, the job sends the copy: it shares its schemas with `first`, so the job is smaller.
+    The copy shares its schemas with `first`. So a pickled job is smaller with the copy than with `content`.
     """
     names = ("interval", "attempt", "base_id", "time", "source_position", "retention", "input_hash", "inputs")
     return replace(first, **{name: getattr(content, name) for name in names})
@@ -221,7 +221,7 @@ def of_interval(first: Content, content: Content) -> Content:
 def following(begun: Begun, job: IntervalJob) -> Begun:
     """Return the `Begun` of the next interval, assuming that the attempt of `job` is committed next.
 
-    The content has all that planning an interval takes from a base. Its shards are not known yet.
+    The assumed base has everything that planning needs of a base. Only its shards are not known yet.
     """
     content = replace(job.content, time=job.time_after(None))
     record = Record(id=begun.h0 + 1, retained=(), reproduces=None, content=content)

@@ -32,13 +32,12 @@ QUEUED_PATIENCE = timedelta(seconds=30)
 class Health:
     """The state of a pipeline's results, as its log records them."""
 
-    # Start of the pipeline; None for an empty log.
-    start: datetime | None
-    results: Mapping[datetime, Interval]
-    spoilt: Mapping[datetime, Reason]
-    points: frozenset[datetime]
-    jumps: Mapping[datetime, datetime]
-    # Why results wait for results of other pipelines.
+    start: datetime | None  # Start of the pipeline; None for an empty log.
+    results: Mapping[datetime, Interval]  # The intervals that have a result, by their start.
+    spoilt: Mapping[datetime, Reason]  # Why a result is not valid, by the start of its interval.
+    points: frozenset[datetime]  # Where an interval may start: the pipeline's start, and ends of usable checkpoints.
+    jumps: Mapping[datetime, datetime]  # By the start of an interval after an allowed gap: the end of its base.
+    # Results that wait for a result of another pipeline, each with the reason.
     waiting: Mapping[Interval, str] = field(default_factory=dict)
 
     @property
@@ -74,10 +73,7 @@ class Health:
 
 
 def health_of(log: Log, outdated: Mapping[Interval, Verdict] | None = None) -> Health:
-    """Return the state of a pipeline's results. Reads little beside the names of all commits.
-
-    `outdated`: The verdicts about its inputs (`Chains.judged`). A result that waits for another one is not run yet.
-    """
+    """Return the state of a pipeline's results. `outdated`: The verdicts about their inputs (`Chains.judged`)."""
     if log.newest is None:
         return Health(start=None, results={}, spoilt={}, points=frozenset(), jumps={})
     start = from_ms(log.newest.content.pipeline_start_ms)
@@ -129,7 +125,7 @@ class AirflowRun(DagRun):
     """A run of the pipeline's DAG with a data interval."""
 
     start: datetime
-    committed: bool = False
+    committed: bool = False  # True: the run failed after its task `checkpoint` had committed.
 
 
 @frozen
@@ -141,7 +137,7 @@ class OpenBackfill:
     last: datetime
     paused: bool
     created: datetime
-    at_work: int = 1
+    at_work: int = 1  # Number of its runs that are queued or running.
 
     def __str__(self) -> str:
         return f"backfill {self.id} of {format_instant(self.first)} to {format_instant(self.last)}"
@@ -155,7 +151,7 @@ class AirflowView:
     backfills: tuple[OpenBackfill, ...] = ()
 
     def latest(self) -> dict[datetime, AirflowRun]:
-        """Return a run of each interval, by its start: the run that is at work, else the run that ended last."""
+        """Return one run for each interval, by its start: the unfinished run, else the run that ended last."""
 
         def order(run: AirflowRun) -> tuple[bool, float, float]:
             return run.unfinished, _time(run.ended), _time(run.queued)
@@ -273,11 +269,11 @@ class HealPlan:
     # The steps in order; empty if every interval up to `DATE` has a valid result.
     steps: tuple[Step, ...]
     to_run: tuple[ToRun, ...]
-    unfinished: tuple[Interval, ...]
-    running: int
-    skipped: tuple[Interval, ...]
-    not_repeatable: tuple[AirflowRun, ...]
-    off_schedule: tuple[Interval, ...]
+    unfinished: tuple[Interval, ...]  # Intervals that must run, or whose run is queued or running.
+    running: int  # Number of intervals whose run is queued or running.
+    skipped: tuple[Interval, ...]  # Intervals without a result in a gap that a person allowed.
+    not_repeatable: tuple[AirflowRun, ...]  # Failed runs of intervals with a valid result, whose base was dropped.
+    off_schedule: tuple[Interval, ...]  # Intervals whose result is not valid, but that are not in the calendar.
 
 
 def plan_heal(
@@ -288,7 +284,11 @@ def plan_heal(
     first_seen: Mapping[str, datetime | None] | None = None,
     queued_for: timedelta = timedelta(0),
 ) -> HealPlan:
-    """Return the next steps until all intervals of the calendar are healthy."""
+    """Return the next steps until all intervals of the calendar are healthy.
+
+    `first_seen`: By run id, when a run had begun as this `cairn heal` first saw it; None if it had not begun.
+    `queued_for`: How long the run that `cairn heal` waits for has been queued.
+    """
     latest = airflow.latest() if airflow is not None else {}
     runs = [latest.get(interval.start) for interval in calendar]
     to_run, not_repeatable = intervals_to_run(health, calendar, runs)
@@ -315,7 +315,7 @@ def plan_heal(
 def intervals_to_run(
     health: Health, calendar: Sequence[Interval], runs: Sequence[AirflowRun | None]
 ) -> tuple[dict[int, Reason], tuple[AirflowRun, ...]]:
-    """Return why each interval must run, by index in the calendar, and the failed runs that are not repeated."""
+    """Return (why an interval must run, by its index in the calendar; failed runs that are not repeated)."""
     to_run: dict[int, Reason] = {}
     not_repeatable = []
     newest = max(health.points, default=None)
@@ -350,7 +350,7 @@ def _steps_in_airflow(
     first_seen: Mapping[str, datetime | None],
     queued_for: timedelta,
 ) -> list[Step]:
-    """Return the steps before the first backfill can be created: about open backfills, and about runs at work."""
+    """Return the steps that come before `cairn heal` can create a backfill: for open backfills and unfinished runs."""
     head = min([*to_run, *working])
     steps: list[Step] = [UnpauseDag(dag_id=airflow.dag_id)] if airflow.paused else []
     if head in working:
@@ -377,7 +377,7 @@ def _steps_in_airflow(
 
 
 def _has_had_its_chance(run: AirflowRun, before: AirflowRun | None, first_seen: Mapping[str, datetime | None]) -> bool:
-    """Return True if a run started after `cairn heal` and after the run of the interval before had ended.
+    """Return True if a run began under this `cairn heal`, and after the run of the interval before had ended.
 
     If such a run did not repair its interval, another run would not either.
     """
@@ -414,7 +414,7 @@ def _blocks(
 
 
 def _owner(airflow: AirflowView, run: AirflowRun) -> OpenBackfill | None:
-    """Return the open backfill that a run belongs to, as far as its dates tell; Airflow's API does not say."""
+    """Return the open backfill that a run belongs to; else None. Airflow's API does not tell, so the dates decide."""
     for backfill in airflow.backfills:
         late = run.queued is not None and run.queued < backfill.created
         if run.run_type == "backfill" and backfill.first <= run.start <= backfill.last and not late:

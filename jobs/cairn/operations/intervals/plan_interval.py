@@ -58,11 +58,11 @@ class Attempt:
     run: RunRef
     mode: str = "incremental"
     permissions: Permissions = NO_PERMISSIONS
-    # An attempt that an earlier try of the same run made: its id, and by name the settings that decided its result
-    # (`options_of`). If nothing changed since, `process_interval` returns that attempt and computes nothing. None:
-    # there is no earlier attempt.
+    # The attempt of an earlier try of the same run: its id, and by name the settings that decided its result
+    # (`options_of`). If nothing has changed since, `process_interval` returns that attempt and computes nothing. None
+    # without an earlier attempt.
     earlier: tuple[str, Mapping[str, str]] | None = None
-    # Rows and position that the source has already returned; None: the source is asked.
+    # Rows and position that the source has already returned; None if the source must still be asked.
     read: Read | None = None
 
     def __post_init__(self) -> None:
@@ -74,17 +74,17 @@ class Attempt:
 class IntervalPlan:
     job: IntervalJob
     inputs: Inputs
-    options: Mapping[str, str]
+    options: Mapping[str, str]  # The settings that decide the result (`options_of`), for a later try of the same run.
 
 
 @code_of_one_call()
 def plan_interval(
     spark: SparkSession, pipeline: Pipeline, url: str, attempt: Attempt, begun: Begun, chains: Chains | None
 ) -> IntervalPlan:
-    """Call the source and the processor's `init`, compare with the base, and return the work of each shard.
+    """Call the source and the processor's `init`, check both against the base checkpoint, and return the plan.
 
-    `url`: URL of the pipeline's folder. `chains`: The logs as the attempt has read them; None if it is
-    never committed.
+    `url`: URL of the pipeline's folder. `chains`: The logs of the upstreams as this attempt has read them; None without
+    upstreams, and for an attempt that is never committed.
     """
     root = url.rpartition("/")[0]
     version = begin_code_version(pipeline)
@@ -134,8 +134,8 @@ def plan_interval(
             output_schema=recorded_schema(output_schema.jsonValue()),
             input_schema=recorded_schema(input_schema),
             # `returning` lists keys that `cairn erase` removed, and that this interval's rows or base may still hold.
-            # If `returning` lists keys, the shards leave them out. An attempt before `cairn erase` may have had the
-            # same code and input, but another result. So the record gets an input hash only if `returning` is empty.
+            # The shards leave these keys out. An attempt before `cairn erase` may have had the same code and input, but
+            # another result. So the record gets an input hash only if `returning` is empty.
             input_hash=hashed if not begun.returning else None,
             code_version=version(),
             filtered=tuple(sorted({r.key.forget for r in begun.returning})),
@@ -166,9 +166,9 @@ def plan_interval(
 
 
 def plan_next(pipeline: Pipeline, attempt: Attempt, begun: Begun, last: IntervalPlan) -> IntervalPlan | None:
-    """Return the plan of an interval whose base will be that of `last`; None if it must be planned by itself.
+    """Return the plan of the interval after `last` as a changed copy of that plan; None if it can't be such a copy.
 
-    The input has the columns of `last`, so only what each interval has of its own is planned.
+    If None, `plan_interval` must plan the interval. A copy saves time: source and processor are not checked again.
     """
     read, job, content = attempt.read, last.job, last.job.content
     if read is None or read.untracked or begun.returning or begun.base is None:
@@ -201,7 +201,7 @@ def plan_next(pipeline: Pipeline, attempt: Attempt, begun: Begun, last: Interval
 
 
 def event_time_after(job: IntervalJob, base: LogicalTime) -> EventTime | None:
-    """Return the event-time settings of a job whose base has recorded these times."""
+    """Return the job's event-time settings, with the watermarks that its base recorded; None without event time."""
     of = job.event_time
     return None if of is None else event_time_of(of.column, of.delay_ms, of.rule, base, of.wall_zone)
 
@@ -242,10 +242,10 @@ def would_be_made_of(
 ) -> MadeOf:
     """Return everything, except the base, that would decide the interval's result if a run computed it now.
 
-    The caller compares its input hash with that of a committed result. If both are equal, the result stays.
+    The caller compares the returned input hash with that of a committed result. If both are equal, the result stays.
 
-    Returns code, position and input hash. The hash is None if it can't be computed, since the source records no
-    position or the interval reads initial state.
+    The input hash is None if it can't be computed, since the source records no position or the interval reads initial
+    state.
     """
     processor = ship_processor(pipeline.processor, pipeline.name)
     output_schema = _output_schema(spark, pipeline, read.rows.schema)
@@ -317,7 +317,7 @@ def in_zone_of(spark: SparkSession, wanted: str | None) -> Iterator[None]:
 
 
 def plan_zone(pipeline: str, wanted: str | None, session: str, recorded: str | None) -> Zone:
-    """Return the time zone that an interval runs in: the pipeline's zone, else the session's zone."""
+    """Return the time zone of an interval: the pipeline's (`wanted`), else the session's, if it is the recorded one."""
     zone = zone_of(session if wanted is None else wanted)
     if wanted is None and recorded not in (None, zone.name):
         raise UsageError(
@@ -388,11 +388,11 @@ def _check_output(spark: SparkSession, log: Log, pipeline: Pipeline, interval: I
 
 
 def _check_sink(pipeline: Pipeline, output_schema: StructType, input_schema: StructType) -> None:
-    """Raise `UsageError` if a table sink can't have a column of the output, or of the input for late rows."""
+    """Raise `UsageError` if a sink's table can't have a column of its rows: the output's, or the input's if late."""
     if pipeline.sink is not None and not callable(pipeline.sink):
         for table, late in pipeline.sink.each_table():
             schema, rows = (input_schema, "late rows") if late else (output_schema, "output")
-            # Most tables ignore case, and most readers of the others.
+            # Compare without case: most table formats ignore case, and so do most readers of the other formats.
             check_spelling(schema, False, f"pipeline {pipeline.name!r}: the table of its {rows}")
             table.check_columns(pipeline.name, schema.names, late=late)
 
@@ -402,7 +402,8 @@ def _spell(
 ) -> DataFrame:
     """Return the input rows with their columns as the first interval spelled them, if the session ignores case.
 
-    Older records have only the key, and the states of processors that keep whole rows.
+    `recorded`: The recorded names of input columns. Records of older releases lack them, so the names of the key, and
+    of states that keep whole rows, are taken too.
     """
     names = _names_of(spark, rows.schema, f"pipeline {pipeline.name!r}: the input")
     known = [*recorded]
@@ -441,9 +442,9 @@ def _event_time(
 def _initial_state(
     spark: SparkSession, pipeline: Pipeline, key_schema: StructType
 ) -> tuple[DataFrame | None, list[str]]:
-    """Return the rows of the initial state, and the names of the key columns in these rows.
+    """Return (rows of the initial state, names of the key columns in these rows).
 
-    A pipeline without initial state gets None and an empty list.
+    For a pipeline without initial state, return (None, []).
     """
     if pipeline.initial_state is None:
         return None, []
@@ -559,15 +560,14 @@ def _refuse_change(pipeline: Pipeline, what: str, now: object, recorded: object)
 
 
 def _key_types(schema: dict[str, Any]) -> list[tuple[str, KeyType]]:
-    """Return names and types of the key columns, without comments and nullability at any depth."""
+    """Return (name, type) of each key column. The types leave out comments and nullability at any depth."""
     return [(f.name, names_and_types(f.type)) for f in parse_struct(schema).fields]
 
 
 def _as_recorded(key_schema: StructType, initial: StructType | None, base: Content | None) -> StructType:
-    """Return the key's schema, nullable wherever the initial state's or the base's schema is nullable.
+    """Return the key's schema, nullable wherever the key's schema in the initial state or in the base is nullable.
 
-    The state contains keys of the initial state and of the base too, and readers of the state trust the recorded
-    schema.
+    The state also contains the keys of the initial state and of the base, and readers trust the recorded schema.
     """
     key: KeyType = parse_struct(key_schema.jsonValue())
     others = [*([initial.jsonValue()] if initial is not None else []), *([base.key_schema] if base is not None else [])]

@@ -1,6 +1,6 @@
-"""Decisions which intervals of a range are computed, and which results stay.
+"""Decide which intervals of a range are computed, and which keep their committed results.
 
-`run_intervals` uses these pure functions. They decide from the results of intervals that the log records.
+`run_intervals` uses these pure functions. They decide from the results that the log records.
 """
 
 from __future__ import annotations
@@ -168,12 +168,12 @@ class Progress:
 
     @property
     def seconds_each(self) -> float | None:
-        """Mean duration of the last computed intervals in seconds; None before the first one."""
+        """Mean duration of the last computed intervals in seconds; None before the first is computed."""
         return sum(self.recent_s) / len(self.recent_s) if self.recent_s else None
 
     @property
     def remaining_s(self) -> float | None:
-        """Seconds until the end if all remaining intervals are computed at this pace; None before the first one."""
+        """Seconds to the end if all other intervals take the mean duration; None before the first is computed."""
         return None if self.seconds_each is None else self.seconds_each * (self.total - self.done)
 
     def __str__(self) -> str:

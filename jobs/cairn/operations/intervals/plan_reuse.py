@@ -34,9 +34,9 @@ def why_recompute(
 ) -> str | None:
     """Return why the interval is computed again, although an earlier try of the same run began an attempt.
 
-    `earlier` is what that try prepared: None if it prepared nothing or its files were deleted. `then` and `now` are the
-    settings of both tries (`options_of`), and `content` is this try's before it computes. None: this try would compute
-    the same, and the earlier attempt can still be committed. In doubt there is a reason.
+    Return None if this try would compute the same and the earlier attempt can still be committed. In doubt, return a
+    reason. `earlier`: What that try prepared; None if it prepared nothing or its files were deleted. `then`, `now`:
+    The settings of that try and of this one (`options_of`). `content`: This try's content before its shards run.
     """
     if earlier is None:
         return "it did not finish"
@@ -60,7 +60,7 @@ def why_recompute(
         return "it read initial state, and Cairn can't tell whether that is the same"
     if not content.source_position:
         return "the source records no position, so Cairn can't tell whether the input is the same"
-    if found.source_position != json.loads(json.dumps(content.source_position)):  # Tuples become lists.
+    if found.source_position != json.loads(json.dumps(content.source_position)):  # With lists, not tuples.
         return "the source's position differs: the input has changed"
     try:
         plan_commit(log, earlier)
@@ -70,7 +70,7 @@ def why_recompute(
 
 
 def options_of(job: IntervalJob, source: str) -> dict[str, str]:
-    """Return the settings that decide what a try computes and writes, besides code, input and base."""
+    """Return by name the settings that decide, besides code, input and base, what a try computes and writes."""
     content = job.content
     settings: dict[str, Any] = {
         "key": content.key_schema,
@@ -109,8 +109,8 @@ def input_hash(
 ) -> str | None:
     """Hash everything but the base that decides the result of an interval.
 
-    The way in which the checkpoint is stored (mode, retention) does not count, nor do the versions of Python and Spark.
-    Another version of Cairn has another hash (`runtime_version`).
+    The hash covers the version of Cairn (`runtime_version`), but not the versions of Python and Spark, and not the way
+    in which the checkpoint is stored (mode, retention).
 
     Returns 32 hex digits; None if the source records no position, since equal hashes would not mean equal input.
     """

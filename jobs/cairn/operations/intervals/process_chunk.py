@@ -48,15 +48,15 @@ _EPOCH, _MICROSECOND = datetime(1970, 1, 1), timedelta(microseconds=1)
 
 
 class Unproven(Exception):
-    """A job of several intervals can't show what each has read. A job of one interval can."""
+    """Raised if a job of several intervals can't show which files each has read, as a job of one interval can."""
 
 
 def plan_together(
     spark: SparkSession, pipeline: Pipeline, at: Location, attempts: Iterable[Attempt], begun: Begun
 ) -> tuple[list[IntervalPlan], str | None]:
-    """Plan the first attempts that one job can compute. Return why the attempt after them is not one of them.
+    """Plan the leading attempts that one job can compute. Return (plans, why the next attempt is left out or None).
 
-    If the source has read them together, the first plan has the rows of all.
+    If one query of the source has read all intervals, the first plan has the rows of all.
     """
     plans: list[IntervalPlan] = []
     before = begun.log
@@ -69,7 +69,7 @@ def plan_together(
             why = why_not_any(pipeline, plan, attempt.read) or (
                 why_not_next(plans[0].job, plan.job, before) if plans else why_not_first(plan)
             )
-        except Exception as error:  # Planned alone, the attempt raises it again.
+        except Exception as error:  # If the error persists, it is raised when the attempt is planned alone.
             if is_lost(error):
                 raise
             why = f"{type(error).__name__}: {error}"
@@ -84,7 +84,7 @@ def plan_together(
 
 
 def _together(plan: IntervalPlan, intervals: Sequence[Interval], rows: DataFrame) -> IntervalPlan:
-    """Return the first plan of a chunk with the rows of all intervals, spelled as the plan spells its columns."""
+    """Return the chunk's first plan with the rows of all intervals, in columns that are spelled as in the plan."""
     names = [*plan.inputs.rows.schema.names, INTERVAL]
     spelled = rows if names == rows.schema.names else rows.toDF(*names)
     together = Numbered(rows=spelled, number=number_of_interval(intervals))
@@ -94,7 +94,7 @@ def _together(plan: IntervalPlan, intervals: Sequence[Interval], rows: DataFrame
 def plan_watermarks(spark: SparkSession, plans: Sequence[IntervalPlan]) -> list[IntervalPlan]:
     """Return the plans with their watermarks. An observed watermark needs a query for the newest event times.
 
-    The rows may have changed until the job reads them. So the caller compares the watermarks that it commits.
+    The rows may change before the job reads them. So the caller checks the watermark at each commit (`begins_with`).
     """
     of = plans[0].job.event_time
     if of is None or of.rule != "observed":
@@ -105,7 +105,7 @@ def plan_watermarks(spark: SparkSession, plans: Sequence[IntervalPlan]) -> list[
 
 
 def _newest_events(spark: SparkSession, inputs: Sequence[Inputs], column: str) -> list[int | None]:
-    """Return the newest event time of each interval in microseconds; of a wall time, as if its zone were UTC."""
+    """Return each interval's newest event time in microseconds; None without rows. Wall times are taken as UTC."""
     rows = collect_once(spark, lambda: newest_events(inputs, column))
     found = {int.from_bytes(row[PART]): row["newest"] for row in rows}
     return [
@@ -115,7 +115,7 @@ def _newest_events(spark: SparkSession, inputs: Sequence[Inputs], column: str) -
 
 
 def have_changed(at: Location, log: Log, inputs: Sequence[InputRead], chains: Chains | None = None) -> bool:
-    """Return True if an upstream has replaced what an interval has read. `log`: The pipeline's own."""
+    """Return True if an upstream has replaced what an interval has read. `log`: The log of the reading pipeline."""
     chains = chains or Chains()
     chains.log(at.root, at.pipeline, log)
     judged = [chains.judge_read(at.root, at.pipeline, read) for read in inputs if read.edge.tracked]
@@ -123,7 +123,7 @@ def have_changed(at: Location, log: Log, inputs: Sequence[InputRead], chains: Ch
 
 
 def as_it_is_now(at: Location, log: Log, job: IntervalJob) -> IntervalJob | None:
-    """Return the job of the interval that is committed next, with the current ends of its upstreams' logs.
+    """Return the job of the interval that is committed next, which then records how far its upstreams' logs are now.
 
     Return None if an upstream has replaced what the interval has read.
     """
@@ -136,9 +136,9 @@ def as_it_is_now(at: Location, log: Log, job: IntervalJob) -> IntervalJob | None
 
 
 def process_chunk(spark: SparkSession, plans: Sequence[IntervalPlan], limits: ChunkLimits) -> list[list[ShardAck]]:
-    """Compute intervals that follow each other. Return the acks of each interval's shards.
+    """Compute consecutive intervals by one Spark job. Return a list for each interval: the acks of its shards.
 
-    Intervals at the end have no acks if a shard ended its part of the chunk earlier.
+    The last intervals are missing if a shard reached a limit and left them out.
     """
     jobs = [plan.job for plan in plans]
     name, span = jobs[0].content.pipeline, (jobs[0].content.interval, jobs[-1].content.interval)
@@ -165,12 +165,12 @@ def _on_spark(
 
 
 def _check_reads_together(jobs: Sequence[IntervalJob], executed: DataFrame) -> None:
-    """Raise `SourceError` if the query has perhaps not read the files that the positions list, for all intervals."""
+    """Raise `SourceError` unless the one query for all intervals has read the files that their positions list."""
     listed = [job.content.source_position for job in jobs if recorded_lengths(job.content.source_position) is not None]
     if not listed and not is_connect(executed):
         return
     files = [file for position in listed for file in position["files"]]
-    # Intervals may share a file. The query then reads it once, or the entries are those of different files.
+    # Equal entries of several intervals may be one file, which the query reads once, or several files: accept both.
     once = [*{json.dumps(file, sort_keys=True): file for file in files}.values()]
     span = Interval(jobs[0].content.interval.start, jobs[-1].content.interval.end)
     scans, shared = scans_of(executed), is_connect(executed)
@@ -179,14 +179,14 @@ def _check_reads_together(jobs: Sequence[IntervalJob], executed: DataFrame) -> N
 
 
 def _check_reads(jobs: Sequence[IntervalJob], executed: DataFrame) -> None:
-    """Raise `SourceError` if the query has perhaps not read the files that a position lists, for each interval."""
+    """Raise `SourceError` unless the query has read, for each interval, the files that its position lists."""
     shared = is_connect(executed)
     recorded = [recorded_lengths(job.content.source_position) is not None for job in jobs]
     if not shared and not any(recorded):
         return
     each = scans_of_each(executed, len(jobs))
     if each is None:
-        # Spark leaves out the branch of an interval if it finds that the branch is empty.
+        # The plan lacks a branch: Spark removes an interval's branch if it finds that the branch is empty.
         if any(recorded) or scans_of(executed).cached:
             raise Unproven("the query's plan does not tell which interval has read which files")
         return

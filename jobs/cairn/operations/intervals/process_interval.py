@@ -52,9 +52,9 @@ def process_interval(
     on_begin: Callable[[Mapping[str, str]], None] | None = None,
     on_shards: OnShards | None = None,
 ) -> Prepared:
-    """Compute an attempt from its base to *prepared*, or return what an earlier try prepared.
+    """Compute an attempt from its base to *prepared*, or return what an earlier try of the same run prepared.
 
-    `before`: The log, if the caller has just read it.
+    `before`: The log, if the caller has just read it. `on_begin`: Gets the plan's settings before the shards run.
     """
     check_running(spark)
     use_this_python(spark)
@@ -81,7 +81,7 @@ def process_interval(
 
 
 def chains_at(pipeline: Pipeline, at: Location, attempt: Attempt, begun: Begun) -> Chains | None:
-    """Return the logs of a pipeline that reads others. Raise `StaleStateError` if its base is out of date by them."""
+    """Return the logs for a pipeline with upstreams; else None. Raise `StaleStateError` if its base is out of date."""
     if not isinstance(pipeline.source, Upstreams) or begun.log is None:
         return None
     chains = Chains()
@@ -161,10 +161,10 @@ def _on_spark(spark: SparkSession, job: IntervalJob, inputs: Inputs) -> list[Sha
 
 
 def _check_read(job: IntervalJob, executed: DataFrame) -> None:
-    """Raise `SourceError` if the query has perhaps not read the files that the source's position lists."""
+    """Raise `SourceError` unless the query has read the files that the source's position lists."""
     shared = is_connect(executed)
     if not shared and recorded_lengths(job.content.source_position) is None:
-        return  # A walk over the plan of a classic session takes milliseconds.
+        return  # There is nothing to compare. To walk over the plan of a classic session would take milliseconds.
     check_read(job, job.content.interval, job.content.source_position, scans_of(executed), shared)
 
 
@@ -176,9 +176,9 @@ def check_read(job: IntervalJob, of: Interval, position: Mapping[str, Any], scan
 def _reuse(
     at: Location, job: IntervalJob, options: Mapping[str, str], attempt: str, earlier: Mapping[str, str]
 ) -> Prepared | None:
-    """Return what an earlier try of the same run prepared, if this try would compute the same.
+    """Return what an earlier try of the same run prepared, if this try would compute the same; else None.
 
-    Python's logger `cairn` gets the decision and its reason.
+    The logger `cairn` gets the decision and its reason.
     """
     try:
         prepared = load_prepared(at, attempt)

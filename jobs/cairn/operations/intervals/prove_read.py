@@ -1,7 +1,7 @@
 """Comparison of the files that a source recorded in its position with the files that Spark read.
 
-A position that lists `files`, each with its length, says which input the interval had. Spark may have read another one:
-an older list of files, or rows in its cache. Such a reading must not be committed under this position.
+A position that lists `files`, each with its length, says which input the interval had. Spark may have read other input:
+files of an older list, or rows in its cache. Then the result must not be committed under this position.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 from cairn.spark.file_scans import Scans
 
 _LENGTHS = ("bytes", "size_bytes")
-# Cairn tries at most this number of sums of scans. If there are more, Cairn skips the comparison.
+# Cairn adds up the scans in at most this number of ways. If there are more ways, Cairn skips the comparison.
 _MOST_SUMS = 10_000
 
 
@@ -29,8 +29,8 @@ def recorded_lengths(position: Mapping[str, Any]) -> tuple[int, ...] | None:
 def unproven(position: Mapping[str, Any], scans: Scans, *, shared_cache: bool) -> str | None:
     """Return why the rows may not be those of the files that the position lists; None if there is no doubt.
 
-    Some scans together must have read all recorded files. Other scans may read other files, such as a table to join. A
-    query without a scan of files proves nothing: its source has read the files itself.
+    Some scans together must have read all recorded files. Other scans may read other files, such as a table to join. If
+    a query scans no files, there is no doubt, because its source has read the files itself.
     """
     lengths = recorded_lengths(position)
     if lengths is not None and scans.files and not _can_sum_up(scans.files, lengths):
@@ -49,9 +49,9 @@ def unproven(position: Mapping[str, Any], scans: Scans, *, shared_cache: bool) -
 
 
 def _can_sum_up(scans: Iterable[tuple[int, int]], lengths: Collection[int]) -> bool:
-    """Return whether some of the scans together have the number of files and the bytes of the recorded files.
+    """Return True if some of the scans together have the number of files and the bytes of the recorded files.
 
-    Spark leaves empty files out of most scans, so the number may be lower by these.
+    Most scans of Spark leave out empty files, so the number of files may be lower by the number of empty files.
     """
     least, most, wanted = sum(length > 0 for length in lengths), len(lengths), sum(lengths)
     sums = {(0, 0)}

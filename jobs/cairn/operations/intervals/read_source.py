@@ -1,6 +1,6 @@
-"""Calls of a pipeline's source.
+"""Call a pipeline's source.
 
-Errors of the source become a `SourceError` that names the pipeline, the interval and the next step.
+An error of the source becomes a `SourceError` that names the pipeline, the interval and the next step.
 """
 
 from __future__ import annotations
@@ -52,21 +52,21 @@ _BAD_DATA = re.compile(r"(\[[A-Z_.]+\] [^\n]*)SQLSTATE: (?:22\w{3}|P0001)")
 
 @frozen
 class Read:
-    # For an interval that was read together with others: the rows of all of them.
+    # The interval's rows. If one query reads several intervals: the rows of all of them.
     rows: DataFrame
     # The position that the source records; empty if it records none.
     position: dict[str, Any]
-    waited_ns: int = 0
+    waited_ns: int = 0  # How long the caller waited for the source.
     inputs: tuple[InputRead, ...] = ()
     untracked: tuple[Untracked, ...] = ()
-    # The intervals that were read together, and their rows with the column that tells them apart; None: only this one.
+    # The intervals of one query, and their rows with the column `INTERVAL`; None if the query reads only this interval.
     together: tuple[Sequence[Interval], DataFrame] | None = None
 
 
 def read_source(
     spark: SparkSession, pipeline: Pipeline, interval: Interval, root: str, chains: Chains | None = None
 ) -> Read:
-    """Call the source. `chains`: Logs of upstreams as the caller has read them; None: they are read."""
+    """Call the source, and return its answer. `chains`: The upstreams' logs that were read before; None reads them."""
     inputs: tuple[InputRead, ...] = ()
     with _asking(pipeline, interval) as (where, noticed):
         if isinstance(pipeline.source, Upstreams):
@@ -85,15 +85,15 @@ def read_source(
 
 
 def reads_ranges(source: object) -> bool:
-    """Return True if one query of a source has the rows of several intervals."""
+    """Return True if one query of this source can read the rows of several intervals."""
     return isinstance(source, RangeSource) or (isinstance(source, Upstreams) and output_alone(source) is not None)
 
 
 def read_range(spark: SparkSession, pipeline: Pipeline, intervals: Sequence[Interval], root: str) -> list[Read]:
-    """Ask a source for intervals that follow each other, by one query. Return its answer for each.
+    """Ask a source for consecutive intervals by one query. Return one answer for each interval.
 
     The answers end before the first interval that an upstream has not committed. Raise `SourceError` if the query
-    aggregates, joins or limits rows: it could mix those of different intervals.
+    aggregates, joins or limits rows: such a query could mix rows of different intervals.
     """
     with _asking(pipeline, intervals[0]) as (where, noticed):
         if isinstance(pipeline.source, Upstreams):
@@ -120,7 +120,7 @@ def _reader(pipeline: Pipeline, interval: Interval, root: str) -> Reader:
 
 @contextmanager
 def _asking(pipeline: Pipeline, interval: Interval) -> Iterator[tuple[str, set[Untracked]]]:
-    """Raise a `SourceError` for an error of the source. Yield words for messages, and pipelines that it reads."""
+    """Turn an error in the block into a `SourceError`. Yield (start of messages, pipelines that the source reads)."""
     where = f"pipeline {pipeline.name!r}, {interval}"
     try:
         with noticing() as noticed:
@@ -167,7 +167,7 @@ def _shown(position: Any, where: str) -> dict[str, Any]:
 def _untracked(rows: Any, noticed: set[Untracked]) -> tuple[Untracked, ...]:
     try:
         noticed |= untracked_in(rows)
-    except Exception as error:  # A note in the record is not worth a failure.
+    except Exception as error:  # The record only notes these pipelines, so an error must not fail the interval.
         log.debug("the plan of the source could not be read: %s", error)
     return tuple(sorted(noticed, key=lambda read: (read.root, read.pipeline)))
 
@@ -205,8 +205,8 @@ def arrow_schema_json(data_type: Any) -> Any:
 def input_errors(pipeline: str, interval: Interval) -> Iterator[None]:
     """Turn Spark's errors about input files and values into a `SourceError`, within the block that computes the rows.
 
-    Spark reads the input only when it computes. Its own error contains a hundred lines of Java stack traces. So this
-    error goes only to the logger `cairn.spark`, at level DEBUG.
+    Spark reads the input only when it computes. Spark's error contains a hundred lines of Java stack traces, so it goes
+    only to the logger `cairn.spark`, at level DEBUG.
     """
     try:
         yield

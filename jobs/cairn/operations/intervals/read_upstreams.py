@@ -1,4 +1,4 @@
-"""Read what an interval takes from other pipelines: exactly the commits that its record will name."""
+"""Read the rows that an interval takes from other pipelines: those of exactly the commits that its record names."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 def read_upstreams(
     spark: SparkSession, source: Upstreams, reader: Reader, own_schema: Any, chains: Chains
 ) -> tuple[Any, tuple[InputRead, ...]]:
-    """Return the rows with their position, as a source does, and the reads for the record.
+    """Return ((rows, position), reads): what a source returns, and what was read of each upstream, for the record.
 
-    `own_schema`: The output schema of the pipeline itself, for an upstream that is itself and has no output yet.
+    `own_schema`: Output schema of the pipeline. If it reads its own output and has none yet, it reads no rows of this.
     """
     register_data_sources(spark)
     frames, reads = dict[str, Any](), dict[str, list[InputRead]]()
@@ -40,7 +40,7 @@ def read_upstreams(
         reads[name] = [read for read, _ in pinned]
         if pinned[0][0].log:
             rows = [_frame(spark, reader, one, source.states.get(name)) for one in pinned]
-            # The trial's code may have added or removed a column.
+            # Production's rows and a trial's rows may differ in columns, because a trial has other code.
             frames[name] = reduce(lambda one, more: one.unionByName(more, allowMissingColumns=True), rows)
         elif own_schema is None:
             raise UsageError(f"{reader}: a pipeline that reads its own output needs output_schema")
@@ -54,7 +54,7 @@ def read_upstreams(
 
 
 def output_alone(source: Upstreams) -> Edge | None:
-    """Return the edge of a source that reads only the rows of one pipeline's intervals within its own ones."""
+    """Return the edge of a source that only passes on one upstream's rows, of intervals inside its own; else None."""
     edges = [*source.edges.values()]
     if len(edges) != 1 or source.function is not None or source.states or source.tried:
         return None
@@ -64,9 +64,9 @@ def output_alone(source: Upstreams) -> Edge | None:
 def read_output(
     spark: SparkSession, source: Upstreams, readers: Sequence[Reader]
 ) -> tuple[DataFrame, list[tuple[dict[str, Any], tuple[InputRead, ...]]]]:
-    """Return the rows of all intervals, with the column that tells them apart, and position and reads of each.
+    """Return (rows of all intervals, with the column `INTERVAL` that tells them apart; position and reads of each).
 
-    The intervals end before the first one that the upstream has not committed. If that is the first, raise the error.
+    Stop before the first interval whose upstream is not ready. If that is the first one, raise `InputNotReady`.
     """
     register_data_sources(spark)
     readers = [replace(reader, root=production_root(reader.root)) for reader in readers]
@@ -89,7 +89,7 @@ def _position(reads: Mapping[str, Sequence[InputRead]]) -> dict[str, Any]:
 
 
 def _of_one(reads: Mapping[str, Sequence[InputRead]]) -> tuple[dict[str, Any], tuple[InputRead, ...]]:
-    """Return position and reads of a source whose rows are those of one upstream as they are."""
+    """Return (position, reads) of a source that passes on the rows of one upstream unchanged."""
     position, (parts,) = _position(reads), reads.values()
     plain = parts[0].edge.reads != "state"
     if plain:
@@ -101,7 +101,7 @@ def _frame(spark: SparkSession, reader: Reader, pinned: Pinned, state: str | Non
     read, ids = pinned
     options: dict[str, Any] = {"root": read.edge.root or reader.root, "pipeline": read.edge.pipeline}
     if state is not None:
-        # Before the upstream's start there is no state; the newest one has the columns.
+        # No `ids`: the upstream had no state yet. Take only the columns, from its newest state.
         newest = None if ids else newest_state(Chains().log(options["root"], options["pipeline"]))
         named = str(ids[0] if ids else "latest" if newest is None else newest.id)
         rows = spark.read.format("keyed_state").options(**options, state=state, checkpoint=named)

@@ -84,7 +84,7 @@ def finish_commit(
 ) -> None:
     """Call the sink for all outputs that wait for it, then delete the files that no retained checkpoint needs.
 
-    `after`: The log as the caller's own commit left it.
+    `after`: The log as the caller's commit left it. `SinkFailed` is raised only if output of `checkpoint_id` failed.
     """
     failed, clock = None, clock or StopWatch()
     try:

@@ -9,8 +9,8 @@ One call saves time in five ways:
 1. The programs start once.
 2. The log's records are read once.
 3. The source is asked for the next intervals while the shards compute the present ones.
-4. One Spark job computes a chunk of intervals. docs/design.md says which, and when the rest of a chunk is dropped
-   ("One job for several intervals").
+4. One Spark job computes a chunk of intervals. docs/design.md says which intervals form a chunk, and when the rest of a
+   chunk is computed again ("One job for several intervals").
 5. If the pipeline has no sink, the work after a commit (the clean-up) runs in a thread beside the next interval. It
    ends before the next commit. A sink runs before the next interval begins or is committed.
 """
@@ -100,7 +100,7 @@ class Outcome:
         checkpoint: Id of the checkpoint; None if a dry run would compute the interval.
         record: The record, if this run committed it, now or in an earlier try. Only `on_outcome` gets it. The outcomes
             that `run_intervals` returns have None, since the records of a long range would fill the memory.
-        why: A sentence for the log.
+        why: Why the interval was computed or kept its result, as words for the log.
     """
 
     interval: Interval
@@ -139,7 +139,7 @@ def run_intervals(
     Args:
         spark: A session, classic or Spark Connect.
         pipeline: The pipeline.
-        intervals: Each starts where the one before ends.
+        intervals: The intervals to run. Each starts where the one before ends.
         root: URL or absolute path of the folder that holds the pipelines.
         mode: How checkpoints are stored: "incremental", "full" or "changelog".
         reprocess: Which intervals with a result are computed again. "changed": those whose code or input has changed;
@@ -155,7 +155,7 @@ def run_intervals(
             this interval is not committed and the call ends.
         asked: Rows and position that the source has already returned for some intervals. The source is not asked again
             for these intervals.
-        limits: Limits of the intervals that one Spark job computes. `ChunkLimits(intervals=1)` gives each a job.
+        limits: Limits of a chunk, the intervals of one Spark job. `ChunkLimits(intervals=1)`: one job per interval.
 
     Returns:
         The outcome of each interval.
@@ -205,8 +205,8 @@ def plan_intervals(
 ) -> list[Outcome]:
     """Return what `run_intervals` would do now with each interval, and why. Write nothing.
 
-    A re-run may give another result. Then `run_intervals` also computes later intervals that this plan keeps; their
-    outcome says so.
+    If the re-run of an interval gives another result, `run_intervals` also computes later intervals that this plan
+    keeps. The outcomes of such intervals say so.
     """
     _check(intervals, reprocess)
     run = run or own_run(f"direct__{uuid.uuid4()}")
@@ -249,7 +249,7 @@ def _made(record: Record, decision: Keep | Compute | AskSource) -> Outcome:
 def _of_later(permissions: Permissions) -> Permissions:
     """Return the permissions of the intervals after a computed interval.
 
-    They start from its checkpoint, so they need no permission for the first interval's base.
+    Later intervals start from the computed interval's checkpoint, so they need no permission for its base.
     """
     return Permissions(replace_overlapping=permissions.replace_overlapping)
 
@@ -263,9 +263,10 @@ def _made_of_now(
 def committed_alike(
     spark: SparkSession, pipeline: Pipeline, interval: Interval, root: str, *, run: RunRef, permissions: Permissions
 ) -> tuple[Result | None, Read | None]:
-    """Return another run's committed result of an interval if the same code computed it from the same input.
+    """Return (result, read): another run's committed result, if the same code computed it from the same input.
 
-    A run that was cleared gets no result, since a user clears a run to compute it again.
+    Else `result` is None. `read` is the source's answer; None if the source was not asked. A run that was cleared gets
+    no result, since a user clears a run to compute it again.
     """
     there = None if run.clear_number else _results(pipeline, root, [interval])[1].get(interval)
     if there is None or there.input_hash is None or not isinstance(keep_or_compute(there, "changed", run), AskSource):
@@ -294,7 +295,7 @@ def _results(pipeline: Pipeline, root: str, intervals: Sequence[Interval]) -> tu
 
 
 def _how_far(outcomes: Sequence[Outcome], intervals: Sequence[Interval]) -> str:
-    """Return a note for an error: how many of the intervals were committed before it."""
+    """Return a note for an error: how many of the intervals were committed before the error."""
     computed = sum(outcome.computed for outcome in outcomes)
     return (
         f"{computed} of {len(intervals)} intervals were computed and committed before the failure, {len(outcomes) - computed} kept their result; "
@@ -310,10 +311,7 @@ class _Aside:
         self._under_way: Future[Any] | None = None
 
     def begin(self, work: Callable[[], Any]) -> None:
-        """Wait for the function that the thread runs, then start `work` in it.
-
-        Raise the earlier function's exception.
-        """
+        """Wait until the thread has run the function before, then start `work`. Raise an exception of that function."""
         self.wait()
         self._under_way = self._pool.submit(work)
 
@@ -326,7 +324,7 @@ class _Aside:
 class _Range:
     """One call of `run_intervals`, which makes one attempt and one commit per interval.
 
-    The other fields are the arguments of `run_intervals`.
+    `first` are the permissions, and `known` is `asked`; the other fields are arguments of the same name.
     """
 
     spark: SparkSession
@@ -336,8 +334,8 @@ class _Range:
     reprocess: Reprocess
     run: RunRef
     first: Permissions
-    reading: _Aside
-    finishing: _Aside
+    reading: _Aside  # The thread that asks the source for later intervals.
+    finishing: _Aside  # The thread that does the work after a commit.
     on_shards: OnShards | None
     before_commit: Callable[[Content], None] | None
     known: Mapping[Interval, Read]
@@ -345,27 +343,25 @@ class _Range:
 
     def __post_init__(self) -> None:
         self._at = locate(self.root, self.pipeline.name)
-        # The log as this process read or wrote it last. Of the next log, only newer records are read.
+        # The log as this process read or wrote it last. To bring it up to date, only newer records are read.
         self._log: Log | None = None
-        # Intervals for which the thread `reading` asks the source, and answers that were not used yet.
-        self._ahead: Sequence[Interval] = ()
-        self._answers: dict[Interval, Read] = {}
+        self._ahead: Sequence[Interval] = ()  # Intervals for which the thread `reading` asks the source now.
+        self._answers: dict[Interval, Read] = {}  # Answers of the source that were not used yet.
         # Intervals for which the source failed before their turn. It is asked once more, when their turn has come.
         self._failed_early: set[Interval] = set()
-        # The last chunk, and the last one whose speed was compared with the one before.
-        self._last: Chunk | None = None
-        self._compared: Chunk | None = None
-        self._stopped = False
+        self._last: Chunk | None = None  # The last chunk that was committed.
+        self._compared: Chunk | None = None  # The last chunk whose speed was compared with that of the chunk before.
+        self._stopped = False  # True: the thread `reading` asks for no further interval.
         # False: the source may read what this pipeline writes, so it is asked after the commit of the interval before.
         self._reads_ahead = self.pipeline.read_ahead
-        # The number of intervals to compute alone next, and of chunks in a row that could not be computed.
+        # `_alone`: how many of the next intervals to compute alone. `_vain`: how many chunks in a row failed.
         self._alone = self._vain = 0
         self._why_alone = (
             "each interval was given a job of its own"
             if self.on_shards is not None or self.limits.intervals < 2
             else why_never(self.pipeline, self.mode)
         )
-        # True: the source is asked for several intervals at once. `_schema`: the columns of its last single answer.
+        # True: the source is asked for several intervals at once. `_schema`: the schema of its last single answer.
         self._asks_together = reads_ranges(self.pipeline.source) and self._why_alone is None
         self._schema: Any = None
         # Intervals for which the thread `reading` asks a `RangeSource` at once: as many as the next chunk probably has.
@@ -384,14 +380,14 @@ class _Range:
         except Exception as error:
             if len(intervals) > 1:
                 said = _how_far(outcomes, intervals)
-                if not isinstance(error, NotAsTried):  # The same call would fail again: the message says what helps.
+                if not isinstance(error, NotAsTried):  # After `NotAsTried`, the same call would fail again.
                     again = self.reprocess == "all" and not named
                     then = "computes all of them again; to continue, begin there" if again else "continues there"
                     said += f"\nThe same call {then}"
                 error.add_note(said)
             raise
         finally:
-            self._stopped = True  # After an error or Ctrl-C, the call waits for one answer of the source at most.
+            self._stopped = True  # So after an error or Ctrl-C, the call waits for one answer of the source at most.
         return outcomes
 
     def outcomes(self, intervals: Sequence[Interval]) -> Iterator[tuple[Outcome, float]]:
@@ -470,11 +466,11 @@ class _Range:
     def _compute(self, interval: Interval, permissions: Permissions, following: Sequence[Interval]) -> Record:
         began_s, read = time.monotonic(), self._read(interval)
         before = read_newest(self._at.storage, self._log)
-        if have_changed(self._at, before, read.inputs):  # since the source was asked, perhaps some intervals ago
+        if have_changed(self._at, before, read.inputs):  # An upstream has changed since the source was asked.
             self._answers.clear()
             read = self._read(interval)
         attempt = self._attempt(interval, permissions, read)
-        if before.retained:  # Else a source that reads what the pipeline writes finds nothing to read.
+        if before.retained:  # Not before the first commit: a source that reads this pipeline's output would fail.
             self._read_ahead(() if self._asks_together else following)
         prepared = process_interval(
             self.spark, self.pipeline, self._at, attempt, before=before, on_shards=self.on_shards
@@ -514,9 +510,9 @@ class _Range:
     ) -> Iterator[tuple[Record, float]]:
         """Compute intervals by one Spark job, then commit them in their order. Yield each record and its seconds.
 
-        The caller plans all intervals again whose records are not yielded: at the end of the chunk, or all.
+        The caller plans each interval again whose record is not yielded: some at the end of the chunk, or all of them.
 
-        `ahead`: The intervals after the chunk that are surely computed.
+        `ahead`: The intervals after the chunk that must be computed, whatever the results before them are.
         """
         began_s = time.monotonic()
         before = read_newest(self._at.storage, self._log)
@@ -531,12 +527,12 @@ class _Range:
         attempts: list[Attempt] = []
         plans, why = list[IntervalPlan](), None
         at_once = self._read_together(intervals)
-        intervals = intervals[: len(at_once) or len(intervals)]  # An upstream may not have committed more yet.
+        intervals = intervals[: len(at_once) or len(intervals)]  # Leave out those whose upstream is not ready yet.
         for together in (at_once, {}):
             attempts.clear()
             asked = self._attempts(intervals, permissions, attempts, together)
             plans, why = plan_together(self.spark, self.pipeline, self._at, asked, begun)
-            if not together or len(plans) == len(intervals):  # Else the rows are also those of other intervals.
+            if not together or len(plans) == len(intervals):  # Else the answer also has rows of unplanned intervals.
                 break
         if len(plans) < 2:
             plans = []
@@ -564,7 +560,7 @@ class _Range:
                 self._why_alone = str(error)
             self._no_chunk(f"the job of {len(plans)} intervals failed: {error}", logging.WARNING)
             return
-        self._keep_reads(attempts[: len(plans)])  # A cut chunk leaves intervals to the next one.
+        self._keep_reads(attempts[: len(plans)])  # If a shard ends the chunk early, the next chunk needs answers.
         done: list[Prepared] = []
         each = (planned_s - began_s) / len(acks), (time.monotonic() - planned_s) / len(acks)
         shards = plans[0].job.base
@@ -596,7 +592,7 @@ class _Range:
         self._vain = 0
 
     def _read_together(self, intervals: Sequence[Interval]) -> dict[Interval, Read]:
-        """Return what a `RangeSource` says of the intervals; nothing if it must be asked for each of them."""
+        """Return the source's answers from one query for all intervals; empty if it must be asked for each of them."""
         if not self._asks_together or any(one in self.known for one in intervals):
             return {}
         early, answer = self._ahead_together, self._take_answers()
@@ -614,7 +610,7 @@ class _Range:
         return dict(zip(intervals, reads, strict=False)) if self._may_read_ahead(reads[0]) else {}
 
     def _ask_together(self, intervals: Sequence[Interval]) -> list[Read] | None:
-        """Ask the source early. What it needs may be there when the turn of the intervals has come."""
+        """Ask the source early for several intervals. Return None on an error: their input may still arrive."""
         try:
             return read_range(self.spark, self.pipeline, intervals, self.root)
         except Exception as error:
@@ -650,17 +646,17 @@ class _Range:
             yield attempt
 
     def _keep_reads(self, attempts: Sequence[Attempt]) -> None:
-        """Keep the source's answers for the next plan, except those whose rows are also those of other intervals."""
+        """Keep the source's answers for the next plan, except answers with the rows of several intervals."""
         reads = {one.interval: one.read for one in attempts if one.read is not None}
         self._answers |= {interval: read for interval, read in reads.items() if read.together is None}
 
     def _ask_again(self, why: str) -> None:
-        """Commit nothing more of a chunk. The source is asked again, because its answers are out of date."""
+        """Give up the rest of a chunk, and drop the source's answers, because they are out of date."""
         self._answers.clear()
         self._no_chunk(f"{why}. Nothing of it is committed", logging.WARNING)
 
     def _no_chunk(self, why: str, level: int = logging.INFO) -> None:
-        """Note that intervals can't be computed together. After a few times in a row, stop to try."""
+        """Log that intervals can't be computed together. After `_VAIN_CHUNKS` times in a row, stop trying."""
         self._vain += 1
         log.log(level, "%s: the next intervals are computed one by one: %s", self.pipeline.name, why)
         if self._vain == _VAIN_CHUNKS:
@@ -675,7 +671,7 @@ class _Range:
         return replace(read, waited_ns=read.waited_ns + time.monotonic_ns() - began_ns)
 
     def _read_ahead(self, intervals: Sequence[Interval]) -> None:
-        """Let a thread ask the source for intervals that it was not asked for yet, up to the first error."""
+        """Let the thread `reading` ask the source for those intervals without an answer, up to the first error."""
         source = self.pipeline.source
         looks_back = isinstance(source, Upstreams) and any(edge.back for edge in source.edges.values())
         asked = [i for i in intervals if i not in self.known and i not in self._answers and i not in self._ahead]
@@ -686,7 +682,7 @@ class _Range:
             self.reading.begin(self._in_thread(partial(self._ask_all, asked)))
 
     def _take_answers(self) -> list[Read] | None:
-        """Wait for the thread `reading`, and take its answers. Return what a `RangeSource` has answered, if asked."""
+        """Wait for the thread `reading`, and keep its answers. Return an answer for several intervals; else None."""
         if self._ahead_together:
             self._ahead_together = ()
             together: list[Read] | None = self.reading.wait()
@@ -703,11 +699,11 @@ class _Range:
                 break
             try:
                 read = self._ask_now(interval)
-            except Exception as error:  # What the interval needs may be there when its turn has come.
+            except Exception as error:  # The input of the interval may still arrive before its turn.
                 log.debug("%s: the source was asked early: %s", interval, error)
                 self._failed_early.add(interval)
                 break
-            if not self._reads_ahead:  # What the pipeline writes until then is missing from this answer.
+            if not self._reads_ahead:  # This answer lacks what the pipeline writes before the interval's turn.
                 break
             answers[interval] = read
         return answers
@@ -719,7 +715,7 @@ class _Range:
         return read
 
     def _may_read_ahead(self, read: Read) -> bool:
-        """Return whether the source may be read early: never again after a query that may read this pipeline."""
+        """Return True if the source may be asked early: not after any answer whose query may read this pipeline."""
         if self._reads_ahead and self._reads_itself(read):
             log.info(
                 "%s: each further interval has a Spark job of its own, because the source's query seems to read what this pipeline writes",

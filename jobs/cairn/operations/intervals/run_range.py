@@ -22,9 +22,9 @@ from state_backend.values.schedule import Schedule, interval_from, next_interval
 
 
 def run_range(request: RunRange, place: Place) -> dict[str, Any]:
-    """Process and commit the intervals, or with `dry_run` only say which ones would be computed.
+    """Process and commit the request's intervals. A dry run only says which ones would be computed.
 
-    Return their outcomes.
+    Return the outcomes of the intervals as JSON values.
     """
     check_no_trial(request.root, "run")
     pipeline = place.load(request)
@@ -74,9 +74,9 @@ def describe_outcomes(outcomes: Sequence[Outcome]) -> dict[str, Any]:
 
 
 def intervals_of(request: RunRange, pipeline: Pipeline, log: Log) -> tuple[Interval, ...]:
-    """Return the intervals that a request names: up to `last`, or `count` intervals from `first` on.
+    """Return the intervals that a request names: from `first` up to `last`, or `count` intervals from `first` on.
 
-    Without `first`, they follow the newest interval.
+    Without `first`, they follow the newest committed interval, or begin at the pipeline's start if there is none.
     """
     if request.last is not None:
         if request.first is None or request.count != 1:
@@ -98,8 +98,8 @@ def intervals_of(request: RunRange, pipeline: Pipeline, log: Log) -> tuple[Inter
     length = request.every or boundaries_of(pipeline, log, None)
     assert isinstance(length, timedelta)
     if newest is not None and request.first is None and length not in (*lengths, newest.end - newest.start):
-        # Daily intervals after hourly ones would silently skip 23 of 24 files of a source that reads the file of the
-        # interval's start.
+        # Refuse: for a source that reads the file of the interval's start, daily intervals after hourly ones would
+        # silently skip 23 of 24 files.
         raise UsageError(
             f"{pipeline.name}: --every {length} differs from the length of its newest interval, {newest}\n"
             f"To continue with intervals of {newest.end - newest.start}, leave out --every\n"

@@ -1,7 +1,7 @@
-"""A warning about operations in a source that compare rows: within a source, they see the rows of one interval only.
+"""Warn about operations in a source that compare rows, because in a source they see the rows of one interval only.
 
 A DataFrame of classic Spark gives its analysed plan as text. A DataFrame of Spark Connect has its plan as a message of
-the protocol, so no request is needed. But then the plan of a view, which only the server knows, is not seen.
+the protocol, so no request is needed. But this message does not show the plan of a view, which only the server knows.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ TIME_WINDOW = "an aggregation by time window (use cairn.processors.TumblingWindo
 RANGE_JOIN = "a join over a range (use cairn.processors.IntervalJoin or LookupJoin)"
 _OPERATIONS = (DEDUPLICATE, WINDOW_FUNCTION, TIME_WINDOW, RANGE_JOIN)
 
-# A line of an analysed plan begins with the branches of the tree, and the name of the node.
+# Matches the start of a line of an analysed plan: the branches of the tree, up to the name of the node.
 _NODE = r"^[\s:+\-!]*"
 _IN_TEXT = {
     DEDUPLICATE: re.compile(_NODE + r"(Deduplicate|DeduplicateWithinWatermark|Distinct)\b", re.M),
@@ -40,7 +40,7 @@ _IN_SQL = {
     TIME_WINDOW: re.compile(r"\bgroup\s+by\b[^)]*\b(session_)?window\s*\(", re.I),
     RANGE_JOIN: re.compile(r"\bjoin\b.*?\bon\b[^;]*?(<|>|\bbetween\b)", re.I | re.S),
 }
-# In the name of a function, or in the text of an `F.expr`.
+# Matches a comparison in a function's name, such as `<=`, or in the text of an `F.expr`.
 _RANGE = re.compile(r"[<>]|\bbetween\b", re.I)
 _warned: set[str] = set()
 

@@ -1,6 +1,6 @@
-"""Reads of other pipelines in a source's own query. A record names them; a change of these pipelines is not noticed.
+"""Find what a source's own query reads. A record names the pipelines that it reads, but later changes go unnoticed.
 
-The plan of classic Spark has views and subqueries in it. In the message of Spark Connect, views and SQL stay unknown.
+The plan of classic Spark shows views and subqueries. The plan of Spark Connect does not show what a view or SQL reads.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from cairn.spark_versions import analyzed_plan, connect_plan, is_connect
 from state_backend.values.hide_secrets import hide
 from state_backend.values.inputs import Untracked
 
-# A node of a plan's text, which has a line for each node.
+# Matches the start of a line in a plan's text, up to the name of the line's node.
 _NODE = r"^[ :+|!-]*"
 _UNION = re.compile(_NODE + r"Union\b", re.MULTILINE)
 _COMBINES = re.compile(
@@ -24,7 +24,7 @@ _COMBINES = re.compile(
     re.MULTILINE,
 )
 _COMBINING = (".Aggregate", ".Deduplicate", ".Window", ".Join", ".Limit", ".Offset", ".SQL", ".Sample", ".SetOperation", ".Tail")  # fmt: skip
-# The host of a URL or the bucket, and the path.
+# Matches a URL or a path. Groups: the host or bucket, and the path.
 _URL = re.compile(r"(?:[A-Za-z][\w+.-]*:)?(?://([^/]*))?(/.*)?.*", re.DOTALL)
 _WILDCARD = re.compile(r"[*?\[{]")
 _TABLE = "DataSourceV2Relation"
@@ -45,7 +45,7 @@ def looks_up_names(rows: Any) -> bool:
 
 
 def has_union(rows: Any) -> bool:
-    """Return True if a query has a union anywhere. Views and SQL of Spark Connect stay unknown."""
+    """Return True if a query has a union. With Spark Connect, a union within a view or an SQL text is not found."""
     if isinstance(rows, LocalRows):
         return False
     if is_connect(rows):
@@ -64,14 +64,14 @@ def reads_once(rows: Any) -> bool:
 
 
 def combines_rows(rows: Any) -> bool:
-    """Return True if a query may combine rows, or choose among them. A view of Spark Connect stays unknown."""
+    """Return True if a query may combine rows, or choose among them. A view of Spark Connect is not looked into."""
     if is_connect(rows):
         return _has_message(rows, *_COMBINING)
     return _COMBINES.search(analyzed_plan(rows).toString()) is not None
 
 
 def reads_below(rows: Any, folder: str) -> bool:
-    """Return True if a query reads files in a folder, or in one that it is in. `folder` is a URL or a path."""
+    """Return True if a query reads files in `folder`, or in a folder that contains it. `folder` is a URL or a path."""
     if isinstance(rows, LocalRows):
         return False
     paths = _paths_of_message(connect_plan(rows)) if is_connect(rows) else _paths_of_plan(analyzed_plan(rows))
@@ -99,7 +99,7 @@ def _paths_of_plan(plan: Any) -> Iterator[str]:
             yield from _paths_of_options(leaf.table().name(), dict(leaf.options().asCaseSensitiveMap()))
         elif leaf.nodeName() == "LogicalRelation":
             of = leaf.relation().getClass()
-            # Delta has a class of its own below this one. Other relations, such as those of JDBC, have no files.
+            # Delta's class is a subclass of `HadoopFsRelation`. Other relations, such as those of JDBC, have no files.
             if "HadoopFsRelation" in (of.getSimpleName(), of.getSuperclass().getSimpleName()):
                 yield from leaf.relation().location().rootPaths().mkString("\n").split("\n")
 
@@ -110,7 +110,7 @@ def _paths_of_options(name: str, options: Mapping[str, str]) -> Iterator[str]:
         yield f"{root}/{pipeline}"
         return
     for value in options.values():
-        # Several paths are one JSON list.
+        # If an option has several paths, its value is one JSON list.
         yield from re.findall(r'"([^"]+)"', value) if value.startswith('["') else [value]
 
 
@@ -145,7 +145,7 @@ def _leaves(plan: Any) -> Iterator[Any]:
 
 
 def _of_message(message: Any) -> Iterator[tuple[str, Mapping[str, str]]]:
-    data = message.SerializeToString().lower()  # A search in it costs little, also with 100,000 literals.
+    data = message.SerializeToString().lower()  # To search these bytes is cheap, even if a plan has 100,000 literals.
     if any(name.encode() in data for name in _FORMATS):
         for one in _messages(message, ".Read.DataSource"):
             yield one.format, dict(one.options) | ({"path": one.paths[0]} if one.paths else {})
@@ -162,8 +162,8 @@ def _untracked(name: str, options: Mapping[str, str]) -> Untracked | None:
 
 
 def _pipeline_of(given: Mapping[str, str]) -> tuple[str, str]:
-    """Return root and pipeline from the options of `keyed_output` or `keyed_state`, whose keys are in lower case."""
-    if "path" not in given and "/" in given.get("checkpoint", ""):  # the folder of a pipeline
+    """Return (root, pipeline) by the options of `keyed_output` or `keyed_state`, whose names are in lower case."""
+    if "path" not in given and "/" in given.get("checkpoint", ""):  # `checkpoint` is a pipeline's folder.
         given = {"path": given["checkpoint"]}
     root, pipeline = given.get("root", given.get("path", "")).rstrip("/"), given.get("pipeline", "")
     if "root" not in given and (not pipeline or root.endswith(f"/{pipeline}")):

@@ -15,15 +15,15 @@ _MOST_CHARACTERS = 60
 
 @frozen
 class MadeOf:
-    """Everything but the base that decides a result."""
+    """Everything that decides an interval's result, except the base checkpoint."""
 
     code_hash: str
-    # The name of the code for people; None without a name.
+    # The version of the code, for people (`code_version`); None if it has none.
     code_version: str | None
     position: Mapping[str, Any]
-    # The input hash, which covers all settings too; None if it can't be computed.
+    # Hash over code, position and all settings; None if it can't be computed.
     input_hash: str | None
-    # Parts of the code whose hash differs in another version of Python.
+    # Names of the parts of the code whose hash differs between versions of Python.
     by_build: tuple[str, ...] = ()
 
 
@@ -62,7 +62,7 @@ def _code(made: MadeOf) -> str:
 
 
 def _differences(before: Any, now: Any, where: str) -> Iterator[str]:
-    """Yield the places where two JSON values differ. A file in a list of files is one place, by its name."""
+    """Yield in words where two JSON values differ. Items of lists, such as files, are compared by their names."""
     if isinstance(before, dict) and isinstance(now, dict):
         for name in sorted({*before, *now}):
             yield from _differences(before.get(name), now.get(name), f"{where}.{name}" if where else name)
@@ -93,6 +93,6 @@ def _short(value: Any) -> str:
 
 
 def as_json(position: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a position as a record has it: without tuples, for instance."""
+    """Return a position as JSON stores it, for example with lists for tuples, so that it equals a recorded one."""
     made: dict[str, Any] = json.loads(json.dumps(position))
     return made

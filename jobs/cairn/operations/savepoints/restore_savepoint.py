@@ -43,13 +43,13 @@ if TYPE_CHECKING:
 log = logging.getLogger("cairn")
 
 CLAIM_MODES = ("NO_CLAIM", "CLAIM")
-# File names contain task numbers. The first task number of a try is random: the upper 48 of a uuid's 128 bits. So the
+# File names contain task numbers. The first task number of a try is random: it is the upper 48 bits of a uuid, whose
 # lower 80 bits are shifted out.
 _BITS_BEHIND_TASK = 80
 
 
 def carry_out_restore(request: Restore, place: Place) -> dict[str, Any]:
-    """Restore the savepoint, and return the new checkpoint. In a dry run, only say what would be restored."""
+    """Restore the request's savepoint, and return a summary of the new checkpoint. A dry run only returns the plan."""
     pipeline, savepoint = place.load(request), str(request.savepoint)
     if request.dry_run:
         said = _would_restore(pipeline, request.root, savepoint, request.claim)
@@ -84,8 +84,8 @@ def restore_savepoint(
     """Commit the savepoint's state as the pipeline's state at the end of the savepoint's interval.
 
     The pipeline's checkpoints of later intervals become stale. The pipeline may have another name and parallelism than
-    the savepoint, and for a canonical savepoint another max parallelism. Afterwards the pipeline needs no file of the
-    savepoint.
+    the savepoint. If the savepoint is canonical, the pipeline may also have another max parallelism. After the restore
+    the pipeline needs no file of the savepoint.
     """
     _check_mode(claim)
     source, at = open_storage(savepoint_path), locate(root, pipeline.name)
@@ -101,7 +101,7 @@ def restore_savepoint(
             f"attempt {begun.attempt} began to restore savepoint {begun.restored_from}, but {savepoint_path} holds savepoint {savepoint.savepoint}; "
             "use a new uuid"
         )
-    # An earlier try of this attempt may still run and write files. Random task numbers keep the file names apart.
+    # An earlier try of this attempt may still run and write files. Random task numbers keep their file names apart.
     first_task = 0 if attempt is None else uuid.uuid4().int >> _BITS_BEHIND_TASK
     attempt = attempt or str(uuid.uuid4())
     job = _plan(pipeline, at, savepoint_path, savepoint, attempt, first_task)
@@ -112,7 +112,7 @@ def restore_savepoint(
     try:
         commit(at, attempt)
     except Fenced:
-        # This attempt can never be committed. So another pipeline may claim the savepoint again.
+        # This attempt can never be committed. So release the savepoint: another pipeline may claim it.
         release_claim(source, attempt)
         raise
     if claim == "CLAIM":
@@ -128,9 +128,9 @@ def restore_savepoint(
 
 
 def _finish_claim(source: Storage, at: Location) -> Record | None:
-    """Delete the savepoint if an earlier call of `restore_savepoint` with `claim="CLAIM"` has committed its state.
+    """If an earlier `restore_savepoint` with `claim="CLAIM"` stopped after its commit, delete the savepoint for it.
 
-    That call reserved the savepoint for the pipeline, and stopped after its commit and before the deletion.
+    Return the record that the earlier call committed; None if there was no such call.
     """
     earlier = read_claim(source)
     if earlier is None or earlier.owner != at.storage.url or read_log(at.storage).of_attempt(earlier.attempt) is None:
@@ -138,14 +138,14 @@ def _finish_claim(source: Storage, at: Location) -> Record | None:
     if source.stat(paths.SAVEPOINT_RECORD) is not None:
         savepoint = read_savepoint(source)
         if savepoint.savepoint != earlier.savepoint:
-            return None  # A newer savepoint lies in this folder.
+            return None  # The claimed savepoint is gone, and the folder holds a newer one.
         delete_savepoint(source, savepoint)
     remove_leftovers(source, None)
     return _find_committed(at, earlier.attempt)
 
 
 def _would_restore(pipeline: Pipeline, root: str, savepoint_path: str, claim: str) -> dict[str, Any]:
-    """Return what `restore_savepoint` would do, as JSON values. Read only records, and write nothing."""
+    """Return what `restore_savepoint` would do, as JSON values. Read records only, no state, and write nothing."""
     _check_mode(claim)
     source, at = open_storage(savepoint_path), locate(root, pipeline.name)
     savepoint = read_savepoint(source)

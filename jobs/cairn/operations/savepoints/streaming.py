@@ -68,16 +68,16 @@ def from_streaming_checkpoint(
     """Commit the state of a streaming query after a batch as the pipeline's state at the end of `interval`.
 
     The next interval starts from this state. State that the pipeline has for later intervals becomes stale. The
-    pipeline must have the query's key, time mode and states, by name, kind and types. A state that the query did not
-    have yet is empty.
+    pipeline must declare the query's key, its time mode, and its states with the same names, kinds and types. A state
+    that the pipeline declares and the query does not have begins empty.
 
     Args:
         spark: A session, classic or Spark Connect.
         pipeline: The pipeline that gets the state.
-        path: The query's `checkpointLocation`. It is only read. The query must not run meanwhile.
+        path: The query's `checkpointLocation`. The import only reads it. The query must not run during the import.
         root: URL or absolute path of the folder that holds the pipelines.
         interval: The interval whose end the state belongs to.
-        batch_id: The query's batch; None for its last committed batch.
+        batch_id: The batch of the query after which the state is taken; None for its last committed batch.
         operator_id: Number of the `transformWithState` operator in the query.
 
     Returns:
@@ -176,7 +176,7 @@ class _StateReader:
 
 
 def _operator(spark: SparkSession, path: str, operator_id: int) -> tuple[dict[str, Any], int]:
-    """Return the properties of a query's `transformWithState` operator, and its last committed batch."""
+    """Return (properties of the query's `transformWithState` operator, id of the query's last committed batch)."""
     what = f"{path} is not the checkpoint of a streaming query with state"
     try:
         rows = spark.read.format("state-metadata").load(path).collect()
@@ -237,7 +237,7 @@ def _key_schema(pipeline: Pipeline, path: str, frames: list[DataFrame]) -> Struc
 
 
 def _entries(frame: DataFrame, n: int, descriptor: StateDescriptor, path: str) -> DataFrame:
-    """Return a state's rows in the form that `ImportJob` takes: key, number of the state, and its entries."""
+    """Return the rows of state number `n` in the form that `ImportJob` takes: key, number of the state, its entries."""
     column = {"value": "value", "list": "list_value", "map": "map_value"}[descriptor.kind]
     found: Any = frame.schema[column].dataType
     match descriptor.kind:
@@ -342,10 +342,10 @@ def continue_from_savepoint(
 ) -> type:
     """Return a subclass of a processor for a new streaming query that begins with the state of a savepoint.
 
-    The caller passes the subclass's instance to `transformWithState`, and as `initialState` the result of
+    The caller passes an instance of the subclass to `transformWithState`, and as `initialState` the result of
     `initial_state_of`: one row for each key, with all states and timers of the key. Spark calls the subclass's
-    `handleInitialState` with each of these rows, which writes the key's states and timers. This method replaces the
-    processor's own `handleInitialState`. The workers need this project on their path.
+    `handleInitialState` with each row, and this method writes the key's states and timers. It replaces the processor's
+    own `handleInitialState`. Spark's workers need the package `cairn` on their path.
 
     Args:
         processor: The processor's class, a `StatefulProcessor` of PySpark's row interface.
@@ -420,7 +420,7 @@ class _Remembering:
 
 
 def _as_state(data_type: DataType, value: Any) -> Any:
-    """Convert a value of an initial state's row as states take it: a struct to a tuple, pairs of a map to a dict."""
+    """Convert a value from a row of initial state to the form that states take: structs to tuples, maps to dicts."""
     if value is None:
         return None
     match data_type:

@@ -1,4 +1,4 @@
-"""Take a savepoint of a committed checkpoint, and consolidate the checkpoint itself."""
+"""Take a savepoint of a committed checkpoint, or consolidate it: rewrite its files without deleted entries."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ FORMATS = ("native", "canonical")
 
 
 def carry_out_savepoint(request: TakeSavepoint, place: Place) -> dict[str, Any]:
-    """Take the savepoint, and return its summary. In a dry run, only say what would be taken."""
+    """Take the savepoint that the request names, and return its summary. In a dry run, only say what would be taken."""
     pipeline = place.load(request)
     folder = join_url(request.root, pipeline.name)
     record = record_of(locate(request.root, pipeline.name), request.checkpoint)
@@ -87,10 +87,10 @@ def take_savepoint(
     to: str,
     format: Literal["native", "canonical"] = "native",
 ) -> Savepoint:
-    """Copy a checkpoint's state into a savepoint in the folder `to`.
+    """Copy a checkpoint's state into a savepoint in the folder `to`, and return the savepoint.
 
-    If an earlier try of this call took the savepoint already, return that savepoint. Files that unfinished tries left
-    in the folder are deleted.
+    If an earlier try took this savepoint already, return that one, and delete the files that unfinished tries left in
+    the folder.
     """
     check_destination(pipeline_root, to, format)
     destination, content = open_storage(to), record.content
@@ -109,7 +109,7 @@ def take_savepoint(
         owner = open_storage(pipeline_root)
         with holding(owner, record.id, "a savepoint"), offering_intact(owner, record):
             job.finish(run_on_shards(spark, job))
-    except AlreadyExists:  # Another try of this call was faster.
+    except AlreadyExists:  # Another try has written the savepoint's record first.
         if (taken := _taken(destination, record, format)) is not None:
             return taken
         raise
@@ -117,7 +117,7 @@ def take_savepoint(
 
 
 def _taken(destination: Storage, record: Record, format: str) -> Savepoint | None:
-    """Return the savepoint in the folder if it is of this checkpoint; None if the folder holds no savepoint."""
+    """Return the folder's savepoint of this checkpoint; None if there is none. Raise `UsageError` for another one."""
     if destination.stat(paths.SAVEPOINT_RECORD) is None:
         return None
     there = read_savepoint(destination)
@@ -136,7 +136,7 @@ def check_destination(pipeline_root: str, to: str, format: str) -> None:
 
 
 def check_free(pipeline_root: str, request: TakeSavepoint) -> None:
-    """Raise `UsageError` if no new savepoint can be written to the folder of a request."""
+    """Raise `UsageError` if the request's folder can't take a new savepoint, for example because it holds one."""
     check_destination(pipeline_root, request.folder, request.format)
     if open_storage(request.folder).stat(paths.SAVEPOINT_RECORD) is not None:
         raise UsageError(
@@ -145,10 +145,10 @@ def check_free(pipeline_root: str, request: TakeSavepoint) -> None:
 
 
 def consolidate_checkpoint(spark: SparkSession, pipeline: Pipeline, root: str, record: Record) -> Record:
-    """Commit an equal checkpoint whose shards are rewritten without deleted and replaced entries.
+    """Commit a checkpoint with the same state, whose files have no deleted and replaced entries. Return its record.
 
-    Only intervals that begin after the commit start from the rewritten files. The new checkpoint is stale if the old
-    one is. The old checkpoint is dropped one commit later, because a running interval may still restore it.
+    Return `record` itself if there is nothing to rewrite. The new checkpoint is stale if the old one is. The next
+    commit drops the old checkpoint: until then, a running interval may still restore it.
     """
     at = locate(root, pipeline.name)
     checkpoints = read_log(at.storage)
@@ -158,7 +158,7 @@ def consolidate_checkpoint(spark: SparkSession, pipeline: Pipeline, root: str, r
             f"{record.content.interval} replaced it\nLeave out consolidate, or choose the newest checkpoint"
         )
     refused = checkpoints.quarantine_above(record.id)
-    if refused is not None:  # The commit would fail only after the rewrite.
+    if refused is not None:  # Refuse now: the commit would fail too, but only after the long rewrite.
         raise StateUnusable(
             f"checkpoint {record.id} of {pipeline.name!r} can't be consolidated: checkpoint {refused} is quarantined "
             f"({checkpoints.quarantined[refused].reason}), with all checkpoints that come from it\nLeave out consolidate, or choose a usable checkpoint"

@@ -1,1 +1,1 @@
-"""Validate a checkpoint: its files, the restored state, and the expectations of the pipeline's code."""
+"""Validate a checkpoint: its files, the restored state, and the expectations that the pipeline declares."""

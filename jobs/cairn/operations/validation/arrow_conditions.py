@@ -1,6 +1,6 @@
-"""Conditions of expectations on Arrow columns, with Spark's results.
+"""Evaluate the conditions of expectations on Arrow columns, with the same results as Spark.
 
-Each condition returns a mask that is true for a row which meets the condition. Spark's rules differ from those of
+Each condition returns a mask that is true for each row that meets the condition. Spark's rules differ from those of
 Arrow, NumPy and pandas in three points:
 
     NaN           Spark sorts NaN above all numbers, and NaN equals NaN.
@@ -26,7 +26,7 @@ import pyarrow.compute as pc
 
 Mask = npt.NDArray[np.bool_]
 _LONG = range(-(2**63), 2**63)
-_NEAR = 1e-9  # Relative distance. The error of Arrow's cast from decimal to double is below 1e-14.
+_NEAR = 1e-9  # Relative distance from a bound. Arrow's cast from decimal to double has an error below 1e-14.
 
 
 def between(column: pa.Array, low: Any, high: Any, *, strict_low: bool, strict_high: bool) -> Mask:
@@ -60,7 +60,7 @@ def unique(column: pa.Array) -> Mask:
 
 
 def equal(left: pa.Array, right: pa.Array) -> Mask:
-    """Return in which rows two columns of one type are equal. Null equals null."""
+    """Return a mask of the rows in which two columns of one type are equal. Null equals null, and NaN equals NaN."""
     same = _mask(pc.equal(left, right))
     if pa.types.is_floating(left.type):
         same |= _mask(pc.and_(pc.is_nan(left), pc.is_nan(right)))
@@ -68,9 +68,9 @@ def equal(left: pa.Array, right: pa.Array) -> Mask:
 
 
 def greater(left: pa.Array, right: pa.Array, *, or_equal: bool) -> Mask:
-    """Return in which rows a column is greater than another column of the same type.
+    """Return a mask of the rows in which a column is greater than another column of the same type.
 
-    A row with a null counts as met.
+    A row with a null counts as one that meets the condition.
     """
     there = ~_mask(pc.or_(left.is_null(), right.is_null()))
     return _greater(left, right, or_equal=or_equal) | ~there
@@ -85,7 +85,7 @@ def _greater(left: pa.Array, right: Any, *, or_equal: bool) -> Mask:
 
 
 def _mask(condition: Any) -> Mask:
-    """Return a boolean column as NumPy array, false where the column is null."""
+    """Return a boolean column as a NumPy array that is false where the column is null."""
     if isinstance(condition, pa.Scalar):
         return np.asarray(condition.as_py() is True)
     mask: Mask = pc.fill_null(condition, False).to_numpy(zero_copy_only=False)
@@ -98,7 +98,7 @@ def _one_zero(column: pa.Array) -> pa.Array:
 
 
 def _with_bound(column: pa.Array, bound: Any) -> tuple[pa.Array, pa.Scalar]:
-    """Convert a column and a bound to the type in which Spark compares them."""
+    """Return (column, bound), both converted to the type in which Spark compares them."""
     kind = column.type
     if pa.types.is_decimal(kind):
         if isinstance(bound, float):
@@ -117,9 +117,9 @@ def _with_bound(column: pa.Array, bound: Any) -> tuple[pa.Array, pa.Scalar]:
 
 
 def _doubles(column: pa.Array, bound: float) -> pa.Array:
-    """Return decimals as the nearest doubles, as Spark does to compare them with a double.
+    """Convert decimals to the nearest doubles, as Spark does to compare decimals with a double.
 
-    Arrow's cast may be off by some units in the last place. This matters only near the bound, where Python converts.
+    Arrow's cast may be off by some units in the last place. So Python converts the values that are near the bound.
     """
     doubles = column.cast(pa.float64()).to_numpy(zero_copy_only=False).copy()
     near = np.flatnonzero(np.abs(doubles - bound) <= _NEAR * np.abs(doubles))
@@ -128,9 +128,9 @@ def _doubles(column: pa.Array, bound: float) -> pa.Array:
 
 
 def find_unsupported(expectation: str, kwargs: Mapping[str, Any], schema: pa.Schema) -> str | None:
-    """Return why these conditions can't evaluate an expectation with Spark's result; None if they can.
+    """Return why this module can't evaluate an expectation with Spark's result; None if it can.
 
-    An expectation of a column that does not exist is supported: evaluating it says which columns exist.
+    An expectation on a column that does not exist is supported: its evaluation tells which columns exist.
     """
     if expectation not in _ARGUMENTS:
         return f"{expectation} needs Spark"

@@ -1,8 +1,8 @@
-"""Arrow tables for `Suites`. Great Expectations evaluates them here, with the conditions of `arrow_conditions`.
+"""Let Great Expectations evaluate Arrow tables, with the conditions of `arrow_conditions`.
 
 Great Expectations gets a table as a pandas DataFrame whose columns are the Arrow columns, and computes with
 `ArrowEngine`. This engine is the pandas engine with other conditions. Great Expectations looks a condition up by the
-name of the engine's class, so its own pandas engine stays as it is.
+name of the engine's class, so the pandas engine itself keeps its conditions.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class ArrowRows(FailingStore):
 
     def source(self, context: Any) -> Any:
         source = context.data_sources.add_pandas("state_in_memory")
-        source.get_execution_engine()  # Great Expectations keeps the engine that this call makes. The next line replaces it.
+        source.get_execution_engine()  # This call makes and keeps an engine. The next line replaces that engine.
         source._execution_engine = ArrowEngine()
         return source
 

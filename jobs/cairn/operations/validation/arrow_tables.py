@@ -1,6 +1,6 @@
-"""States as Arrow tables in this process, in the forms that expectations see.
+"""Read states into Arrow tables in this process, in the forms on which expectations are evaluated.
 
-The functions return the same columns and rows as those of `state_tables`, which return Spark tables.
+The functions return the same columns and rows as the functions of `state_tables`, which return Spark tables.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _INSTANT = pa.timestamp("us", "UTC")
 def read_states(
     source: StateSource, entries: Mapping[str, int], most_bytes: int | None = None
 ) -> dict[str, pa.Table] | None:
-    """Read states into memory, by the state's name. Each shard is restored once."""
+    """Return each state as a table in memory, by its name; None if the states would take more than `most_bytes`."""
     storage, found = open_storage(source.url), dict[str, list[pa.Table]]()
     for shard in range(source.content.parallelism):
         with work_folder(f"read-{shard}") as work:
@@ -39,7 +39,7 @@ def read_states(
 
 
 def _expected_bytes(found: Mapping[str, Sequence[pa.Table]], entries: Mapping[str, int]) -> float:
-    """Return the bytes of all states, if the rows that are still missing are as large as the rows that were read."""
+    """Estimate the bytes of all states, as if the rows that are not read yet were as large as the rows read so far."""
     total = 0.0
     for state, tables in found.items():
         rows = sum(table.num_rows for table in tables)
@@ -57,7 +57,7 @@ def identity_of(schema: pa.Schema) -> tuple[str, ...]:
 
 
 def flat(table: pa.Table) -> pa.Table:
-    """Return a state with one column per field, named as in expectations."""
+    """Return a state with one column for each field, under the names that expectations use."""
     columns: list[tuple[str, pa.ChunkedArray]] = []
     for name in table.column_names:
         if name in ("key", "user_key", "value"):
@@ -103,7 +103,7 @@ def _fates(
 
 
 def _match(left: pa.Table, right: pa.Table) -> tuple[pa.Array, pa.Array]:
-    """Return the rows of both tables that have the same identity, as two columns of row numbers.
+    """Pair the rows of both tables that have the same identity. Return (row numbers in `left`, row numbers in `right`).
 
     A row without a partner has null on the other side. Rows of `left` come first.
     """

@@ -16,7 +16,7 @@ _LONGEST_KEY = 300
 @frozen
 class FailingRows:
     number: int
-    keys: tuple[str, ...]
+    keys: tuple[str, ...]  # The keys of the first rows, at most `MOST_KEYS`, as JSON.
     # URL of the folder with all rows as Parquet; None if the rows are not stored.
     url: str | None = None
     # Why the rows are not stored; None if they are.
@@ -39,10 +39,10 @@ class FailingStore:
     not_stored: str = ""
 
     def keep(self, keys: Iterable[str], count: Callable[[], int], store: Callable[[str, str], int]) -> FailingRows:
-        """Store failing rows by a function of root and folder, which returns their number.
+        """Store failing rows by calling `store(root, folder)`, which returns their number, and return a description.
 
-        A failure to store the rows raises no error, because the validation would then mark nothing: the result says why
-        the rows are not stored.
+        If `store` fails, raise no error, because an error would end the validation before it marks the checkpoint.
+        Instead, the returned value says why the rows are not stored.
         """
         shown = tuple(key if len(key) <= _LONGEST_KEY else f"{key[:_LONGEST_KEY]}…" for key in keys)
         if self.root is None:
@@ -60,7 +60,7 @@ class FailingStore:
 class Check:
     """One check of a validation, and its result."""
 
-    table: str
+    table: str  # Name of the state; empty for a check of the files or of the restored state.
     what: str
     # The column or columns that the check is about; empty for checks of whole tables.
     column: str = ""

@@ -1,4 +1,4 @@
-"""The Data Docs page of a validation: one HTML file with a row for each check.
+"""Make the Data Docs page of a validation: one HTML file with a row for each check.
 
 The page loads nothing from other files or hosts. It follows the browser's light or dark theme. On a narrow screen each
 row becomes a block of lines. The page lies at `<pipeline>/checks/<run name>.html` in the folder of the Data Docs; a
@@ -58,7 +58,7 @@ def checks_page(
     checks: Sequence[Check],
     links: Mapping[str, str],
 ) -> str:
-    """Return the page as HTML. All values are escaped."""
+    """Return the page as HTML, with all values escaped. `links`: By table, the URL of its Great Expectations page."""
     failed = sum(not check.success for check in checks)
     passed = "1 check" if len(checks) == 1 else f"{len(checks):,} checks"
     verdict = f'<span class="good">✓ {passed} passed</span>'
@@ -123,7 +123,7 @@ def _links(links: Mapping[str, str]) -> str:
 
 
 def write_page(folder: Path, run_name: str, html: str) -> Path:
-    """Write a page, and return its path. Another process never reads half a page."""
+    """Write a page, and return its path. The file appears whole, so another process never reads half a page."""
     path = page_path(folder, run_name)
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_suffix(f".{os.getpid()}.part")
@@ -137,5 +137,5 @@ def page_path(folder: Path, run_name: str) -> Path:
 
 
 def relative_link(page: Path, target: str) -> str:
-    """Return the URL of a file, relative to a page. It works on disk and in Airflow's UI."""
+    """Return the URL of a file relative to a page, so that the link works both on disk and in Airflow's UI."""
     return quote(Path(os.path.relpath(target, page.parent)).as_posix())

@@ -1,4 +1,4 @@
-"""Evaluation of a pipeline's expectations on the states of a checkpoint, and on their changes since the base.
+"""Evaluate a pipeline's expectations on the states of a checkpoint, and on their changes since the base checkpoint.
 
 A state that fits into memory is read into Arrow tables in this process. Spark reads any other state, and a state with
 an expectation that `arrow_conditions` can't evaluate. Both ways give the same checks.
@@ -43,8 +43,8 @@ log = logging.getLogger("cairn")
 class Declared:
     """The expectations of a pipeline that are evaluated."""
 
-    suites: Mapping[str, Sequence[Any]]
-    over_time: Mapping[str, ChangeExpectations]
+    suites: Mapping[str, Sequence[Any]]  # By state: the expectations on the state.
+    over_time: Mapping[str, ChangeExpectations]  # By state: the expectations on its changes since the base.
 
     @property
     def states(self) -> tuple[str, ...]:
@@ -60,7 +60,7 @@ class Compared:
     before: StateSource | None
 
     def base_of(self, state: str, over_time: ChangeExpectations | None) -> StateSource | None:
-        """Return the base if a state is compared with it. A processor may have the state only since this interval."""
+        """Return the base if a state is compared with it; else None, as for a state that the base does not have yet."""
         if over_time is None or self.before is None:
             return None
         known = {TIMERS_NAME, *(d.name for d in self.before.content.states)}
@@ -79,18 +79,18 @@ class StateTables(Protocol):
         """Return the number of rows of the base's state."""
 
     def changes(self, now_ms: int, removable: str | None) -> Any:
-        """Return the table of changes since the base."""
+        """Return the table of changes since the base: the rows of both states, joined (`state_tables.pairs`)."""
 
 
-# For a state: the kind of its tables, and its tables. True asks for the base's table too.
+# A function of (state, whether the base's table is needed). It returns the kind of the state's tables, and the tables.
 EngineOf = Callable[[str, bool], tuple[Rows, AbstractContextManager[StateTables]]]
 
 
 @frozen
 class Evaluated:
     checks: tuple[Check, ...]
-    counts: Mapping[str, tuple[int, int]]
-    pages: Mapping[str, str]
+    counts: Mapping[str, tuple[int, int]]  # By state: numbers of evaluated and failed expectations.
+    pages: Mapping[str, str]  # By table: path of its page in Great Expectations' Data Docs.
 
 
 def evaluate(
@@ -110,7 +110,7 @@ def evaluate(
             with_expectations = [Table("", tables.flat(), tables.identity, expectations)]
             if over_time is not None and base is not None and over_time.needs_pairs:
                 time = compared.now.content.time
-                # All rows expire by the processing time, except timers, which fire.
+                # Timers leave the state when they fire. All other rows leave it when they expire, by processing time.
                 now_ms = time.fired_until_ms if state == TIMERS_NAME else time.processing_time_ms
                 changes = tables.changes(now_ms, over_time.removable)
                 with_expectations.append(Table(OVER_TIME, changes, tables.identity, over_changes(over_time)))
@@ -119,7 +119,7 @@ def evaluate(
 
 
 def _growth(over_time: ChangeExpectations, tables: StateTables, base_id: int) -> Iterator[Any]:
-    """Yield one Great Expectations expectation that limits the number of rows of the new state; none without limits.
+    """Yield an expectation of Great Expectations that limits the rows of the new state; yield nothing without limits.
 
     Great Expectations evaluates the limits itself, so that the Data Docs show the numbers.
     """
@@ -168,7 +168,7 @@ class ArrowState:
     # The same state in the base; None if the base lacks the state or no expectation compares with the base.
     before: pa.Table | None
     zone: str
-    # Returns which rows an SQL condition selects; None if no condition can be evaluated.
+    # A function of (SQL condition, table) that returns which rows the condition selects; None without Spark.
     selects: Callable[[str, pa.Table], pa.Array] | None = None
 
     @property
@@ -222,7 +222,7 @@ def needs_spark(
 def read_compared(
     states: Mapping[str, int], rules: Declared, compared: Compared, *, zone: str, most_bytes: int | None = None
 ) -> dict[str, ArrowState] | None:
-    """Read states and, where expectations compare them, those of the base; None if all take more than `most_bytes`."""
+    """Read states and, if expectations compare them, the same states of the base; None if over `most_bytes` in all."""
     now = arrow_tables.read_states(compared.now, states, most_bytes)
     if now is None:
         return None
@@ -246,7 +246,7 @@ def try_expectations(
     spark: SparkSession | None,
     who: str,
 ) -> tuple[Check, ...]:
-    """Evaluate a pipeline's expectations on a checkpoint that this process reads. Nothing is stored or marked."""
+    """Evaluate a pipeline's expectations on a checkpoint that this process reads. Store no rows, and mark nothing."""
     now = StateSource.of_record(url, record)
     compared = Compared(now=now, before=None if base is None else StateSource.of_record(url, base))
     names = [*(d.name for d in record.content.states), TIMERS_NAME]
@@ -258,7 +258,7 @@ def try_expectations(
                 f"{who}: the expectations of state {state!r} can't be evaluated without Spark: {reason}\n"
                 "Pass a session: validate(spark=...)"
             )
-    # The size is not limited, so the numbers of entries, which serve to estimate it, are not needed.
+    # The size is not limited. So the numbers of entries, from which it would be estimated, are 0.
     tables = read_compared(dict.fromkeys(rules.states, 0), rules, compared, zone=zone) or {}
     stored: dict[str, Any] = {"root": None, "attempt": record.content.attempt}
 
@@ -288,12 +288,12 @@ def _on_spark(spark: SparkSession, tables: ArrowState) -> AbstractContextManager
 
 
 def _frame(spark: SparkSession, table: pa.Table) -> DataFrame:
-    """Return an Arrow table as a DataFrame. Without a schema, Spark would take times without a zone for instants."""
+    """Return an Arrow table as a DataFrame. If no schema were given, Spark would take wall times for instants."""
     return spark.createDataFrame(table, from_arrow_schema(table.schema))
 
 
 class Engines:
-    """Choice of the engine for each state of a validation."""
+    """Choice between Arrow in this process and Spark, for each state of a validation (`EngineOf`)."""
 
     def __init__(
         self,

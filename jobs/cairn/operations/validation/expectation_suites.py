@@ -1,4 +1,4 @@
-"""Evaluation of the owner's Great Expectations suites on the tables of a state.
+"""Evaluate a pipeline's Great Expectations suites on the tables of its states.
 
 `Suites` evaluates the expectations of one validation. `Rows` is the part that depends on the kind of the tables, which
 are Spark DataFrames or Arrow tables.
@@ -29,16 +29,16 @@ _DOMAIN = ("batch_id", "column", "column_A", "column_B", "column_list", "column_
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    label: str
+    label: str  # Appended to the state's name: "", or `OVER_TIME` for the table of changes.
     frame: Any
-    identity: Sequence[str]
+    identity: Sequence[str]  # Names of the columns that identify a row.
     expectations: Sequence[Any]
 
 
 def read_declared(
     pipeline: Pipeline, states: Collection[str], *, with_base: bool
 ) -> tuple[dict[str, Sequence[Any]], dict[str, ChangeExpectations]]:
-    """Return the pipeline's expectations on each state, and those on its change since the base."""
+    """Return, each by state: (expectations on the state, expectations on its changes since the base)."""
     suites = dict(pipeline.expectations()) if pipeline.expectations is not None else {}
     over_time: dict[str, ChangeExpectations] = {}
     if pipeline.expectations_over_time is not None and with_base:
@@ -57,7 +57,7 @@ def over_changes(over_time: ChangeExpectations) -> list[Any]:
 
 
 class Rows(Protocol):
-    """The kind of tables that `Suites` evaluates: Spark's or Arrow's."""
+    """The part of `Suites` that differs between Spark tables and Arrow tables."""
 
     def source(self, context: Any) -> Any:
         """Add a data source to a context of Great Expectations, and return the data source."""
@@ -66,7 +66,7 @@ class Rows(Protocol):
         """Return a table in the form that the data source takes."""
 
     def failing(self, batch: Any, expectation: Any, metric: str, identity: Sequence[str]) -> FailingRows:
-        """Return the rows that fail an expectation."""
+        """Return the number and keys of the rows that fail an expectation, and store the rows."""
 
 
 class Suites:
@@ -101,7 +101,7 @@ class Suites:
         self.counts[state] = len(found), sum(not check.success for check in found)
 
     def build_docs(self) -> dict[str, str]:
-        """Build Great Expectations' Data Docs of all tables, and return the path of each table's page by name."""
+        """Build Great Expectations' Data Docs of all tables. Return the path of each table's page, by table."""
         if not self._docs or not self._built:
             return {}
         self._context.build_data_docs(site_names=[_SITE], resource_identifiers=[i for _, i in self._built])
@@ -146,8 +146,8 @@ class Suites:
 def _with_docs(folder: Path) -> Any:
     """Return a Great Expectations context that writes Data Docs into the folder.
 
-    The results are kept beside the pages, in `results`. Great Expectations deletes the pages of results that it does
-    not find. So without this store it would delete the pages of all earlier runs.
+    The results are kept beside the pages, in `results`. Great Expectations deletes each page whose result it does not
+    find. So without kept results it would delete the pages of all earlier runs.
     """
     import great_expectations as gx
     from great_expectations.data_context.types.base import DataContextConfig, InMemoryStoreBackendDefaults
@@ -177,7 +177,7 @@ def _check_evaluated(table: str, result: Any, columns: Sequence[str]) -> None:
 
 
 def _metric_of(result: Any) -> str | None:
-    """Return the metric that says which rows fail; None if no row failed, or if a table or a column is checked."""
+    """Return the metric that tells which rows fail; None if no row fails, or if the expectation is not about rows."""
     from great_expectations.expectations.registry import get_expectation_impl
 
     metric = getattr(get_expectation_impl(result.expectation_config.type), "map_metric", None)
@@ -213,7 +213,7 @@ def _check(table: str, result: Any, failing: FailingRows | None) -> Check:
         observed = f"{said['unexpected_count'] or 0:,} of {said['element_count'] or 0:,} rows fail"
         unexpected = map(_value_text, said.get("partial_unexpected_list") or ())
         values = [text for text in dict.fromkeys(unexpected) if text][:_SHOWN_VALUES]
-        if values and config.kwargs.get("column") != "lost_row":  # the values of lost_row are the keys
+        if values and config.kwargs.get("column") != "lost_row":  # Its values are the keys, which `failing` has.
             observed += f", with values such as {', '.join(values)}"
     else:
         observed = str(said.get("observed_value", "no value" if result.success else "the expectation is not met"))
@@ -247,9 +247,9 @@ def _short(text: str) -> str:
 
 
 def _exceptions(info: Mapping[str, Any]) -> list[str]:
-    """Return the messages of the exceptions that an expectation raised.
+    """Return the messages of the exceptions that an expectation raised, from its `exception_info`.
 
-    Great Expectations returns one flat dict if the expectation raised nothing, else one dict per metric.
+    Great Expectations gives one flat dict if the expectation raised nothing, else one dict for each metric.
     """
     entries = [info] if "raised_exception" in info else [v for v in info.values() if isinstance(v, Mapping)]
     return [str(e.get("exception_message")) for e in entries if e.get("raised_exception")]

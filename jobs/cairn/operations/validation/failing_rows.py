@@ -58,7 +58,7 @@ def _store(failing: DataFrame, root: str, folder: str) -> int:
         files = failing.mapInArrow(partial(_write, root, folder), "path string, rows long").collect()
     storage, written = open_storage(root), {file.path for file in files}
     for info in storage.list(folder):
-        if info.path not in written:  # A task wrote this file, and failed before it ended.
+        if info.path not in written:  # A task that failed has left this file.
             storage.delete(info.path)
     return sum(file.rows for file in files)
 

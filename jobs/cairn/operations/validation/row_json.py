@@ -38,14 +38,14 @@ def row_json(table: pa.Table, names: Sequence[str], zone: str) -> pa.Array:
 
 def _values(column: pa.ChunkedArray, zone: str) -> pa.Array:
     values, kind = column.combine_chunks(), column.type
-    if isinstance(values, pa.ChunkedArray):  # `combine_chunks` of no chunks.
+    if isinstance(values, pa.ChunkedArray):  # For a column without chunks, `combine_chunks` returns no array.
         values = pa.array([], kind)
     if pa.types.is_integer(kind) or pa.types.is_boolean(kind):
         written = values.cast(pa.string())
     elif pa.types.is_string(kind) and not pc.any(pc.match_substring_regex(values, _ESCAPED)).as_py():
         written = pc.binary_join_element_wise('"', values, '"', "")
     else:
-        # One call for each value is fast enough: only failing rows get here, and they are few.
+        # A call for each value is slow, but only failing rows get here, and they are few.
         to_json = _to_json(kind, zone)
         written = pa.array([None if value is None else to_json(value) for value in values.to_pylist()], pa.string())
     return pc.fill_null(written, "null")
@@ -75,6 +75,6 @@ def _wall_time(value: datetime) -> str:
 
 
 def _quote(text: str) -> str:
-    """Return a JSON string as Spark writes it: hexadecimal digits are capitals, other scripts are not escaped."""
+    """Return a JSON string as Spark writes it: capitals as hexadecimal digits, and no escapes beyond ASCII."""
     written = json.dumps(text, ensure_ascii=False)
     return re.sub(r"\\\\|\\u([0-9a-f]{4})", lambda m: m[0] if m[1] is None else f"\\u{m[1].upper()}", written)

@@ -1,4 +1,4 @@
-"""States as Spark tables, in the forms that expectations see: one state, or one beside the base's."""
+"""Read states as Spark tables, in the two forms that expectations use: a state, or its rows joined with the base's."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def flat(table: DataFrame) -> DataFrame:
 
 
 def pairs(before: DataFrame, now: DataFrame, *, now_ms: int, removable: str | None) -> DataFrame:
-    """Join the state of a base with the same state of a later checkpoint, for expectations over time."""
+    """Join the state of a base with the same state of a later checkpoint, and tell the `fate` of each row."""
     from pyspark.sql import functions as F
 
     def side(table: DataFrame, name: str) -> DataFrame:

@@ -1,10 +1,10 @@
-"""Validation of a checkpoint, a prepared attempt or a savepoint.
+"""Validate a checkpoint, a prepared attempt or a savepoint.
 
-docs/validation.md describes the three steps: files, restored state and expectations. The first step with a finding is
-the last step. Mode "fast" ends after the files. Spark restores the shards, or this process if the state is small.
+docs/validation.md describes the three steps: files, restored state and expectations. A step with a finding is the last
+step. Mode "fast" ends after the files. Spark restores the shards; if the state is small, this process restores them.
 
-A refused checkpoint is quarantined: no interval starts from it. A refused attempt can't be committed. A savepoint gets
-no mark: the caller decides.
+A checkpoint with findings is quarantined: no interval starts from it. An attempt with findings can't be committed. A
+savepoint gets no mark: the caller decides what to do.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ REASON = "validation refused it"
 # A state up to this size is restored in this process. 100,000 entries take 1.4 s of CPU, and a Spark job 0.7 s more.
 _SMALL_STATE_ENTRIES = 100_000
 _SMALL_STATE_BYTES = 8 << 20
-# With many shards, this process would open as many stores, one after the other.
+# With more shards, Spark restores the state, because this process would open the stores one after the other.
 _FEW_SHARDS = 8
 
 Spark: TypeAlias = "SparkSession | SessionOnDemand"
@@ -74,7 +74,7 @@ class StateReport:
 @frozen
 class Validation:
     what: str
-    # Id of the checkpoint, also of a savepoint's; None for an attempt.
+    # Id of the checkpoint, or of the checkpoint that a savepoint copied; None for an attempt.
     checkpoint_id: int | None
     mode: ValidationMode
     findings: tuple[str, ...]
@@ -84,7 +84,7 @@ class Validation:
     checks: tuple[Check, ...] = ()
     # Path of the Data Docs page with all checks; None without Data Docs.
     docs: str | None = None
-    pids: tuple[int, ...] = ()
+    pids: tuple[int, ...] = ()  # Ids of the processes that restored the shards.
 
     @property
     def success(self) -> bool:
@@ -103,7 +103,7 @@ class Validation:
 
 
 def carry_out_validation(request: Validate, place: Place) -> dict[str, Any]:
-    """Validate the target of the request. Return the findings, and what a refused checkpoint affects."""
+    """Validate the target of the request. Return a summary: the findings, and what a quarantine of it affects."""
     pipeline = place.load(request)
     at = locate(request.root, pipeline.name)
     # The workers of a validation are not the processes that wrote the state, so they must read storage. The session is
@@ -194,7 +194,7 @@ def validate_attempt(spark: Spark | None, pipeline: Pipeline, request: Validate)
 
 
 def validate_savepoint(spark: Spark | None, pipeline: Pipeline, request: Validate) -> Validation:
-    """Validate a savepoint of either format. Nothing is marked: the caller decides."""
+    """Validate a native or canonical savepoint. Mark nothing: the caller decides what to do with the findings."""
     folder = str(request.savepoint)
     savepoint = read_savepoint(open_storage(folder))
     target = _Target(
@@ -212,7 +212,7 @@ class _Target:
     content: Content
     # Record of the base, to evaluate `expectations_over_time`; None skips them.
     before: Record | None
-    options: dict[str, str]
+    options: dict[str, str]  # The options by which `format("keyed_state")` finds the target.
     # The canonical files of a savepoint; None for a checkpoint or attempt.
     savepoint: tuple[CanonicalFile, ...] | None = None
     # Id of the checkpoint; None for an attempt or savepoint.
@@ -220,7 +220,7 @@ class _Target:
 
 
 def _before(pipeline: Pipeline, root: str, record: Record) -> Record | None:
-    """Return the base's record if it is retained, and `expectations_over_time` need it."""
+    """Return the base's record if it is retained and `expectations_over_time` needs it; else None."""
     base_id = record.content.base_id
     if base_id is None or pipeline.expectations_over_time is None:
         return None
@@ -267,7 +267,7 @@ def _validate(spark: Spark | None, pipeline: Pipeline, target: _Target, request:
 
 
 def _checks_of(what: str, findings: Sequence[str], passed: str) -> tuple[Check, ...]:
-    """Return a check of the whole checkpoint: one that passed, or a failed check for each finding."""
+    """Return the checks of a step that concerns the whole checkpoint: one that passed, or a failed one per finding."""
     if not findings:
         return (Check(table="", what=what, observed=passed, success=True),)
     return tuple(Check(table="", what=what, observed=finding, success=False) for finding in findings)
@@ -284,8 +284,8 @@ def _with_page(
 ) -> Validation:
     """Write the Data Docs page of a validation, and return `found` with its path.
 
-    A failure to write the page raises no error, because the validation would then mark nothing. The log gives the
-    reason.
+    If the page can't be written, only log the reason, because an error would end the validation before it marks the
+    checkpoint.
     """
     if docs is None:
         return found
@@ -349,7 +349,7 @@ def _check_restored(spark: Spark, pipeline: Pipeline, target: _Target, found: Va
 def _check_expected(
     spark: Spark, pipeline: Pipeline, target: _Target, found: Validation, docs: Path | None
 ) -> tuple[Validation, Mapping[str, str]]:
-    """Evaluate the expectations that the pipeline's owner wrote."""
+    """Evaluate the pipeline's expectations. Return (`found` with the findings, path of each table's page)."""
     entries, before = {s.state: s.entries for s in found.states}, target.before
     rules = Declared(*read_declared(pipeline, [*entries], with_base=before is not None))
     if not rules.states:
